@@ -15,7 +15,7 @@ INSTALL = $(BIN)/uv pip install --quiet --python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL = install
-.PHONY: help install dev serve djl test test-model test-deploy test-fuzz test-tools test-trtllm test-uvicorn test-python test-djl test-browser test-clients environments accept-vllm accept-trtllm accept-aws image-check lint format bench clean
+.PHONY: help install dev serve djl test test-model test-deploy test-fuzz test-tools test-templates test-trtllm test-uvicorn test-python test-djl test-browser test-clients environments accept-vllm accept-trtllm accept-aws image-check lint format bench clean
 
 help: ## the targets, and how long tests usually take on two cores once they are installed
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -93,11 +93,23 @@ test-uvicorn: dev ## 1 min: the HTTP tests on the lowest and the newest uvicorn 
 
 test-python: test-python-3.10 test-python-3.13 ## 4 min: units and the app on Python 3.10 and 3.13
 
+# Without bodies at random and the API's document, which no version of Python changes: `make test` has both.
 test-python-%: $(VENV)-%/.dev
-	$(VENV)-$*/bin/pytest $(PARALLEL) $(QUICK) -p no:cacheprovider tests/unit tests/app
+	$(VENV)-$*/bin/pytest $(PARALLEL) $(QUICK) -p no:cacheprovider tests/unit tests/app \
+		--hypothesis-profile fewest --ignore tests/app/dialects/test_openapi.py
 
 test-djl: dev ## 8 min: under DJL's Java engine; needs a JDK and Maven
 	$(PYTEST) -m 'djl and not vllm' tests/djl tests/container
+
+test-templates: dev $(VENV)-templates/.fetched ## 1 min: tool calls in the chat templates of 40 models, of llama-cpp-python's source distribution
+	$(PYTEST) tests/templates --templates $(VENV)-templates
+
+# Nothing of it is installed; pip prepares its metadata.
+LLAMA_CPP = 0.3.36
+$(VENV)-templates/.fetched: | $(VENV)/.dev
+	$(BIN)/python -m pip download --quiet --no-deps --no-binary llama-cpp-python -d $(VENV)-templates llama-cpp-python==$(LLAMA_CPP)
+	tar -xzf $(VENV)-templates/llama_cpp_python-$(LLAMA_CPP).tar.gz -C $(VENV)-templates --strip-components 5 --wildcards '*/models/templates/*.jinja'
+	@touch $@
 
 test-browser: $(VENV)/.browser ## 2 min: the pages in a headless Chromium: the system's, or CHROMIUM=...
 	$(BIN)/pytest tests/browser
@@ -146,4 +158,4 @@ bench: dev ## 7 min: the load generator on the demo model, and the host's CPU
 	$(BIN)/python bench/run.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-vllm $(VENV)-uvicorn $(VENV)-3.10 $(VENV)-3.13 .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-templates $(VENV)-vllm $(VENV)-uvicorn $(VENV)-3.10 $(VENV)-3.13 .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

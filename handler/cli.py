@@ -119,7 +119,10 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _options(arguments: argparse.Namespace) -> int:
     from handler.config.options import listing
 
-    print(listing.describe(arguments.name) if arguments.name else listing.table())
+    try:
+        print(listing.describe(arguments.name) if arguments.name else listing.table(), flush=True)
+    except BrokenPipeError:  # `lmi options | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its end
     return 0
 
 

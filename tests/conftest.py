@@ -85,6 +85,7 @@ def _locked(name: str) -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden wire files anew")
+    parser.addoption("--templates", help="directory of chat templates, which make test-templates fetches")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -228,30 +229,26 @@ def check(
 
 
 def check_guide(server: LiveServer, name: str) -> None:
-    """Ask for a guide, and see whether the answers follow it; those that end, which most do."""
-    value, beside = (CHAT_VALUES if name in CHAT_VALUES else VALUES)[name]
-    ended = 0
-    for seed in range(4):
-        if name in CHAT_VALUES:
-            messages = [{"role": "user", "content": "Answer in JSON: who are you?"}]
-            sampled = {"max_tokens": 200, "temperature": 0.8, "seed": seed}
-            [choice] = server.post({"messages": messages, **sampled, **beside, name: value}).json()["choices"]
-            answer, finish = choice["message"]["content"], choice["finish_reason"]
-        else:
-            parameters = {
-                "max_new_tokens": 200,
-                "details": True,
-                "do_sample": True,
-                "seed": seed,
-                **beside,
-                name: value,
-            }
-            found = server.post({"inputs": "a b c", "parameters": parameters}).json()
-            answer, finish = found["generated_text"], found["details"]["finish_reason"]
-        if finish == "eos_token":
-            ended += 1
-            assert OBEYS[name](answer), answer
+    """Ask for a guide four times at once, and see whether the answers follow it; those that end, which most do."""
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda seed: _guided(server, name, seed), range(4)))
+    ended = [answer for answer, finish in answers if finish == "eos_token"]
     assert ended
+    for answer in ended:
+        assert OBEYS[name](answer), answer
+
+
+def _guided(server: LiveServer, name: str, seed: int) -> tuple[str, str]:
+    """The answer, and why it ended."""
+    value, beside = (CHAT_VALUES if name in CHAT_VALUES else VALUES)[name]
+    if name in CHAT_VALUES:
+        messages = [{"role": "user", "content": "Answer in JSON: who are you?"}]
+        sampled = {"max_tokens": 200, "temperature": 0.8, "seed": seed}
+        [choice] = server.post({"messages": messages, **sampled, **beside, name: value}).json()["choices"]
+        return choice["message"]["content"], choice["finish_reason"]
+    parameters = {"max_new_tokens": 200, "details": True, "do_sample": True, "seed": seed, **beside, name: value}
+    found = server.post({"inputs": "a b c", "parameters": parameters}).json()
+    return found["generated_text"], found["details"]["finish_reason"]
 
 
 def check_chat(server: LiveServer, engine: str, name: str, *, unmet: Collection[str] = ()) -> None:

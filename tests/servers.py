@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import re
 import signal
 import socket
@@ -143,6 +144,26 @@ def options(*pairs: str) -> list[str]:
 
 
 @contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """Let what is started meanwhile compute on one core, another one for each worker of pytest-xdist.
+
+    Two engines with a thread on each of two cores wait for one another: a quarter of all CPU time.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    os.sched_setaffinity(0, {cores[worker % len(cores)]})  # this thread's, which threads and processes inherit
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def cores_for(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    """Those of a server with these arguments: one for the demo model, all for other engines."""
+    return contextlib.nullcontext() if "--engine" in arguments else one_core()
+
+
+@contextlib.contextmanager
 def serve(
     *arguments: str,
     env: dict[str, str] | None = None,
@@ -158,7 +179,8 @@ def serve(
     """
     command = [python, *program, "serve", "--port", "0", *arguments]
     environment = {**clean_environment(), **(env or {})}
-    server = ServerProcess(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
+    with cores_for(arguments):
+        server = ServerProcess(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
     try:
         server.wait_listening(seconds)
         yield server

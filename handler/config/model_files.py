@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 import zipfile
@@ -22,6 +23,7 @@ _DEMO_BYTES = 98_362_432
 _DEMO_TIME = 315_532_800
 """Modification time in the package (1980). An image's layers keep it, so that a model converted from it is found."""
 _ANY_KIND = f"a .gguf file, an OpenVINO or Hugging Face model directory, or {DEMO!r}; nothing is fetched from a hub"
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
 class Model(NamedTuple):
@@ -55,7 +57,9 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
             raise ConfigError(f"{path} is not a .gguf file; other models are directories")
         return Model("gguf", path)
     if not path.is_dir():
-        raise ConfigError(f"there is no model at {model_id!r}: give {expected}")
+        fetched = expected is _ANY_KIND and _HUB_NAME.fullmatch(model_id)
+        hint = "; option.llm_engine=vllm and trtllm take the hub's names" if fetched else ""
+        raise ConfigError(f"there is no model at {model_id!r}: give {expected}{hint}")
     if (path / "openvino_model.xml").is_file():
         return Model("openvino", path)
     ggufs = sorted(path.glob("*.gguf"))

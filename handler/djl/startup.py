@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -19,6 +21,7 @@ from handler.engines.process.engine_loop import Spec
 from handler.plugins.functions import Formatters
 from handler.serving.loading import check, load_model, model_formatters
 from handler.serving.model import ServedModel
+from handler.serving.sessions import sessions_root
 
 if TYPE_CHECKING:
     from handler.djl.versions import DjlVersion
@@ -96,6 +99,43 @@ def _beyond_java(config: Config, properties: Mapping[str, Any], version: DjlVers
         yield Problem(config.where(key), key, f"{key}=true: {why}")
 
 
+def own_sessions(config: Config, java: int) -> Config:
+    """Have the sessions in a directory that belongs to this DJL Serving, where the options name none.
+
+    Its workers share it, also one that Java starts in place of another. Java kills workers at its end, so directories
+    whose DJL Serving has ended are removed here.
+
+    Args:
+        java: its process id.
+
+    Raises:
+        ConfigError: no session can be kept there.
+    """
+    root = sessions_root(config)
+    if root is None or config.sessions_path is not None:
+        return config
+    own = root / _owner(java)
+    for other in root.glob(f"djl-{_namespace()}-*"):
+        pid = other.name.split("-")[2]
+        if pid.isdigit() and _owner(int(pid)) != other.name:
+            shutil.rmtree(other, ignore_errors=True)
+    return replace(config, sessions_path=str(own))
+
+
+def _owner(pid: int) -> str:
+    """Name a process so that no later one has the name: by its number, and the tick of its start (proc(5))."""
+    try:
+        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        started = "ended"
+    return f"djl-{_namespace()}-{pid}-{started}"
+
+
+def _namespace() -> int:
+    """Of the process ids: another container's mean nothing here (pid_namespaces(7))."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
 async def load(config: Config, formatters: Formatters, directory: Path, *, stepped: bool) -> ServedModel:
     """Return a model whose engine is ready. The engine's process ends with the thread that runs this.
 
@@ -110,6 +150,7 @@ async def load(config: Config, formatters: Formatters, directory: Path, *, stepp
     def announce(spec: Spec) -> None:
         log.info("loading %s with %s", config.model_id or "no model", spec.engine)
 
+    config = own_sessions(config, os.getppid())
     model = await load_model(config, formatters, directory, announce=announce, stepped=stepped)
     model.start()
     await _wait_ready(model)

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -80,8 +81,8 @@ def find_formatters(directory: Path | None) -> Decorated:
     Raises:
         ConfigError: naming file and line: it cannot be imported, or a function has no known signature.
     """
-    path = directory / "model.py" if directory is not None else None
-    if path is None or not path.is_file():
+    path = _model_py(directory)
+    if path is None:
         return Decorated({}, {})
     module = _find_imported(path) or _import(path)
     inputs = {name: _input(name, function, path) for name, function in _find_marked(module, "is_input_formatter")}
@@ -91,6 +92,28 @@ def find_formatters(directory: Path | None) -> Decorated:
     else:
         log.info("%s has no decorated function: nothing of it is used", path)
     return Decorated(inputs, outputs)
+
+
+def check_syntax(directory: Path | None) -> None:
+    """Compile the model.py in `directory`, and run nothing of it.
+
+    Raises:
+        ConfigError: as `find_formatters`, for what is no Python.
+    """
+    path = _model_py(directory)
+    if path is None:
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the import shows them
+            compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise _failure(path, error) from None
+
+
+def _model_py(directory: Path | None) -> Path | None:
+    path = directory / "model.py" if directory is not None else None
+    return path if path is not None and path.is_file() else None
 
 
 F = TypeVar("F", InputFormatter, OutputFormatter)
@@ -149,11 +172,15 @@ def _import(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        hint = ""
-        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "djl_python":
-            hint = "; outside of DJL Serving the same names come from handler.formatters"
-        raise ConfigError(f"{path}, line {_line(error, path)}: {type(error).__name__}: {error}{hint}") from error
+        raise _failure(path, error) from error
     return module
+
+
+def _failure(path: Path, error: BaseException) -> ConfigError:
+    hint = ""
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "djl_python":
+        hint = "; outside of DJL Serving the same names come from handler.formatters"
+    return ConfigError(f"{path}, line {_line(error, path)}: {type(error).__name__}: {error}{hint}")
 
 
 def _line(error: BaseException, path: Path) -> int:

@@ -20,7 +20,7 @@ from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor
 from handler.engines.structured_output.validator import StructuredOutputValidator
-from handler.plugins.functions import Formatters, choose, find_formatters
+from handler.plugins.functions import Formatters, check_syntax, choose, find_formatters
 from handler.protocols.base import ServerContext
 from handler.scheduler.lora.files import adapters_of
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
@@ -75,7 +75,8 @@ async def load_model(
 def check(reading: Reading, directory: Path | None = None) -> Problems:
     """Find all problems that show before anything is loaded, fetched, converted or run.
 
-    Those of the options, the sessions' path, the exporter of traces, the engine, its arguments and files, adapters.
+    Those of the options, the sessions' path, the exporter of traces, model.py's syntax, the engine, its arguments and
+    files, adapters.
 
     Args:
         directory: where serving.properties lies, or would; by default where it does.
@@ -83,7 +84,8 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     config, problems = reading.config, Problems(reading.problems)
     traces = functools.partial(find_exporter, config.otlp_traces_endpoint)
     template = functools.partial(chat_template, config)
-    for part in (environment.max_adapters, functools.partial(sessions_root, config), traces, template):
+    syntax = functools.partial(check_syntax, directory or _directory(config))
+    for part in (environment.max_adapters, functools.partial(sessions_root, config), traces, template, syntax):
         with problems:
             part()
     if not reading.engine:

@@ -1,7 +1,8 @@
 """Run the HTTP tests on the lowest and the newest uvicorn that pyproject.toml allows: we subclass its internals.
 
 `python -m tests.accept.uvicorn_versions DIRECTORY` installs each version into a folder of DIRECTORY, which comes first
-on the path of the tests and of the servers that they start. The environment itself stays as it is.
+on the path of the tests and of the servers that they start. The environment itself stays as it is; its own version is
+that of `make test`, and not run again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 from tests import install
@@ -27,8 +29,11 @@ def main(directory: Path) -> None:
         version, file = _run("-c", _VERSION, env=environment, capture=True).split(" ", 1)
         if not Path(file).is_relative_to(target) or (name == "lowest" and version != lowest):
             sys.exit(f"the tests would run on uvicorn {version} in {file}")
+        if version == metadata.version("uvicorn"):
+            print(f"uvicorn {version} is this environment's own: `make test` runs the HTTP tests on it", flush=True)
+            continue
         print(f"the HTTP tests on uvicorn {version}", flush=True)
-        _run("pytest", "-q", *TESTS, env=environment)
+        _run("pytest", "-q", "-n", "2", "--dist", "loadfile", *TESTS, env=environment)
 
 
 _VERSION = "import uvicorn; print(uvicorn.__version__, uvicorn.__file__)"

@@ -22,7 +22,7 @@ from handler.http import stop_signals
 from handler.http.routes import inference
 from tests.environment import clean_environment
 from tests.process_tree import descendants
-from tests.servers import LiveServer
+from tests.servers import LiveServer, cores_for
 
 _starting = threading.Lock()
 _threads: set[int] = set()
@@ -56,6 +56,7 @@ class AppServer(LiveServer):
             mock.patch.object(stop_signals, "StopSignals", return_value=self._signals),
             mock.patch.object(garbage, "keep_collecting"),
             contextlib.redirect_stderr(_Lines(self.lines)),
+            cores_for(arguments),
         ):
             self._thread.start()
             self.wait_listening(seconds)

@@ -100,6 +100,7 @@ def driving(environment: str, script: str, mode: str) -> Iterator[Driver]:
     """A Python client's script; `mode` is sync or async."""
     python = venvs.python(environment)
     variables = {"PYTHONUTF8": "1", "PYTHONPATH": str(_SCRIPTS), "HF_HOME": str(python.parents[1] / "hub")}
+    variables["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else LiteLLM asks GitHub for prices first
     [path] = _SCRIPTS.rglob(f"{script}.py")
     with _closing(Driver([str(python), str(path)], variables, asynchronous=mode == "async")) as one:
         yield one

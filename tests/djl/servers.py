@@ -16,7 +16,7 @@ from tests.djl import home, jars
 from tests.djl.launch import Djl, write_model
 from tests.djl.processes import only
 from tests.environment import clean_environment, skipped_on
-from tests.servers import http
+from tests.servers import http, one_core
 
 
 class DjlServer(Djl):
@@ -70,7 +70,8 @@ def djl(
     with tempfile.TemporaryDirectory(prefix="djl-") as directory:
         scratch = Path(directory)
         model = write_model(scratch / "model", text, files)
-        with skipped_without_java():
+        cores = one_core() if "option.model_id" in everything else contextlib.nullcontext()
+        with skipped_without_java(), cores:
             server = DjlServer.start(
                 Path(named) if named else None, version, scratch, model, env={**clean_environment(), **(env or {})}
             )

@@ -25,7 +25,11 @@ REASONING_PARSERS = (
     "mistral", "gemma4", "openai_gptoss", "granite", "nemotron_v3", "seed_oss",
 )  # fmt: skip
 
-TOOL_CALL_PARSERS = ("auto", "hermes", "smollm2", "llama3_json")
+TOOL_CALL_PARSERS = (
+    *("auto", "hermes", "smollm2", "llama3_json", "pythonic", "llama4_pythonic", "mistral", "qwen3_coder", "qwen3_xml"),
+    *("deepseek_v3", "deepseek_v31", "deepseek_v32", "kimi_k2", "glm45", "glm47", "minimax_m2", "openai", "gemma4"),
+    *("granite", "granite4", "phi4_mini_json", "seed_oss", "deepseek_v4"),
+)
 
 OF_JAVA = "DJL Serving's Java side reads it"
 
@@ -60,7 +64,7 @@ def switch(text: str) -> bool:
 
 COMMON = (
     # what is served
-    Option("option.model_id", "model_id", path, None, "a .gguf file, a model directory, or `demo`", ("option.model",)),
+    Option("option.model_id", "model_id", path, None, "a .gguf file, a model directory, or `demo`; with vllm and trtllm also a name on the Hugging Face hub", ("option.model",)),
     Option("option.model_name", "model_name", string, "model", "the name in /predictions/{name} and /models", ("option.modelName",)),
     Option("option.served_model_name", "served_model_name", names, None, "further model names for OpenAI's clients, with commas between them (on SageMaker the endpoint's name, which a container cannot know); * for any"),
     Option("option.llm_engine", "llm_engine", one_of(*LLM_ENGINES), "auto", "the engine; auto: the one that option.rolling_batch names, else openvino"),

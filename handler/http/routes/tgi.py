@@ -17,7 +17,7 @@ from handler.core.text import Prompt, spans
 from handler.engines.base import Tokenizer
 from handler.http.asgi import Endpoint, read_body, send_answer, send_json
 from handler.protocols.assistant.template import READERS, read_template
-from handler.protocols.assistant.tools.formats import plain_messages, takes_tools
+from handler.protocols.assistant.tools.prompt import lay_out
 from handler.protocols.base import HttpResponse
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.openai.parameters import CHAT, HARMLESS
@@ -153,7 +153,7 @@ class TgiRoutes:
             raise OutOfRange(error.message) from None
         ignored += unread
         ignored += [name for name in given if name not in _NO_EFFECT]
-        laid = messages if takes_tools(self._model.context.chat_template) else plain_messages(messages, ())
+        laid, _ = lay_out(messages, (), self._model.context.chat_template)
 
         def use(tokenizer: Tokenizer) -> bytes:
             prompt = tokenizer.encode_chat(laid, (), template)

@@ -10,7 +10,7 @@ from handler.core.framing import JSON, SSE_DONE, Framing
 from handler.core.values import Adapter, Request
 from handler.protocols.assistant.answer import answer_form
 from handler.protocols.assistant.template import read_template
-from handler.protocols.assistant.tools.formats import plain_messages, takes_tools
+from handler.protocols.assistant.tools.prompt import lay_out
 from handler.protocols.assistant.tools.request import Tools, read_tools
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.openai import errors
@@ -61,13 +61,13 @@ class OpenAiChat:
         prefix = messages[-1]["content"] if template.continue_final_message else None
         form = answer_form(tools, context, dict(template.arguments), prefix)
         sampling = form.sampling(parameters.sampling, context)._replace(logprobs=bool(body.get("logprobs")))
-        has_place = takes_tools(context.chat_template)
+        messages, shown = lay_out(messages, tools.shown, context.chat_template)
         request = Request(
             "",
             sampling,
             truncate=parameters.others.get("truncate"),
-            messages=messages if has_place else tuple(plain_messages(messages, tools.shown)),
-            tools=tuple(tools.shown) if has_place else (),
+            messages=messages,
+            tools=shown,
             template=template,
             read_prompt=None if form.thinking is None else form.thinking.read_prompt,
             adapter=adapter,

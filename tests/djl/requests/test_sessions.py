@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,18 @@ def test_two_clients_open_use_and_close(version: str, properties: dict[str, str]
         closed = server.post({"requestType": "CLOSE"}, headers={HEADER: one})
         assert (closed.status_code, closed.headers["X-Amzn-SageMaker-Closed-Session-Id"]) == (200, one)
         assert (_ask(server, one), _ask(server, two), _ask(server, "nobody")) == (400, 200, 400)
+
+
+def test_what_a_djl_serving_leaves_the_next_one_removes() -> None:
+    """Whether Java kills the worker or lets it end."""
+    left: list[Path] = []
+    for _ in range(2):
+        with djl(versions()[-1], ROLLING) as server:
+            id = _open(server)
+            (directory,) = Path("/dev/shm/sagemaker_sessions").glob(f"djl-*/{id}")
+            assert not any(path.exists() for path in left)
+            left = [directory.parent]
+    shutil.rmtree(directory.parent)
 
 
 def _open(server: DjlServer) -> str:

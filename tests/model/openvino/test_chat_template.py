@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from handler.core.errors import InvalidPayload, PromptTooLong
+from handler.core.values import TemplateOptions
 from handler.engines.echo import EchoTokenizer
 from handler.engines.openvino.model import OpenVinoTokenizer, prepare_model
 
@@ -117,3 +118,28 @@ def test_tools_go_to_a_template_that_has_a_place_for_them(demo_model: Path, tmp_
     assert tokenizer.encode_chat(messages).text == f"user:{rest}"
     with pytest.raises(PromptTooLong, match="'tools' has at least"):
         tokenizer.encode_chat(messages, [{"function": {"description": "x" * 40_000_000}}])
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (TemplateOptions(), "user:Hi\nassistant:<think>Hm</think>Yes.\nA:"),
+        (TemplateOptions((("enable_thinking", False),)), "user:Hi\nassistant:<think>Hm</think>Yes.\nA:</think>"),
+        (TemplateOptions((("documents", [{"title": "D"}]),), False), "user:Hi\nassistant:<think>Hm</think>Yes.\nD"),
+        (TemplateOptions((), False, True), "user:Hi\nassistant:<think>Hm</think>Yes."),
+    ],
+)
+def test_a_template_of_an_option_gets_what_the_request_says(
+    demo_model: Path, options: TemplateOptions, wanted: str
+) -> None:
+    template = (
+        "{% for m in messages %}{{ m.role }}:{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
+        "{% endif %}{{ m.content }}\n{% endfor %}{% for d in documents or [] %}{{ d.title }}{% endfor %}"
+        "{% if add_generation_prompt %}A:{% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}"
+        "{% endif %}"
+    )
+    other = OpenVinoTokenizer(prepare_model(str(demo_model), "auto"), template)
+    assert other.chat_template == template
+    answer = {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm"}
+    assert other.encode_chat([{"role": "user", "content": "Hi"}, answer], (), options).text == wanted

@@ -60,6 +60,25 @@ def test_all_problems_are_listed_in_one_round(tmp_path: Path, checking: bool) ->
         assert line.startswith(f"{number}. {wanted}")
 
 
+@pytest.mark.parametrize("checking", [True, False], ids=["check", "start"])
+def test_a_model_py_that_is_no_python_is_named_once(tmp_path: Path, checking: bool) -> None:
+    (tmp_path / "model.py").write_text("import os\n\nx = = 1\n")
+    (tmp_path / "serving.properties").write_text("option.dtype=int3\n")
+    more = ["--check"] if checking else ["--port", "0"]
+    ended = serve("--engine", "echo", "--properties", str(tmp_path / "serving.properties"), *more)
+    assert ended.returncode == 2
+    first, second = ended.stderr.splitlines()[1:]
+    assert first.startswith("1. serving.properties, line 1: option.dtype=int3: ")
+    assert second == f"2. {tmp_path / 'model.py'}, line 3: SyntaxError: invalid syntax (model.py, line 3)"
+
+
+def test_a_check_runs_nothing_of_model_py(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("raise SystemExit('it runs')  # '\\d'\n")
+    (tmp_path / "serving.properties").touch()
+    ended = serve("--engine", "echo", "--properties", str(tmp_path / "serving.properties"), "--check")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_without_a_problem_nothing_is_started() -> None:
     ended = serve("--engine", "openvino", "--check", OPTION_ECHO_CUES="true")
     assert (ended.returncode, ended.stderr) == (0, "")

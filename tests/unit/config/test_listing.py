@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from handler.cli import main
@@ -65,6 +68,14 @@ def test_an_option_is_described(capsys: pytest.CaptureFixture[str], name: str, l
     assert main(["options", name]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in printed if line in lines] == lines
+
+
+def test_a_reader_may_leave() -> None:
+    command = [sys.executable, "-m", "handler", "options"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert (process.communicate()[1], process.returncode) == (b"", 0)
 
 
 def test_an_unknown_name_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,7 @@ def test_a_directory_without_a_model_says_so(tmp_path: Path, names: tuple[str, .
 
 
 def test_a_hub_name_is_not_fetched() -> None:
-    with pytest.raises(ConfigError, match="nothing is fetched from a hub"):
+    with pytest.raises(ConfigError, match=r"nothing is fetched from a hub; option.llm_engine=vllm and trtllm take"):
         locate("org/model-1B")
 
 

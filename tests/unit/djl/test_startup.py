@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +11,9 @@ import pytest
 
 from handler.config.loader import Config
 from handler.core.errors import ConfigError
-from handler.djl.startup import is_passive, prepare, read_properties
+from handler.djl.startup import is_passive, own_sessions, prepare, read_properties
+from handler.serving import sessions
+from handler.serving.sessions import configured_sessions
 
 
 def read(directory: Path, text: str = "", *, asynchronous: bool = False, **properties: Any) -> Config:
@@ -132,6 +136,35 @@ def test_a_start_is_refused_with_all_problems(tmp_path: Path, monkeypatch: pytes
     ]:
         assert line in told
     assert len(told) == 6
+
+
+def test_sessions_of_a_djl_serving_that_has_ended_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that Java starts in place of a killed one finds those of the same DJL Serving."""
+    monkeypatch.setattr(sessions, "_MEMORY", tmp_path)
+    config = read(tmp_path, enable_stateful_sessions="true")
+    root = tmp_path / "sagemaker_sessions"
+
+    def opened(java: int) -> Path:
+        """A session of a worker that is killed."""
+        store = configured_sessions(own_sessions(config, java))
+        assert store is not None
+        directory = store.open().directory
+        store._opened.clear()
+        return directory
+
+    with subprocess.Popen(["sleep", "600"]) as java:
+        ended, of_another = opened(java.pid), root / "djl-1-1-1"
+        of_another.mkdir()
+        assert opened(java.pid).parent == ended.parent
+        assert opened(os.getpid()).parent != ended.parent
+        assert ended.exists(), "its server lives"
+        java.kill()
+    living = opened(os.getpid())
+    assert (ended.parent.exists(), living.exists(), of_another.exists()) == (False, True, True)
+    given = read(tmp_path, enable_stateful_sessions="true", sessions_path=str(tmp_path / "given"))
+    assert own_sessions(given, os.getpid()) == given
+    off = read(tmp_path)
+    assert own_sessions(off, os.getpid()) == off
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tokenizers.trainers import BpeTrainer
 
 from handler.core.errors import ConfigError, InvalidPayload
 from handler.core.text import Detokenizer, spans
+from handler.core.values import TemplateOptions
 from handler.engines.huggingface.tokenizer import HfTokenizer
 
 CORPUS = [
@@ -199,3 +200,51 @@ def test_a_template_of_several_is_all_of_them(tmp_path: Path) -> None:
     message, tool = {"role": "user", "content": "Hi"}, {"type": "function", "function": {"name": "f"}}
     assert tokenizer.encode_chat([message]).text == "Hi"
     assert tokenizer.encode_chat([message], [tool]).text == "<tool_call>"
+
+
+THINKING = (
+    "{% for m in messages %}{{ m.role }}:{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
+    "{% endif %}{{ m.content | trim }}\n{% endfor %}\n"
+    "{% for d in documents or [] %}{{ d.title }}{% endfor %}\n"
+    "{% if add_generation_prompt %}A:{% if enable_thinking is false %}</think>{% endif %}{% endif %}"
+)
+USER, ASSISTANT = (
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Yes. ", "reasoning_content": "Hm"},
+)
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> HfTokenizer:
+    return HfTokenizer(write(tmp_path_factory.mktemp("thinking"), byte_level()), chat_template=THINKING)
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "wanted"),
+    [
+        ([USER], TemplateOptions(), "user:Hi\nA:"),
+        ([USER], TemplateOptions((("enable_thinking", False),)), "user:Hi\nA:</think>"),
+        ([USER], TemplateOptions((("documents", [{"title": "D"}]),)), "user:Hi\nDA:"),
+        ([USER], TemplateOptions(add_generation_prompt=False), "user:Hi\n"),
+        ([USER, ASSISTANT], TemplateOptions((), False, True), "user:Hi\nassistant:<think>Hm</think>Yes."),
+    ],
+)
+def test_a_template_of_an_option_gets_what_the_request_says(
+    thinking: HfTokenizer, messages: list[dict[str, str]], options: TemplateOptions, wanted: str
+) -> None:
+    assert thinking.chat_template == THINKING
+    assert thinking.encode_chat(messages, (), options).text == wanted
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("a\n{{ messages[0].x.y }}", r"has no attribute 'x' \(line 2 of the template\)"),
+        ("a\nb\n{% if %}", r"Expected an expression.* \(line 3 of the template\)"),
+        ("a\n{{ raise_exception('no') }}", r"no \(line 2 of the template\)"),
+    ],
+)
+def test_a_template_that_fails_names_its_line(tmp_path: Path, template: str, said: str) -> None:
+    tokenizer = HfTokenizer(write(tmp_path / "broken", byte_level()), chat_template=template)
+    with pytest.raises(InvalidPayload, match=said):
+        tokenizer.encode_chat([USER])

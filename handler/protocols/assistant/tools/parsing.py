@@ -1,12 +1,47 @@
-"""An incremental parser of tool calls in an answer's text; what turns out to be no call stays text."""
+"""The machinery of incremental parsers of tool calls: marks, steps, a call's events."""
 
 from __future__ import annotations
 
-import json
+import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from handler.protocols.assistant.events import Arguments, CallStart, Event
+from handler.core.text import Vocabulary
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Parser
+from handler.protocols.assistant.tools.json_text import JsonEnd
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""A part of a parser: it yields where it needs more text, and returns what it has read."""
+
+Tool = Mapping[str, Any]
+"""A tool in OpenAI's form."""
+
+SPACES = " \t\r\n"
+NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
+"""A tool's name."""
+
+
+class Format(NamedTuple):
+    """A form in which models write tool calls.
+
+    Attributes:
+        make: makes the parser of one answer, which may look into the request's tools for types.
+        marks: texts that a tokenizer may have as special tokens, which it leaves out of the text by default.
+        template: an expression that finds the format in a chat template; "" where none does.
+    """
+
+    name: str
+    make: Callable[[Sequence[Tool]], Parser]
+    marks: tuple[str, ...] = ()
+    template: str = ""
+
+    def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:
+        """Return the marks that are special tokens."""
+        if vocabulary is None:
+            return frozenset()
+        return frozenset({*self.marks} & {vocabulary.text(id) for id in vocabulary.special})
 
 
 class NamedCall:
@@ -20,195 +55,237 @@ class NamedCall:
         return [*begun, Arguments(0, text)]
 
     def flush(self) -> list[Event]:
-        return []
+        return [] if self._begun else [CallEnd(0)]
 
 
-class JsonEnd:
-    """Find the end of a JSON object or list that comes in events; `depth` is how many are open already."""
-
-    _SIGNS = re.compile(r'["\\{}\[\]]')
-
-    def __init__(self, depth: int = 0) -> None:
-        self._depth = depth
-        self._quoted = False
-        self._escaped = False
-
-    def feed(self, text: str) -> int | None:
-        """Return the index after the end; None while it has not come."""
-        at = 0
-        while at < len(text):
-            if self._escaped:
-                self._escaped = False
-                at += 1
-                continue
-            match = self._SIGNS.search(text, at)
-            if match is None:
-                return None
-            sign, at = match[0], match.end()
-            if sign == '"':
-                self._quoted = not self._quoted
-            elif sign == "\\":
-                self._escaped = self._quoted
-            elif not self._quoted:
-                self._depth += 1 if sign in "{[" else -1
-                if self._depth <= 0:
-                    return at
-        return None
-
-
-_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-_OPEN = re.compile(r'\{\s*(?:"name"\s*:\s*"(?:[^"\\]|\\.)*\\?)?')
-"""The start of a call, up to an unfinished name."""
-
-_LONGEST_HEAD = 512
-"""The longest head of a call, in characters: names have at most 64, each perhaps written as an escape."""
-
-_BETWEEN = " \t\r\n,;[]"  # what stands between calls: one format has them in a list
+class Broken(Exception):
+    """What follows is no call, or none any more."""
 
 
 class CallParser:
-    """Calls as objects with `name` and `arguments`, between marks.
+    """A parser of text with calls in it, which `calls` reads after one of the marks in `begins`.
 
-    Arguments stream where the name precedes them; another call comes whole. With `inside` the answer may be calls
-    from its first character on. Text that is no call after all is returned as it was, marks included.
+    A subclass writes `calls` with the steps below. While no call has begun, what they take is text after all if
+    `Broken` is raised, or if the answer ends. Once one has begun, `Broken` and the answer's end leave it as it is.
+
+    Attributes:
+        begins: marks before calls, a longer one before those that it starts with.
+        at_start: the answer may be calls from its first character on.
     """
 
-    def __init__(self, begin: str = "", end: str = "", *, inside: bool = False) -> None:
-        self._begin, self._end = begin, end
-        self._held = ""
-        self._raw = ""  # what was read of a block in which no call has begun
-        self._space = ""  # after a call: shown only if text follows
-        self._count = 0
-        self._scanner = JsonEnd()
-        self._scanned = 0
-        self._read: Callable[[list[Event]], bool] = self._calls if inside else self._text
+    begins: tuple[str, ...] = ()
+    at_start = False
+
+    def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        self.tools = {tool["function"]["name"]: tool["function"] for tool in tools}
+        self.held = ""  # what no step has taken yet
+        self.taken = ""  # by steps, since the mark or the last call
+        self._space = ""  # after a call, before any text
+        self._after_call = False  # and no text has followed
+        self.count = 0  # of calls
+        self._in_call = False
+        self._committed = False
+        self._events: list[Event] = []
+        self._steps: Steps[None] | None = None  # once text has come: a parser without any can be copied
 
     def feed(self, text: str) -> list[Event]:
-        self._held += text
-        events: list[Event] = []
-        while self._held and self._read(events):
-            pass
-        return events
+        if text:
+            self.held += text
+            if self._steps is None:
+                self._steps = self._run()
+            next(self._steps)
+        return self._pop()
 
     def flush(self) -> list[Event]:
-        events: list[Event] = []
-        if self._read in (self._text, self._calls, self._object):
-            rest, self._raw, self._held = self._raw + self._held, "", ""
-            self._show(rest, events)
-        return events
+        if self._steps is not None:
+            self._steps.close()
+            self._end_block(self.held)
+            self.end_call()
+            self.held = ""
+        return self._pop()
 
-    def _show(self, text: str, events: list[Event]) -> None:
-        if self._count and not text.strip():
+    def calls(self, begin: str) -> Steps[None]:
+        """Read the calls after `begin`, "" at the answer's start; return where text follows.
+
+        Raises:
+            Broken: it is no call.
+        """
+        raise NotImplementedError
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def begin(self, name: str) -> None:
+        """Begin a call: nothing of it can become text any more."""
+        self._events.append(CallStart(self.count, name))
+        self.count += 1
+        self._space, self._after_call, self._in_call = "", True, True
+        self.commit()
+
+    def write(self, text: str) -> None:
+        """Add to the JSON text of the call's arguments."""
+        last = self._events[-1] if self._events else None
+        if isinstance(last, Arguments) and last.number == self.count - 1:
+            self._events[-1] = Arguments(last.number, last.text + text)
+        elif text:
+            self._events.append(Arguments(self.count - 1, text))
+
+    def end_call(self) -> None:
+        if self._in_call:
+            self._events.append(CallEnd(self.count - 1))
+        self._in_call = self._committed = False
+
+    def drop(self) -> None:
+        """Drop what has been taken: it belongs to the calls before it."""
+        self.taken = ""
+
+    def commit(self) -> None:
+        """Drop what has been taken, and what will be up to the end of the call."""
+        self.taken, self._committed = "", True
+
+    def show(self, text: str) -> None:
+        """Show text, but white space after a call only before other text."""
+        if self._after_call and not text.strip():
             self._space += text
         elif text:
-            text, self._space = self._space + text, ""
-            events.append(text)
+            self._events.append(self._space + text)
+            self._space, self._after_call = "", False
 
-    # -- states: each takes of `_held` what it can; false when it needs more -------------------------------------
+    # -- steps -------------------------------------------------------------------------------------------------------
 
-    def _text(self, events: list[Event]) -> bool:
-        before, begin, after = self._held.partition(self._begin) if self._begin else (self._held, "", "")
-        if begin:
-            self._show(before, events)
-            self._raw, self._held, self._read = begin, after, self._calls
-            return True
-        keep = _partial(self._held, self._begin)
-        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        self._show(text, events)
-        return False
+    def advance(self, size: int) -> str:
+        """Take so many characters."""
+        text, self.held = self.held[:size], self.held[size:]
+        if not self._committed:
+            self.taken += text
+        return text
 
-    def _calls(self, events: list[Event]) -> bool:
-        """Parse between two calls, before the first, or after the last."""
-        rest = self._held.lstrip(_BETWEEN)
-        if self._raw or not self._count:
-            self._raw += self._held[: len(self._held) - len(rest)]
-        self._held = rest
-        if not rest:
-            return False
-        if self._end and rest.startswith(self._end):
-            self._held, self._raw, self._read = rest[len(self._end) :], "", self._text
-            return True
-        if rest[0] == "{":
-            self._scanner, self._scanned, self._read = JsonEnd(), 0, self._object
-            return True
-        if self._end.startswith(rest) and self._end:
-            return False
-        return self._give_up(events)
+    def skip(self, signs: str = SPACES) -> Steps[str]:
+        """Take signs up to one that is none of these, and return that one."""
+        while True:
+            rest = self.held.lstrip(signs)
+            self.advance(len(self.held) - len(rest))
+            if rest:
+                return rest[0]
+            yield
 
-    def _object(self, events: list[Event]) -> bool:
-        """Parse a call whose name is not known yet."""
-        head = _HEAD.match(self._held, 0, _LONGEST_HEAD) if self._scanned < _LONGEST_HEAD else None
-        if head:
-            try:
-                name = json.loads(head[1])
-            except ValueError:
-                return self._give_up(events)
-            self._begun(name, events)
-            self._held = self._held[head.end() :]
-            self._scanner, self._read = JsonEnd(), self._arguments
-            return True
-        if self._scanned <= _LONGEST_HEAD < len(self._held) and _OPEN.fullmatch(self._held, 0, _LONGEST_HEAD):
-            return self._give_up(events)
-        end = self._scanner.feed(self._held[self._scanned :])
-        if end is None:
-            self._scanned = len(self._held)
-            return False
-        end += self._scanned
-        call = _call(self._held[:end])
-        if call is None:  # nor is anything in it: to look would be to read nested ones again and again
-            self._raw, self._held = self._raw + self._held[:end], self._held[end:]
-            return self._give_up(events)
-        self._begun(call[0], events)
-        events.append(Arguments(self._count - 1, call[1]))
-        self._held, self._read = self._held[end:], self._calls
-        return True
+    def take(self, *marks: str) -> Steps[str]:
+        """Take the mark that comes next, "" if it is none of these. A longer one precedes those that it starts with."""
+        while True:
+            for mark in marks:
+                if self.held.startswith(mark):
+                    return self.advance(len(mark))
+                if mark.startswith(self.held):
+                    break
+            else:
+                return ""
+            yield
 
-    def _begun(self, name: str, events: list[Event]) -> None:
-        events.append(CallStart(self._count, name))
-        self._count += 1
-        self._raw = ""
+    def expect(self, *marks: str) -> Steps[str]:
+        """Take one of the marks.
 
-    def _arguments(self, events: list[Event]) -> bool:
-        end = self._scanner.feed(self._held)
-        text, self._held = (self._held, "") if end is None else (self._held[:end], self._held[end:])
-        events.append(Arguments(self._count - 1, text))
-        if end is not None:
-            self._scanner, self._read = JsonEnd(depth=1), self._tail
-        return True
+        Raises:
+            Broken: another text comes.
+        """
+        mark = yield from self.take(*marks)
+        if not mark:
+            raise Broken
+        return mark
 
-    def _tail(self, events: list[Event]) -> bool:
-        """Parse from a call's arguments to its end."""
-        end = self._scanner.feed(self._held)
-        self._held = "" if end is None else self._held[end:]
-        if end is not None:
-            self._read = self._calls
-        return True
+    def run(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """Take the text that matches, up to a character that does not. Broken where nothing does, or too much."""
+        while True:
+            match = pattern.match(self.held)
+            size = match.end() if match else 0
+            if size < len(self.held):
+                if not size:
+                    raise Broken
+                return self.advance(size)
+            yield
 
-    def _give_up(self, events: list[Event]) -> bool:
-        """Return a failed call as text, in which others may follow."""
-        self._show(self._raw, events)
-        self._raw, self._read = "", self._text
-        return True
+    def until(self, *ends: str, limit: int = 512) -> Steps[tuple[str, str]]:
+        """Take a short text and the mark at its end, and return both. Broken where none comes within the limit."""
+        pattern = any_of(ends)
+        while True:
+            match = pattern.search(self.held)
+            if match and match.start() <= limit:
+                text = self.advance(match.start())
+                return text, self.advance(len(match[0]))
+            if match or len(self.held) > limit + max(map(len, ends)):
+                raise Broken
+            yield
+
+    def stream_until(self, write: Callable[[str], None], *ends: str) -> Steps[str]:
+        """Pass text on as it comes, up to a mark, which is taken and returned."""
+        pattern = any_of(ends)
+        while True:
+            match = pattern.search(self.held)
+            if match:
+                write(self.advance(match.start()))
+                return self.advance(len(match[0]))
+            write(self.advance(len(self.held) - partial_mark(self.held, ends)))
+            yield
+
+    def json(self) -> Steps[None]:
+        """Write a JSON object or list as the call's arguments, as it comes."""
+        end = JsonEnd(stop="<")
+        while True:
+            size = end.feed(self.held)
+            self.write(self.advance(len(self.held) if size is None else size))
+            if size is not None:
+                return
+            yield
+
+    # -- text --------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> Steps[None]:
+        if self.at_start:
+            yield from self._block("")
+        while True:
+            begin = yield from self._text()
+            yield from self._block(begin)
+
+    def _text(self) -> Steps[str]:
+        """Show text up to a mark before calls."""
+        pattern = any_of(self.begins) if self.begins else None
+        while True:
+            match = pattern.search(self.held) if pattern else None
+            if match:
+                self.show(self.held[: match.start()])
+                self.held = self.held[match.end() :]
+                return match[0]
+            size = len(self.held) - partial_mark(self.held, self.begins)
+            self.show(self.held[:size])
+            self.held = self.held[size:]
+            yield
+
+    def _block(self, begin: str) -> Steps[None]:
+        self.taken = begin
+        try:
+            yield from self.calls(begin)
+        except Broken:
+            self._end_block()
+        self.drop()
+        self.end_call()
+
+    def _end_block(self, rest: str = "") -> None:
+        if not self._committed:
+            self.show(self.taken + rest)
+
+    def _pop(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
 
 
-def _partial(text: str, mark: str) -> int:
-    """Return the length of the longest end of `text` that may grow into `mark`."""
-    if mark[:1] not in text:
-        return 0
-    for size in range(min(len(mark) - 1, len(text)), 0, -1):
-        if mark.startswith(text[-size:]):
-            return size
-    return 0
+@functools.lru_cache(maxsize=256)
+def any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, marks)))
 
 
-def _call(text: str) -> tuple[str, str] | None:
-    """Return a whole call's name and arguments, in any order; None when it is no call."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    name = value.get("name")
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if not isinstance(name, str) or not isinstance(arguments, dict | str):
-        return None
-    return name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+def partial_mark(text: str, marks: Sequence[str]) -> int:
+    """Return the length of the longest end of `text` that may grow into one of the marks."""
+    longest = 0
+    for mark in marks:
+        if mark[0] in text[1 - len(mark) :]:
+            sizes = range(min(len(mark) - 1, len(text)), longest, -1)
+            longest = next((size for size in sizes if mark.startswith(text[-size:])), longest)
+    return longest

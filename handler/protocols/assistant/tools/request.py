@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter
 from handler.core.values import StructuredOutput
 from handler.protocols.assistant.events import Parser
-from handler.protocols.assistant.tools.formats import Format, choose
-from handler.protocols.assistant.tools.parsing import CallParser, NamedCall
+from handler.protocols.assistant.tools.formats import FORMATS, find
+from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2, List
+from handler.protocols.assistant.tools.parsing import Format, NamedCall
+from handler.protocols.assistant.tools.prompt import takes_tools
 from handler.protocols.base import ServerContext
 from handler.protocols.readers.structured_output import json_schema
 from handler.protocols.validation import Named
@@ -50,10 +52,8 @@ class Tools(NamedTuple):
         if self.name:
             return NamedCall(self.name)
         if self.structured_output is not None:
-            return CallParser(inside=True)
-        if self.format is None:
-            return None
-        return CallParser(self.format.begin, self.format.end, inside=not self.format.end)
+            return List(self.shown)
+        return None if self.format is None else self.format.make(self.shown)
 
 
 def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
@@ -80,13 +80,22 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
         return result._replace(structured_output=_by_schema(choice, _parameters(named)))
     if wanted == "required":
         return result._replace(structured_output=_by_schema(choice, _calls(tools, choice, single=result.single)))
-    format = choose(context.tool_call_parser, context.chat_template)
+    format = choose_format(context)
     if format is None:
         raise InvalidParameter(
             "tools: the model's chat template shows calls of a form that is not known here; "
             "option.tool_call_parser may name one"
         )
     return result._replace(format=format)
+
+
+def choose_format(context: ServerContext) -> Format | None:
+    """Return the format that the options name; by `auto` that of the chat template, None where it shows none."""
+    if context.tool_call_parser != "auto":
+        return FORMATS[context.tool_call_parser]
+    if not takes_tools(context.chat_template):
+        return SMOLLM2  # which our own words about the tools ask for
+    return find(context.chat_template)
 
 
 def _choice(choice: Named, names: Sequence[str]) -> tuple[str, str]:

@@ -75,6 +75,13 @@ def test_messages_of_one_role_in_a_row_are_joined() -> None:
     assert joined == [("user", "u\nu"), ("assistant", "a\na"), ("user", "u")]
 
 
+def test_many_blocks_take_no_more_time_each_than_few() -> None:
+    """By adding one to another, these took minutes."""
+    blocks = [text(f"{number:2000}") for number in range(10_000)]
+    (message,) = parse(talk(blocks)).requests[0].messages
+    assert message == {"role": "user", "content": "\n".join(block["text"] for block in blocks)}
+
+
 def test_a_system_message_amid_the_others_is_the_users() -> None:
     messages = [{"role": role, "content": role[0]} for role in ("system", "user", "system", "assistant", "system")]
     found = parse(body(messages=messages, system="S")).requests[0].messages

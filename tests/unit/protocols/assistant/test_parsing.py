@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from handler.protocols.assistant.events import Arguments, CallStart, Event
-from handler.protocols.assistant.tools.formats import HERMES, LLAMA3
-from handler.protocols.assistant.tools.parsing import CallParser, JsonEnd, NamedCall
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event
+from handler.protocols.assistant.tools.formats.json_calls import Hermes, List, Llama3
+from handler.protocols.assistant.tools.json_text import JsonEnd
+from handler.protocols.assistant.tools.parsing import CallParser, NamedCall
 
 ONE = '{"name": "f", "arguments": {"a": "x}]\\"</tool_call>", "b": [1, {"c": {}}]}}'
 TWO = '{"name":"g_2","parameters":{}}'
@@ -19,10 +20,8 @@ NOTHING = '{"name": "f"}'
 
 
 def parser(kind: str) -> CallParser:
-    if kind == "list":
-        return CallParser(inside=True)
-    format = {"hermes": HERMES, "llama3": LLAMA3}[kind]
-    return CallParser(format.begin, format.end, inside=not format.end)
+    kinds: dict[str, type[CallParser]] = {"list": List, "hermes": Hermes, "llama3": Llama3}
+    return kinds[kind]()
 
 
 def read(kind: str, text: str, size: int) -> tuple[str, list[tuple[str, str]]]:
@@ -39,7 +38,7 @@ def read(kind: str, text: str, size: int) -> tuple[str, list[tuple[str, str]]]:
         elif isinstance(piece, CallStart):
             assert piece.number == len(calls)
             calls.append((piece.name, ""))
-        else:
+        elif isinstance(piece, Arguments):
             assert piece.number == len(calls) - 1
             calls[-1] = (calls[-1][0], calls[-1][1] + piece.text)
     return shown, calls
@@ -117,7 +116,7 @@ def test_arguments_come_as_they_are_written() -> None:
     assert one.feed('<tool_call>{"name": "f", "argum') == []
     assert one.feed('ents": {"a": ') == [CallStart(0, "f"), Arguments(0, '{"a": ')]
     assert one.feed('"xyz') == [Arguments(0, '"xyz')]
-    assert one.feed('"}}</too') == [Arguments(0, '"}')]
+    assert one.feed('"}}</too') == [Arguments(0, '"}'), CallEnd(0)]
     assert one.feed("l_call>") == []
     assert one.flush() == []
 
@@ -140,7 +139,7 @@ def test_a_named_call_is_its_arguments() -> None:
     one = NamedCall("f")
     assert one.feed('{"a"') == [CallStart(0, "f"), Arguments(0, '{"a"')]
     assert one.feed(": 1}") == [Arguments(0, ": 1}")]
-    assert one.flush() == []
+    assert one.flush() == [CallEnd(0)]
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])

@@ -11,8 +11,10 @@ import pytest
 from handler.core.errors import InvalidParameter
 from handler.core.text import Vocabulary
 from handler.core.values import StructuredOutput
-from handler.protocols.assistant.tools.formats import HERMES, LLAMA3, SMOLLM2, choose, plain_messages
-from handler.protocols.assistant.tools.request import Tools, read_tools
+from handler.protocols.assistant.tools.formats.json_calls import HERMES, LLAMA3_JSON, SMOLLM2
+from handler.protocols.assistant.tools.parsing import Format
+from handler.protocols.assistant.tools.prompt import lay_out, plain_messages
+from handler.protocols.assistant.tools.request import Tools, choose_format, read_tools
 from tests.unit.protocols.answers import CAPABLE
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -117,24 +119,30 @@ def test_what_is_wrong_is_named(body: dict[str, Any], wanted: str) -> None:
     assert wanted in refusal(**body)
 
 
-def test_the_form_is_the_templates() -> None:
-    hermes = "{% if tools %}<tool_call>{% endif %}"
-    assert choose("auto", "") is SMOLLM2
-    assert choose("auto", "{{ messages }}") is SMOLLM2
-    assert choose("auto", hermes) is HERMES
-    assert choose("auto", "{% if tools %}<|python_tag|>") is LLAMA3
-    assert choose("auto", "{% if tools %}[TOOL_CALLS]") is None
-    assert choose("hermes", "{% if tools %}[TOOL_CALLS]") is HERMES
-    context = replace(CAPABLE, chat_template="{% if tools %}[TOOL_CALLS]")
-    with pytest.raises(InvalidParameter, match=r"option\.tool_call_parser may name one"):
-        read_tools({"tools": [TIME]}, context)
+@pytest.mark.parametrize(
+    ("name", "template", "format"),
+    [
+        ("auto", "", SMOLLM2),
+        ("auto", "{{ messages }}", SMOLLM2),
+        ("auto", "{% if tools %}<tool_call>{% endif %}", HERMES),
+        ("auto", "{% if tools %}<|python_tag|>", LLAMA3_JSON),
+        ("auto", "{% if tools %}{TOOL}", None),
+        ("hermes", "{% if tools %}[TOOL_CALLS]", HERMES),
+    ],
+)
+def test_the_format_is_the_options_or_the_templates(name: str, template: str, format: Format | None) -> None:
+    context = replace(CAPABLE, chat_template=template, tool_call_parser=name)
+    assert choose_format(context) is format
+    if format is None:
+        with pytest.raises(InvalidParameter, match=r"option\.tool_call_parser may name one"):
+            read_tools({"tools": [TIME]}, context)
     assert read_tools({"tools": [TIME], "tool_choice": "required"}, context).structured_output is not None
 
 
 def test_marks_that_are_special_tokens_have_to_be_shown() -> None:
     assert HERMES.special(None) == frozenset()
     assert HERMES.special(Vocabulary([b"<tool_call>", b"<end>"], special={0, 1})) == {"<tool_call>"}
-    assert LLAMA3.special(Vocabulary([b"<tool_call>", b"<end>"], special={0, 1})) == frozenset()
+    assert LLAMA3_JSON.special(Vocabulary([b"<tool_call>", b"<end>"], special={0, 1})) == frozenset()
 
 
 def test_a_template_without_a_place_for_tools_gets_text() -> None:
@@ -159,6 +167,29 @@ def test_a_template_without_a_place_for_tools_gets_text() -> None:
     first, *rest = plain_messages([{"role": "system", "content": "Be brief."}], [WEATHER])
     assert first == {"role": "system", "content": f"Be brief.\n\n{told['content']}"}
     assert not rest
+
+
+def test_ids_have_the_length_that_mistrals_templates_ask_for() -> None:
+    call = {"id": "call_0123456789abcdef01234567", "type": "function", "function": {"name": "time", "arguments": {}}}
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": [call, {**call, "id": "a-1"}]},
+        {"role": "tool", "content": "noon", "tool_call_id": call["id"]},
+    ]
+    assert lay_out(messages, [], "{{ tools }}") == (tuple(messages), ())
+    (first, second), _ = lay_out(messages, [], "{{ tools }}{% if call.id|length != 9 %}")
+    assert [call["id"] for call in first["tool_calls"]] == ["f01234567", "0000000a1"]
+    assert second["tool_call_id"] == "f01234567"
+
+
+def test_tools_have_a_description_where_templates_fail_without_one() -> None:
+    tools = [
+        {"type": "function", "function": {"name": name, **more}}
+        for name, more in (("f", {}), ("g", {"description": "G"}))
+    ]
+    assert lay_out([], tools, "{{ tools }}")[1] == tuple(tools)
+    _, (first, second) = lay_out([], tools, "{{ tools }}{{ '// ' + tool.description }}")
+    assert first["function"] == {"name": "f", "description": ""}
+    assert second["function"]["description"] == "G"
 
 
 @pytest.mark.parametrize("place", ["$defs", "definitions"])

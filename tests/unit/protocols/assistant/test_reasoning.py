@@ -21,7 +21,8 @@ from handler.protocols.assistant.events import Arguments, CallStart, Event, Reas
 from handler.protocols.assistant.reasoning.families import FAMILIES, choose_family
 from handler.protocols.assistant.reasoning.parsing import thinking_parser
 from handler.protocols.assistant.reasoning.request import Thinking
-from handler.protocols.assistant.tools.parsing import CallParser
+from handler.protocols.assistant.tools.formats import FORMATS
+from tests.unit.protocols.assistant import tool_texts
 from tests.unit.protocols.openai.requests import NAMED, TOOLS, chat, choices, events, saying
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
@@ -36,6 +37,7 @@ ANSWERS: Sequence[tuple[str, bool, str, str, str]] = (
     ("deepseek_r1", True, "<think>Hm.</think>Yes.", "Hm.", "Yes."),
     ("deepseek_v3", False, "Yes.", "", "Yes."),
     ("qwen3", True, "<think>\nHm.\n</think>\n\nYes.", "\nHm.\n", "\n\nYes."),
+    ("qwen3", True, "Hm.</think>Use </think>.", "Hm.", "Use </think>."),
     ("qwen3", True, "It never ends</thin", "It never ends</thin", ""),
     ("qwen3", True, f"Hm.{CALL}", "Hm.", CALL),
     ("qwen3", False, "Say <think> and </think>.", "", "Say <think> and </think>."),
@@ -74,7 +76,7 @@ def parts(found: Iterable[Event]) -> tuple[str, str, list[tuple[str, str]]]:
 
 
 def read(family: str, pieces: Iterable[str], *, thinking: bool, tools: bool = False) -> list[Event]:
-    inner = CallParser("<tool_call>", "</tool_call>") if tools else None
+    inner = FORMATS["hermes"].make(TOOLS) if tools else None
     parser = thinking_parser(FAMILIES[family], inner, thinking=thinking)
     return [*(event for piece in pieces for event in parser.feed(piece)), *parser.flush()]
 
@@ -105,12 +107,51 @@ def test_a_mark_in_a_calls_arguments_begins_no_thought() -> None:
     assert parts(read("glm45", call, thinking=False, tools=True)) == ("", "", [("f", '{"a": "<think>b</think>"}')])
 
 
-def test_a_call_of_gpt_oss_reaches_the_tools_parser_with_its_header() -> None:
-    call = " to=functions.f<|channel|>commentary json<|message|>{}<|call|>"
-    other = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
-    for answer in (call, other):
-        assert parts(read("openai_gptoss", answer, thinking=True, tools=True)) == ("", answer, [])
-        assert parts(read("openai_gptoss", answer, thinking=True)) == ("", "{}", [])
+def test_without_tools_a_call_of_gpt_oss_is_text() -> None:
+    for header in (
+        " to=functions.f<|channel|>commentary json",
+        "<|channel|>commentary to=functions.f <|constrain|>json",
+    ):
+        assert parts(read("openai_gptoss", f"{header}<|message|>{{}}<|call|>", thinking=True)) == ("", "{}", [])
+
+
+COMPANIES = {
+    "deepseek_r1": "deepseek_v3",
+    "deepseek_v3": "deepseek_v31",
+    "qwen3": "hermes",
+    "glm45": "glm45",
+    "glm47": "glm47",
+    "minimax_m2": "minimax_m2",
+    "kimi_k2": "kimi_k2",
+    "mistral": "mistral",
+    "gemma4": "gemma4",
+    "openai_gptoss": "openai",
+    "granite": "granite",
+    "nemotron_v3": "qwen3_coder",
+    "seed_oss": "qwen3_coder",
+}
+"""The format of each family's calls; Seed-OSS's own is qwen3_coder's in other marks."""
+
+
+@pytest.mark.parametrize("family", COMPANIES)
+def test_calls_of_every_format_are_found_after_a_thought(family: str) -> None:
+    format, form = FORMATS[COMPANIES[family]], FAMILIES[family]
+    thought = f"{form.begin[0]}Hm.{form.end[0]}" if form.begin else "<|channel|>analysis<|message|>Hm.<|end|>"
+    for case in tool_texts.golden(COMPANIES[family]).values():
+        text, wanted = case["text"], case["events"]
+        if family == "openai_gptoss" and not text.startswith("<|"):
+            continue  # such an answer has no thought
+        for pieces in ([thought + text], thought + text):
+            parser = thinking_parser(form, format.make(tool_texts.TOOLS), thinking=form.thinks)
+            found = [event for piece in pieces for event in parser.feed(piece)] + parser.flush()
+            assert parts(found)[0] == "Hm."
+            beside = [event for event in found if not isinstance(event, Reasoning)]
+            assert parts(beside)[1:] == parts_of(wanted)
+
+
+def parts_of(read: tool_texts.Read) -> tuple[str, list[tuple[str, str]]]:
+    text = "".join(item for item in read if isinstance(item, str))
+    return text, [(item[0], item[1]) for item in read if not isinstance(item, str)]
 
 
 MARKS = [*sorted({mark for family in FAMILIES.values() for mark in family.marks}), CALL, "Hm.", " ", "<", "\n"]

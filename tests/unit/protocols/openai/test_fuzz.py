@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import ServingError
-from handler.protocols.assistant.events import CallStart, Event
-from handler.protocols.assistant.tools.parsing import CallParser
 from handler.protocols.base import Schema
 from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
 from handler.protocols.openai.parameters import COMPLETIONS as COMPLETIONS_TABLE
@@ -74,54 +71,3 @@ def test_chats(body: Any) -> None:
 @given(body=completions | values)
 def test_completions(body: Any) -> None:
     check(COMPLETIONS, body)
-
-
-bits = st.sampled_from(
-    [
-        *"<tool_call>",
-        "<tool_call>",
-        "</tool_call>",
-        '{"name": "',
-        '"',
-        "f",
-        '", "arguments": {',
-        "}",
-        "[",
-        "]",
-        ",",
-        " ",
-        "é",
-    ]
-)
-
-
-@pytest.mark.parametrize("inside", [False, True])
-@given(parts=st.lists(bits, max_size=30), data=st.data())
-def test_the_pieces_do_not_depend_on_how_the_text_comes(inside: bool, parts: list[str], data: st.DataObject) -> None:
-    text = "".join(parts)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
-    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    found, whole = _read(pieces, inside), _read([text], inside)
-    assert found == whole
-    if not any(isinstance(piece, tuple) for piece in whole) and not inside and "<tool_call>" not in text:
-        assert "".join(map(str, whole)) == text
-
-
-def _read(texts: list[str], inside: bool) -> list[str | tuple[str, str]]:
-    """Text, and calls with their arguments, each as a whole."""
-    parser = CallParser("<tool_call>", "</tool_call>", inside=inside)
-    pieces: list[Event] = [piece for text in texts for piece in parser.feed(text)]
-    found: list[str | tuple[str, str]] = []
-    for piece in [*pieces, *parser.flush()]:
-        if isinstance(piece, CallStart):
-            found.append((piece.name, ""))
-            continue
-        last = found.pop() if found else None
-        if isinstance(piece, str):
-            found += [last + piece] if isinstance(last, str) else [piece] if last is None else [last, piece]
-        else:
-            calls = [one for one in (*found, last) if isinstance(one, tuple)]
-            assert calls, "arguments belong to a call"
-            assert isinstance(last, tuple), "nothing comes between a call and its arguments"
-            found.append((last[0], last[1] + piece.text))
-    return found

@@ -1,0 +1,60 @@
+"""The calls of DeepSeek R1, V3 and V3.1: a name and its arguments between marks (the models' templates)."""
+
+from __future__ import annotations
+
+from handler.protocols.assistant.tools.parsing import NAME, Broken, CallParser, Format, Steps
+
+_CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_FENCE, _JSON_FENCE = "```", "```json"
+
+
+class DeepSeekV31(CallParser):
+    """A call is its name, a separator, and its arguments."""
+
+    begins = (_CALLS,)
+
+    def calls(self, begin: str) -> Steps[None]:
+        while True:
+            yield from self.skip()
+            if (yield from self.expect(_CALL, _CALLS_END)) == _CALLS_END:
+                return
+            name = yield from self._head()
+            if (yield from self.skip()) != "{":
+                raise Broken
+            self.begin(name)
+            yield from self.json()
+            yield from self._tail()
+            self.end_call()
+
+    def _head(self) -> Steps[str]:
+        yield from self.skip()
+        name = yield from self.run(NAME)
+        yield from self.skip()
+        yield from self.expect(_SEPARATOR)
+        return name
+
+    def _tail(self) -> Steps[None]:
+        yield from self.skip()
+        yield from self.expect(_CALL_END)
+
+
+class DeepSeekV3(DeepSeekV31):
+    """A call is its type, a separator, its name, and its arguments in a fence."""
+
+    def _head(self) -> Steps[str]:
+        yield from self.until(_SEPARATOR)
+        name = yield from self.run(NAME)
+        yield from self.skip()
+        yield from self.expect(_JSON_FENCE)
+        return name
+
+    def _tail(self) -> Steps[None]:
+        yield from self.skip()
+        yield from self.take(_FENCE)
+        yield from super()._tail()
+
+
+_MARKS = (_CALLS, _CALLS_END, _CALL, _CALL_END, _SEPARATOR)
+DEEPSEEK_V3 = Format("deepseek_v3", DeepSeekV3, _MARKS, r"(?s)tool▁calls▁begin.*```json")
+DEEPSEEK_V31 = Format("deepseek_v31", DeepSeekV31, _MARKS, "tool▁calls▁begin")

@@ -1,0 +1,145 @@
+"""Calls as JSON objects with `name` and `arguments` (or `parameters`), alone or in a list."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from handler.protocols.assistant.tools.json_text import JsonEnd, dumps
+from handler.protocols.assistant.tools.parsing import SPACES, Broken, CallParser, Format, Steps
+
+_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_OPEN = re.compile(r'\{\s*(?:"name"\s*:\s*"(?:[^"\\]|\\.)*\\?)?')
+"""The start of a call, up to an unfinished name."""
+
+_LONGEST_HEAD = 512
+"""The longest head of a call, in characters: names have at most 64, each perhaps written as an escape."""
+
+
+class JsonCalls(CallParser):
+    """Arguments stream where the name precedes them; another call comes whole.
+
+    Attributes:
+        end: the mark after the calls; without one they end where a list does, or where no other object follows.
+    """
+
+    end = ""
+
+    def calls(self, begin: str) -> Steps[None]:
+        listed = False
+        while True:
+            sign = yield from self.skip(SPACES + ",;")
+            if self.end and (yield from self.take(self.end)):
+                return
+            if sign == "{":
+                yield from self._object()
+            elif sign == "[" and not listed:
+                self.advance(1)
+                listed = True
+            elif sign == "]" and listed:
+                self.advance(1)
+                if not self.end:
+                    return
+                if self.count:
+                    self.drop()
+            else:
+                raise Broken
+
+    def _object(self) -> Steps[None]:
+        """Read a call: first up to its name."""
+        end, scanned = JsonEnd(), 0
+        while True:
+            head = _HEAD.match(self.held, 0, _LONGEST_HEAD) if scanned < _LONGEST_HEAD else None
+            if head:
+                yield from self._streamed(head)
+                return
+            if scanned <= _LONGEST_HEAD < len(self.held) and _OPEN.fullmatch(self.held, 0, _LONGEST_HEAD):
+                raise Broken
+            size = end.feed(self.held[scanned:])
+            if size is not None:
+                break
+            scanned = len(self.held)
+            yield
+        call = _call(self.advance(scanned + size))
+        if call is None:  # nor is anything in it: to look would be to read nested ones again and again
+            raise Broken
+        self.begin(call[0])
+        self.write(call[1])
+        self.end_call()
+
+    def _streamed(self, head: re.Match[str]) -> Steps[None]:
+        try:
+            name = json.loads(head[1])
+        except ValueError:
+            raise Broken from None
+        self.advance(head.end())
+        self.begin(name)
+        yield from self.json()
+        end = JsonEnd(depth=1, stop="<")
+        while (size := end.feed(self.held)) is None:
+            self.advance(len(self.held))
+            yield
+        self.advance(size)
+        self.end_call()
+
+
+class List(JsonCalls):
+    """The answer is a list of calls, which structured output makes."""
+
+    at_start = True
+
+
+class Hermes(JsonCalls):
+    begins = ("<tool_call>",)
+    end = "</tool_call>"
+
+
+class Granite(JsonCalls):
+    begins = ("<|tool_call|>", "<tool_call>")
+
+
+class Llama3(JsonCalls):
+    begins = ("<|python_tag|>",)
+    at_start = True
+
+
+class Phi4(JsonCalls):
+    begins = ("functools",)
+
+
+def _call(text: str) -> tuple[str, str] | None:
+    """Return a whole call's name and arguments, in any order; None when it is no call."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    name = value.get("name")
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if not isinstance(name, str) or not isinstance(arguments, dict | str):
+        return None
+    return name, arguments if isinstance(arguments, str) else dumps(arguments)
+
+
+_TEMPLATE = r"(?s)\A(?!.*(?:<tool_calls>|minimax\[)).*<tool_call>"
+"""Apriel's lists and MiniMax M3's tags are other formats around the same mark."""
+
+HERMES = Format("hermes", Hermes, ("<tool_call>", "</tool_call>"), _TEMPLATE)
+"""An object between the marks, several of both for several calls (Hermes 2 Pro, Qwen 2.5 and 3, SmolLM3)."""
+
+SMOLLM2 = Format("smollm2", Hermes, HERMES.marks)
+"""A list of objects between the marks (SmolLM2's documentation)."""
+
+GRANITE4 = Format("granite4", Hermes, HERMES.marks)
+"""As hermes (the template of granite-4.0 says so)."""
+
+GRANITE = Format("granite", Granite, ("<|tool_call|>",), r"<\|tool_call\|>")
+"""A list of objects after a mark: a special token in Granite 3.0, text in 3.1 (both templates)."""
+
+_LLAMA3 = r"(?s)\A(?!.*<function=).*(?:<\|python_tag\|>|dictionary of argument name)"
+"""Functionary's tags are another format after the same mark."""
+
+LLAMA3_JSON = Format("llama3_json", Llama3, ("<|python_tag|>",), _LLAMA3)
+"""The answer is an object with `parameters`, after a mark or without one (the templates of Llama 3.1 to 3.3)."""
+
+PHI4_MINI_JSON = Format("phi4_mini_json", Phi4, (), "functools")
+"""A list of objects after a word (vLLM's template for Phi-4-mini)."""

@@ -1,0 +1,32 @@
+"""Mistral's calls: `[TOOL_CALLS]` and a list of objects, or a name and its arguments (the models' templates)."""
+
+from __future__ import annotations
+
+from handler.protocols.assistant.tools.formats.json_calls import JsonCalls
+from handler.protocols.assistant.tools.parsing import NAME, Broken, Format, Steps
+
+_CALL_ID, _ARGUMENTS = "[CALL_ID]", "[ARGS]"
+
+
+class Mistral(JsonCalls):
+    """A list or an object as far as tokenizer 10; later a name, perhaps the call's id, and the arguments."""
+
+    begins = ("[TOOL_CALLS]",)
+
+    def calls(self, begin: str) -> Steps[None]:
+        if (yield from self.skip()) in "[{":
+            yield from super().calls(begin)
+            return
+        name = yield from self.run(NAME)
+        yield from self.skip()
+        if (yield from self.take(_CALL_ID)):
+            yield from self.run(NAME)
+        yield from self.take(_ARGUMENTS)
+        if (yield from self.skip()) != "{":
+            raise Broken
+        self.begin(name)
+        yield from self.json()
+        self.end_call()
+
+
+MISTRAL = Format("mistral", Mistral, ("[TOOL_CALLS]", _CALL_ID, _ARGUMENTS), r"\[TOOL_CALLS\]")

@@ -1,0 +1,49 @@
+"""gpt-oss's calls: messages to a function in OpenAI's harmony format (the model's template)."""
+
+from __future__ import annotations
+
+import re
+
+from handler.protocols.assistant.tools.parsing import NAME, Broken, CallParser, Format, Steps
+
+_START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+_END, _CALL, _RETURN = "<|end|>", "<|call|>", "<|return|>"
+_RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
+
+
+class Harmony(CallParser):
+    """A message has a header with its channel and perhaps its recipient, then its text.
+
+    A message to a function is a call, any other one text. The answer begins in a header, whose start is the prompt's.
+    """
+
+    begins = (_START, _CHANNEL)
+    at_start = True
+
+    def calls(self, begin: str) -> Steps[None]:
+        if not begin and not (yield from self.take(_START, _CHANNEL, " to=", "to=")):
+            return
+        yield from self.until(_MESSAGE)
+        found = _RECIPIENT.search(re.sub(r"<\|\w+\|>", " ", self.taken))
+        if found is None:
+            yield from self._text_message()
+            return
+        name = found[1].removeprefix("functions.")
+        if not NAME.fullmatch(name):
+            raise Broken
+        self.begin(name)
+        end = yield from self.stream_until(self.write, _CALL, _END, _RETURN, _START)
+        self.end_call()
+        if end == _START:
+            self.held = end + self.held
+
+    def _text_message(self) -> Steps[None]:
+        self.commit()
+        end = yield from self.stream_until(self.show, _END, _RETURN, _CALL, _START)
+        if end == _START:
+            self.held = end + self.held
+
+
+OPENAI = Format(
+    "openai", Harmony, (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _CALL, _RETURN), r"(?s)<\|channel\|>.*<\|call\|>"
+)

@@ -1,0 +1,125 @@
+"""Calls with their parameters between tags, which become JSON by the tool's schema (the models' templates)."""
+
+from __future__ import annotations
+
+import re
+
+from handler.protocols.assistant.tools.json_text import ParameterValue, dumps, property_of, types_of
+from handler.protocols.assistant.tools.parsing import NAME, CallParser, Format, Steps
+
+_KEY = re.compile(r"[^>\"'\n]{1,256}")
+
+
+class TaggedCalls(CallParser):
+    """A call is a tag with its name, a tag for each parameter, and an end.
+
+    A parameter also ends where the next one begins, or the call ends. A call may lack the marks around it.
+
+    Attributes:
+        block, block_end: the marks around calls.
+        call, parameter: the start of a tag, before the name.
+        trim: a line end before a value, and one after it, belong to the tags.
+    """
+
+    block = block_end = ""
+    call = call_end = ""
+    parameter = parameter_end = ""
+    trim = False
+
+    def calls(self, begin: str) -> Steps[None]:
+        if begin == self.call:
+            yield from self._call()
+        while True:
+            yield from self.skip()
+            if (yield from self.expect(self.block_end, self.call)) == self.block_end:
+                return
+            yield from self._call()
+
+    def _call(self) -> Steps[None]:
+        name = yield from self._name(NAME)
+        yield from self.expect(">")
+        self.begin(name)
+        self._before = "{"
+        schema = self.tools.get(name, {}).get("parameters")
+        end = ""
+        while end != self.call_end:
+            if end == self.parameter:
+                end = yield from self._parameter(schema)
+                continue
+            end = yield from self.stream_until(_drop, self.parameter, self.call_end, self.block_end, self.call)
+            if end in (self.block_end, self.call):
+                self.held, end = end + self.held, self.call_end
+        self.write("}" if self._before == ", " else "{}")
+        self.end_call()
+
+    def _parameter(self, schema: object) -> Steps[str]:
+        key = yield from self._name(_KEY)
+        types = types_of(property_of(schema, key, schema), schema)
+        attributes, _ = yield from self.until(">")
+        if 'string="true"' in attributes and (not types or "string" in types):
+            types = frozenset({"string"})
+        elif 'string="false"' in attributes and not types:
+            types = frozenset({"any"})
+        self.write(f"{self._before}{dumps(key)}: ")
+        self._before = ", "
+        value = ParameterValue(types, self.write, trim=self.trim)
+        end = yield from self.stream_until(value.feed, self.parameter_end, self.parameter, self.call_end)
+        value.close()
+        return end
+
+    def _name(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """Read a name, in quotes or without."""
+        quote = yield from self.take('"', "'")
+        name = yield from self.run(pattern)
+        if quote:
+            yield from self.expect(quote)
+        return name.strip()
+
+
+def _drop(text: str) -> None:
+    pass
+
+
+class Qwen3Coder(TaggedCalls):
+    block, block_end = "<tool_call>", "</tool_call>"
+    call, call_end = "<function=", "</function>"
+    parameter, parameter_end = "<parameter=", "</parameter>"
+    begins = (block, call)
+    trim = True
+
+
+class SeedOss(Qwen3Coder):
+    block, block_end = "<seed:tool_call>", "</seed:tool_call>"
+    begins = (block, Qwen3Coder.call)
+
+
+class MinimaxM2(TaggedCalls):
+    block, block_end = "<minimax:tool_call>", "</minimax:tool_call>"
+    call, call_end = "<invoke name=", "</invoke>"
+    parameter, parameter_end = "<parameter name=", "</parameter>"
+    begins = (block, call)
+
+
+class DeepSeekV32(TaggedCalls):
+    block, block_end = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
+    call, call_end = "<｜DSML｜invoke name=", "</｜DSML｜invoke>"
+    parameter, parameter_end = "<｜DSML｜parameter name=", "</｜DSML｜parameter>"
+    begins = (block, call)
+
+
+class DeepSeekV4(DeepSeekV32):
+    block, block_end = "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"
+    begins = (block, DeepSeekV32.call)
+
+
+QWEN3_CODER = Format("qwen3_coder", Qwen3Coder, ("<tool_call>", "</tool_call>"), "(?s)<function=.*<parameter=")
+QWEN3_XML = QWEN3_CODER._replace(name="qwen3_xml")
+"""Also Nemotron 3's and Step 3.5's (their templates)."""
+
+SEED_OSS = Format("seed_oss", SeedOss, (SeedOss.block, SeedOss.block_end), "<seed:tool_call>")
+
+MINIMAX_M2 = Format("minimax_m2", MinimaxM2, (MinimaxM2.block, MinimaxM2.block_end), MinimaxM2.block)
+
+DEEPSEEK_V32 = Format("deepseek_v32", DeepSeekV32, ("｜DSML｜",), "(?s)｜DSML｜.*function_calls")
+DEEPSEEK_V4 = Format("deepseek_v4", DeepSeekV4, ("｜DSML｜",), "｜DSML｜")
+"""A parameter's tag also says whether the value is a string."""

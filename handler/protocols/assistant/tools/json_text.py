@@ -1,0 +1,181 @@
+"""The JSON text of arguments: where it ends, and how a parameter's plain text becomes JSON by its schema."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+class JsonEnd:
+    """Find the end of a JSON object or list that comes in pieces.
+
+    Args:
+        depth: how many are open already.
+        stop: a sign that JSON has in strings only; it ends broken JSON, before the sign.
+    """
+
+    def __init__(self, depth: int = 0, stop: str = "") -> None:
+        self._signs = re.compile(rf'["\\{{}}\[\]{stop}]')
+        self._depth = depth
+        self._quoted = False
+        self._escaped = False
+
+    def feed(self, text: str) -> int | None:
+        """Return the index after the end; None while it has not come."""
+        at = 0
+        while at < len(text):
+            if self._escaped:
+                self._escaped = False
+                at += 1
+                continue
+            match = self._signs.search(text, at)
+            if match is None:
+                return None
+            sign, at = match[0], match.end()
+            if sign == '"':
+                self._quoted = not self._quoted
+            elif sign == "\\":
+                self._escaped = self._quoted
+            elif not self._quoted:
+                if sign not in "{[]}":
+                    return at - 1
+                self._depth += 1 if sign in "{[" else -1
+                if self._depth <= 0:
+                    return at
+        return None
+
+
+def dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+_ANY_STRING = frozenset({"string"})
+_DEPTH = 8  # of schemas in schemas
+_ALIASES = {
+    **dict.fromkeys(("str", "text", "varchar", "char", "enum"), "string"),
+    **dict.fromkeys(("int", "int32", "int64", "uint", "uint32", "uint64", "long", "short", "unsigned"), "integer"),
+    **dict.fromkeys(("float", "float32", "float64", "double"), "number"),
+    **dict.fromkeys(("bool",), "boolean"),
+    **dict.fromkeys(("dict",), "object"),
+    **dict.fromkeys(("arr", "list", "sequence", "tuple"), "array"),
+}
+"""Names that clients give types, and what JSON Schema calls them."""
+
+_TYPES = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
+
+
+def types_of(schema: Any, root: Any = None, depth: int = 0) -> frozenset[str]:
+    """Return the types that a schema names; empty where it names none.
+
+    Args:
+        root: the schema in which `$ref` looks.
+    """
+    if not isinstance(schema, Mapping) or depth > _DEPTH:
+        return frozenset()
+    schema = _resolve(schema, root)
+    kinds = schema.get("type")
+    found = {kind.strip().lower() for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)}
+    types = {_ALIASES.get(kind, kind) for kind in found}
+    values = schema.get("enum")
+    for value in [*(values if isinstance(values, list) else ()), *([schema["const"]] if "const" in schema else ())]:
+        types.add(_TYPES.get(type(value), "object"))
+    for place in ("anyOf", "oneOf", "allOf"):
+        members = schema.get(place)
+        for member in members if isinstance(members, list) else ():
+            types |= types_of(member, root, depth + 1)
+    return frozenset(types)
+
+
+def property_of(schema: Any, name: str, root: Any = None) -> Any:
+    """Return the schema of an object's property; None where there is none."""
+    properties = _resolve(schema, root).get("properties") if isinstance(schema, Mapping) else None
+    return properties.get(name) if isinstance(properties, Mapping) else None
+
+
+def _resolve(schema: Mapping[str, Any], root: Any) -> Mapping[str, Any]:
+    """Follow a `$ref` into the root; its own keys stay."""
+    reference, target = schema.get("$ref"), root
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return schema
+    for key in reference[2:].split("/"):
+        target = target.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+    return {**target, **schema} if isinstance(target, Mapping) else schema
+
+
+def as_json(text: str, types: frozenset[str]) -> str:
+    """Return the JSON of a parameter's plain text: of the first type that it fits, else any JSON, else a string."""
+    plain = text.strip()
+    if "null" in types and plain.lower() == "null":
+        return "null"
+    if "number" in types and _NUMBER.fullmatch(plain):
+        return plain
+    if "integer" in types and _NUMBER.fullmatch(plain) and plain.lstrip("-").isdigit():
+        return plain
+    if "boolean" in types and plain.lower() in _BOOLEANS:
+        return _BOOLEANS[plain.lower()]
+    if types & {"object", "array"} and plain[:1] in ("{", "["):
+        value = _json(plain)
+        if value is not None:
+            return value
+    if not types or "string" in types:
+        return dumps(text)
+    return _json(plain) or dumps(text)
+
+
+def _json(text: str) -> str | None:
+    """Return a text that is JSON, None for another."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    try:
+        json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return None
+    return text
+
+
+class ParameterValue:
+    """The value of a parameter, whose plain text comes in pieces.
+
+    A string is written as it comes; a value that may be of another type at its end.
+
+    Args:
+        types: those of its schema; without any it is a string.
+        write: takes JSON text.
+        trim: leave out a line end before the text, and one after it.
+    """
+
+    def __init__(self, types: frozenset[str], write: Callable[[str], None], *, trim: bool = False) -> None:
+        self._types = types or _ANY_STRING
+        self._write = write
+        self._trim = trim  # whether the text has not begun
+        self._trims = trim
+        self._text = ""  # not written yet
+        self._streams = False
+
+    def feed(self, text: str) -> None:
+        if self._trim and text:
+            text, self._trim = text.removeprefix("\n"), False
+        self._text += text
+        if self._streams or self._is_string():
+            held = "\n" if self._trims and self._text.endswith("\n") else ""
+            self._write(("" if self._streams else '"') + _escape(self._text.removesuffix(held)))
+            self._text, self._streams = held, True
+
+    def close(self) -> None:
+        text = self._text.removesuffix("\n") if self._trims else self._text
+        self._write(_escape(text) + '"' if self._streams else as_json(text, self._types))
+
+    def _is_string(self) -> bool:
+        if self._types == _ANY_STRING:
+            return True
+        return self._types == {"string", "null"} and not "null".startswith(self._text.strip().lower())
+
+
+def _escape(text: str) -> str:
+    return dumps(text)[1:-1]

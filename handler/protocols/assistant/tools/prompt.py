@@ -1,0 +1,87 @@
+"""Tools and calls in a prompt: by the chat template, or as text where it has no place for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from handler.protocols.assistant.tools.json_text import dumps
+
+Message = Mapping[str, Any]
+
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+"""SmolLM2's marks (its documentation), which our own words about the tools ask for."""
+
+_SHORT_ID = re.compile(r"id\|length != 9")
+"""Mistral's templates refuse a call's id of another length."""
+
+_DESCRIPTION = re.compile(r"[+~]\s*\w+\.description")
+"""gpt-oss's template, and some others, fail for a tool without a description."""
+
+
+def lay_out(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], template: str
+) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]:
+    """Return messages and tools as the model's chat template takes them."""
+    if not takes_tools(template):
+        return tuple(plain_messages(messages, tools)), ()
+    if _SHORT_ID.search(template):
+        messages = [_with_short_ids(message) for message in messages]
+    if _DESCRIPTION.search(template):
+        tools = [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
+    return tuple(messages), tuple(tools)
+
+
+def _with_short_ids(message: Message) -> Message:
+    if "tool_call_id" in message:
+        message = {**message, "tool_call_id": _short(message["tool_call_id"])}
+    if "tool_calls" in message:
+        message = {
+            **message,
+            "tool_calls": [{**call, "id": _short(call.get("id", ""))} for call in message["tool_calls"]],
+        }
+    return message
+
+
+def _short(id: str) -> str:
+    """Return nine letters and digits; those of our own ids differ, for their ends do."""
+    return "".join(sign for sign in id if sign.isascii() and sign.isalnum())[-9:].rjust(9, "0")
+
+
+def takes_tools(template: str) -> bool:
+    """Return whether a chat template has a place for tools."""
+    return re.search(r"\btools\b", template) is not None
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rewrite messages for a template without a place for tools: all about tools becomes text, as in SmolLM2."""
+    plain = [_plain(message) for message in messages]
+    if tools:
+        instructions = _instructions(tools)
+        if plain[0]["role"] == "system":
+            plain[0] = {"role": "system", "content": f"{plain[0]['content']}\n\n{instructions}"}
+        else:
+            plain.insert(0, {"role": "system", "content": instructions})
+    return plain
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    calls = [
+        {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+        for call in message.get("tool_calls", ())
+    ]
+    written = f"{_BEGIN}{dumps(calls)}{_END}" if calls else ""
+    return {"role": message["role"], "content": "\n".join(filter(None, (message["content"], written)))}
+
+
+def _instructions(tools: Sequence[Mapping[str, Any]]) -> str:
+    example = dumps([{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}])
+    return (
+        f"These functions can be called:\n<tools>{dumps([tool['function'] for tool in tools])}</tools>\n"
+        f"To call some, answer with nothing but a JSON list of the calls between these marks:\n"
+        f"{_BEGIN}{example}{_END}\n"
+        "If none is of use, or an argument that is needed is missing, answer in words."
+    )

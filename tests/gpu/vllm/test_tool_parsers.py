@@ -1,0 +1,118 @@
+"""The golden answers of each format of tool calls, read by vLLM's parser of that name (differences: docs/models.md)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from handler.protocols.assistant.tools.formats import FORMATS
+from tests.unit.protocols.assistant.tool_texts import TOOLS, golden
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+REASONS = {
+    "text after": "vLLM drops text after the calls",
+    "text before": "vLLM drops text before the calls",
+    "odd strings": "a mark in a string ends vLLM's call",
+    "with an argument mark": "a mark in a string ends vLLM's call",
+    "with an id mark": "vLLM has the call's id in its name",
+    "unknown parameters": "without a schema vLLM has strings for bare values",
+    "without ends": "vLLM drops a parameter without its end before the call's end",
+    "without the call's end": "vLLM drops text after the calls",
+    "without the end of the section": "vLLM drops text after the calls, here from the arguments on",
+    "without an end mark": "vLLM wants the last mark",
+    **dict.fromkeys(
+        ("cut", "cut in a value", "cut in the arguments", "not closed", "broken", "broken JSON, then a call"),
+        "vLLM drops, closes or shows a call that broke off after its name; here it ends as it stands",
+    ),
+    **dict.fromkeys(
+        ("no call", "no function", "no arguments", "no index", "other JSON", "cut in the name", "cut in the head"),
+        "vLLM drops what follows a mark, or calls it; here it is text until a call's name is complete",
+    ),
+}
+
+_TAGGED = "text after|cut in a value"
+_QWEN = f"{_TAGGED}|without ends|without the call's end|cut in the name|no function"
+_DEEPSEEK = "text after|cut|cut in the head|broken"
+_HERMES = "odd strings|cut in the arguments|broken JSON, then a call"
+DIFFERENT = {
+    "hermes": f"{_HERMES}|text after",
+    "granite4": f"{_HERMES}|without an end mark",
+    "granite": "text after|cut|other JSON",
+    "llama3_json": "text before",
+    "phi4_mini_json": "text before|odd strings|text after",
+    "mistral": "with an id mark|with an argument mark|no arguments",
+    "qwen3_coder": _QWEN,
+    "qwen3_xml": _QWEN,
+    "seed_oss": _QWEN,
+    "minimax_m2": f"{_TAGGED}|no call",
+    "deepseek_v32": _TAGGED,
+    "deepseek_v4": _TAGGED,
+    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v31": _DEEPSEEK,
+    "kimi_k2": "odd strings|text after|cut in the head|no index|without the end of the section",
+    "glm45": f"{_TAGGED}|no call",
+    "glm47": f"{_TAGGED}|no call",
+    "gemma4": f"{_TAGGED}|no call|unknown parameters|not closed",
+    "pythonic": "text after|cut|broken",
+    "llama4_pythonic": "text after|cut|broken",
+}
+"""The cases that vLLM's parsers read in another way."""
+
+
+def tokenizer(marks: tuple[str, ...]) -> Any:
+    """A tokenizer of bytes and marks: vLLM's parsers look for marks in it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={sign: id for id, sign in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    found = PreTrainedTokenizerFast(tokenizer_object=made)
+    found.add_tokens([*dict.fromkeys([*marks, "<think>", "</think>", "[TOOL_CALLS]"])])
+    return found
+
+
+def theirs(format: str, text: str) -> tuple[str, list[tuple[str, Any]]]:
+    """Return the text and the calls that vLLM's parser finds; a call without JSON is none."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.tool_parsers import ToolParserManager
+
+    marks = FORMATS[format].marks
+    if format == "mistral" and "[TOOL_CALLS][" in text:
+        marks = marks[:1]  # the mark before arguments has vLLM read the newer form
+    request = ChatCompletionRequest(messages=[{"role": "user", "content": "?"}], model="m", tools=TOOLS)
+    parser = ToolParserManager.get_tool_parser(format)(tokenizer(marks), request.tools)
+    found = parser.extract_tool_calls(text, request=request)
+    calls = [(call.function.name, loads(call.function.arguments)) for call in found.tool_calls]
+    return (found.content or "").strip(), calls
+
+
+def loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return f"not JSON: {text}"
+
+
+@pytest.mark.parametrize("format", DIFFERENT)
+def test_well_formed_calls_are_those_that_vllm_finds(format: str) -> None:
+    different = set()
+    for name, case in golden(format).items():
+        text = "".join(event for event in case["events"] if isinstance(event, str)).strip()
+        calls = [(event[0], loads(event[1])) for event in case["events"] if isinstance(event, list)]
+        if (text, calls) != theirs(format, case["text"]):
+            different.add(name)
+    assert different == set(DIFFERENT[format].split("|"))
+    assert different <= REASONS.keys()
+
+
+def test_the_formats_are_vllms() -> None:
+    """smollm2 is ours; vLLM reads gpt-oss's tokens by a library, and has no parser of its text."""
+    from vllm.tool_parsers import ToolParserManager
+
+    assert set(FORMATS) - DIFFERENT.keys() == {"smollm2", "openai"}
+    assert set(FORMATS) - {"smollm2"} <= set(ToolParserManager.list_registered())

@@ -1,0 +1,1 @@
+"""Chat templates of widespread models: `make test-templates` fetches them."""

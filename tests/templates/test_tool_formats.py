@@ -1,0 +1,134 @@
+"""Calls that a model's own chat template writes are read by the format that `auto` finds in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+from jinja2.sandbox import SandboxedEnvironment
+
+from handler.protocols.assistant.tools.formats import FORMATS, find
+from handler.protocols.assistant.tools.prompt import lay_out, takes_tools
+from tests.unit.protocols.assistant.tool_texts import TOOLS, read
+
+WANTED = {
+    "ByteDance-Seed-OSS": "seed_oss",
+    "GLM-4.6": "glm45",
+    "GLM-4.7-Flash": "glm45",
+    "Kimi-K2-Instruct": "kimi_k2",
+    "Kimi-K2-Thinking": "kimi_k2",
+    "MiMo-VL": "hermes",
+    "MiniMax-M2": "minimax_m2",
+    "Mistral-Small-3.2-24B-Instruct-2506": "mistral",
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "qwen3_coder",
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "hermes",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": "hermes",
+    "Qwen-QwQ-32B": "hermes",
+    "Qwen-Qwen2.5-7B-Instruct": "hermes",
+    "Qwen-Qwen3-0.6B": "hermes",
+    "Qwen3-Coder": "qwen3_coder",
+    "Qwen3.5-4B": "qwen3_coder",
+    "StepFun3.5-Flash": "qwen3_coder",
+    "deepseek-ai-DeepSeek-V3.2": "deepseek_v32",
+    "deepseek-ai-DeepSeek-V4": "deepseek_v4",
+    "google-gemma-4-31B-it": "gemma4",
+    "google-gemma-4-31B-it-interleaved": "gemma4",
+    "ibm-granite-granite-4.0": "hermes",
+    "ibm-granite-granite-4.1": "hermes",
+    "llama-cpp-deepseek-r1": "deepseek_v3",
+    "meta-llama-Llama-3.1-8B-Instruct": "llama3_json",
+    "meta-llama-Llama-3.2-3B-Instruct": "llama3_json",
+    "meta-llama-Llama-3.3-70B-Instruct": "llama3_json",
+    "mistralai-Ministral-3-14B-Reasoning-2512": "mistral",
+    "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
+    "moonshotai-Kimi-K2": "kimi_k2",
+    "openai-gpt-oss-120b": "openai",
+    "poolside-Laguna-XS-2.1": "glm45",
+    "unsloth-mistral-Devstral-Small-2507": "mistral",
+}
+
+OTHERS = (
+    *(
+        "Apertus-8B-Instruct",
+        "Cohere2MoE",
+        "GigaChat3-10B-A1.8B",
+        "Kimi-K3",
+        "LFM2.5-Instruct",
+        "MiniMax-M1",
+        "MiniMax-M3",
+    ),
+    *("NVIDIA-Nemotron-Nano-v2", "meetkai-functionary-medium-v3.1", "unsloth-Apriel-1.5", "upstage-Solar-Open-100B"),
+)
+"""Templates with tools in forms that are not known here: `tools` are refused."""
+
+USER = {"role": "user", "content": "How is the weather?"}
+
+
+@pytest.fixture(scope="session")
+def directory(request: pytest.FixtureRequest) -> Path:
+    found = request.config.getoption("--templates")
+    assert found, "`make test-templates` names the directory"
+    return Path(found)
+
+
+def source(directory: Path, name: str) -> str:
+    return re.sub(r"{%-?\s*(?:end)?generation\s*-?%}", "", (directory / f"{name}.jinja").read_text())
+
+
+def render(template: str, messages: tuple[Any, ...], tools: tuple[Any, ...], *, prompt: bool = False) -> str:
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def tojson(value: Any, **options: Any) -> str:
+        value = list(value) if isinstance(value, Iterator) else value
+        return json.dumps(value, **{"ensure_ascii": False, **options})
+
+    environment = SandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], autoescape=False
+    )
+    environment.filters |= {"tojson": tojson, "from_json": json.loads}
+    environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: "2026-01-01"}
+    return environment.from_string(template).render(
+        messages=messages, tools=tools, add_generation_prompt=prompt, bos_token="<s>", eos_token="</s>"
+    )
+
+
+def answer_after(prompt: str, whole: str) -> str:
+    """Return what follows the prompt; a template may end a prompt in another way than before an answer."""
+    same = (at for at, signs in enumerate(zip(prompt, whole, strict=False)) if signs[0] != signs[1])
+    return whole[next(same, len(prompt)) :]
+
+
+def call(number: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"id": f"call_{number:024}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+CALLS = [call(1, "weather", {"city": "Köln", "days": 3}), call(2, "time", {})]
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_calls_of_a_template_are_read(name: str, directory: Path) -> None:
+    template = source(directory, name)
+    format = find(template)
+    assert takes_tools(template)
+    assert format is FORMATS[WANTED[name]]
+    single = "single tool-calls" in template or name == "openai-gpt-oss-120b"
+    calls = CALLS[:1] if single else CALLS
+    messages, tools = lay_out([USER, {"role": "assistant", "content": "", "tool_calls": calls}], TOOLS, template)
+    whole = render(template, messages, tools)
+    prompts = [render(template, messages[:1], tools, prompt=prompt) for prompt in (True, False)]
+    wanted = [[one["function"]["name"], one["function"]["arguments"]] for one in calls]
+    found = [read(format.make(TOOLS), [answer_after(prompt, whole)]) for prompt in prompts]
+    assert wanted in [[[e[0], json.loads(e[1])] for e in events if isinstance(e, list)] for events in found]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_template_in_another_form_shows_no_known_one(name: str, directory: Path) -> None:
+    template = source(directory, name)
+    assert takes_tools(template)
+    assert find(template) is None

@@ -1,0 +1,175 @@
+"""Every format of tool calls: the golden answers, however they are cut, and random ones.
+
+`pytest tests/unit/protocols/assistant/test_tool_formats.py --update-golden` writes the events of the answers anew.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart
+from handler.protocols.assistant.tools.formats import FORMATS, find
+from handler.protocols.assistant.tools.json_text import as_json, property_of, types_of
+from tests.unit.protocols.assistant.tool_texts import GOLDEN, TOOLS, Read, golden, read
+
+
+def parse(format: str, *pieces: str) -> Read:
+    return read(FORMATS[format].make(TOOLS), pieces)
+
+
+def decode(*parts: bytes) -> list[str]:
+    """Decode an answer's bytes in parts, as a detokenizer does."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return [*(decoder.decode(part) for part in parts), decoder.decode(b"", final=True)]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_golden_answers_are_read_however_they_come(format: str, request: pytest.FixtureRequest) -> None:
+    cases = golden(format)
+    if request.config.getoption("--update-golden"):
+        cases = {name: {"text": case["text"], "events": parse(format, case["text"])} for name, case in cases.items()}
+        (GOLDEN / f"{format}.json").write_text(json.dumps(cases, ensure_ascii=False, indent=1) + "\n")
+    assert len(cases) >= 6
+    for name, case in cases.items():
+        text, events = case["text"], case["events"]
+        data = text.encode()
+        assert parse(format, text) == events, name
+        assert parse(format, *text) == events, name
+        assert parse(format, *re.findall(r"\w+|\s+|.", text)) == events, name
+        for cut in range(1, len(data)):
+            assert parse(format, *decode(data[:cut], data[cut:])) == events, (name, cut)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_golden_answers_call_the_tools_with_json(format: str) -> None:
+    """Whatever a format writes, `weather` and `write` get the same arguments."""
+    calls = {
+        name: [event for event in case["events"] if isinstance(event, list)] for name, case in golden(format).items()
+    }
+    (weather,), (write,) = calls["one"], calls["odd strings"]
+    assert (weather[0], json.loads(weather[1])) == ("weather", {"city": "Köln", "days": 3})
+    assert (write[0], [*json.loads(write[1])]) == ("write", ["path", "text"])
+    assert [name for name, _ in calls["parallel"]] == ["weather", "time"]
+    assert calls["no call"] == []
+
+
+@given(format=st.sampled_from([*FORMATS]), data=st.data())
+def test_random_answers_are_read_however_they_come(format: str, data: st.DataObject) -> None:
+    texts = [case["text"] for case in golden(format).values()]
+    bits = sorted({bit for text in texts for bit in re.findall(r"<[^<>\n]*>|\[[A-Z_]+\]|\w+|.", text, re.DOTALL)})
+    parts = data.draw(st.lists(st.sampled_from(bits) | st.sampled_from(texts) | st.text(max_size=3), max_size=12))
+    text = "".join(parts).encode("utf-8", "replace").decode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = parse(format, text)
+    assert parse(format, *pieces) == whole
+    assert parse(format, *text) == whole
+    if not any(isinstance(event, list) for event in whole) and format != "openai":  # its messages have headers
+        assert "".join(event for event in whole if isinstance(event, str)) == text.replace(
+            "<tool_call>[]</tool_call>", ""
+        )
+
+
+@given(format=st.sampled_from([*FORMATS]), before=st.text(max_size=20), after=st.text(max_size=20))
+def test_a_call_is_found_in_any_company(format: str, before: str, after: str) -> None:
+    begins = FORMATS[format].make(TOOLS).begins  # type: ignore[attr-defined]
+    call = golden(format)["text before"]["text"].removeprefix("Let me look.\n") if begins else ""
+    if format == "llama4_pythonic":
+        call = golden(format)["marked"]["text"]
+    if not call or format == "openai":  # the whole answer is calls; messages one after another
+        return
+    found = parse(format, before.encode("utf-8", "replace").decode() + "|" + call + "|" + after)
+    assert "weather" in [event[0] for event in found if isinstance(event, list)]
+
+
+STREAMS = {
+    "qwen3_coder": '<tool_call>\n<function=write>\n<parameter=text>\nab|c"|\n</par|ameter>\n</function>\n</tool_call>',
+    "minimax_m2": '<minimax:tool_call><invoke name="write"><parameter name="text">ab|c"|</par|ameter></invoke>',
+    "deepseek_v32": '<｜DSML｜invoke name="write">'
+    '<｜DSML｜parameter name="text" string="true">ab|c"|</｜|DSML｜parameter></｜DSML｜invoke>',
+    "glm47": '<tool_call>write<arg_key>text</arg_key><arg_value>ab|c"|</arg|_value></tool_call>',
+    "gemma4": '<|tool_call>call:write{text:<|"|>ab\0c"\0<|"\0|>}<tool_call|>',
+    "pythonic": "[write(text='ab|c\"||')]",
+}
+
+
+@pytest.mark.parametrize("format", STREAMS)
+def test_strings_come_as_they_are_written(format: str) -> None:
+    """Text before a mark is not held back."""
+    parser, stream = FORMATS[format].make(TOOLS), STREAMS[format]
+    first, second, third, last = stream.split("\0" if "\0" in stream else "|")
+    assert parser.feed(first) == [CallStart(0, "write"), Arguments(0, '{"text": "ab')]
+    assert parser.feed(second) == [Arguments(0, 'c\\"')]
+    assert parser.feed(third) == []
+    assert parser.feed(last) == [Arguments(0, '"}'), CallEnd(0)]
+    assert parser.flush() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "types", "wanted"),
+    [
+        ("5", "integer", "5"),
+        (" 5 ", "integer", "5"),
+        ("5.0", "integer", "5.0"),
+        ("5", "number", "5"),
+        ("05", "integer", '"05"'),
+        ("1_0", "integer", '"1_0"'),
+        ("inf", "number", '"inf"'),
+        ("NaN", "object", '"NaN"'),
+        ("True", "boolean", "true"),
+        ("0", "boolean", "false"),
+        ("yes", "boolean", '"yes"'),
+        ("Null", "string null", "null"),
+        ("5", "string integer", "5"),
+        ("five", "string integer", '"five"'),
+        ('{"a": 1}', "object", '{"a": 1}'),
+        ("{'a': 1}", "object", "\"{'a': 1}\""),
+        ("[1]", "string array", "[1]"),
+        ("true", "integer", "true"),
+        ("x", "any", '"x"'),
+    ],
+)
+def test_plain_text_becomes_json_by_its_types(text: str, types: str, wanted: str) -> None:
+    assert as_json(text, frozenset(types.split())) == wanted
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({"type": "string"}, "string"),
+        ({"type": ["integer", "null"]}, "integer null"),
+        ({"type": "int"}, "integer"),
+        ({"enum": [1, "a", None, True, 1.5, [], {}]}, "integer string null boolean number array object"),
+        ({"const": "a"}, "string"),
+        ({"anyOf": [{"type": "number"}, {"$ref": "#/$defs/A"}]}, "number object"),
+        ({"$ref": "#/$defs/A"}, "object"),
+        ({"$ref": "#/$defs/none"}, ""),
+        ({"$ref": "#/$defs/loop"}, ""),
+        ({}, ""),
+        (True, ""),
+        (None, ""),
+    ],
+)
+def test_types_are_those_of_the_schema(schema: Any, types: str) -> None:
+    loop = {"allOf": [{"$ref": "#/$defs/loop"}]}
+    root = {"properties": {"a": schema}, "$defs": {"A": {"type": "object"}, "loop": loop}}
+    assert types_of(property_of(root, "a", root), root) == frozenset(types.split())
+    assert property_of(root, "b", root) is None
+
+
+def test_auto_finds_the_format_that_a_template_shows() -> None:
+    """The marks of a format's own calls stand in its templates; the rest is tested on the models' templates."""
+    for name, format in FORMATS.items():
+        if format.template:
+            text = (
+                golden(name)["parallel"]["text"] + "```json dictionary of argument name <|call|> <function= <｜DSML｜"
+            )
+            assert find(text) is not None
+    assert find("{{ tools }}") is None

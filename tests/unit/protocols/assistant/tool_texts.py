@@ -1,0 +1,73 @@
+"""Tools, and answers that call them in each format: the golden files that parsers and vLLM's parsers are read by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Parser
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "tool_calls"
+
+
+def _tool(name: str, properties: dict[str, Any], **others: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, **others}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [
+    _tool(
+        "weather",
+        {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "ratio": {"type": "number"},
+            "metric": {"type": "boolean"},
+            "unit": {"enum": ["C", "F"]},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "place": {"type": "object", "properties": {"lat": {"type": "number"}, "name": {"type": "string"}}},
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        },
+    ),
+    _tool("time", {}),
+    _tool("write", {"path": {"type": "string"}, "text": {"type": "string"}}),
+]
+
+Read = list[str | list[str]]
+"""Text, and calls as a name and the text of the arguments."""
+
+
+def read(parser: Parser, pieces: Iterable[str]) -> Read:
+    """Join the events of an answer that comes in pieces."""
+    events: list[Event] = [event for piece in pieces for event in parser.feed(piece)]
+    found: Read = []
+    calls: list[list[str]] = []
+    ended = 0
+    for event in [*events, *parser.flush()]:
+        if isinstance(event, str):
+            assert event, "no event is empty"
+            if found and isinstance(found[-1], str):
+                found[-1] += event
+            else:
+                found.append(event)
+        elif isinstance(event, CallStart):
+            assert event.number == len(calls), "calls are counted from 0"
+            calls.append([event.name, ""])
+            found.append(calls[-1])
+        elif isinstance(event, CallEnd):
+            assert (event.number, ended) == (len(calls) - 1,) * 2, "a call ends once"
+            ended += 1
+        else:
+            assert isinstance(event, Arguments)
+            assert found[-1] is calls[event.number], "nothing comes between a call and its arguments"
+            assert event.number == ended, "an ended call has no more arguments"
+            calls[-1][1] += event.text
+    assert ended == len(calls), "each call ends"
+    return found
+
+
+def golden(format: str) -> dict[str, dict[str, Any]]:
+    """The answers in one format, by case: `text`, and `events` as `read` joins them."""
+    return dict(json.loads((GOLDEN / f"{format}.json").read_text()))
