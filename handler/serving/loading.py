@@ -23,7 +23,7 @@ from handler.engines.process.supervisor import EngineSupervisor
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters, check_syntax, choose, find_formatters
 from handler.plugins.tool_parser import load_tool_format
-from handler.protocols.assistant.template import DEFAULTS, default_arguments, knows
+from handler.protocols.assistant.template import DEFAULTS, default_arguments, warn_of_unread
 from handler.protocols.base import ServerContext
 from handler.scheduler.lora.files import adapters_of
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
@@ -68,8 +68,7 @@ async def load_model(
             on_failure.callback(sessions.end)
         tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
         context = replace(schema_context(config, spec, adapters.registry), tool_format=formatters.tool_format)
-        if unread := [name for name in context.template_arguments if not knows(tokenizer.chat_template, name)]:
-            log.warning("option.default_chat_template_kwargs: the chat template does not read %s", ", ".join(unread))
+        warn_of_unread(context.template_arguments, tokenizer.chat_template)
         validator = make_validator(spec, engine)
         make = functools.partial(ServedModel, stepped=stepped, tracer=tracer)
         model = make(config, engine, tokenizer, context, adapters, formatters, validator, sessions)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import ConfigError, InvalidParameter
 from handler.core.values import TemplateOptions
 from handler.protocols.base import ServerContext
 from handler.protocols.readers.values import accepts, boolean
+
+log = logging.getLogger("handler.template")
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 THOUGHTS = ("reasoning", "reasoning_content", "thinking")
@@ -23,6 +26,12 @@ _RESERVED = (
     "return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs",
 )  # fmt: skip
 """Names that a renderer of templates takes for itself."""
+
+
+def warn_of_unread(arguments: Iterable[str], template: str) -> None:
+    """Log which of the default arguments a chat template does not read."""
+    if unread := [name for name in arguments if not knows(template, name)]:
+        log.warning("%s: the chat template does not read %s", DEFAULTS, ", ".join(unread))
 
 
 def knows(template: str, name: str) -> bool:

@@ -17,7 +17,6 @@ from tests.unit.protocols.anthropic.golden import ASK, CALL, TOOLS, body
 from tests.unit.protocols.openai.requests import CITY, saying
 
 HERMES = replace(CAPABLE, chat_template="{{ tools }} <tool_call>")
-THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": ""}
 USE = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Köln"}}
 
 THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
