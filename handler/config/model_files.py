@@ -123,9 +123,11 @@ def chat_template(config: Config) -> str | None:
     """Return the text of `option.chat_template`; None without it.
 
     Raises:
-        ConfigError: its file cannot be read.
+        ConfigError: its file cannot be read, or the engine takes none.
     """
     key, given = "option.chat_template", config.chat_template
+    if given is not None and config.engine == "echo":
+        raise ConfigError(f"{config.where(key)}: {key}: the engine echo lays chats out by itself")
     if given is None or "{%" in given or "{{" in given:
         return given
     paths = [home / given for home in (config.directory, Path()) if home is not None]

@@ -11,10 +11,12 @@ Options:
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,24 +75,15 @@ class EchoTokenizer:
             raise error.named("messages") from None
 
 
-class _Sequence:
-    __slots__ = ("ids", "last", "least", "position", "size", "stops")
-
-    def __init__(self, ids: Sequence[int], sampling: Sampling, skip: int) -> None:
-        self.size = len(ids)
-        self.ids = [*ids[skip % self.size :], *ids[: skip % self.size]]
-        self.position = 0
-        self.last = sampling.max_new_tokens
-        self.least = sampling.min_new_tokens
-        self.stops = frozenset(sampling.stop_token_ids)
-
-
 class Echo:
     def __init__(self, config: EngineConfig) -> None:
         rate = config.options.get("echo_tokens_per_second", 0.0)
         self._pause = 1.0 / rate if rate else 0.0
         self._cues = bool(config.options.get("echo_cues", 0))
-        self._active: dict[int, _Sequence] = {}
+        self._active: dict[int, Iterator[int]] = {}  # each sequence's ids to come, by its key
+        self._num_steps = 0
+        self._last_steps: dict[int, int] = {}  # by key
+        self._ends: defaultdict[int, dict[int, Finish]] = defaultdict(dict)  # by their step, then by key
         self._next = 0.0
         self.info = EngineInfo("echo", "1", "none", "none", config.max_total_tokens or _CONTEXT)
 
@@ -99,32 +92,34 @@ class Echo:
             raise ValueError("refused on cue")
         if not self._active:
             self._next = 0.0  # restart the clock after a pause
-        self._active[key] = _Sequence(ids, sampling, adapter.id if adapter else 0)
+        skip = adapter.id % len(ids) if adapter else 0
+        ids = [*ids[skip:], *ids[:skip]]
+        num_tokens, finish = _length(ids, sampling)
+        self._active[key] = itertools.cycle(ids)
+        self._last_steps[key] = last = self._num_steps + num_tokens
+        self._ends[last][key] = finish
 
     def cancel(self, key: int) -> None:
-        self._active.pop(key, None)
+        if self._active.pop(key, None) is not None:
+            ends = self._ends[last := self._last_steps.pop(key)]
+            del ends[key]
+            if not ends:
+                del self._ends[last]
 
     def step(self) -> Step:
         if self._pause:
             self._wait()
-        keys, ids, others = [], [], []
-        cues = self._cues
-        for key, sequence in self._active.items():
-            position = sequence.position
-            id = sequence.ids[position % sequence.size]
-            if cues and id < len(_CUES):
-                _act(_CUES[id])
-            sequence.position = position = position + 1
-            if sequence.stops and id in sequence.stops and position > sequence.least:
-                others.append(Output(key, (id,), (0.0,), Finish.STOP))
-            elif position >= sequence.last:
-                others.append(Output(key, (id,), (0.0,), Finish.LENGTH))
-            else:
-                keys.append(key)
-                ids.append(id)
-        for output in others:
-            del self._active[output.key]
-        return Step(keys, ids, [0.0] * len(ids), others)
+        self._num_steps += 1
+        others = []
+        for key, finish in self._ends.pop(self._num_steps, {}).items():
+            del self._last_steps[key]
+            others.append(Output(key, (next(self._active.pop(key)),), (0.0,), finish))
+        ids = list(map(next, self._active.values()))
+        if self._cues:
+            for id in (*ids, *(output.ids[0] for output in others)):
+                if id < len(_CUES):
+                    _act(_CUES[id])
+        return Step(list(self._active), ids, [0.0] * len(ids), others)
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Check that the adapter is a directory."""
@@ -135,7 +130,8 @@ class Echo:
         pass
 
     def close(self) -> None:
-        self._active.clear()
+        for key in list(self._active):
+            self.cancel(key)
 
     def _wait(self) -> None:
         """Wait for the next tick of a clock, so that a step's own time does not slow the next one down."""
@@ -144,6 +140,17 @@ class Echo:
         self._next = due if due > now - 2 * self._pause else now  # lost ticks are not made up for
         if self._next > now:
             time.sleep(self._next - now)
+
+
+def _length(ids: Sequence[int], sampling: Sampling) -> tuple[int, Finish]:
+    """Return how many tokens an echo of `ids` has, and why it ends."""
+    least, most = sampling.min_new_tokens, max(sampling.max_new_tokens, 1)
+    stops = frozenset(sampling.stop_token_ids)
+    if stops:
+        for position in range(least, min(least + len(ids), most)):
+            if ids[position % len(ids)] in stops:
+                return position + 1, Finish.STOP
+    return most, Finish.LENGTH
 
 
 def _act(cue: str) -> None:

@@ -7,6 +7,7 @@ import functools
 import logging
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from handler import __version__, engines
@@ -21,6 +22,8 @@ from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters, check_syntax, choose, find_formatters
+from handler.plugins.tool_parser import load_tool_format
+from handler.protocols.assistant.template import DEFAULTS, default_arguments, knows
 from handler.protocols.base import ServerContext
 from handler.scheduler.lora.files import adapters_of
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
@@ -64,7 +67,9 @@ async def load_model(
         if sessions is not None:
             on_failure.callback(sessions.end)
         tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
-        context = schema_context(config, spec, adapters.registry)
+        context = replace(schema_context(config, spec, adapters.registry), tool_format=formatters.tool_format)
+        if unread := [name for name in context.template_arguments if not knows(tokenizer.chat_template, name)]:
+            log.warning("option.default_chat_template_kwargs: the chat template does not read %s", ", ".join(unread))
         validator = make_validator(spec, engine)
         make = functools.partial(ServedModel, stepped=stepped, tracer=tracer)
         model = make(config, engine, tokenizer, context, adapters, formatters, validator, sessions)
@@ -224,7 +229,8 @@ def model_formatters(config: Config, directory: Path | None = None) -> Formatter
             f"model.py's output formatter {write.name!r} is for rolling batch, but option.rolling_batch=disable "
             f"({config.where('option.rolling_batch')}); option.output_formatter=json leaves it out"
         )
-    return Formatters(read, write, config)
+    plugin = config.tool_parser_plugin and load_tool_format(config.tool_parser_plugin, (config.directory, Path()))
+    return Formatters(read, write, config, plugin or None)
 
 
 def _directory(config: Config) -> Path | None:
@@ -293,5 +299,5 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         fingerprint=f"lmi-{__version__}-{spec.engine}",
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser or "",
-        template_arguments=config.default_chat_template_kwargs or {},
+        template_arguments=default_arguments(config.default_chat_template_kwargs, config.where(DEFAULTS)),
     )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from handler.core.errors import InvalidParameter
+from handler.core.errors import ConfigError, InvalidParameter
 from handler.core.values import TemplateOptions
 from handler.protocols.base import ServerContext
 from handler.protocols.readers.values import accepts, boolean
@@ -14,6 +14,8 @@ from handler.protocols.readers.values import accepts, boolean
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 THOUGHTS = ("reasoning", "reasoning_content", "thinking")
 """Names under which chat templates read an assistant's thoughts."""
+
+DEFAULTS = "option.default_chat_template_kwargs"
 
 _RESERVED = (
     "messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt",
@@ -37,6 +39,21 @@ def arguments(value: Any) -> Mapping[str, Any]:
         if name in _RESERVED or not name.isidentifier():
             raise ValueError(f"may not set {name[:64]!r}")
     return value
+
+
+def default_arguments(value: Mapping[str, Any] | None, origin: str) -> Mapping[str, Any]:
+    """Check `option.default_chat_template_kwargs`.
+
+    Args:
+        origin: where it was set, for the message.
+
+    Raises:
+        ConfigError: one of them is the renderer's own.
+    """
+    try:
+        return arguments({} if value is None else value)
+    except ValueError as error:
+        raise ConfigError(f"{origin}: {DEFAULTS}: {error}") from None
 
 
 @accepts(type="array", items={"type": "object"})
@@ -91,9 +108,11 @@ def read_template(
         knows(template, name) for name in THOUGHTS
     ):
         unknown.append("messages[].reasoning")
-    known = {name: value for name, value in own.items() if knows(template, name)}
+    known = {
+        name: value for name, value in {**context.template_arguments, **read, **own}.items() if knows(template, name)
+    }
     options = TemplateOptions(
-        tuple({**context.template_arguments, **read, **known}.items()),
+        tuple(known.items()),
         add_generation_prompt=not continues and given.get("add_generation_prompt", True),
         continue_final_message=continues,
     )

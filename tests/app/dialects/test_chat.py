@@ -47,6 +47,23 @@ def test_tools_are_there_as_on_openais_route(echo_server: LiveServer) -> None:
     assert {"name": "f", "arguments": '{"a":1}'} in calls[0]
 
 
+def test_thoughts_are_shown_apart_and_no_stop_string_ends_them() -> None:
+    words = {"messages": [{"role": "user", "content": "Hm STOP </think> Yes STOP no"}], "stop": "STOP"}
+    with serve(
+        *("--engine", "echo", "-o", "option.reasoning_parser=qwen3"),
+        *("-o", 'option.default_chat_template_kwargs={"enable_thinking": true}'),
+    ) as server:
+        for path in ("/invocations", "/v1/chat/completions"):
+            found = server.post(words, path).json()
+            message = found["choices"][0]["message"]
+            assert (message["reasoning"], message["content"]) == (" user: Hm STOP ", " Yes ")
+            assert found["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+        assert "the chat template does not read enable_thinking" in server.log
+        off = server.post({**words, "chat_template_kwargs": {"enable_thinking": False}}, "/v1/chat/completions")
+        assert off.headers["x-lmi-ignored-parameters"] == "chat_template_kwargs.enable_thinking"
+        assert off.json()["choices"][0]["message"] == message | {"refusal": None}, "nobody told the model"
+
+
 # -- the demo model ----------------------------------------------------------------------------------------------
 
 

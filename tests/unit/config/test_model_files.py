@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from handler.config import model_files
+from handler.config.loader import read_config
 from handler.config.model_files import locate
 from handler.core.errors import ConfigError
 from handler.engines.huggingface.checkpoint import prepare_checkpoint
@@ -82,3 +83,20 @@ def test_the_demo_model_is_fetched_once(demo_model: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(model_files.child_processes, "run", lambda *_, **__: pytest.fail("fetched again"))
     assert model_files.fetch_demo() == demo_model
     assert demo_model.read_bytes()[:4] == b"GGUF"
+
+
+def test_a_chat_template_is_a_text_or_a_file(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("{{ messages }}")
+    (tmp_path / "serving.properties").write_text("option.chat_template=own.jinja\n")
+
+    def found(*overrides: str, properties: Path | None = None) -> str | None:
+        return model_files.chat_template(read_config(properties=properties, overrides=overrides, environ={}).config)
+
+    assert found() is None
+    assert found("option.chat_template={% if x %}") == "{% if x %}"
+    assert found(f"option.chat_template={tmp_path / 'own.jinja'}") == "{{ messages }}"
+    assert found(properties=tmp_path / "serving.properties") == "{{ messages }}"
+    with pytest.raises(ConfigError, match="is no template, and no file with one"):
+        found("option.chat_template=none.jinja")
+    with pytest.raises(ConfigError, match="the engine echo lays chats out by itself"):
+        found("option.chat_template={{ x }}", "option.llm_engine=echo")

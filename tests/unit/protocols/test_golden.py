@@ -44,6 +44,8 @@ ANSWER_TOO_LONG = refused(AnswerTooLong("parameters.max_new_tokens", 9, 8184, 81
 CALL = 'Wait. <tool_call>[{"name": "weather", "arguments": {"city": "Köln"}}]</tool_call>'
 INTERLEAVED = [delta for pair in itertools.zip_longest(deltas(0), shorter(1)) for delta in pair if delta]
 
+THOUGHTS = "<think>Hm. So</think>Yes."
+
 CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "lmi/plain": ("lmi", {"inputs": ASK}, None),
     "lmi/details": ("lmi", {"inputs": ASK, "parameters": {"details": True}}, None),
@@ -150,6 +152,9 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "chat/tools": ("lmi", {**CHAT, "tools": TOOLS}, saying(CALL)),
     "chat/stream_tools": ("lmi", {**CHAT, "tools": TOOLS, "stream": True}, saying(CALL, 9)),
     "chat/named_tool": ("lmi", {**CHAT, "tools": TOOLS, "tool_choice": NAME_IT}, saying('{"city": "Köln"}')),
+    "chat/reasoning": ("lmi_reasoning", CHAT, saying(THOUGHTS)),
+    "chat/stream_reasoning": ("lmi_reasoning", {**CHAT, "stream": True}, saying(THOUGHTS, 9)),
+    "chat/tgi_compat_stream_reasoning": ("tgi_compat_reasoning", {**CHAT, "stream": True}, saying(THOUGHTS, 9)),
     "chat/stream_n": ("lmi", {**CHAT, "n": 2, "stream": True}, INTERLEAVED),
     "chat/foreign_name": ("lmi", {**CHAT, "max_new_tokens": 5}, None),
     "chat/dynamic_batch": ("dynamic_batch", CHAT, None),
@@ -178,9 +183,10 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
         CONTEXT,
         enable_streaming=schema.endswith("_streaming"),
         output_formatter="sse" if schema.endswith("_sse") else None,
+        reasoning_parser="qwen3" if schema.endswith("_reasoning") else "",
         chat_template=golden_anthropic.TEMPLATE if schema.endswith("_thinking") else "",
     )
-    found = answer(re.sub("_(streaming|sse|thinking)$", "", schema), body, script, context)
+    found = answer(re.sub("_(streaming|sse|thinking|reasoning)$", "", schema), body, script, context)
     asked = body.decode() if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False)
     wire = f"> {asked}\n< {found.status} {found.content_type}\n".encode() + found.body
     path = GOLDEN / f"{name}.txt"

@@ -47,6 +47,7 @@ class ThoughtParser(ThinkingParser):
         self.thinking = thinking
         self.begin = family.begin
         self._family = family
+        self._inside = (*family.begin, *family.end, *family.calls)  # the marks that count in a thought
         self._held = ""
         self._space = ""  # at the end of what was shown of a thought
         self._over = False  # no other thought can begin
@@ -68,7 +69,7 @@ class ThoughtParser(ThinkingParser):
 
     def _in_thought(self, events: list[Event], *, final: bool) -> bool:
         family = self._family
-        thought, mark, self._held = split(self._held, (*family.begin, *family.end, *family.calls), final=final)
+        thought, mark, self._held = split(self._held, self._inside, final=final)
         if family.strips:
             thought = self._space + thought
             self._space = thought[len(thought.rstrip()) :]

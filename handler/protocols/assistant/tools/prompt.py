@@ -74,7 +74,8 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
         for call in message.get("tool_calls", ())
     ]
     written = f"{_BEGIN}{dumps(calls)}{_END}" if calls else ""
-    return {"role": message["role"], "content": "\n".join(filter(None, (message["content"], written)))}
+    others = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**others, "content": "\n".join(filter(None, (message["content"], written)))}
 
 
 def _instructions(tools: Sequence[Mapping[str, Any]]) -> str:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handler.config.options.common import REASONING_PARSERS
-from handler.core.errors import InvalidParameter
+from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload
 from handler.core.sequence import SequenceState
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Token
@@ -21,9 +21,11 @@ from handler.protocols.assistant.events import Arguments, CallStart, Event, Reas
 from handler.protocols.assistant.reasoning.families import FAMILIES, choose_family
 from handler.protocols.assistant.reasoning.parsing import thinking_parser
 from handler.protocols.assistant.reasoning.request import Thinking
+from handler.protocols.assistant.template import default_arguments
 from handler.protocols.assistant.tools.formats import FORMATS
+from handler.protocols.base import ServerContext
 from tests.unit.protocols.assistant import tool_texts
-from tests.unit.protocols.openai.requests import NAMED, TOOLS, chat, choices, events, saying
+from tests.unit.protocols.openai.requests import CHAT, NAMED, TOOLS, USER, chat, choices, events, saying
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 HARMONY = (
@@ -128,9 +130,9 @@ COMPANIES = {
     "openai_gptoss": "openai",
     "granite": "granite",
     "nemotron_v3": "qwen3_coder",
-    "seed_oss": "qwen3_coder",
+    "seed_oss": "seed_oss",
 }
-"""The format of each family's calls; Seed-OSS's own is qwen3_coder's in other marks."""
+"""The format of each family's calls."""
 
 
 @pytest.mark.parametrize("family", COMPANIES)
@@ -295,3 +297,50 @@ def test_auto_goes_by_the_template(template: str, family: str | None) -> None:
     found = choose_family("auto", template)
     assert (found and found.name) == family
     assert choose_family("", template) is None
+
+
+# -- the template's arguments -----------------------------------------------------------------------------------------
+
+SHOWN = replace(
+    QWEN, chat_template="a enable_thinking reasoning_effort reasoning_content", template_arguments={"a": 1, "b": 1}
+)
+THOUGHT = {"role": "assistant", "content": None, "reasoning_content": "Hm."}
+OFF = {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": 0}}
+
+
+@pytest.mark.parametrize(
+    ("context", "body", "wanted", "unknown"),
+    [
+        (SHOWN, {}, {"a": 1}, []),
+        (SHOWN, {"chat_template_kwargs": {"a": 2, "c": 2}}, {"a": 2}, ["c"]),
+        (SHOWN, {"reasoning_effort": "none"}, {"a": 1, "reasoning_effort": "none", "enable_thinking": False}, []),
+        (SHOWN, OFF, {"a": 1, "reasoning_effort": "low", "enable_thinking": 0}, []),
+        (QWEN, {"reasoning_effort": "low"}, {"enable_thinking": True}, []),
+        (NAMED, {"reasoning_effort": "low"}, {}, ["reasoning_effort"]),
+        (NAMED, {"documents": [{}]}, {}, ["documents"]),
+        (NAMED, {"messages": [USER, THOUGHT]}, {}, ["messages[].reasoning"]),
+        (SHOWN, {"messages": [USER, THOUGHT]}, {"a": 1}, []),
+    ],
+)
+def test_what_the_template_does_not_read_is_reported(
+    context: ServerContext, body: dict[str, Any], wanted: dict[str, Any], unknown: list[str]
+) -> None:
+    call = CHAT.parse({"messages": [USER], **body}, context)
+    arguments = dict(call.requests[0].template.arguments)
+    assert arguments == wanted
+    assert [name.removeprefix("chat_template_kwargs.") for name in call.ignored] == unknown
+    if unknown:
+        with pytest.raises(InvalidPayload, match="unknown names: "):
+            CHAT.parse({"messages": [USER], **body}, replace(context, refuse_unknown=True))
+
+
+def test_thoughts_in_messages_reach_the_template() -> None:
+    (request,) = CHAT.parse({"messages": [USER, {**THOUGHT, "content": "Yes."}]}, SHOWN).requests
+    names = ("reasoning", "reasoning_content", "thinking")
+    assert request.messages[1] == {"role": "assistant", "content": "Yes.", **dict.fromkeys(names, "Hm.")}
+
+
+def test_default_arguments_of_the_renderer_are_refused_at_the_start() -> None:
+    assert default_arguments({"enable_thinking": False}, "o") == {"enable_thinking": False}
+    with pytest.raises(ConfigError, match="kwargs: may not set 'tools'"):
+        default_arguments({"tools": []}, "o")

@@ -67,6 +67,7 @@ CASES: dict[str, tuple[Any, list[Delta] | None]] = {
     "chat/stream_named_tool": ({**STREAM, "tools": TOOLS, "tool_choice": NAME_IT}, saying(ARGUMENTS, 9)),
     **{f"chat/reasoning_{name}": ({}, saying(text)) for name, text in THOUGHTS.items()},
     **{f"chat/stream_reasoning_{name}": (USAGE, saying(text, 9)) for name, text in THOUGHTS.items()},
+    "chat/stream_tgi_reasoning_qwen3": ({**STREAM, "model": "tgi"}, saying(THOUGHTS["qwen3"], 9)),
     "completion/plain": ({}, None),
     "completion/prompts": ({"prompt": ["a", "b"]}, None),
     "completion/logprobs": ({"logprobs": 2}, with_tops()),
