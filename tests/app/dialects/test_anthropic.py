@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from tests.app.server import impatient, serve
+from tests.app.serving.test_between_calls import Stepped
 from tests.servers import LiveServer, http, options
+from tests.stepped import item
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "a ü"}], "max_tokens": 3}
@@ -62,6 +64,23 @@ def test_invocations_take_a_response_by_route(echo_server: LiveServer) -> None:
     assert whole["output"][0]["content"][0]["text"] == " user: a ü"
     streamed = http.post(echo_server.url + "/v1/responses", json={**asked, "stream": True})
     assert names(streamed.text)[-1] == "response.incomplete"
+
+
+@pytest.mark.parametrize(
+    ("route", "asked", "last"),
+    [
+        (MESSAGES, {**ASK, "stream": True}, b'data: {"type":"message_stop"}\n\n'),
+        (COUNT, ASK, b'{"input_tokens":4}'),
+        ("/v1/responses", {"input": "a", "store": True}, b'"param":"store","code":null}}'),
+    ],
+)
+def test_a_rolling_batch_of_djls_takes_them_by_route(route: str, asked: dict[str, Any], last: bytes) -> None:
+    stepped = Stepped(lambda seconds: None)
+    try:
+        (piece,) = stepped.batch.step(1, {0: item(asked, route=route)})
+        assert stepped.until_ended(piece).endswith(last)
+    finally:
+        stepped.close()
 
 
 def test_bedrocks_body_is_a_message_anywhere(echo_server: LiveServer) -> None:
