@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from handler.plugins.functions import Formatters, check_syntax, choose, find_for
 from handler.plugins.tool_parser import load_tool_format
 from handler.protocols.assistant.template import DEFAULTS, default_arguments, warn_of_unread
 from handler.protocols.base import ServerContext
-from handler.scheduler.lora.files import adapters_of
+from handler.scheduler.lora.files import adapters_in
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
 from handler.serving.metrics.tracing import find_exporter, make_tracer
 from handler.serving.model import ServedModel
@@ -103,7 +103,7 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     with problems:
         name = choose_engine(config)
         if not engines.capabilities(name, arguments).no_adapters:
-            _adapters_at_start(_adapter_directories(config, directory))
+            adapters_in(_adapter_directories(config, directory))
     return problems
 
 
@@ -256,7 +256,7 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
         return AdapterHome(AdapterRegistry(limit, unavailable=f"{spec.engine}: {missing}"))
     first = next((place for place in _places(config, directory) if place.is_dir()), None)
     base = homes[0] if homes else first and first.absolute() / "adapters"
-    return AdapterHome(AdapterRegistry(limit, base), _adapters_at_start(homes))
+    return AdapterHome(AdapterRegistry(limit, base), adapters_in(homes))
 
 
 def _places(config: Config, directory: Path | None) -> list[Path]:
@@ -267,16 +267,6 @@ def _places(config: Config, directory: Path | None) -> list[Path]:
 def _adapter_directories(config: Config, directory: Path | None) -> list[Path]:
     places = _places(config, directory)
     return [path for place in places if (path := place.absolute() / "adapters").is_dir()]
-
-
-def _adapters_at_start(directories: Iterable[Path]) -> dict[str, Path]:
-    """List the adapters by name, sorted."""
-    adapters: dict[str, Path] = {}
-    for home in directories:
-        for name, path in adapters_of(home).items():
-            if (other := adapters.setdefault(name, path)).resolve() != path.resolve():
-                raise ConfigError(f"the adapter {name} lies in two places: {other} and {path}")
-    return dict(sorted(adapters.items()))
 
 
 def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:

@@ -7,6 +7,7 @@ import math
 import re
 import stat
 import urllib.parse
+from collections.abc import Iterable
 from pathlib import Path
 
 from handler.core.errors import AdapterFailed, BadRequest, ConfigError, ServingError
@@ -132,3 +133,17 @@ def adapters_of(directory: Path) -> dict[str, Path]:
             except ServingError as error:
                 raise ConfigError(f"the adapter {path.name} cannot be used: {error.message}") from None
     return adapters
+
+
+def adapters_in(homes: Iterable[Path]) -> dict[str, Path]:
+    """List the adapters of several directories by name, sorted.
+
+    Raises:
+        ConfigError: two have the same name.
+    """
+    adapters: dict[str, Path] = {}
+    for home in homes:
+        for name, path in adapters_of(home).items():
+            if (other := adapters.setdefault(name, path)).resolve() != path.resolve():
+                raise ConfigError(f"the adapter {name} lies in two places: {other} and {path}")
+    return dict(sorted(adapters.items()))
