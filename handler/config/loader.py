@@ -51,6 +51,7 @@ class Config:
     enable_streaming: bool
     unknown_parameters: str
     tool_call_parser: str
+    tool_parser_plugin: str | None
     reasoning_parser: str | None
     chat_template: str | None
     default_chat_template_kwargs: Mapping[str, Any] | None
@@ -150,8 +151,7 @@ def read_config(
     found = [*from_foreign_variables(environ, named), *found]
     problems = [item for item in found if isinstance(item, Problem)]
     sources = [item for item in found if isinstance(item, Setting)]
-    if not java:
-        sources = from_lmis_handler(sources)
+    sources = sources if java else from_lmis_handler(sources)
     engine = named_engine([*sources, *settings], auto)
     chosen = _choose(sources, settings, engine, problems)
     common = [option for option in OPTIONS if option.field and not option.engines]

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import ConfigError, FormatterFailed
+from handler.protocols.assistant.tools.parsing import Format
 
 log = logging.getLogger("handler.formatters")
 
@@ -66,6 +67,7 @@ class Formatters(NamedTuple):
     input: InputFormatter | None = None
     output: OutputFormatter | None = None
     configs: Any = None
+    tool_format: Format | None = None
 
 
 class Decorated(NamedTuple):
@@ -84,7 +86,7 @@ def find_formatters(directory: Path | None) -> Decorated:
     path = _model_py(directory)
     if path is None:
         return Decorated({}, {})
-    module = _find_imported(path) or _import(path)
+    module = _find_imported(path) or import_file(path)
     inputs = {name: _input(name, function, path) for name, function in _find_marked(module, "is_input_formatter")}
     outputs = {name: _output(name, function, path) for name, function in _find_marked(module, "is_output_formatter")}
     if inputs or outputs:
@@ -159,11 +161,13 @@ def _find_imported(path: Path) -> ModuleType | None:
     return None
 
 
-def _import(path: Path) -> ModuleType:
-    directory = str(path.parent.resolve())
+def import_file(path: Path) -> ModuleType:
+    """Import a user's file under its own name, or a longer one where that is taken; ConfigError names file and line."""
+    directory, name = str(path.parent.resolve()), path.stem
     if directory not in sys.path:
         sys.path.insert(0, directory)  # as DJL has it: model.py may import what lies beside it
-    name = "model" if "model" not in sys.modules else f"model_{hashlib.sha1(directory.encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        name = f"{name}_{hashlib.sha1(directory.encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypedDic
 from handler.core.errors import ServingError
 from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Delta, Request, Token
+from handler.protocols.assistant.tools.parsing import Format
 
 
 class AdapterLookup(Protocol):
@@ -53,6 +54,7 @@ class ServerContext:
         model_names: names that requests may give the model, its own first; "*" among them allows any name.
         fingerprint: the `system_fingerprint` of answers.
         tool_call_parser: `option.tool_call_parser`.
+        tool_format: that of `option.tool_parser_plugin`, which comes before it.
         reasoning_parser: `option.reasoning_parser`; "" without one.
         template_arguments: `option.default_chat_template_kwargs`.
     """
@@ -74,6 +76,7 @@ class ServerContext:
     model_names: Sequence[str] = ("model",)
     fingerprint: str = "lmi"
     tool_call_parser: str = "auto"
+    tool_format: Format | None = None
     reasoning_parser: str = ""
     template_arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 

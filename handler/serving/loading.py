@@ -7,9 +7,10 @@ import functools
 import logging
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from handler import __version__, engines
+from handler import engines
 from handler.config import environment
 from handler.config.loader import Config, Reading
 from handler.config.model_files import chat_template
@@ -21,10 +22,11 @@ from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters, check_syntax, choose, find_formatters
-from handler.protocols.assistant.template import DEFAULTS, default_arguments, knows
-from handler.protocols.base import ServerContext
+from handler.plugins.tool_parser import load_tool_format
+from handler.protocols.assistant.template import knows
 from handler.scheduler.lora.files import adapters_of
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
+from handler.serving.context import schema_context
 from handler.serving.metrics.tracing import find_exporter, make_tracer
 from handler.serving.model import ServedModel
 from handler.serving.sessions import configured_sessions, sessions_root
@@ -65,7 +67,7 @@ async def load_model(
         if sessions is not None:
             on_failure.callback(sessions.end)
         tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
-        context = schema_context(config, spec, adapters.registry)
+        context = replace(schema_context(config, spec, adapters.registry), tool_format=formatters.tool_format)
         if unread := [name for name in context.template_arguments if not knows(tokenizer.chat_template, name)]:
             log.warning("option.default_chat_template_kwargs: the chat template does not read %s", ", ".join(unread))
         validator = make_validator(spec, engine)
@@ -227,7 +229,8 @@ def model_formatters(config: Config, directory: Path | None = None) -> Formatter
             f"model.py's output formatter {write.name!r} is for rolling batch, but option.rolling_batch=disable "
             f"({config.where('option.rolling_batch')}); option.output_formatter=json leaves it out"
         )
-    return Formatters(read, write, config)
+    plugin = config.tool_parser_plugin and load_tool_format(config.tool_parser_plugin, (config.directory, Path()))
+    return Formatters(read, write, config, plugin or None)
 
 
 def _directory(config: Config) -> Path | None:
@@ -275,26 +278,3 @@ def _adapters_at_start(directories: Iterable[Path]) -> dict[str, Path]:
             if (other := adapters.setdefault(name, path)).resolve() != path.resolve():
                 raise ConfigError(f"the adapter {name} lies in two places: {other} and {path}")
     return dict(sorted(adapters.items()))
-
-
-def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
-    able = engines.capabilities(spec.engine, spec.config)
-    names = (config.model_name, config.model_id, *(config.served_model_name or ()))
-    return ServerContext(
-        engine=spec.engine,
-        unsupported=able.unsupported,
-        limits=able.limits,
-        no_adapters=able.no_adapters,
-        sampling_defaults=able.sampling_defaults,
-        adapters=adapters,
-        output_formatter=config.output_formatter if config.output_formatter in FRAMINGS else None,
-        refuse_unknown=config.unknown_parameters == "refuse",
-        max_sequences=config.max_rolling_batch_size,
-        max_input_len=config.max_input_len,
-        enable_streaming=config.enable_streaming,
-        model_names=tuple(filter(None, names)),
-        fingerprint=f"lmi-{__version__}-{spec.engine}",
-        tool_call_parser=config.tool_call_parser,
-        reasoning_parser=config.reasoning_parser or "",
-        template_arguments=default_arguments(config.default_chat_template_kwargs, config.where(DEFAULTS)),
-    )

@@ -107,7 +107,7 @@ VLLM_OWN = (
     # vLLM's own server
     *_refused("`lmi serve --host` and `--port` say it", "host", unless=("0.0.0.0",)),
     *_refused("`lmi serve --host` and `--port` say it", "port", unless=("8080",)),
-    *_refused(_SERVER, "uds", "grpc_port", "middleware", "tool_server", "tool_parser_plugin"),
+    *_refused(_SERVER, "uds", "grpc_port", "middleware", "tool_server"),
     *_refused("a proxy before the server can cut off a path", "root_path"),
     *_refused("set LMI_API_KEY in the environment", "api_key"),
     *_refused("`lmi serve --ssl-certfile` and `--ssl-keyfile` say it", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers"),

@@ -90,7 +90,9 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
 
 
 def choose_format(context: ServerContext) -> Format | None:
-    """Return the format that the options name; by `auto` that of the chat template, None where it shows none."""
+    """Return the format of the options, a plugin first; by `auto` the chat template's, None where it shows none."""
+    if context.tool_format is not None:
+        return context.tool_format
     if context.tool_call_parser != "auto":
         return FORMATS[context.tool_call_parser]
     if not takes_tools(context.chat_template):

@@ -130,9 +130,9 @@ COMPANIES = {
     "openai_gptoss": "openai",
     "granite": "granite",
     "nemotron_v3": "qwen3_coder",
-    "seed_oss": "qwen3_coder",
+    "seed_oss": "seed_oss",
 }
-"""The format of each family's calls; Seed-OSS's own is qwen3_coder's in other marks."""
+"""The format of each family's calls."""
 
 
 @pytest.mark.parametrize("family", COMPANIES)

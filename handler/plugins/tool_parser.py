@@ -1,0 +1,78 @@
+"""A user's own format of tool calls: a Python file with `make_parser(tools)`, and perhaps `MARKS` (docs/models.md)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from handler.core.errors import ConfigError
+from handler.plugins.functions import import_file
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Parser
+from handler.protocols.assistant.tools.parsing import Format, Tool
+
+log = logging.getLogger("handler.formatters")
+
+_EVENTS = (str, CallStart, Arguments, CallEnd)
+
+
+class UsersParser:
+    """The parser of one answer. When it fails, that is logged, and the rest of the answer is text."""
+
+    def __init__(self, make: Callable[[Sequence[Tool]], Parser], tools: Sequence[Tool]) -> None:
+        self._parser: Parser | None = None
+        self._events("make_parser", lambda: self._start(make, tools))
+
+    def feed(self, text: str) -> list[Event]:
+        parser = self._parser
+        found = None if parser is None else self._events("feed", lambda: parser.feed(text))
+        return [text] if found is None else found
+
+    def flush(self) -> list[Event]:
+        parser = self._parser
+        return [] if parser is None else self._events("flush", parser.flush) or []
+
+    def _start(self, make: Callable[[Sequence[Tool]], Parser], tools: Sequence[Tool]) -> list[Event]:
+        parser = make(tools)
+        if not (callable(parser.feed) and callable(parser.flush)):
+            raise TypeError("a parser has methods feed and flush")
+        self._parser = parser
+        return []
+
+    def _events(self, name: str, call: Callable[[], list[Event]]) -> list[Event] | None:
+        """Call the user's code; return None where it fails."""
+        try:
+            events = list(call())
+            wrong = next((event for event in events if not isinstance(event, _EVENTS)), None)
+            if wrong is None:
+                return events
+            log.error("option.tool_parser_plugin: %s returned a %s, which is no event", name, type(wrong).__name__)
+        except Exception:
+            log.exception("option.tool_parser_plugin: %s failed; the rest of the answer is text", name)
+        self._parser = None
+        return None
+
+
+def load_tool_format(given: str, homes: Iterable[Path | None]) -> Format:
+    """Load a user's format from a file in one of the directories.
+
+    Raises:
+        ConfigError: it is not there, cannot be imported, or defines no parser.
+    """
+    path = next((home / given for home in homes if home is not None and (home / given).is_file()), None)
+    try:
+        if path is None:
+            raise ValueError("there is no such file")
+        return _format(import_file(path))
+    except ValueError as error:
+        raise ConfigError(f"option.tool_parser_plugin={given[:200]}: {error}") from None
+
+
+def _format(module: ModuleType) -> Format:
+    make, marks = getattr(module, "make_parser", None), getattr(module, "MARKS", ())
+    if not callable(make):
+        raise ValueError("has no function make_parser(tools)")
+    if isinstance(marks, str) or not all(isinstance(mark, str) and mark for mark in marks):
+        raise ValueError("MARKS must be a list of strings")
+    return Format("tool_parser_plugin", lambda tools: UsersParser(make, tools), tuple(marks))
