@@ -19,7 +19,8 @@ log = logging.getLogger("handler.driver")
 Sink = Callable[[Delta], None]
 
 _SHORT_STEP = 0.002  # seconds; after a longer one the others have their turn
-_MAX_REST = 0.05  # seconds
+_REST = 2.0  # times the step's duration
+_MAX_REST = 0.1  # seconds
 _TICK = 1.0  # seconds between looks at the clock: hangs, requests that take too long
 _SHORT_TICK = 0.2  # while no engine is ready, or requests wait
 
@@ -41,7 +42,7 @@ class Notified(Protocol):
 class EngineDriver:
     """All methods belong to the event loop's thread.
 
-    After a long step the driver rests for as long as the step took, at most 50 ms: new connections, requests and
+    After a long step the driver rests twice as long as the step took, at most 100 ms: new connections, requests and
     `/ping` come in between. Engine steps that wait meanwhile are joined, so on a busy host a token costs less.
 
     Args:
@@ -144,7 +145,7 @@ class EngineDriver:
         took = self.loop.time() - began
         if took > _SHORT_STEP and self._rests and self.fd is not None:
             self.loop.remove_reader(self.fd)
-            self._rest = self.loop.call_later(min(took, _MAX_REST), self.watch, self.fd)
+            self._rest = self.loop.call_later(min(_REST * took, _MAX_REST), self.watch, self.fd)
 
     def step(self) -> None:
         """Deliver what the engine has said."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from handler import __version__, engines
+from handler import engines
 from handler.config import environment
 from handler.config.loader import Config, Reading
 from handler.config.model_files import chat_template
@@ -23,10 +23,10 @@ from handler.engines.process.supervisor import EngineSupervisor
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters, check_syntax, choose, find_formatters
 from handler.plugins.tool_parser import load_tool_format
-from handler.protocols.assistant.template import DEFAULTS, default_arguments, warn_of_unread
-from handler.protocols.base import ServerContext
+from handler.protocols.assistant.template import warn_of_unread
 from handler.scheduler.lora.files import adapters_in
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
+from handler.serving.context import schema_context
 from handler.serving.metrics.tracing import find_exporter, make_tracer
 from handler.serving.model import ServedModel
 from handler.serving.sessions import configured_sessions, sessions_root
@@ -267,26 +267,3 @@ def _places(config: Config, directory: Path | None) -> list[Path]:
 def _adapter_directories(config: Config, directory: Path | None) -> list[Path]:
     places = _places(config, directory)
     return [path for place in places if (path := place.absolute() / "adapters").is_dir()]
-
-
-def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
-    able = engines.capabilities(spec.engine, spec.config)
-    names = (config.model_name, config.model_id, *(config.served_model_name or ()))
-    return ServerContext(
-        engine=spec.engine,
-        unsupported=able.unsupported,
-        limits=able.limits,
-        no_adapters=able.no_adapters,
-        sampling_defaults=able.sampling_defaults,
-        adapters=adapters,
-        output_formatter=config.output_formatter if config.output_formatter in FRAMINGS else None,
-        refuse_unknown=config.unknown_parameters == "refuse",
-        max_sequences=config.max_rolling_batch_size,
-        max_input_len=config.max_input_len,
-        enable_streaming=config.enable_streaming,
-        model_names=tuple(filter(None, names)),
-        fingerprint=f"lmi-{__version__}-{spec.engine}",
-        tool_call_parser=config.tool_call_parser,
-        reasoning_parser=config.reasoning_parser or "",
-        template_arguments=default_arguments(config.default_chat_template_kwargs, config.where(DEFAULTS)),
-    )

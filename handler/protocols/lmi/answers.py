@@ -114,6 +114,8 @@ ChatFinishReason = Annotated[str, ("enum", ("length", "eos_token", "stop_sequenc
 class LmiMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
+    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ToolCall]]
 
 
@@ -121,6 +123,8 @@ class LmiMessagePart(TypedDict, total=False):
     """A piece of a stream; the first one has the role."""
 
     content: str
+    reasoning: str
+    reasoning_content: str
     tool_calls: list[ToolCallPart]
     role: Literal["assistant"]
 

@@ -1,0 +1,34 @@
+"""What dialects know of the server: the options and the engine's limits."""
+
+from __future__ import annotations
+
+from handler import __version__, engines
+from handler.config.loader import Config
+from handler.core.framing import FRAMINGS
+from handler.engines.process.engine_loop import Spec
+from handler.protocols.assistant.template import DEFAULTS, default_arguments
+from handler.protocols.base import ServerContext
+from handler.scheduler.lora.registry import AdapterRegistry
+
+
+def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
+    able = engines.capabilities(spec.engine, spec.config)
+    names = (config.model_name, config.model_id, *(config.served_model_name or ()))
+    return ServerContext(
+        engine=spec.engine,
+        unsupported=able.unsupported,
+        limits=able.limits,
+        no_adapters=able.no_adapters,
+        sampling_defaults=able.sampling_defaults,
+        adapters=adapters,
+        output_formatter=config.output_formatter if config.output_formatter in FRAMINGS else None,
+        refuse_unknown=config.unknown_parameters == "refuse",
+        max_sequences=config.max_rolling_batch_size,
+        max_input_len=config.max_input_len,
+        enable_streaming=config.enable_streaming,
+        model_names=tuple(filter(None, names)),
+        fingerprint=f"lmi-{__version__}-{spec.engine}",
+        tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser or "",
+        template_arguments=default_arguments(config.default_chat_template_kwargs, config.where(DEFAULTS)),
+    )
