@@ -24,6 +24,9 @@ logging.getLogger("httpx").setLevel(logging.WARNING)
 PATIENCE = 30.0
 """Seconds that a test waits at least for what must happen: a busy machine is no fault."""
 
+ANSWER_LIMIT = 120.0
+"""Seconds for a whole answer of a model."""
+
 http = httpx.Client(verify=False, trust_env=False, timeout=PATIENCE, limits=httpx.Limits(max_keepalive_connections=0))
 """For requests to loopback: `httpx.get` and its like read all certificates of the system each time, for 35 ms."""
 
@@ -55,7 +58,7 @@ class LiveServer:
         raise NotImplementedError
 
     def post(self, body: Any, path: str = "/invocations", **more: Any) -> httpx.Response:
-        return http.post(self.url + path, json=body, timeout=60, **more)
+        return http.post(self.url + path, json=body, timeout=ANSWER_LIMIT, **more)
 
     def ping(self) -> int:
         return http.get(self.url + "/ping").status_code
@@ -211,7 +214,7 @@ def events(server: LiveServer, path: str, body: dict[str, Any], *, end: Sequence
     Args:
         end: lines after them.
     """
-    with http.stream("POST", server.url + path, json={**body, "stream": True}, timeout=60) as found:
+    with http.stream("POST", server.url + path, json={**body, "stream": True}, timeout=ANSWER_LIMIT) as found:
         assert (found.status_code, found.headers["content-type"]) == (200, "text/event-stream")
         lines = [line for line in found.iter_lines() if line not in ("", ":")]
     count = len(lines) - len(end)

@@ -19,7 +19,7 @@ from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from tests.gpu.vllm.test_served import PROMPT
-from tests.servers import LiveServer, http
+from tests.servers import ANSWER_LIMIT, LiveServer, http
 from tests.unit.engines.schema_cases import CASES, NONE, Case, written
 
 pytestmark = pytest.mark.vllm
@@ -152,7 +152,7 @@ def stream(server: LiveServer, tokens: int) -> tuple[int, float]:
     """How many tokens came, and the longest time between two."""
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": tokens, "ignore_eos_token": True}, "stream": True}
     count, gap, last = 0, 0.0, 0.0
-    with http.stream("POST", f"{server.url}/invocations", json=body, timeout=60) as answer:
+    with http.stream("POST", f"{server.url}/invocations", json=body, timeout=ANSWER_LIMIT) as answer:
         for line in answer.iter_lines():
             now = time.monotonic()
             gap, last = max(gap, now - last if last else 0.0), now
@@ -168,7 +168,8 @@ def test_bad_guides_harm_no_neighbour(server: LiveServer, record_property: Any) 
         time.sleep(0.5)
 
         def attack(name: str, number: int) -> httpx.Response:
-            return server.post({"inputs": PROMPT, "parameters": {kind(name): BAD[name](number), "max_new_tokens": 200}})
+            body = {"inputs": PROMPT, "parameters": {kind(name): BAD[name](number), "max_new_tokens": 200}}
+            return http.post(f"{server.url}/invocations", json=body, timeout=280)  # each check has seconds of CPU time
 
         attacks = [pool.submit(attack, name, number) for number in range(4) for name in BAD]
         answers = [future.result() for future in attacks]
