@@ -6,13 +6,11 @@ Source: Anthropic's API reference, "Messages", and the types of its Python packa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import InvalidPayload, ServingError
-from handler.core.framing import JSON, Framing, named_event
-from handler.core.values import Request
+from handler.core.framing import JSON, named_event
 from handler.protocols.anthropic import errors
 from handler.protocols.anthropic.messages import MessagesReader
 from handler.protocols.anthropic.parameters import ACCEPTED, NO_EFFECT, TABLE
@@ -21,10 +19,8 @@ from handler.protocols.anthropic.thinking import Thinking, read_effort, read_thi
 from handler.protocols.anthropic.tools import read_choice, read_tools
 from handler.protocols.anthropic.words import in_own_words
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
-from handler.protocols.openai.chat import OpenAiChat
-from handler.protocols.openai.chat_response import ChatFormat
+from handler.protocols.openai.chat import OpenAiChat, ParsedChat
 from handler.protocols.openai.parameters import CHAT
-from handler.protocols.openai.response import Head, Usage
 from handler.protocols.parameters import Table
 from handler.protocols.readers.body import report_unknown
 
@@ -95,34 +91,17 @@ class _Chat(OpenAiChat):
     def __init__(self, thinking: Thinking) -> None:
         self._thinking = thinking
 
-    def answer(
-        self,
-        request: Request,
-        head: Head,
-        format: ChatFormat,
-        framing: Framing,
-        usage: Usage,
-        ignored: Sequence[str],
-    ) -> ParsedRequest:
-        sampling = request.sampling
-        request = replace(request, sampling=sampling._replace(include_stop=bool(sampling.stop)), min_free_tokens=1)
-        id = head.id.replace("chatcmpl-", "msg_")
-        settings = Settings(id, head.model, format.form, sampling.max_new_tokens, sampling.stop, self._thinking.show)
-        if framing is JSON:
-            return ParsedRequest((request,), MessageDocument(settings), ignored)
-        return ParsedRequest(
-            (request,), MessageStream(settings), ignored, streams=True, keep_alive=PING, failed=errors.stream_end
-        )
+    def answer(self, chat: ParsedChat) -> ParsedRequest:
+        sampling, form = chat.request.sampling, chat.format.form
+        request = replace(chat.request, sampling=sampling._replace(include_stop=bool(sampling.stop)), min_free_tokens=1)
+        id = chat.head.id.replace("chatcmpl-", "msg_")
+        settings = Settings(id, chat.head.model, form, sampling.max_new_tokens, sampling.stop, self._thinking.show)
+        if chat.framing is JSON:
+            return ParsedRequest((request,), MessageDocument(settings), chat.ignored)
+        stream = MessageStream(settings)
+        return ParsedRequest((request,), stream, chat.ignored, streams=True, keep_alive=PING, failed=errors.stream_end)
 
 
 class _CountedChat(_Chat):
-    def answer(
-        self,
-        request: Request,
-        head: Head,
-        format: ChatFormat,
-        framing: Framing,
-        usage: Usage,
-        ignored: Sequence[str],
-    ) -> ParsedRequest:
-        return ParsedRequest((request,), CountDocument(), ignored, counts=True)
+    def answer(self, chat: ParsedChat) -> ParsedRequest:
+        return ParsedRequest((chat.request,), CountDocument(), chat.ignored, counts=True)

@@ -21,7 +21,7 @@ class Settings(NamedTuple):
     """What an answer's form depends on.
 
     Attributes:
-        format: says how the chat's answers are read.
+        form: says how the chat's answers are read.
         max_tokens: the client's own limit; an earlier end by length is the model's.
         stops: the client's stop strings. The engine leaves them in the text.
         show_thoughts: thinking blocks have a text.

@@ -5,19 +5,18 @@ Requests are OpenAI's. Answers are OpenAI's in LMI's form.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
-from handler.core.values import Adapter, Request
+from handler.core.values import Adapter
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.lmi.chat_response import ChatDocument, ChatStream, Failures, LmiChatFormat, LmiHead
-from handler.protocols.openai.chat import OpenAiChat
-from handler.protocols.openai.chat_response import ChatFormat
+from handler.protocols.openai.chat import OpenAiChat, ParsedChat
 from handler.protocols.openai.parameters import CHAT
 from handler.protocols.openai.request import read_stream
-from handler.protocols.openai.response import Head, Usage
+from handler.protocols.openai.response import Usage
 from handler.protocols.parameters import Parameter, Table
 from handler.protocols.readers.adapters import merge_adapters, read_adapters
 from handler.protocols.readers.values import string
@@ -69,20 +68,13 @@ class Chat(OpenAiChat):
         stream, usage = read_stream(body, always=configured is not None)
         return configured or (_FRAMINGS[self._mode.stream_framing.name] if stream else JSON), usage
 
-    def answer(
-        self,
-        request: Request,
-        head: Head,
-        format: ChatFormat,
-        framing: Framing,
-        usage: Usage,
-        ignored: Sequence[str],
-    ) -> ParsedRequest:
-        num_sequences = request.sampling.n
-        if framing is JSON:
-            return ParsedRequest((request,), ChatDocument(self._mode, head, format, num_sequences), ignored)
-        stream = ChatStream(self._mode, head, format, num_sequences, usage, framing)
-        return ParsedRequest((request,), stream, ignored, streams=True)
+    def answer(self, chat: ParsedChat) -> ParsedRequest:
+        requests, num_sequences = (chat.request,), chat.request.sampling.n
+        if chat.framing is JSON:
+            document = ChatDocument(self._mode, chat.head, chat.format, num_sequences)
+            return ParsedRequest(requests, document, chat.ignored)
+        stream = ChatStream(self._mode, chat.head, chat.format, num_sequences, chat.usage, chat.framing)
+        return ParsedRequest(requests, stream, chat.ignored, streams=True)
 
     def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         return self._mode.refused(error)

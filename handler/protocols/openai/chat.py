@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import JSON, SSE_DONE, Framing
@@ -23,6 +23,22 @@ from handler.protocols.readers.body import report_unknown
 from handler.protocols.readers.messages import read_messages
 
 _ANY = 1 << 30  # new tokens: as many as there is room for
+
+
+class ParsedChat(NamedTuple):
+    """What a body says, for the reply that renders its answer.
+
+    Attributes:
+        framing: of the answer; JSON for a whole one.
+        ignored: names in the body that no dialect knows.
+    """
+
+    request: Request
+    head: Head
+    format: ChatFormat
+    framing: Framing
+    usage: Usage
+    ignored: Sequence[str]
 
 
 class OpenAiChat:
@@ -83,7 +99,8 @@ class OpenAiChat:
             thoughts=parameters.others.get("include_reasoning", True),
         )
         head = self.head(*identity("chatcmpl"), model, context.fingerprint)
-        return self.answer(request, head, format, framing, usage._replace(null=usage.null or for_tgi), ignored)
+        usage = usage._replace(null=usage.null or for_tgi)
+        return self.answer(ParsedChat(request, head, format, framing, usage, ignored))
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
         """Read the model's name for the answer, and the LoRA adapter."""
@@ -94,20 +111,12 @@ class OpenAiChat:
         stream, usage = read_stream(body)
         return SSE_DONE if stream else JSON, usage
 
-    def answer(
-        self,
-        request: Request,
-        head: Head,
-        format: ChatFormat,
-        framing: Framing,
-        usage: Usage,
-        ignored: Sequence[str],
-    ) -> ParsedRequest:
-        """Return the request with the reply that renders its answer; JSON is the framing of a whole one."""
-        num_sequences = request.sampling.n
-        if framing is JSON:
-            return ParsedRequest((request,), ChatDocument(head, format, num_sequences), ignored)
-        return streaming((request,), ChatStream(head, format, num_sequences, usage), ignored)
+    def answer(self, chat: ParsedChat) -> ParsedRequest:
+        """Return the request with the reply that renders its answer."""
+        requests, num_sequences = (chat.request,), chat.request.sampling.n
+        if chat.framing is JSON:
+            return ParsedRequest(requests, ChatDocument(chat.head, chat.format, num_sequences), chat.ignored)
+        return streaming(requests, ChatStream(chat.head, chat.format, num_sequences, chat.usage), chat.ignored)
 
     def _read_parameters(self, body: Mapping[str, Any], tools: Tools, context: ServerContext) -> ParsedParameters:
         table = self.table

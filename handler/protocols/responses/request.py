@@ -6,20 +6,17 @@ Source: OpenAI's API reference, "Responses", and the types of its Python package
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
-from handler.core.framing import JSON, KEEP_ALIVE, Framing
-from handler.core.values import Request
+from handler.core.framing import JSON, KEEP_ALIVE
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.openai import errors
-from handler.protocols.openai.chat import OpenAiChat
-from handler.protocols.openai.chat_response import ChatFormat
+from handler.protocols.openai.chat import OpenAiChat, ParsedChat
 from handler.protocols.openai.parameters import CHAT
-from handler.protocols.openai.response import Head, Usage
 from handler.protocols.parameters import Table
 from handler.protocols.readers.body import report_unknown
 from handler.protocols.responses.items import new_id
@@ -94,21 +91,13 @@ class _Chat(OpenAiChat):
         self._head = head
         self._namespaces = namespaces
 
-    def answer(
-        self,
-        request: Request,
-        head: Head,
-        format: ChatFormat,
-        framing: Framing,
-        usage: Usage,
-        ignored: Sequence[str],
-    ) -> ParsedRequest:
-        own = {"id": new_id("resp"), "object": "response", "created_at": head.created, "model": head.model}
-        settings = Settings({**own, **self._head}, format.form, self._namespaces)
-        if framing is JSON:
-            return ParsedRequest((request,), ResponseDocument(settings), ignored)
+    def answer(self, chat: ParsedChat) -> ParsedRequest:
+        own = {"id": new_id("resp"), "object": "response", "created_at": chat.head.created, "model": chat.head.model}
+        settings, requests = Settings({**own, **self._head}, chat.format.form, self._namespaces), (chat.request,)
+        if chat.framing is JSON:
+            return ParsedRequest(requests, ResponseDocument(settings), chat.ignored)
         stream = ResponseStream(settings)
-        return ParsedRequest((request,), stream, ignored, streams=True, keep_alive=KEEP_ALIVE, failed=stream.failed)
+        return ParsedRequest(requests, stream, chat.ignored, streams=True, keep_alive=KEEP_ALIVE, failed=stream.failed)
 
 
 def _effort(body: Mapping[str, Any]) -> Any:
