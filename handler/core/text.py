@@ -57,7 +57,7 @@ class Vocabulary:
         """Return the ids of a mark, the longest token at each place; none where the tokens lack a byte of it."""
         if mark not in self._ids:
             ids = {piece: id for id, piece in enumerate(self.pieces) if piece and piece in mark}
-            result, start = [], 0
+            result, start = list[int](), 0
             while start < len(mark):
                 stop = next((stop for stop in range(len(mark), start, -1) if mark[start:stop] in ids), start)
                 if stop == start:

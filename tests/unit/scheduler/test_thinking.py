@@ -14,7 +14,7 @@ from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
 from handler.engines.base import Output, Step
 from handler.scheduler.thinking import ThinkingEngine
 
-PIECES = [*map(chr, range(128)), "<think>", "</think>", "<call>", "<end>", "k>{", "</thin"]
+PIECES = [*map(chr, range(128)), "<think>", "</think>", "<call>", "<end>", "k>{", "</thin", "<call>f"]
 VOCABULARY = Vocabulary([piece.encode() for piece in PIECES], special=[131])
 RULE = StructuredOutput("regex", "{}")
 ANSWER = ["{", "}"]
@@ -106,10 +106,12 @@ BEGUN = ["<think>", *CLOSED]
         (False, BEGUN, None, BEGUN),
         (False, [" ", *BEGUN], None, [" ", *BEGUN]),
         (False, ["<", *"think>", "H", *"</think>"], None, ["<", *"think>", "H", *"</think>"]),
+        (False, [" ", " ", "<think>", "</think>"], None, [" ", " ", "<think>", "</think>"]),
         (False, ["S", "o"], None, []),  # no thought: the rule holds from the start
         (False, ["<", "t", "o"], None, []),
         (False, ["<end>"], None, []),
         (True, [*HM, "<call>", "f"], None, CLOSED),  # a call is no thought, and no answer
+        (True, [*HM, "<call>f"], None, CLOSED),
         (True, [*HM, "<end>"], None, CLOSED),
         (True, ["H", *"</thin", "k>{"], None, ["H", *"</thin", "k", ">"]),  # what follows the mark in a token
         (True, "Hmmmm", 2, CLOSED),
@@ -118,6 +120,7 @@ BEGUN = ["<think>", *CLOSED]
         (True, CLOSED, 2, CLOSED),
         (True, ["<think>", *"Hmmmm"], 2, BEGUN),
         (False, ["<think>", *"Hmmmm"], 2, BEGUN),
+        (False, [*"<think>Hmmmm"], 2, [*"<think>", *CLOSED]),
         (False, ["<think>", *"Hmmmm"], 0, ["<think>", "</think>"]),
         (False, ["S", "o"], 1, []),
     ],
