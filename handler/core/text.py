@@ -34,6 +34,7 @@ class Vocabulary:
         self.visible = ["" if id in self.special else text for id, text in enumerate(self.texts)]
 
         self._shown: dict[frozenset[str], list[str | None]] = {frozenset(): self.visible}
+        self._ids: dict[bytes, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -57,6 +58,21 @@ class Vocabulary:
         """Return the token by itself, as in prompt details; a part of a character becomes U+FFFD."""
         text = self.texts[id]
         return self.decode([id]) if text is None else text
+
+    def ids(self, mark: bytes) -> tuple[int, ...]:
+        """Return the ids of a mark, the longest token at each place; none where the tokens lack a byte of it."""
+        if mark not in self._ids:
+            ids = {piece: id for id, piece in enumerate(self.pieces) if piece and piece in mark}
+            result, start = list[int](), 0
+            while start < len(mark):
+                stop = next((stop for stop in range(len(mark), start, -1) if mark[start:stop] in ids), start)
+                if stop == start:
+                    result = []
+                    break
+                result.append(ids[mark[start:stop]])
+                start = stop
+            self._ids[mark] = tuple(result)
+        return self._ids[mark]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of several tokens, special ones included; a part of a character becomes U+FFFD."""
@@ -165,30 +181,38 @@ class Thoughts(NamedTuple):
 
     Attributes:
         is_open: the answer begins within it.
+        calls: those marks in `end` that begin a call.
+        closing: ids of the mark that ends a thought in the model's place; empty where none does.
     """
 
     begin: tuple[str, ...]
     end: tuple[str, ...]
     is_open: bool
+    calls: tuple[str, ...] = ()
+    closing: tuple[int, ...] = ()
 
 
 class AnswerStart:
-    """Finds the end of an answer's first thought, in which nothing is looked for."""
+    """Finds the end of an answer's first thought, in which nothing is looked for.
+
+    Attributes:
+        is_open: the thought has begun.
+    """
 
     def __init__(self, thoughts: Thoughts) -> None:
         self._thoughts = thoughts
-        self._is_open = thoughts.is_open
+        self.is_open = thoughts.is_open
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, str | None]:
         """Return the text up to the thought's end, and what follows it; None while it has not ended."""
         self._held += text
-        if not self._is_open:
+        if not self.is_open:
             start = self._held.lstrip()
             if not start.startswith(self._thoughts.begin):
                 undecided = any(mark.startswith(start) for mark in self._thoughts.begin)
                 return "", None if undecided else self._held
-            self._is_open = True
+            self.is_open = True
             text = self._held
         ends = [at + len(mark) for mark in self._thoughts.end if (at := self._held.find(mark)) >= 0]
         if not ends:
@@ -199,7 +223,7 @@ class AnswerStart:
 
     def flush(self) -> str:
         """Return the text that was held back."""
-        return "" if self._is_open else self._held
+        return "" if self.is_open else self._held
 
 
 class StopMatcher:

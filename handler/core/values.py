@@ -34,7 +34,7 @@ class Finish(str, Enum):
 
 
 class StructuredOutput(NamedTuple):
-    """A rule for the whole answer.
+    """A rule for the whole answer after its thought.
 
     Attributes:
         kind: json_schema, json_object, regex, grammar (EBNF) or choice.
@@ -85,7 +85,8 @@ class Sampling(NamedTuple):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     marks: frozenset[str] = frozenset()  # special tokens that are text all the same
-    thoughts: Thoughts | None = None  # stop strings begin after them
+    thoughts: Thoughts | None = None  # stop strings and structured output begin after them
+    thinking_token_budget: int | None = None  # tokens of the first thought, which then ends; None: any number
     n: int = 1  # sequences returned
     best_of: int = 1  # sequences generated, of which the best `n` are returned
     num_beams: int = 1

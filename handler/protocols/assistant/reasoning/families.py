@@ -40,6 +40,11 @@ class Family(NamedTuple):
     def marks(self) -> tuple[str, ...]:
         return (*self.begin, *self.end, *self.calls, *self.others)
 
+    @property
+    def closing(self) -> str:
+        """The mark that ends a thought wherever it stands; "" where there is none."""
+        return self.end[0] if self.end and self.name != HARMONY else ""
+
     def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:
         """Return the marks that are special tokens, which a tokenizer leaves out of the text by default."""
         if vocabulary is None:
@@ -65,7 +70,6 @@ class Family(NamedTuple):
 
 
 _TAIL = 256  # characters of a prompt's end that hold its last mark
-
 
 HARMONY = "openai_gptoss"
 APPEND = "minimax_m2_append_think"
