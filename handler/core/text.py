@@ -7,6 +7,7 @@ strings. At the end the matcher also returns the text that it held back (`flush`
 from __future__ import annotations
 
 import codecs
+import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -37,6 +38,11 @@ class Vocabulary:
 
     def __len__(self) -> int:
         return len(self.pieces)
+
+    @functools.cached_property
+    def marks(self) -> frozenset[str]:
+        """The texts of `special`."""
+        return frozenset(map(self.text, self.special))
 
     def showing(self, marks: frozenset[str]) -> list[str | None]:
         """Return the texts of all ids, empty for special ones but `marks`."""
