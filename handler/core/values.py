@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,12 +10,18 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
-from handler.core.text import Thoughts
+from handler.core.thoughts import Thoughts
 
 
-def new_uuid() -> uuid.UUID:
-    """Draw a random UUID without a system call, for which a thread may have to wait its turn again."""
-    return uuid.UUID(int=random.getrandbits(128), version=4)
+def new_uuid() -> str:
+    """Draw a random UUID (version 4) without a system call, for which a thread may have to wait its turn again."""
+    digits = new_digits()
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
+
+
+def new_digits() -> str:
+    """Draw 128 random bits as 32 hexadecimal digits."""
+    return f"{random.getrandbits(128):032x}"
 
 
 class Finish(str, Enum):

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import GenerationFailed
-from handler.core.text import Thoughts, Vocabulary
+from handler.core.text import Vocabulary
+from handler.core.thoughts import Thoughts
 from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
 from handler.engines.base import Output, Step
 from handler.scheduler.thinking import ThinkingEngine

@@ -5,6 +5,7 @@ Sources: the models' own chat templates, and vLLM 0.32, vllm/reasoning and vllm/
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ class Family(NamedTuple):
         """Return the marks that are special tokens, which a tokenizer leaves out of the text by default."""
         if vocabulary is None:
             return frozenset()
-        return frozenset(self.marks) & {vocabulary.text(id) for id in vocabulary.special}
+        return vocabulary.marks.intersection(self.marks)
 
     def is_on(self, kwargs: Mapping[str, Any]) -> bool:
         """Return whether a request's template arguments leave the thinking on."""
@@ -136,6 +137,7 @@ _BY_COMPANY = {
 """What stands beside <think> in a chat template."""
 
 
+@functools.lru_cache
 def choose_family(name: str, template: str) -> Family | None:
     """Return the family of `option.reasoning_parser`; None without reasoning.
 
