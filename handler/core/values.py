@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
-from handler.core.text import Thoughts
+from handler.core.thoughts import Thoughts
 
 
 def new_uuid() -> str:

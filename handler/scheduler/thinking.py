@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from handler.core.text import AnswerStart, Detokenizer, Thoughts, Vocabulary
+from handler.core.text import Detokenizer, Vocabulary
+from handler.core.thoughts import AnswerStart, Thoughts
 from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import Output, Step, SteppedEngine
 

@@ -14,7 +14,8 @@ import pytest
 
 from handler import engines
 from handler.core.errors import GenerationFailed, PromptTooLong
-from handler.core.text import Prompt, Thoughts
+from handler.core.text import Prompt
+from handler.core.thoughts import Thoughts
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from handler.core.errors import GenerationFailed
-from handler.core.text import Thoughts, Vocabulary
+from handler.core.text import Vocabulary
+from handler.core.thoughts import Thoughts
 from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
 from handler.engines.base import Output, Step
 from handler.scheduler.thinking import ThinkingEngine

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import InvalidParameter
-from handler.core.text import Thoughts, Vocabulary
+from handler.core.text import Vocabulary
+from handler.core.thoughts import Thoughts
 from handler.core.values import Request, Sampling
 from handler.protocols.assistant.events import Parser
 from handler.protocols.assistant.reasoning.families import HARMONY, Family
