@@ -42,7 +42,8 @@ class Thinking:
             ending = family.is_open(self._prefix)
         if ending is not None:
             self._open = self._is_on = ending
-        if request.sampling.structured_output is not None and self._is_on:
+        rule = request.sampling.structured_output
+        if rule is not None and self._is_on and not rule.allows_text:
             raise InvalidParameter(
                 f"{request.names.structured_output}: the model thinks before it answers, and the engine cannot begin "
                 "a rule after a thought; send chat_template_kwargs with enable_thinking false"
