@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from handler.core.errors import GenerationFailed
 from handler.core.text import Vocabulary
@@ -187,6 +189,26 @@ def test_a_length_counts_both_parts(
         finish,
     )
     assert not script.running
+
+
+@given(
+    st.lists(st.sampled_from([*PIECES[128:], *"<k>{H "]), max_size=9),
+    st.integers(2, 9),
+    st.booleans(),
+    st.sampled_from([None, RULE]),
+    st.none() | st.integers(0, 5),
+    st.integers(1, 12),
+)
+def test_how_many_tokens_come_at_once_changes_nothing(
+    thought: list[str], at_once: int, is_open: bool, rule: StructuredOutput | None, budget: int | None, most: int
+) -> None:
+    thought_ = thoughts(is_open=is_open)
+    sampling: dict[str, Any] = {"structured_output": rule, "thinking_token_budget": budget, "thoughts": thought_}
+    found = run(Scripted(thought, at_once), most=most, **sampling)
+    assert found == run(Scripted(thought), most=most, **sampling)
+    assert len(found[0]) <= most
+    if rule is not None and budget is not None and found[1] is Finish.EOS:
+        assert found[0][-3:] == END
 
 
 def test_other_requests_and_calls_pass_unchanged() -> None:
