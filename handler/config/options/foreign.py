@@ -81,7 +81,7 @@ VLLM_OWN = (
     *_idle("option.reasoning_parser turns it on", "enable_reasoning"),
     *_refused("write option.default_chat_template_kwargs", "reasoning_effort_map"),
     *_refused("a message's parts are joined to one text", "chat_template_content_format", unless=("auto", "string")),
-    *_refused("a request brings no template; write option.chat_template", "trust_request_chat_template", unless=_FALSE),
+    *_refused("a request's template could end this process; write option.chat_template", "trust_request_chat_template", unless=_FALSE),
     *_refused(_IMAGES, "image_input_type", "image_token_id", "image_input_shape", "image_feature_size"),
     *_refused(_IMAGES, "trust_request_mm_kwargs", unless=_FALSE),
     Option("option.limit_mm_per_prompt", "limit_mm_per_prompt", _MediaLimits("images, audio and video are not served yet; leave it out, or write {\"image\": 0}", ("0 of each",), argument=True), None, "refused above 0: images, audio and video are not served yet", engines=_VLLM),
