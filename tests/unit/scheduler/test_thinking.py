@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import GenerationFailed
-from handler.core.text import Vocabulary
+from handler.core.text import Prompt, Vocabulary
 from handler.core.thoughts import Thoughts
-from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
+from handler.core.values import Adapter, Finish, Request, Sampling, StructuredOutput
 from handler.engines.base import Output, Step
 from handler.scheduler.thinking import ThinkingEngine
 
@@ -43,6 +43,12 @@ class Scripted:
     requests: list[tuple[list[int], Sampling, Adapter | None]] = field(default_factory=list)
     running: dict[int, tuple[list[int], int]] = field(default_factory=dict)  # what is left to say, and how much of it
     cancelled: list[int] = field(default_factory=list)
+
+    def admits(self, request: Request, prompt: Prompt) -> bool:
+        return self.ready
+
+    def continues(self, key: int) -> bool:
+        return self.ready
 
     def add(self, key: int, ids_: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         self.requests.append((list(ids_), sampling, adapter))
