@@ -154,6 +154,7 @@ COMPLETIONS = Table(
         "logprobs": Parameter("top_logprobs", top_logprobs, informed=True),
         "best_of": PARAMETERS["best_of"],
         "echo": Parameter("echo", boolean),
+        "return_token_ids": Parameter("return_token_ids", boolean),
         "suffix": unsupported("the engines only continue a prompt", ""),
         "add_special_tokens": unsupported("send token ids for a prompt without them", True),
     }
