@@ -20,6 +20,7 @@ from handler.protocols import registry
 from handler.protocols.base import Schema, ServerContext
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora.registry import AdapterHome, Change, Outcome, Registered
+from handler.scheduler.thinking import ThinkingEngine
 from handler.serving.admission import Admission, InferenceRoutes
 from handler.serving.dynamic_batcher import DynamicBatcher
 from handler.serving.engine_driver import EngineDriver
@@ -84,7 +85,7 @@ class ServedModel:
                 config.batch_size, config.max_batch_delay / 1000, config.job_queue_size, config.predict_timeout
             )
         self._batcher = Batcher(
-            engine,
+            ThinkingEngine(engine, tokenizer.vocabulary),
             adapters.registry,
             max_active=config.max_rolling_batch_size,
             max_queued=config.job_queue_size,
