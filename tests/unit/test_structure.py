@@ -63,7 +63,7 @@ OF_DEPLOY = {
     "s3": {"aws", "errors"},
     "resolve": {"aws", "data", "errors", "s3.uri", "spec"},
     "resources": {"errors", "redaction", "resolve.decision", "spec"},
-    "export": {"errors", "resources"},
+    "export": {"errors", "resolve.decision", "resources", "spec"},
     "iam": {"aws", "errors", "resolve.decision", "resources.names", "s3.uri", "spec"},
     "preflight": {"aws", "errors", "resolve.decision", "resources.names", "s3", "spec"},
     "operations": {"aws", "diagnostics", "errors", "resources.resource"},
