@@ -259,3 +259,13 @@ def test_the_ids_of_a_mark_are_its_longest_tokens() -> None:
     assert VOCABULARY.ids(b"<think>") == (128,)
     assert VOCABULARY.ids(b"</thinner>") == tuple(ids("</thin", *"ner>"))
     assert VOCABULARY.ids("é".encode()) == ()
+
+
+def test_a_rule_that_allows_text_holds_for_the_thought_too() -> None:
+    script = Scripted(CLOSED)
+    rule = RULE._replace(allows_text=True)
+    run(script, structured_output=rule, thoughts=thoughts(is_open=True))
+    assert [sampling.structured_output for _, sampling, _ in script.requests] == [rule]
+    script = Scripted(CLOSED)
+    run(script, structured_output=rule, thoughts=thoughts(is_open=True), thinking_token_budget=9)
+    assert [sampling.structured_output for _, sampling, _ in script.requests] == [None, rule]
