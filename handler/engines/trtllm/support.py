@@ -14,6 +14,7 @@ from typing import Any
 from handler.core.errors import ConfigError
 from handler.engines.base import NO_LORA, Capabilities
 from handler.engines.trtllm.arguments import NEWEST, Release
+from handler.engines.trtllm.setup import max_prompt
 
 log = logging.getLogger("handler.engine")
 
@@ -97,10 +98,21 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
         unsupported["structured_output"] = (
             "it was started without option.guided_decoding_backend=xgrammar or llguidance"
         )
+    if max_prompt(arguments) < arguments["max_seq_len"]:
+        unsupported["thinking_token_budget"] = (
+            "a prompt with its thought may be too long for a step (option.enable_chunked_prefill=true)"
+        )
     if not arguments.get("gather_generation_logits"):
         unsupported["return_generation_logits"] = "it was started without option.gather_generation_logits=true"
     if not whole_prompts(arguments, release):
         why = "before TensorRT-LLM 1.2 it needs option.enable_prefix_caching=false"
         unsupported |= {"prompt_logprobs": why, "return_context_logits": why}
     lora = arguments.get("enable_lora") or arguments.get("lora_config")
-    return Capabilities(unsupported, no_adapters="" if lora else NO_LORA, sampling_defaults=SAMPLING_DEFAULTS)
+    # Since NVIDIA/TensorRT-LLM pull request 7893, and only by xgrammar; its version has no other styles for sure.
+    tags = release >= (1, 2) and arguments.get("guided_decoding_backend") == "xgrammar"
+    return Capabilities(
+        unsupported,
+        no_adapters="" if lora else NO_LORA,
+        sampling_defaults=SAMPLING_DEFAULTS,
+        structural_tags=frozenset({"json"} if tags else ()),
+    )

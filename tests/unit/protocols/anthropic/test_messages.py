@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from handler.core.text import Vocabulary
 from handler.core.values import Finish, StructuredOutput
 from handler.protocols.anthropic.blocks import Blocks, gather
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
@@ -112,6 +113,17 @@ def test_thinking_is_the_templates_switch(
     assert (dict(parsed.requests[0].template.arguments), parsed.ignored) == (arguments, listed)
 
 
+def test_a_budget_of_thoughts_is_kept_where_it_can_be() -> None:
+    asked = body(thinking={"type": "enabled", "budget_tokens": 1024})
+    able = replace(CAPABLE, chat_template="<think></think>", vocabulary=Vocabulary([b"<"]))
+    lacks = replace(able, unsupported={"thinking_token_budget": "no"})
+    gpt = replace(able, chat_template="<|channel|>analysis")
+    for context, budget in ((able, 1024), (lacks, None), (gpt, None), (replace(able, vocabulary=None), None)):
+        parsed = parse(asked, context=context)
+        assert parsed.requests[0].sampling.thinking_token_budget == budget
+        assert parsed.ignored == ([] if budget else ["thinking.budget_tokens"])
+
+
 def test_thoughts_and_effort_go_to_the_template() -> None:
     asked = talk("a", [THOUGHT, text("b")], "c", output_config={"effort": "high"})
     parsed = parse(
@@ -150,7 +162,7 @@ def test_parameters() -> None:
         ({"metadata": {"user_id": "u"}, "service_tier": "auto"}, ["metadata", "service_tier"]),
         ({"anthropic_version": "2023-06-01", "cache_control": {"type": "ephemeral"}, "speed": "standard"}, []),
         ({"seed": 1, "context_management": {"edits": []}}, ["seed", "context_management"]),
-        ({"tools": [{**TOOLS[0], "defer_loading": True, "strict": True}]}, ["tools[].defer_loading"]),
+        ({"tools": [{**TOOLS[0], "defer_loading": True, "strict": True}]}, ["tools[].defer_loading", "tools[].strict"]),
         ({"tools": [{**TOOLS[0], "allowed_callers": ["direct"], "cache_control": {}, "type": "custom"}]}, []),
         ({"messages": [{"role": "user", "content": [{**text("a"), "citations": [1]}], "name": "me"}]},
          ["messages[].name", "messages[].content[].citations"]),
