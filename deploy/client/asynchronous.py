@@ -69,9 +69,9 @@ class AsyncAnswer:
                 return deserialize_body(self._deserializer, body, content_type)
             if (failed := self._fetch(self.failure)) is not None:
                 raise ModelFailed(f"the model failed: {failed[0].decode('utf-8', 'replace').strip()}")
-            if self._clock() + pause > until:
+            if (left := until - self._clock()) <= 0:
                 raise TimedOut(f"no answer at {self.output} in {seconds:g} s", "`lmi deploy status` shows the queue.")
-            self._sleep(pause)
+            self._sleep(min(pause, left))
             pause = min(1.5 * pause, _LONGEST)
 
     def _fetch(self, uri: str | None) -> tuple[bytes, str] | None:

@@ -7,10 +7,12 @@ strings. At the end the matcher also returns the text that it held back (`flush`
 from __future__ import annotations
 
 import codecs
+import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from handler.core.errors import InvalidPayload, PromptTooLong
+from handler.core.thoughts import AnswerStart, Thoughts
 
 _SPACES = b" \t\n\r\v\f"
 """Characters that a tokenizer may omit between words; str.strip() would also remove control characters."""
@@ -33,9 +35,15 @@ class Vocabulary:
         self.visible = ["" if id in self.special else text for id, text in enumerate(self.texts)]
 
         self._shown: dict[frozenset[str], list[str | None]] = {frozenset(): self.visible}
+        self._ids: dict[bytes, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
         return len(self.pieces)
+
+    @functools.cached_property
+    def marks(self) -> frozenset[str]:
+        """The texts of `special`."""
+        return frozenset(map(self.text, self.special))
 
     def showing(self, marks: frozenset[str]) -> list[str | None]:
         """Return the texts of all ids, empty for special ones but `marks`."""
@@ -51,6 +59,21 @@ class Vocabulary:
         """Return the token by itself, as in prompt details; a part of a character becomes U+FFFD."""
         text = self.texts[id]
         return self.decode([id]) if text is None else text
+
+    def ids(self, mark: bytes) -> tuple[int, ...]:
+        """Return the ids of a mark, the longest token at each place; none where the tokens lack a byte of it."""
+        if mark not in self._ids:
+            ids = {piece: id for id, piece in enumerate(self.pieces) if piece and piece in mark}
+            result, start = list[int](), 0
+            while start < len(mark):
+                stop = next((stop for stop in range(len(mark), start, -1) if mark[start:stop] in ids), start)
+                if stop == start:
+                    result = []
+                    break
+                result.append(ids[mark[start:stop]])
+                start = stop
+            self._ids[mark] = tuple(result)
+        return self._ids[mark]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of several tokens, special ones included; a part of a character becomes U+FFFD."""
@@ -152,48 +175,6 @@ class Detokenizer:
         text = self._decoder.decode(self._pieces[id])
         self.pending = bool(self._decoder.getstate()[0])
         return text
-
-
-class Thoughts(NamedTuple):
-    """A reasoning model's first thought: its marks, and the state in which the prompt leaves it.
-
-    Attributes:
-        is_open: the answer begins within it.
-    """
-
-    begin: tuple[str, ...]
-    end: tuple[str, ...]
-    is_open: bool
-
-
-class AnswerStart:
-    """Finds the end of an answer's first thought, in which nothing is looked for."""
-
-    def __init__(self, thoughts: Thoughts) -> None:
-        self._thoughts = thoughts
-        self._is_open = thoughts.is_open
-        self._held = ""
-
-    def feed(self, text: str) -> tuple[str, str | None]:
-        """Return the text up to the thought's end, and what follows it; None while it has not ended."""
-        self._held += text
-        if not self._is_open:
-            start = self._held.lstrip()
-            if not start.startswith(self._thoughts.begin):
-                undecided = any(mark.startswith(start) for mark in self._thoughts.begin)
-                return "", None if undecided else self._held
-            self._is_open = True
-            text = self._held
-        ends = [at + len(mark) for mark in self._thoughts.end if (at := self._held.find(mark)) >= 0]
-        if not ends:
-            self._held = self._held[1 - max(map(len, self._thoughts.end)) :]
-            return text, None
-        cut = len(text) - len(self._held) + min(ends)
-        return text[: max(cut, 0)], text[max(cut, 0) :]
-
-    def flush(self) -> str:
-        """Return the text that was held back."""
-        return "" if self._is_open else self._held
 
 
 class StopMatcher:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,12 +10,18 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
-from handler.core.text import Thoughts
+from handler.core.thoughts import Thoughts
 
 
-def new_uuid() -> uuid.UUID:
-    """Draw a random UUID without a system call, for which a thread may have to wait its turn again."""
-    return uuid.UUID(int=random.getrandbits(128), version=4)
+def new_uuid() -> str:
+    """Draw a random UUID (version 4) without a system call, for which a thread may have to wait its turn again."""
+    digits = new_digits()
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
+
+
+def new_digits() -> str:
+    """Draw 128 random bits as 32 hexadecimal digits."""
+    return f"{random.getrandbits(128):032x}"
 
 
 class Finish(str, Enum):
@@ -29,7 +34,7 @@ class Finish(str, Enum):
 
 
 class StructuredOutput(NamedTuple):
-    """A rule for the whole answer.
+    """A rule for the whole answer after its thought.
 
     Attributes:
         kind: json_schema, json_object, regex, grammar (EBNF) or choice.
@@ -80,7 +85,8 @@ class Sampling(NamedTuple):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     marks: frozenset[str] = frozenset()  # special tokens that are text all the same
-    thoughts: Thoughts | None = None  # stop strings begin after them
+    thoughts: Thoughts | None = None  # stop strings and structured output begin after them
+    thinking_token_budget: int | None = None  # tokens of the first thought, which then ends; None: any number
     n: int = 1  # sequences returned
     best_of: int = 1  # sequences generated, of which the best `n` are returned
     num_beams: int = 1

@@ -31,6 +31,7 @@ _UNSUPPORTED = {
     "bad_token_ids": "it only ever echoes",
     "no_repeat_ngram_size": "it only ever echoes",
     "structured_output": "it only ever echoes",
+    "thinking_token_budget": "it only ever echoes",
     "prompt_logprobs": "it does not score prompts",
     "top_logprobs": "it has no alternatives to its tokens",
     "return_context_logits": "it has no logits",

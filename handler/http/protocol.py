@@ -121,6 +121,8 @@ class Protocol(HttpToolsProtocol):
                 return self._stop(_INVALID)
         if self._head_size + self._unparsed > _MAX_HEAD:
             self._stop(_TOO_LARGE)
+        elif self._in_head and self._current is None and self.timeout_keep_alive_task is None:
+            self._set_timer(HEAD_SECONDS, self.timeout_keep_alive_handler)
 
     def _parse(self, data: bytes) -> None:
         """The parser cannot be told to ignore an offer to upgrade. It stops after the head, and a new one goes on with
@@ -153,7 +155,7 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._in_head, self._head_size, self._unparsed = True, 0, 0
         if self._current is None:
-            self._set_timer(HEAD_SECONDS, self.timeout_keep_alive_handler)
+            self._unset_keepalive_if_required()
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:

@@ -22,6 +22,7 @@ from handler.protocols import registry
 from handler.protocols.base import Schema, ServerContext
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora.registry import AdapterHome, Change, Outcome, Registered
+from handler.scheduler.thinking import ThinkingEngine
 from handler.serving.admission import Admission, InferenceRoutes
 from handler.serving.dynamic_batcher import DynamicBatcher
 from handler.serving.engine_driver import EngineDriver
@@ -80,10 +81,12 @@ class ServedModel:
         if config.rolling_batch == "disable" and not stepped:
             size, delay = config.batch_size, config.max_batch_delay / 1000  # seconds
             self._batches = DynamicBatcher(size, delay, config.job_queue_size, config.predict_timeout)
+        think = functools.partial(ThinkingEngine, vocabulary=tokenizer.vocabulary)
+        self.replicas: Callable[[], Sequence[ReplicaReport]] = lambda: engine.reports  # of several engines
         self._batcher = Batcher(
-            engine,
+            engine.behind(think) if isinstance(engine, ReplicaSet) else think(engine),
             adapters.registry,
-            max_active=config.max_rolling_batch_size * max(len(self.replicas), 1),
+            max_active=config.max_rolling_batch_size * max(len(engine.reports), 1),
             max_queued=config.job_queue_size,
             queue_timeout=config.predict_timeout,
             time_limit=config.request_time_limit or 0.0,
@@ -96,7 +99,7 @@ class ServedModel:
             tokens=lambda: self._driver.num_tokens,
             restarts=lambda: engine.restarts,
             statistics=lambda: engine.statistics,
-            replicas=lambda: self.replicas,
+            replicas=self.replicas,
         )
         self.metrics = Metrics(config.label, gauges, tgi=config.tgi_metrics, tracer=tracer)
 
@@ -233,10 +236,6 @@ class ServedModel:
     def restarts(self) -> int:
         """Engines that were lost and started again."""
         return self._engine.restarts
-
-    @property
-    def replicas(self) -> Sequence[ReplicaReport]:
-        return self._engine.reports
 
     @property
     def num_queued(self) -> int:

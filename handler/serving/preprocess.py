@@ -272,7 +272,7 @@ def request_id(headers: Headers) -> str:
     for name in ("requestid", "x-amzn-sagemaker-inference-id", "x-request-id"):
         if _REQUEST_ID.fullmatch(id := headers.get(name, "").strip()):
             return id
-    return str(new_uuid())
+    return new_uuid()
 
 
 def media_type(headers: Headers) -> str:

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from handler.bench.load import Closed, Open, Result, closed_loop, open_loop, poisson_times
+from tests.servers import PATIENCE
 
 
 def test_a_closed_loop_has_so_many_under_way() -> None:
@@ -72,7 +73,7 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
             under_way += 1
             if under_way == 5:  # only all five at once get past it
                 release.set()
-            await asyncio.wait_for(release.wait(), 10)
+            await asyncio.wait_for(release.wait(), PATIENCE)
             return Result(0.0, (), time.monotonic(), counted=number)
 
         return await open_loop(ask, zip(range(1, 6), poisson_times(1000.0, seed=1), strict=False), time.monotonic())

@@ -27,7 +27,7 @@ def test_javas_http_client_makes_ten_of_ten_requests(echo_server: LiveServer) ->
 def test_curl_with_two_urls(echo_server: LiveServer) -> None:
     command = ["curl", "--silent", "--show-error", "--http2", "--verbose", "--data", json.dumps(ASK)]
     urls = [f"{echo_server.url}/invocations", f"{echo_server.url}/predictions/model"]
-    done = subprocess.run([*command, *urls], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, *urls], capture_output=True, text=True, timeout=120)
     assert done.stdout == '{"generated_text":" a b a"}' * 2
     assert done.stderr.count("> Upgrade: h2c") >= 1
     assert "Re-using existing connection" in done.stderr

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from handler.config.options.common import LLM_ENGINES
 from handler.config.options.option import Gone, Option, json_object
 
-ENGINES = ("openvino", "trtllm", "vllm", "echo")
+ENGINES = LLM_ENGINES[1:]
 _VLLM = ("vllm",)
 
 

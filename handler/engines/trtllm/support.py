@@ -14,6 +14,7 @@ from typing import Any
 from handler.core.errors import ConfigError
 from handler.engines.base import NO_LORA, Capabilities
 from handler.engines.trtllm.arguments import NEWEST, Release
+from handler.engines.trtllm.setup import max_prompt
 
 log = logging.getLogger("handler.engine")
 
@@ -96,6 +97,10 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
     if not arguments.get("guided_decoding_backend"):
         unsupported["structured_output"] = (
             "it was started without option.guided_decoding_backend=xgrammar or llguidance"
+        )
+    if max_prompt(arguments) < arguments["max_seq_len"]:
+        unsupported["thinking_token_budget"] = (
+            "a prompt with its thought may be too long for a step (option.enable_chunked_prefill=true)"
         )
     if not arguments.get("gather_generation_logits"):
         unsupported["return_generation_logits"] = "it was started without option.gather_generation_logits=true"

@@ -75,6 +75,8 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
         arguments |= _speculation(options)
     with problems:
         arguments = _merge(arguments, options.get("engine_args", {}))
+    with problems:
+        _check_reasoning(arguments)
     problems.check()
     return arguments
 
@@ -89,6 +91,13 @@ def _speculation(options: Mapping[str, Any]) -> dict[str, Any]:
     if "speculative_config" in options:
         raise ConfigError("option.speculative_draft_model and option.speculative_config say the same thing twice")
     return {"speculative_config": {"model": draft, "num_speculative_tokens": options.get("num_speculative_tokens", 5)}}
+
+
+def _check_reasoning(arguments: Mapping[str, Any]) -> None:
+    """Refuse vLLM's own parser of thoughts: with it, an answer without a thought follows no structured output."""
+    own = arguments.get("structured_outputs_config")
+    if arguments.get("reasoning_parser") or (isinstance(own, dict) and own.get("reasoning_parser")):
+        raise ConfigError("vLLM's reasoning_parser is not used: the family of the thoughts is option.reasoning_parser")
 
 
 def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from handler.core.text import StopMatcher
-from handler.core.values import new_uuid
+from handler.core.values import new_digits
 from handler.protocols.anthropic.answers import Block, BlockDelta, BlockEvent
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
 
@@ -16,7 +16,7 @@ SIGNATURE = "lmi"
 
 
 def tool_use_id() -> str:
-    return f"toolu_{new_uuid().hex[:24]}"
+    return f"toolu_{new_digits()[:24]}"
 
 
 class Blocks:

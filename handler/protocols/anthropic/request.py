@@ -31,7 +31,7 @@ _SAME = TABLE.parameters.keys() | {"model", "stream"}
 PING = named_event({"type": "ping"})
 """What a stream sends when it has been silent for a while."""
 
-_TRANSLATED = ("chat_template_kwargs", "reasoning_effort", "continue_final_message")
+_TRANSLATED = ("chat_template_kwargs", "reasoning_effort", "continue_final_message", "thinking_token_budget")
 """The chat's names that a body's own are translated to, beside those of every chat."""
 
 
@@ -62,6 +62,7 @@ class AnthropicMessages:
             "chat_template_kwargs": arguments,
             "reasoning_effort": read_effort(body),
             "continue_final_message": reader.continues,
+            "thinking_token_budget": thinking.token_budget(context),
         }
         unknown = [name for name in body if name not in _READ | _SAME and body[name] is not None]
         ignored = report_unknown([*unknown, *reader.unknown, *unheeded], body, context)

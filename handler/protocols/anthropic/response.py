@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from handler.core.errors import ServingError
-from handler.core.framing import JSON, JSON_TEXTS, SLOT, SSE, fill, named_event, template
-from handler.core.values import NO_TOKEN, Delta, Finish, Token
+from handler.core.framing import JSON, JSON_TEXTS, SLOT, named_event, template
+from handler.core.values import Delta, Finish, Token
 from handler.protocols.anthropic import errors
 from handler.protocols.anthropic.answers import AnthropicMessage, AnthropicStop, AnthropicUsage, BlockEvent, StopReason
 from handler.protocols.anthropic.blocks import Blocks, gather
-from handler.protocols.assistant.answer import AnswerForm, AnswerReader
-from handler.protocols.assistant.events import Event
+from handler.protocols.assistant.answer import AnswerForm
+from handler.protocols.assistant.replies import BlockStream, read_whole
 from handler.protocols.base import HttpResponse, TokenLine
 from handler.protocols.reply import WholeReply
 
@@ -78,44 +78,19 @@ class Settings(NamedTuple):
         return counts
 
 
-class MessageStream:
+class MessageStream(BlockStream):
     """`message_start`, the events of each block, `message_delta`, `message_stop`. A token of text is an event."""
 
-    content_type = SSE.content_type
+    failed = staticmethod(errors.stream_end)
 
     def __init__(self, settings: Settings) -> None:
+        super().__init__(settings.form)
         self._settings = settings
-        self._reader: AnswerReader | None = None
         self._blocks = settings.blocks()
         self._is_plain = settings.form.is_text and not settings.stops
         self._text_event: bytes | None = None  # the template of a delta of text, while a block of text is open
-        self._text_index = -1
         self._longest_stop = max(map(len, settings.stops), default=0)
         self._tail = ""  # the end of the text, as long as a stop string may be
-        self._num_prompt_tokens = 0
-        self._num_tokens = 0
-        self._begun = False
-        self.finished = False
-
-    def start(self, index: int, num_prompt_tokens: int) -> None:
-        self._num_prompt_tokens = num_prompt_tokens
-        self._reader = self._settings.form.reader()
-
-    def feed(self, index: int, delta: Delta) -> bytes:
-        event = self._text_event
-        if event is not None and delta.finish is None and self._is_plain:  # nearly all
-            self._num_tokens += len(delta.tokens)
-            return fill(event, delta.tokens)
-        if delta.error is not None:
-            self.finished = True
-            return errors.stream_end(delta.error)
-        chunks = [] if self._begun else [self._start()]
-        if delta.finish is None:
-            return b"".join([*chunks, *map(self._token, delta.tokens)])
-        *tokens, last = delta.tokens or (NO_TOKEN,)
-        chunks += [self._token(token) for token in tokens]
-        chunks += [self._token(last, is_last=True), self._end(delta.finish)]
-        return b"".join(chunks)
 
     def token_line(self) -> TokenLine | None:
         event = self._text_event
@@ -129,7 +104,6 @@ class MessageStream:
         return line
 
     def _start(self) -> bytes:
-        self._begun = True
         return named_event({"type": "message_start", "message": self._settings.message(self._num_prompt_tokens)})
 
     def _token(self, token: Token, *, is_last: bool = False) -> bytes:
@@ -159,12 +133,10 @@ class MessageStream:
         return named_event(event)
 
     def _end(self, finish: Finish) -> bytes:
-        self.finished = True
         rest = self._render(self._blocks.feed(self._reader.flush()) if self._reader is not None else ())
         rest += self._render(self._blocks.end())
         stop = self._settings.stop(finish, self._tail, self._num_tokens, called=self._blocks.called)
-        num_thoughts = self._reader.num_thoughts if self._reader is not None else 0
-        counts = self._settings.usage(self._num_prompt_tokens, self._num_tokens, num_thoughts)
+        counts = self._settings.usage(self._num_prompt_tokens, self._num_tokens, self._num_thoughts)
         end = named_event({"type": "message_delta", "delta": stop, "usage": counts})
         return rest + end + named_event({"type": "message_stop"})
 
@@ -181,12 +153,10 @@ class MessageDocument(WholeReply):
 
     def _document(self) -> AnthropicMessage:
         (sequence,) = self._sequences
-        settings, blocks, reader = self._settings, self._settings.blocks(), self._settings.form.reader()
-        events: Sequence[Event] = [sequence.text] if reader is None else reader.read(sequence.tokens)[0]
-        content = gather([*blocks.feed(events), *blocks.end()])
-        num_tokens = sum(token.id >= 0 for token in sequence.tokens)
-        counts = settings.usage(self._num_prompt_tokens, num_tokens, reader.num_thoughts if reader else 0)
-        stop = settings.stop(sequence.finish, sequence.text, num_tokens, called=blocks.called)
+        settings, blocks, answer = self._settings, self._settings.blocks(), read_whole(self._settings.form, sequence)
+        content = gather([*blocks.feed(answer.events), *blocks.end()])
+        counts = settings.usage(self._num_prompt_tokens, answer.num_tokens, answer.num_thoughts)
+        stop = settings.stop(sequence.finish, sequence.text, answer.num_tokens, called=blocks.called)
         return {**settings.message(0), "content": content, "usage": counts, **stop}
 
     def refused(self, error: ServingError) -> HttpResponse:

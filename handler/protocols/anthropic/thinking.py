@@ -34,7 +34,7 @@ class Thinking(NamedTuple):
         """Return the template's switch, and the names that cannot be honoured: without a switch, a model of a known
         family thinks as it does, and no other does.
         """
-        unheeded = [] if self.budget is None else ["thinking.budget_tokens"]
+        unheeded = ["thinking.budget_tokens"] if self.budget != self.token_budget(context) else []
         if self.enabled is None:
             return {}, unheeded
         template = context.chat_template
@@ -44,6 +44,12 @@ class Thinking(NamedTuple):
             return {"thinking": self.enabled}, unheeded
         thinks = choose_family(context.reasoning_parser, template) is not None
         return {}, [*unheeded, "thinking"] if thinks is not self.enabled else unheeded
+
+    def token_budget(self, context: ServerContext) -> int | None:
+        """Return the budget where the engine and the model's family can honour it."""
+        family = choose_family(context.reasoning_parser, context.chat_template)
+        lacks = "thinking_token_budget" in context.unsupported or context.vocabulary is None
+        return None if lacks or family is None or not family.closing else self.budget
 
 
 def read_thinking(value: Any) -> Thinking:

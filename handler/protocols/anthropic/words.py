@@ -10,6 +10,7 @@ _WORDS = (
     (re.compile(r"(tools\[\d*\])\.function\."), r"\1."),
     (re.compile(r"(?<![\w.])reasoning_effort\b"), "output_config.effort"),
     (re.compile(r"messages\[\]\.reasoning\b"), "messages[].content[].thinking"),
+    (re.compile(r"(?<![\w.])thinking_token_budget\b"), "thinking.budget_tokens"),
     (re.compile(r"chat_template_kwargs with enable_thinking false"), 'thinking {"type": "disabled"}'),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from handler.core.errors import InvalidParameter
 from handler.core.values import Sampling, Token
 from handler.protocols.assistant.events import Event, Parser
 from handler.protocols.assistant.reasoning.families import choose_family
@@ -79,7 +80,13 @@ class AnswerForm(NamedTuple):
         return None if inner is None else AnswerReader(inner, None)
 
     def sampling(self, sampling: Sampling, context: ServerContext) -> Sampling:
-        """Keep the special tokens that are marks of this form in the text."""
+        """Keep the special tokens that are marks of this form in the text.
+
+        Raises:
+            InvalidParameter: a thought has a budget, and none would be found.
+        """
+        if self.thinking is None and (budget := sampling.thinking_token_budget) is not None:
+            raise InvalidParameter(f"thinking_token_budget={budget}: needs option.reasoning_parser, the model's family")
         marks = self.tools.format.special(context.vocabulary) if self.tools.format else frozenset[str]()
         if self.thinking is not None:
             marks |= self.thinking.family.special(context.vocabulary)
@@ -96,4 +103,7 @@ def answer_form(
         prefix: the beginning of the answer, where the messages end with it.
     """
     family = choose_family(context.reasoning_parser, context.chat_template)
-    return AnswerForm(tools, None if family is None else Thinking(family, arguments or {}, prefix))
+    if family is None:
+        return AnswerForm(tools)
+    lacks = context.unsupported.get("thinking_token_budget", "")
+    return AnswerForm(tools, Thinking(family, arguments or {}, prefix, context.vocabulary, lacks))

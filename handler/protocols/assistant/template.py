@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,8 +36,13 @@ def warn_of_unread(arguments: Iterable[str], template: str) -> None:
 
 
 def knows(template: str, name: str) -> bool:
-    """Return whether a chat template reads a variable of that name."""
-    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+    """Return whether a chat template reads a variable of that name, an identifier."""
+    return name in _words(template)
+
+
+@functools.lru_cache
+def _words(template: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", template))
 
 
 @accepts(type="object")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -68,15 +69,14 @@ class OpenAiChat:
         tools = read_tools(body, context)
         framing, usage = self.read_framing(body, context)
         parameters = self._read_parameters(body, tools, context)
-        known = self.fields | self.table.parameters.keys()
         template, unread = read_template(parameters.others, messages, context)
         ignored = [
-            *report_unknown([*unknown_fields(body, known), *unknown, *tools.unknown, *unread], body, context),
-            *harmless(body, known),
+            *report_unknown([*unknown_fields(body, self._known), *unknown, *tools.unknown, *unread], body, context),
+            *harmless(body, self._known),
         ]
         prefix = messages[-1]["content"] if template.continue_final_message else None
         form = answer_form(tools, context, dict(template.arguments), prefix)
-        sampling = form.sampling(parameters.sampling, context)._replace(logprobs=bool(body.get("logprobs")))
+        sampling = form.sampling(parameters.sampling, context)
         messages, shown = lay_out(messages, tools.shown, context.chat_template)
         request = Request(
             "",
@@ -102,6 +102,10 @@ class OpenAiChat:
         usage = usage._replace(null=usage.null or for_tgi)
         return self.answer(ParsedChat(request, head, format, framing, usage, ignored))
 
+    @functools.cached_property
+    def _known(self) -> frozenset[str]:
+        return self.fields | self.table.parameters.keys()
+
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
         """Read the model's name for the answer, and the LoRA adapter."""
         return read_model(body, context)
@@ -125,7 +129,8 @@ class OpenAiChat:
             table = Table(
                 {**table.parameters, "tool_choice": Parameter("structured_output", lambda value: structured_output)}
             )
-        parameters = read_all(body, context, defaults=defaults(body, self.max_new_tokens or _ANY), table=table)
+        own = {**defaults(body, self.max_new_tokens or _ANY), "logprobs": bool(body.get("logprobs"))}
+        parameters = read_all(body, context, defaults=own, table=table)
         if (count := body.get("top_logprobs")) and not body.get("logprobs"):
             raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")
         return parameters

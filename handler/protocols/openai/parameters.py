@@ -62,6 +62,13 @@ def _seed(value: Any) -> int:
     return integer(-(1 << 63), (1 << 64) - 1)(value) % (1 << 64)
 
 
+@accepts(type="integer", minimum=-1)
+def _budget(value: Any) -> int | None:
+    """Read vLLM's `thinking_token_budget` (vllm/sampling_params.py); -1 is no limit."""
+    budget = integer(-1)(value)
+    return budget if budget >= 0 else None
+
+
 _OF_VLLM: Mapping[str, Parameter] = {
     "top_k": PARAMETERS["top_k"],
     "min_p": PARAMETERS["min_p"],
@@ -136,7 +143,7 @@ CHAT = Table(
         "chat_template": unsupported("the model's own is used", [], {}),
         **{name: Parameter(name, read) for name, read in template.READERS.items()},
         "include_reasoning": Parameter("include_reasoning", boolean),
-        "thinking_token_budget": unsupported("the engines cannot end a thought"),
+        "thinking_token_budget": Parameter("thinking_token_budget", _budget),
     }
 )
 

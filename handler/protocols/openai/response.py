@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSON_TEXTS, NUMBER, SLOT, SSE_DONE, Framing, fill, template
-from handler.core.values import NO_TOKEN, Delta, Finish, Token, new_uuid
+from handler.core.values import NO_TOKEN, Delta, Finish, Token, new_digits
 from handler.protocols.base import HttpResponse, TokenLine
 from handler.protocols.openai import errors
 from handler.protocols.openai.answers import TokenUsage
@@ -44,7 +44,7 @@ class Head(NamedTuple):
 
 def identity(prefix: str) -> tuple[str, int]:
     """Return a new id, and the time of the request."""
-    return f"{prefix}-{new_uuid().hex}", int(time.time())
+    return f"{prefix}-{new_digits()}", int(time.time())
 
 
 class Usage(NamedTuple):

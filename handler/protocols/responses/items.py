@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from handler.core.values import new_uuid
+from handler.core.values import new_digits
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
 
 Value = dict[str, Any]
@@ -19,7 +19,7 @@ _DELTAS = {
 
 
 def new_id(prefix: str) -> str:
-    return f"{prefix}_{new_uuid().hex}"
+    return f"{prefix}_{new_digits()}"
 
 
 class Items:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
-from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, SSE, named_event, template
-from handler.core.values import NO_TOKEN, Delta, Finish, Token
-from handler.protocols.assistant.answer import AnswerForm, AnswerReader
-from handler.protocols.assistant.events import Event
+from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, named_event, template
+from handler.core.values import Finish, Token
+from handler.protocols.assistant.answer import AnswerForm
+from handler.protocols.assistant.replies import BlockStream, read_whole
 from handler.protocols.base import HttpResponse, TokenLine
 from handler.protocols.openai import errors
 from handler.protocols.reply import WholeReply
@@ -49,42 +49,20 @@ def usage(num_prompt_tokens: int, num_tokens: int, num_thoughts: int) -> Value:
     }
 
 
-class ResponseStream:
+class ResponseStream(BlockStream):
     """`response.created`, `response.in_progress`, the events of each item, and how the response ended."""
 
-    content_type = SSE.content_type
-
     def __init__(self, settings: Settings) -> None:
+        super().__init__(settings.form)
         self._settings = settings
-        self._reader: AnswerReader | None = None
         self._items = settings.items()
         self._text_event: bytes | None = None  # the template of a delta of text, while a message is open
         self._number = 0  # of the next event
-        self._num_prompt_tokens = 0
-        self._num_tokens = 0
-        self._begun = False
-        self.finished = False
-
-    def start(self, index: int, num_prompt_tokens: int) -> None:
-        self._num_prompt_tokens = num_prompt_tokens
-        self._reader = self._settings.form.reader()  # what a prompt leaves open is known now
-
-    def feed(self, index: int, delta: Delta) -> bytes:
-        if delta.error is not None:
-            return self.failed(delta.error)
-        chunks = [] if self._begun else [self._start()]
-        if delta.finish is None:
-            return b"".join([*chunks, *map(self._token, delta.tokens)])
-        *tokens, last = delta.tokens or (NO_TOKEN,)
-        chunks += [self._token(token) for token in tokens]
-        return b"".join([*chunks, self._token(last, is_last=True), self._end(delta.finish)])
 
     def token_line(self) -> TokenLine | None:
         return None if self._text_event is None or not self._settings.form.is_text else self._token
 
     def failed(self, error: ServingError) -> bytes:
-        """Render the end of a stream that broke off."""
-        self.finished = True
         rest = self._encode(self._items.end(complete=False))
         code = "rate_limit_exceeded" if errors.status(error) == 429 else "server_error"
         failure = {"code": code, "message": error.message}
@@ -92,7 +70,6 @@ class ResponseStream:
         return rest + self._encode([{"type": "response.failed", "response": response}])
 
     def _start(self) -> bytes:
-        self._begun = True
         response = self._settings.response()
         return self._encode([{"type": f"response.{kind}", "response": response} for kind in ("created", "in_progress")])
 
@@ -127,11 +104,9 @@ class ResponseStream:
         return b"".join(chunks)
 
     def _end(self, finish: Finish) -> bytes:
-        self.finished = True
         rest = self._encode(self._items.feed(self._reader.flush())) if self._reader is not None else b""
         rest += self._encode(self._items.end(complete=finish is not Finish.LENGTH))
-        num_thoughts = self._reader.num_thoughts if self._reader is not None else 0
-        counts = usage(self._num_prompt_tokens, self._num_tokens, num_thoughts)
+        counts = usage(self._num_prompt_tokens, self._num_tokens, self._num_thoughts)
         response = self._settings.response(self._items.output, finish, usage=counts)
         return rest + self._encode([{"type": f"response.{response['status']}", "response": response}])
 
@@ -148,12 +123,10 @@ class ResponseDocument(WholeReply):
 
     def _document(self) -> Value:
         (sequence,) = self._sequences
-        reader, items = self._settings.form.reader(), self._settings.items()
-        events: Sequence[Event] = [sequence.text] if reader is None else reader.read(sequence.tokens)[0]
-        items.feed(events)
+        items, answer = self._settings.items(), read_whole(self._settings.form, sequence)
+        items.feed(answer.events)
         items.end(complete=sequence.finish is not Finish.LENGTH)
-        num_tokens = sum(token.id >= 0 for token in sequence.tokens)
-        counts = usage(self._num_prompt_tokens, num_tokens, reader.num_thoughts if reader else 0)
+        counts = usage(self._num_prompt_tokens, answer.num_tokens, answer.num_thoughts)
         return self._settings.response(items.output, sequence.finish, usage=counts)
 
     def refused(self, error: ServingError) -> HttpResponse:

@@ -29,7 +29,7 @@ class HttpClientRequests {
     }
 
     static HttpRequest.Builder request(String url, String path) {
-        return HttpRequest.newBuilder(URI.create(url + path)).timeout(Duration.ofSeconds(20));
+        return HttpRequest.newBuilder(URI.create(url + path)).timeout(Duration.ofSeconds(100));
     }
 
     static HttpRequest post(String url, String type, String body) {

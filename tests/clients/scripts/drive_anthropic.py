@@ -62,7 +62,7 @@ def _checked(value: dict[str, Any]) -> str:
 
 def _client(url: str) -> dict[str, Any]:
     return {
-        "base_url": url, "api_key": "none", "max_retries": 0, "timeout": 30, "_strict_response_validation": True,
+        "base_url": url, "api_key": "none", "max_retries": 0, "timeout": 100, "_strict_response_validation": True,
     }  # fmt: skip
 
 

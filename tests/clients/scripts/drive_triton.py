@@ -12,7 +12,7 @@ import requests
 import sseclient
 from common import main
 
-_SECONDS = 60
+_SECONDS = 100
 
 
 class Triton:

@@ -27,7 +27,7 @@ from tests.clients.checks import (
     texts,
 )
 from tests.clients.driver import Driver
-from tests.servers import LiveServer, http, serve, wait_for
+from tests.servers import ANSWER_LIMIT, LiveServer, http, serve, wait_for
 
 pytestmark = pytest.mark.clients
 
@@ -305,7 +305,7 @@ def test_what_vllms_benchmark_sends_and_reads(model_url: str) -> None:
     body = {"inputs": PARIS, "parameters": parameters}
     data: dict[str, Any] = {}
     pieces = []
-    with http.stream("POST", route(model_url, "stream"), json=body, timeout=60) as found:
+    with http.stream("POST", route(model_url, "stream"), json=body, timeout=ANSWER_LIMIT) as found:
         assert found.status_code == 200
         for line in found.iter_lines():
             if line and not line.startswith(":"):

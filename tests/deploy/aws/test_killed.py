@@ -20,6 +20,7 @@ from botocore.httpsession import URLLib3Session
 
 from tests.deploy.doubles.aws import Call, Cloud
 from tests.deploy.doubles.deployments import COMPONENTS, PLAIN, down, up, wanted_of
+from tests.servers import PATIENCE
 
 ROOT = Path(__file__).parents[3]
 
@@ -162,7 +163,7 @@ def test_a_process_that_is_killed_for_good_and_run_again(cloud: Cloud, operation
     command = [sys.executable, "-c", UP.format(root=str(ROOT))]
     process = subprocess.Popen(command, cwd=ROOT, env=dict(os.environ), stdout=subprocess.DEVNULL)
     child.append(process)
-    assert process.wait(60) == -signal.SIGKILL
+    assert process.wait(PATIENCE) == -signal.SIGKILL
     cloud.before = cloud.after = None
     up(wanted)
     assert cloud.everything() == whole

@@ -17,6 +17,7 @@ from deploy.cli.main import main
 from tests.deploy.doubles.aws import ACCOUNT, Call, Cloud
 from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN
 from tests.deploy.doubles.endpoints import set_quotas
+from tests.servers import PATIENCE
 
 ROOT = Path(__file__).parents[3]
 
@@ -317,7 +318,7 @@ def test_an_interrupted_up_says_where_it_stands(cloud: Cloud, tmp_path: Path, nu
         cwd=ROOT, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     child.append(process)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number
     assert "At: endpoint/llama" in said
     assert "lmi deploy up" in said

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from tests.environment import clean_environment
-from tests.servers import wait_for
+from tests.servers import PATIENCE, wait_for
 
 
 class LocalProcess:
@@ -57,10 +57,10 @@ class LocalProcess:
             assert self.process.poll() is None, self.log
             return "Body=" in self.out
 
-        wait_for(ready, 90, "the endpoint is not in service")
+        wait_for(ready, PATIENCE, "the endpoint is not in service")
 
     def wait_said(self, text: str) -> None:
-        wait_for(lambda: text in self.log, 40, f"it does not say {text!r}")
+        wait_for(lambda: text in self.log, PATIENCE, f"it does not say {text!r}")
 
     def end(self, number: int = signal.SIGINT) -> int:
         """A signal, and the exit status."""
@@ -69,9 +69,9 @@ class LocalProcess:
         return self.wait()
 
     def wait(self) -> int:
-        self.process.wait(45)
+        self.process.wait(PATIENCE)
         for reader in self._readers:
-            reader.join(10)
+            reader.join(PATIENCE)
         for pipe in self._pipes.values():
             pipe.close()
         return self.process.returncode

@@ -19,6 +19,7 @@ from botocore.config import Config
 from deploy.local.endpoint import Endpoint
 from deploy.local.runtime import Runtime
 from deploy.local.store import Store
+from tests.servers import PATIENCE
 
 T = TypeVar("T")
 ACCOUNT = "000000000000"
@@ -35,7 +36,7 @@ class Loop:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        return future.result(20)
+        return future.result(PATIENCE)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -177,7 +178,7 @@ class Relay:
             return answer
 
 
-def client(url: str, *, read_timeout: float = 20, region: str = "us-east-1", **more: Any) -> Any:
+def client(url: str, *, read_timeout: float = PATIENCE, region: str = "us-east-1", **more: Any) -> Any:
     """Stock boto3, as a user has it, but for its retries."""
     config = Config(read_timeout=read_timeout, retries={"total_max_attempts": 1}, **more)
     return boto3.client("sagemaker-runtime", region_name=region, endpoint_url=url, aws_access_key_id="AKIDEXAMPLE",

@@ -21,7 +21,7 @@ from deploy.local.endpoint import Limits
 from deploy.local.store import Store
 from tests.deploy.local.servers import Local, Loop
 from tests.deploy.local.servers import local as make_local
-from tests.servers import wait_for
+from tests.servers import PATIENCE, wait_for
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def invoke(local: Local, **more: Any) -> Any:
 def at(root: Path, uri: str) -> bytes:
     """The object, once it is there."""
     path = root / uri.removeprefix("s3://")
-    wait_for(path.exists, 10, f"nothing at {uri}")
+    wait_for(path.exists, PATIENCE, f"nothing at {uri}")
     return path.read_bytes()
 
 
@@ -82,7 +82,7 @@ def test_a_body_may_be_inline_up_to_128_000_bytes(local: Local, root: Path) -> N
 
 def test_it_answers_before_the_container_does(local: Local, root: Path) -> None:
     accepted = invoke(local, Body=b'{"do": "wait"}')
-    assert local.container.active.wait(10)
+    assert local.container.active.wait(PATIENCE)
     path = root / accepted["OutputLocation"].removeprefix("s3://")
     assert not path.exists()
     local.container.may_go_on.set()
@@ -100,7 +100,7 @@ def test_failures_are_written_where_they_belong(loop: Loop, tmp_path: Path) -> N
         assert b"out of memory" in at(root, failed["FailureLocation"])
         assert b"s3://mine/nothing: No such file" in at(root, missing["FailureLocation"])
         assert b"timed out while waiting" in at(root, slow["FailureLocation"])
-        assert local.container.gone.wait(10)
+        assert local.container.gone.wait(PATIENCE)
         assert not (root / failed["OutputLocation"].removeprefix("s3://")).exists()
 
 

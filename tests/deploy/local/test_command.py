@@ -20,7 +20,7 @@ from deploy.local.serving import Plan
 from tests.adapter_files import write_adapter
 from tests.deploy.local.processes import LocalProcess, alive, descendants, environment, local_process
 from tests.deploy.local.servers import Container, Loop, client
-from tests.servers import wait_for
+from tests.servers import PATIENCE, wait_for
 
 ECHO = ("--engine", "echo")
 
@@ -106,7 +106,7 @@ def test_a_container_that_runs_already(loop: Loop, tmp_path: Path) -> None:
             assert [part["PayloadPart"]["Bytes"] for part in body] == [b"ab", b"cd", b"e"]
             accepted = runtime.invoke_endpoint_async(EndpointName="local", Body=b"{}", InferenceId="i")
             output = tmp_path / "s3" / accepted["OutputLocation"].removeprefix("s3://")
-            wait_for(output.exists, 10, "no answer in S3's place")
+            wait_for(output.exists, PATIENCE, "no answer in S3's place")
             assert output.read_bytes() == b"ok"
             assert local.end() == 0
         assert container.paths == ["/invocations", "/invocations"], "a container that was there is left as it is"
@@ -133,7 +133,7 @@ def test_by_default_its_ways_are_sagemaker_s(monkeypatch: pytest.MonkeyPatch) ->
 
 def refused(*arguments: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "deploy", "local", *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "deploy", "local", *arguments], capture_output=True, text=True, timeout=PATIENCE
     )
     return done.returncode, done.stderr
 

@@ -13,7 +13,7 @@ import pytest
 from deploy.errors import DeployError, Failed
 from deploy.local.container import Command, Container, command
 from tests.deploy.local.processes import alive
-from tests.servers import wait_for
+from tests.servers import PATIENCE, wait_for
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ def python(code: str, **environment: str) -> Command:
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(asyncio.wait_for(coroutine, 30))
+    return asyncio.run(asyncio.wait_for(coroutine, PATIENCE))
 
 
 def test_sagemaker_s_argument_and_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_sigterm_first_and_sigkill_for_who_stays(tmp_path: Path) -> None:
 
     assert run(go()) == -9
     assert shown[1:] == ["asked", "still there 1.5 s after SIGTERM: SIGKILL, as SageMaker does"]
-    wait_for(lambda: not alive(children[0]), 10, "its child is left behind")
+    wait_for(lambda: not alive(children[0]), PATIENCE, "its child is left behind")
 
 
 def test_one_that_leaves_at_sigterm_is_not_killed() -> None:

@@ -23,7 +23,7 @@ import pytest
 from deploy.local.container import command
 from tests.environment import clean_environment
 from tests.ports import free_port
-from tests.servers import http, wait_for
+from tests.servers import PATIENCE, http, wait_for
 
 ACCEPT = 0.25  # seconds: a connection
 PING = 2.0  # seconds
@@ -48,7 +48,7 @@ class Process:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.url = f"http://127.0.0.1:{self.port}"
-        wait_for(self._ready, 90, "not ready")
+        wait_for(self._ready, PATIENCE, "not ready")
 
     def _ready(self) -> bool:
         assert self.process.poll() is None, "".join(self.lines)
@@ -63,8 +63,8 @@ class Process:
     def end(self) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        self.process.wait(35)
-        self._reader.join(10)
+        self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
         assert self.process.stdout is not None
         self.process.stdout.close()
         return self.process.returncode
@@ -72,7 +72,7 @@ class Process:
     @contextmanager
     def stream(self, tokens: int) -> Iterator[HTTPResponse]:
         body = {"inputs": "a b", "stream": True, "parameters": {"max_new_tokens": tokens}}
-        with closing(HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
             connection.request("POST", "/invocations", json.dumps(body), {"Content-Type": "application/json"})
             with closing(connection.getresponse()) as response:
                 yield response
@@ -153,7 +153,7 @@ def test_sigterm_lets_a_running_stream_finish_and_takes_nothing_new() -> None:
         assert json.loads(stream.readline())["token"]
         began = time.monotonic()
         process.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: _status(process, "GET", "/ping") == 503, 10, "/ping does not say so")
+        wait_for(lambda: _status(process, "GET", "/ping") == 503, PATIENCE, "/ping does not say so")
         assert _status(process, "POST", "/invocations") == 503
         lines = [json.loads(line) for line in stream.read().splitlines()]
         assert len(lines) == 59, "the stream was cut"

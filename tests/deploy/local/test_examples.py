@@ -18,6 +18,7 @@ from tests.deploy.local.processes import environment, local_process
 from tests.deploy.local.servers import Loop, Relay
 from tests.deploy.local.servers import local as make_local
 from tests.ports import free_port
+from tests.servers import PATIENCE
 
 pytestmark = pytest.mark.model
 
@@ -75,7 +76,9 @@ def tgi(demo_model: Path) -> Iterator[Served]:
 def run(script: str, url: str, python: str = sys.executable, **more: str) -> str:
     """Run a script of examples/ to its end; return what it prints."""
     environ = {**environment(url), **more}
-    done = subprocess.run([python, str(EXAMPLES / script)], env=environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [python, str(EXAMPLES / script)], env=environ, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -92,7 +95,7 @@ def run_held(script: str, loop: Loop, local: Served, python: str = sys.executabl
             relay.may_go_on.set()
             rest = process.stdout.read()
             errors = process.stderr.read().decode()
-            assert (process.wait(60), errors) == (0, "")
+            assert (process.wait(PATIENCE), errors) == (0, "")
     assert first
     assert rest.strip()
     return (first + rest).decode()

@@ -13,6 +13,7 @@ from deploy.errors import Failed
 from deploy.local.endpoint import Endpoint, Status
 from deploy.local.health import Probing, keep_watch, until_ready
 from tests.deploy.local.servers import Container, Loop
+from tests.servers import PATIENCE
 
 QUICK = Probing(window=60, timeout=10, between=0.01, steady=0.01, failures=3)
 
@@ -29,7 +30,7 @@ def test_it_is_ready_with_the_first_200(loop: Loop) -> None:
             container.pings = 200
             await waiting
 
-        asyncio.run(asyncio.wait_for(go(), 20))
+        asyncio.run(asyncio.wait_for(go(), PATIENCE))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_three_failed_pings_take_it_out_and_one_good_one_brings_it_back(loop: Lo
         endpoint = Endpoint(url)
 
         async def until(healthy: bool) -> None:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + PATIENCE
             while endpoint.healthy is not healthy:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.005)

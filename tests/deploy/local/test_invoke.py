@@ -17,6 +17,7 @@ from deploy.local import relay
 from deploy.local.endpoint import Component, Limits, Status
 from tests.deploy.local.servers import ACCOUNT, Container, Local, Loop
 from tests.deploy.local.servers import local as make_local
+from tests.servers import PATIENCE
 
 PATH = "/endpoints/local/invocations"
 SIGNED = {
@@ -32,7 +33,7 @@ def error(raised: pytest.ExceptionInfo[ClientError]) -> tuple[int, str, str]:
 
 def post(local: Local, headers: dict[str, str], path: str = PATH, body: bytes = b"{}") -> tuple[int, dict[str, str]]:
     """Without boto3: status, and the error's name and message."""
-    connection = http.client.HTTPConnection(urlsplit(local.url).netloc, timeout=20)
+    connection = http.client.HTTPConnection(urlsplit(local.url).netloc, timeout=PATIENCE)
     connection.request("POST", path, body, headers)
     answer = connection.getresponse()
     found = answer.read()
@@ -171,7 +172,7 @@ def test_a_slow_container_is_status_0_and_is_left_alone(loop: Loop) -> None:
             local.invoke({"do": "wait"})
         response = raised.value.response
         assert (response["OriginalStatusCode"], response["OriginalMessage"]) == (0, TIMED_OUT)
-        assert local.container.gone.wait(10), "the container still works on an answer that nobody waits for"
+        assert local.container.gone.wait(PATIENCE), "the container still works on an answer that nobody waits for"
 
 
 def test_a_dead_socket_is_status_0(local: Local) -> None:
@@ -190,11 +191,11 @@ def test_no_container_is_status_0(loop: Loop) -> None:
 
 
 def test_a_client_that_goes_away_ends_the_container_s_work(local: Local) -> None:
-    connection = http.client.HTTPConnection(urlsplit(local.url).netloc, timeout=20)
+    connection = http.client.HTTPConnection(urlsplit(local.url).netloc, timeout=PATIENCE)
     connection.request("POST", PATH, b'{"do": "wait"}', SIGNED)
-    assert local.container.active.wait(10)
+    assert local.container.active.wait(PATIENCE)
     connection.close()
-    assert local.container.gone.wait(10), "the container goes on for nobody"
+    assert local.container.gone.wait(PATIENCE), "the container goes on for nobody"
 
 
 # -- who may call ------------------------------------------------------------------------------------------------

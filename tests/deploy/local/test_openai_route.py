@@ -18,7 +18,7 @@ from deploy.local.answers import ApiError
 from deploy.local.endpoint import Component, Limits
 from tests.deploy.local.servers import Local, Loop
 from tests.deploy.local.servers import local as make_local
-from tests.servers import http
+from tests.servers import PATIENCE, http
 
 PATH = "/endpoints/local/openai/v1/chat/completions"
 
@@ -39,7 +39,9 @@ def post(
     local: Local, body: object = None, path: str = PATH, bearer: str | None = None, **headers: str
 ) -> httpx.Response:
     authorization = {"Authorization": f"Bearer {bearer or token()}"}
-    return http.post(local.url + path, json=body or {"messages": []}, headers={**authorization, **headers}, timeout=20)
+    return http.post(
+        local.url + path, json=body or {"messages": []}, headers={**authorization, **headers}, timeout=PATIENCE
+    )
 
 
 def test_a_chat_is_passed_on_as_it_is(local: Local) -> None:
@@ -63,7 +65,7 @@ def test_events_arrive_one_by_one(local: Local) -> None:
     body = {"do": "stream", "stream": True, "pieces": [event.hex() for event in events],
             "headers": {"Content-Type": "text/event-stream"}}  # fmt: skip
     headers = {"Authorization": f"Bearer {token()}"}
-    with http.stream("POST", local.url + PATH, json=body, headers=headers, timeout=20) as answer:
+    with http.stream("POST", local.url + PATH, json=body, headers=headers, timeout=PATIENCE) as answer:
         assert answer.headers["content-type"] == "text/event-stream"
         pieces = answer.iter_raw()
         assert next(pieces) == events[0]
@@ -88,7 +90,7 @@ def test_limits_are_those_of_whole_and_streamed_answers(loop: Loop) -> None:
         local.container.may_go_on.set()
         with pytest.raises(httpx.RemoteProtocolError):
             post(local, stall)
-        assert local.container.gone.wait(10)
+        assert local.container.gone.wait(PATIENCE)
 
 
 def test_only_chat_completions_is_routed(local: Local) -> None:
@@ -124,7 +126,7 @@ OLD = presigned().replace(f"X-Amz-Date={datetime.now(timezone.utc):%Y}", "X-Amz-
 def test_a_token_that_is_not_good_is_refused(loop: Loop, authorization: str, code: str, part: str) -> None:
     with make_local(loop, region="us-east-1") as local:
         headers = {"Authorization": authorization} if authorization else {}
-        answer = http.post(local.url + PATH, json={}, headers=headers, timeout=20)
+        answer = http.post(local.url + PATH, json={}, headers=headers, timeout=PATIENCE)
         assert (answer.status_code, answer.headers["x-amzn-ErrorType"]) == (403, code)
         assert part in answer.json()["Message"]
         assert local.container.paths == []

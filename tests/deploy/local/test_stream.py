@@ -14,6 +14,7 @@ from deploy.local import relay
 from deploy.local.endpoint import Limits
 from tests.deploy.local.servers import Local, Loop, client
 from tests.deploy.local.servers import local as make_local
+from tests.servers import PATIENCE
 
 LINES = [json.dumps({"token": {"text": text}}, ensure_ascii=False).encode() + b"\n" for text in ("Hé", "日本", "🙂")]
 
@@ -28,7 +29,7 @@ def test_each_piece_arrives_before_the_next_is_made(local: Local) -> None:
     assert answer["InvokedProductionVariant"] == "AllTraffic"
     parts = iter(answer["Body"])
     assert next(parts)["PayloadPart"]["Bytes"] == LINES[0]
-    assert local.container.active.wait(10), "the container has not stopped after its first piece"
+    assert local.container.active.wait(PATIENCE), "the container has not stopped after its first piece"
     local.container.may_go_on.set()  # only now does it make the rest
     assert b"".join(part["PayloadPart"]["Bytes"] for part in parts) == b"".join(LINES[1:])
 
@@ -108,7 +109,7 @@ def test_a_stall_beyond_the_limit_is_a_model_stream_error(loop: Loop) -> None:
         got, error = in_stream_error(local.stream(script(LINES[0], end="stall"))["Body"])
         assert got == LINES[0]
         assert error == {"Code": "ModelStreamError", "Message": relay.STALLED}
-        assert local.container.gone.wait(10), "the container goes on for nobody"
+        assert local.container.gone.wait(PATIENCE), "the container goes on for nobody"
 
 
 def test_the_codes_are_in_the_frames_though_boto3_drops_them(loop: Loop) -> None:
@@ -157,7 +158,7 @@ def test_a_client_that_closes_the_stream_ends_the_container_s_work(local: Local)
     body = local.stream(script(*LINES))["Body"]
     assert next(iter(body))["PayloadPart"]["Bytes"] == LINES[0]
     body.close()
-    assert local.container.gone.wait(10), "the container goes on for nobody"
+    assert local.container.gone.wait(PATIENCE), "the container goes on for nobody"
 
 
 def test_streams_go_side_by_side(local: Local) -> None:

@@ -14,11 +14,14 @@ import pytest
 
 from handler import engines
 from handler.core.errors import GenerationFailed, PromptTooLong
+from handler.core.text import Prompt
+from handler.core.thoughts import Thoughts
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
+from handler.scheduler.thinking import ThinkingEngine
 
 PROSE = ("The capital of France is", "Once upon a time", "def add(a, b):", "😀 is an emoji that means")
 
@@ -106,7 +109,9 @@ def start(name: str, model: Path | None, **options: Any) -> Driver:
     while engine.state is State.LOADING:
         engine.step(timeout=1)
     unsupported = engines.capabilities(name, config).unsupported
-    return Driver(name, engine, engines.load_tokenizer(name, config), Batcher(engine, max_active=16), unsupported)
+    tokenizer = engines.load_tokenizer(name, config)
+    batcher = Batcher(ThinkingEngine(engine, tokenizer.vocabulary), max_active=16)
+    return Driver(name, engine, tokenizer, batcher, unsupported)
 
 
 @pytest.fixture(scope="module", params=["echo", "trtllm", *REAL])
@@ -240,6 +245,27 @@ def test_unicode_survives(driver: Driver) -> None:
     assert "\ufffd" not in text(deltas)
 
 
+def test_a_thought_ends_at_its_budget_and_the_answer_follows(driver: Driver) -> None:
+    driver.needs("thinking_token_budget")
+    vocabulary = driver.tokenizer.vocabulary
+    assert vocabulary is not None
+    prompt, closing = driver.tokenizer.encode(driver.prompts[1]), vocabulary.ids(b"</think>")
+    thoughts = Thoughts(("<think>",), ("</think>",), True, (), closing)
+    first = [*ids(driver.one(prompt.text, max_new_tokens=4, ignore_eos=True)), *closing]
+    ask = Sampling(max_new_tokens=5, ignore_eos=True)
+    asked = [
+        driver.submit(prompt.text, max_new_tokens=5 + len(first), ignore_eos=True, thoughts=thoughts, **budget)
+        for budget in ({"thinking_token_budget": 4}, {"thinking_token_budget": 0})
+    ]
+    alone = [
+        driver.batcher.submit(Request("", ask), Prompt("", [*prompt.ids, *part], vocabulary))
+        for part in (first, closing)
+    ]
+    found = driver.run()
+    assert ids(found[asked[0]]) == [*first, *ids(found[alone[0]])]
+    assert ids(found[asked[1]])[: len(closing) + 5] == [*closing, *ids(found[alone[1]])]
+
+
 # -- what only a model can show ----------------------------------------------------------------------------------
 
 
@@ -310,6 +336,21 @@ class TestModel:
         prefill = driver.one(long, prompt_logprobs=True, max_new_tokens=1)[0].prefill
         assert prefill is not None
         assert len(prefill) == len(driver.tokenizer.encode(long).ids)
+
+    def test_a_rule_holds_from_the_thoughts_end(self, driver: Driver) -> None:
+        rule = StructuredOutput("regex", "[0-9]{3}")
+        free, ruled = driver.batch("Once upon a time", {}, {"structured_output": rule})
+        tokens = [token for delta in free for token in delta.tokens]
+        thought, mark = text(free)[: len("".join(token.text for token in tokens[:4]))], tokens[3].text
+        assert thought.index(mark) == len(thought) - len(mark)
+        ends = Thoughts(("<think>",), (mark,), is_open=True)
+        never = Thoughts(("<think>",), ("</think>",), is_open=False)
+        after, without = driver.batch(
+            "Once upon a time", *({"structured_output": rule, "thoughts": one} for one in (ends, never))
+        )
+        assert re.fullmatch(re.escape(thought) + "[0-9]{3}", text(after))
+        assert after[-1].finish is Finish.EOS
+        assert ids(without) == ids(ruled)
 
     def test_beams_come_at_the_end_the_best_first(self, driver: Driver) -> None:
         deltas = driver.one("The capital of France is", num_beams=3, max_new_tokens=6)

@@ -5,6 +5,7 @@ Sources: the models' own chat templates, and vLLM 0.32, vllm/reasoning and vllm/
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -39,11 +40,16 @@ class Family(NamedTuple):
     def marks(self) -> tuple[str, ...]:
         return (*self.begin, *self.end, *self.calls, *self.others)
 
+    @property
+    def closing(self) -> str:
+        """The mark that ends a thought wherever it stands; "" where there is none."""
+        return self.end[0] if self.end and self.name != HARMONY else ""
+
     def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:
         """Return the marks that are special tokens, which a tokenizer leaves out of the text by default."""
         if vocabulary is None:
             return frozenset()
-        return frozenset(self.marks) & {vocabulary.text(id) for id in vocabulary.special}
+        return vocabulary.marks.intersection(self.marks)
 
     def is_on(self, kwargs: Mapping[str, Any]) -> bool:
         """Return whether a request's template arguments leave the thinking on."""
@@ -64,7 +70,6 @@ class Family(NamedTuple):
 
 
 _TAIL = 256  # characters of a prompt's end that hold its last mark
-
 
 HARMONY = "openai_gptoss"
 APPEND = "minimax_m2_append_think"
@@ -132,6 +137,7 @@ _BY_COMPANY = {
 """What stands beside <think> in a chat template."""
 
 
+@functools.lru_cache
 def choose_family(name: str, template: str) -> Family | None:
     """Return the family of `option.reasoning_parser`; None without reasoning.
 

@@ -7,11 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import InvalidParameter
-from handler.core.text import Thoughts
-from handler.core.values import Request
+from handler.core.text import Vocabulary
+from handler.core.thoughts import Thoughts
+from handler.core.values import Request, Sampling
 from handler.protocols.assistant.events import Parser
 from handler.protocols.assistant.reasoning.families import HARMONY, Family
 from handler.protocols.assistant.reasoning.parsing import ThinkingParser, thinking_parser
+
+_COUNTED_ANEW = ("presence_penalty", "frequency_penalty", "no_repeat_ngram_size")
+"""Sampling fields that look at the answer's tokens, of which the engine has the thought's as the prompt's."""
 
 
 class Thinking:
@@ -21,19 +25,30 @@ class Thinking:
         family: the model's.
         kwargs: the arguments of the chat template.
         prefix: the text with which the prompt ends, and which the answer continues; None where it begins one.
+        vocabulary: of the answers; None where each prompt brings its own.
+        lacks: the reason why the engine cannot end a thought, or begin a rule after one; "" where it can.
     """
 
-    def __init__(self, family: Family, kwargs: Mapping[str, Any], prefix: str | None = None) -> None:
+    def __init__(
+        self,
+        family: Family,
+        kwargs: Mapping[str, Any],
+        prefix: str | None = None,
+        vocabulary: Vocabulary | None = None,
+        lacks: str = "",
+    ) -> None:
         self.family = family
         self._is_on = family.is_on(kwargs)
         self._prefix = prefix
         self._open = family.thinks and self._is_on
+        self._vocabulary = vocabulary
+        self._lacks = lacks
 
     def read_prompt(self, request: Request, prompt: str) -> Request:
         """Find out from the prompt's end whether a thought is open; parsers are made after that.
 
         Raises:
-            InvalidParameter: structured output would have to begin after a thought.
+            InvalidParameter: structured output cannot begin after a thought, or a thought cannot be ended.
         """
         family = self.family
         if self._prefix is None:
@@ -42,13 +57,29 @@ class Thinking:
             ending = family.is_open(self._prefix)
         if ending is not None:
             self._open = self._is_on = ending
-        if request.sampling.structured_output is not None and self._is_on:
-            raise InvalidParameter(
-                f"{request.names.structured_output}: the model thinks before it answers, and the engine cannot begin "
-                "a rule after a thought; send chat_template_kwargs with enable_thinking false"
-            )
-        thoughts = Thoughts(family.begin, (*family.end, *family.calls), self._open)
-        return replace(request, sampling=request.sampling._replace(thoughts=thoughts))
+        sampling = request.sampling
+        guided = sampling.structured_output is not None
+        if guided and not self._is_on:  # the rule holds from the start, and allows no thought
+            return replace(request, sampling=sampling._replace(thoughts=None, thinking_token_budget=None))
+        closing: tuple[int, ...] = ()
+        if guided or sampling.thinking_token_budget is not None:
+            closing = self._closing(sampling, request.names.structured_output if guided else "thinking_token_budget")
+        thoughts = Thoughts(family.begin, (*family.end, *family.calls), self._open, family.calls, closing)
+        return replace(request, sampling=sampling._replace(thoughts=thoughts))
+
+    def _closing(self, sampling: Sampling, name: str) -> tuple[int, ...]:
+        """Check that a thought may be followed by a part of its own; return the ids that end one."""
+        off = "send chat_template_kwargs with enable_thinking false"
+        if self._lacks:
+            raise InvalidParameter(f"{name}: the model thinks before it answers, and {self._lacks}; {off}")
+        for field in _COUNTED_ANEW:
+            if (value := getattr(sampling, field)) != Sampling._field_defaults[field]:
+                raise InvalidParameter(f"{field}={value}: with {name} it cannot count a thought's tokens; {off}")
+        family, mark = self.family, self.family.closing
+        closing = self._vocabulary.ids(mark.encode()) if self._vocabulary is not None else ()
+        if not family.end or (mark and not closing) or (sampling.thinking_token_budget is not None and not mark):
+            raise InvalidParameter(f"{name}: no mark ends a thought with option.reasoning_parser={family.name}; {off}")
+        return closing
 
     def parser(self, inner: Parser | None = None) -> ThinkingParser:
         return thinking_parser(self.family, inner, thinking=self._open)

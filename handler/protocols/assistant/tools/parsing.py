@@ -41,7 +41,7 @@ class Format(NamedTuple):
         """Return the marks that are special tokens."""
         if vocabulary is None:
             return frozenset()
-        return frozenset({*self.marks} & {vocabulary.text(id) for id in vocabulary.special})
+        return vocabulary.marks.intersection(self.marks)
 
 
 class NamedCall:

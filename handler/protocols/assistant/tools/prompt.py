@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ Message = Mapping[str, Any]
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 """SmolLM2's marks (its documentation), which our own words about the tools ask for."""
+
+_TOOLS = re.compile(r"\btools\b")
 
 _SHORT_ID = re.compile(r"id\|length != 9")
 """Mistral's templates refuse a call's id of another length."""
@@ -26,9 +29,9 @@ def lay_out(
     """Return messages and tools as the model's chat template takes them."""
     if not takes_tools(template):
         return tuple(plain_messages(messages, tools)), ()
-    if _SHORT_ID.search(template):
+    if _shows(_SHORT_ID, template):
         messages = [_with_short_ids(message) for message in messages]
-    if _DESCRIPTION.search(template):
+    if _shows(_DESCRIPTION, template):
         tools = [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
     return tuple(messages), tuple(tools)
 
@@ -51,7 +54,12 @@ def _short(id: str) -> str:
 
 def takes_tools(template: str) -> bool:
     """Return whether a chat template has a place for tools."""
-    return re.search(r"\btools\b", template) is not None
+    return _shows(_TOOLS, template)
+
+
+@functools.lru_cache
+def _shows(part: re.Pattern[str], template: str) -> bool:
+    return part.search(template) is not None
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ class Litellm:
 
 def _asked(url: str, prompt: str, options: dict[str, Any]) -> dict[str, Any]:
     messages = [{"role": "user", "content": prompt}]
-    return {"model": "triton/model", "messages": messages, "api_base": url, "num_retries": 0, "timeout": 60, **options}
+    return {"model": "triton/model", "messages": messages, "api_base": url, "num_retries": 0, "timeout": 100, **options}
 
 
 main(Litellm())

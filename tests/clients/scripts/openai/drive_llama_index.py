@@ -36,7 +36,7 @@ class LlamaIndex:
 def _llm(url: str, prompt: str, options: dict[str, Any]) -> tuple[Any, list[ChatMessage]]:
     chat = options.pop("chat", False)
     llm = OpenAILike(
-        model="model", api_base=f"{url}/v1", api_key="none", is_chat_model=chat, max_retries=0, timeout=30, **options
+        model="model", api_base=f"{url}/v1", api_key="none", is_chat_model=chat, max_retries=0, timeout=100, **options
     )
     return llm, [ChatMessage(role="user", content=prompt)] if chat else []
 

@@ -28,7 +28,7 @@ class Model(LocalCompletionsAPI):
     def tok_encode(self, string: Any, *args: Any, **more: Any) -> Any:
         if not isinstance(string, str):
             return [self.tok_encode(each) for each in string]
-        answer = requests.post(f"{self._url}/tokenize", json={"inputs": string}, timeout=30)
+        answer = requests.post(f"{self._url}/tokenize", json={"inputs": string}, timeout=100)
         return [token["id"] for token in answer.json()]
 
 

@@ -70,7 +70,7 @@ class OpenAi:
 
 
 def _client(url: str) -> dict[str, Any]:
-    return {"base_url": f"{url}/v1", "api_key": "none", "max_retries": 0, "timeout": 30}
+    return {"base_url": f"{url}/v1", "api_key": "none", "max_retries": 0, "timeout": 100}
 
 
 def _asked(prompt: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:

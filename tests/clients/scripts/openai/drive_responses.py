@@ -49,7 +49,7 @@ def _checked(value: dict[str, Any]) -> str:
 
 def _client(url: str) -> dict[str, Any]:
     return {
-        "base_url": f"{url}/v1", "api_key": "none", "max_retries": 0, "timeout": 30,
+        "base_url": f"{url}/v1", "api_key": "none", "max_retries": 0, "timeout": 100,
         "_strict_response_validation": True,
     }  # fmt: skip
 

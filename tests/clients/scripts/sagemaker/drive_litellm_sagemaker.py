@@ -41,7 +41,7 @@ def _asked(url: str, prompt: str, options: dict[str, Any], *, stream: bool) -> d
         "aws_access_key_id": "x",
         "aws_secret_access_key": "x",
         "num_retries": 0,
-        "timeout": 60,
+        "timeout": 100,
         "stream": stream,
         **options,
     }

@@ -10,7 +10,7 @@ from typing import Any
 from common import main
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 
-_SECONDS = 30
+_SECONDS = 100
 
 
 class HuggingfaceHub:

@@ -11,7 +11,7 @@ from common import main
 from text_generation import AsyncClient, Client
 from text_generation.types import Message
 
-_SECONDS = 30
+_SECONDS = 100
 
 
 class TextGeneration:

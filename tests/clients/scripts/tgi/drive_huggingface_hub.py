@@ -9,7 +9,7 @@ from typing import Any
 from common import main
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 
-_SECONDS = 20
+_SECONDS = 100
 
 
 class HuggingfaceHub:

@@ -8,7 +8,7 @@ from typing import Any
 from common import main
 from langchain_huggingface import HuggingFaceEndpoint
 
-_SECONDS = 20
+_SECONDS = 100
 
 
 class Langchain:

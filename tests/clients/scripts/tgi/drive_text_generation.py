@@ -8,7 +8,7 @@ from typing import Any
 from common import main
 from text_generation import AsyncClient, Client
 
-_SECONDS = 20
+_SECONDS = 100
 
 
 class TextGeneration:

@@ -33,10 +33,10 @@ def boto() -> boto3.session.Session:
 
 @pytest.fixture
 def predictor(aws: Double, boto: boto3.session.Session) -> Predictor:
-    return Predictor(
-        "e",
-        "us-east-1",
-        session=boto,
-        patience=Patience(busy=5, cold=5, first=0.01),
-        timeouts=Timeouts(answer=2, gap=2),
-    )
+    return Predictor("e", "us-east-1", session=boto, patience=Patience(first=0.01))
+
+
+@pytest.fixture
+def impatient(aws: Double, boto: boto3.session.Session) -> Predictor:
+    """One that soon gives up what stalls."""
+    return Predictor("e", "us-east-1", session=boto, timeouts=Timeouts(answer=2, gap=2))

@@ -11,6 +11,7 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 
 from deploy.cli.main import main
 from deploy.client import Finish, ModelFailed, ModelRefused, NotSent, Patience, Predictor, RequestFailed, Token
@@ -18,7 +19,7 @@ from deploy.local.endpoint import Component, Endpoint
 from deploy.local.runtime import Runtime
 from deploy.local.store import Store
 from tests.deploy.local.servers import Loop
-from tests.servers import LiveServer, serve
+from tests.servers import PATIENCE, LiveServer, serve
 
 WORDS = "one two three four"
 NOW = Patience(busy=0, cold=0)
@@ -131,16 +132,16 @@ def test_an_asynchronous_answer_comes_to_the_store(predictor: Predictor, emulate
         def get_object(self, Bucket: str, Key: str) -> dict[str, object]:
             path = emulated[2] / Bucket / Key
             if not path.exists():
-                raise boto3.client("s3").exceptions.NoSuchKey({"Error": {"Code": "NoSuchKey"}}, "GetObject")
+                raise ClientError({"Error": {"Code": "NoSuchKey"}}, "GetObject")
             return {"Body": io.BytesIO(path.read_bytes()), "ContentType": "application/json"}
 
     accepted = predictor.predict_async({"inputs": WORDS, "parameters": {"max_new_tokens": 4}})
     accepted._s3 = Directory()
-    assert accepted.wait(20)["generated_text"]
+    assert accepted.wait(PATIENCE)["generated_text"]
     failed = predictor.predict_async({"inputs": WORDS, "parameters": {"top_p": 2}})
     failed._s3 = Directory()
     with pytest.raises(ModelFailed, match="top_p=2"):
-        failed.wait(20)
+        failed.wait(PATIENCE)
 
 
 def test_components(predictor: Predictor, emulated: tuple[str, Endpoint, Path], boto: boto3.session.Session) -> None:

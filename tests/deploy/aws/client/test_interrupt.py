@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.deploy.aws.client.double import Double, streams
 from tests.deploy.aws.client.wire import golden
+from tests.servers import PATIENCE
 
 CHAT = golden("chat/stream").body
 
@@ -31,7 +32,7 @@ def test_ctrl_c_ends_an_answer_that_does_not_come(aws: Double) -> None:
     process.stdin.flush()
     assert process.stdout.read(4) == b"Deep"  # it comes before the answer ends
     process.send_signal(signal.SIGINT)
-    out, error = process.communicate(b"And?\n", timeout=60)
+    out, error = process.communicate(b"And?\n", timeout=PATIENCE)
     assert (process.returncode, error) == (0, b"")
     assert out.decode() == ' ...\nDeep "Learning" 😀\n\n'
     assert [turn["content"] for turn in aws.requests[1].json["messages"]] == ["Hi", "Deep", "And?"]

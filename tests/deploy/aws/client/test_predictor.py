@@ -173,7 +173,7 @@ def test_the_command_line_knows_them_by_their_status() -> None:
 def test_what_was_not_begun_is_sent_again(aws: Double, answer: Answer) -> None:
     aws.answers = [answer, answer, says({"generated_text": "a"})]
     seen: list[tuple[NotStarted, float]] = []
-    patience = Patience(busy=5, cold=5, first=0.01, longest=0.02)
+    patience = Patience(first=0.01, longest=0.02)
     predictor = Predictor("e", patience=patience, report=lambda error, pause: seen.append((error, pause)))
     assert predictor.predict({"inputs": "x"}) == {"generated_text": "a"}
     assert [request.json for request in aws.requests] == [{"inputs": "x"}] * 3
@@ -188,11 +188,11 @@ def test_patience_ends(aws: Double) -> None:
     assert len(aws.requests) == 1
 
 
-def test_a_slow_answer_is_asked_for_once(predictor: Predictor, aws: Double) -> None:
+def test_a_slow_answer_is_asked_for_once(impatient: Predictor, aws: Double) -> None:
     """boto3's own retries would have the model at it three times."""
     aws.answers = [stalls]
     with pytest.raises(TimedOut, match="no answer in time"):
-        predictor.predict({"inputs": "x"})
+        impatient.predict({"inputs": "x"})
     assert len(aws.requests) == 1
 
 

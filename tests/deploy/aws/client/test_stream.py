@@ -18,6 +18,7 @@ from deploy.client import (
 )
 from tests.deploy.aws.client.double import Answer, Double, Handler, fails, model_answers, payload_part, stalls, streams
 from tests.deploy.aws.client.wire import golden
+from tests.servers import PATIENCE
 
 SHOWN = 'Deep "Learning" 😀\n'
 LMI = golden("lmi/stream")
@@ -88,13 +89,13 @@ def test_what_says_itself_whether_to_stream_is_left_as_it_is(predictor: Predicto
     ],
 )
 def test_a_fault_in_the_middle_keeps_what_had_arrived(
-    predictor: Predictor, aws: Double, then: str, kind: type[RequestFailed], message: str
+    impatient: Predictor, aws: Double, then: str, kind: type[RequestFailed], message: str
 ) -> None:
     two = b"".join(line + b"\n" for line in LMI.body.split(b"\n")[:2]) + b'{"tok'
     aws.answers = [streams(two, then=then)]
     seen: list[Event] = []
     with pytest.raises(RequestFailed, match=message) as caught:
-        seen.extend(predictor.predict_stream({}))
+        seen.extend(impatient.predict_stream({}))
     assert type(caught.value) is kind
     assert list(caught.value.arrived) == seen == [Token("Deep", 304, -0.05), Token(' "Learning"', 11157, -1.25)]
     assert len(aws.requests) == 1
@@ -134,10 +135,10 @@ def test_a_stream_without_capacity_is_begun_later(predictor: Predictor, aws: Dou
     assert len(aws.requests) == 3
 
 
-def test_a_stream_that_does_not_begin_is_asked_for_once(predictor: Predictor, aws: Double) -> None:
+def test_a_stream_that_does_not_begin_is_asked_for_once(impatient: Predictor, aws: Double) -> None:
     aws.answers = [stalls]
     with pytest.raises(TimedOut):
-        predictor.predict_stream({})
+        impatient.predict_stream({})
     assert len(aws.requests) == 1
 
 
@@ -147,7 +148,7 @@ def test_a_stream_that_is_left_ends_its_connection(predictor: Predictor, aws: Do
     def answer(handler: Handler) -> None:
         handler.begin_stream("application/jsonlines")
         handler.chunk(payload_part(LMI.body.split(b"\n")[0]))
-        handler.connection.settimeout(10)
+        handler.connection.settimeout(PATIENCE)
         ended.append(handler.connection.recv(1))
         handler.double.released.set()
         handler.cut()
@@ -155,7 +156,7 @@ def test_a_stream_that_is_left_ends_its_connection(predictor: Predictor, aws: Do
     aws.answers = [answer]
     with predictor.predict_stream({}) as stream:
         assert next(iter(stream)) == Token("Deep", 304, -0.05)
-    assert aws.released.wait(10)
+    assert aws.released.wait(PATIENCE)
     assert ended == [b""]
 
 

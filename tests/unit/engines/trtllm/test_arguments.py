@@ -300,6 +300,8 @@ UNLESS_ASKED = {"typical_p", "num_beams", "structured_output", "return_generatio
         ((1, 3), (), UNLESS_ASKED | {"bad_sequences"}),
         ((1, 3), ("max_beam_width=2",), UNLESS_ASKED - {"num_beams"} | {"bad_sequences"}),
         ((1, 3), ("guided_decoding_backend=llguidance",), UNLESS_ASKED - {"structured_output"} | {"bad_sequences"}),
+        ((1, 3), ("max_model_len=9000",), UNLESS_ASKED | {"bad_sequences", "thinking_token_budget"}),
+        ((1, 3), ("max_model_len=9000", "enable_chunked_prefill=true"), UNLESS_ASKED | {"bad_sequences"}),
         (
             (1, 3),
             ("gather_generation_logits=true",),

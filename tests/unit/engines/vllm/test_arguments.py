@@ -138,6 +138,10 @@ def test_further_arguments_beat_options_setting_by_setting_but_not_the_model() -
     assert found["enable_lora"]
     with pytest.raises(ConfigError, match="the model is"):
         arguments('option.engine_args={"model": "other"}')
+    own = {"reasoning_parser": "qwen3"}
+    for more in (f"engine_args={json.dumps(own)}", f"structured_outputs_config={json.dumps(own)}"):
+        with pytest.raises(ConfigError, match=r"thoughts is option\.reasoning_parser"):
+            arguments(f"option.{more}")
 
 
 def test_the_cache_is_the_gpus_by_argument_and_the_cpus_by_environment() -> None:

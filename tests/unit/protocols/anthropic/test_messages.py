@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from handler.core.text import Vocabulary
 from handler.core.values import Finish, StructuredOutput
 from handler.protocols.anthropic.blocks import Blocks, gather
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
@@ -110,6 +111,17 @@ def test_thinking_is_the_templates_switch(
 ) -> None:
     parsed = parse(body(thinking=thinking), context=replace(CAPABLE, chat_template=template))
     assert (dict(parsed.requests[0].template.arguments), parsed.ignored) == (arguments, listed)
+
+
+def test_a_budget_of_thoughts_is_kept_where_it_can_be() -> None:
+    asked = body(thinking={"type": "enabled", "budget_tokens": 1024})
+    able = replace(CAPABLE, chat_template="<think></think>", vocabulary=Vocabulary([b"<"]))
+    lacks = replace(able, unsupported={"thinking_token_budget": "no"})
+    gpt = replace(able, chat_template="<|channel|>analysis")
+    for context, budget in ((able, 1024), (lacks, None), (gpt, None), (replace(able, vocabulary=None), None)):
+        parsed = parse(asked, context=context)
+        assert parsed.requests[0].sampling.thinking_token_budget == budget
+        assert parsed.ignored == ([] if budget else ["thinking.budget_tokens"])
 
 
 def test_thoughts_and_effort_go_to_the_template() -> None:

@@ -208,14 +208,37 @@ def test_an_answer_that_continues_a_message_continues_its_thought(prefix: str, t
     assert parts(thinking.parser().feed(" so</think>"))[0] == thoughts
 
 
-def test_structured_output_needs_an_answer_without_a_thought() -> None:
-    request = Request("", Sampling(structured_output=StructuredOutput("regex", "a")))
-    with pytest.raises(InvalidParameter, match="grammar: the model thinks before it answers"):
-        Thinking(FAMILIES["qwen3"], {}).read_prompt(request, "assistant\n")
+BYTES = Vocabulary([bytes([byte]) for byte in range(128)])
+GUIDED = Sampling(structured_output=StructuredOutput("regex", "a"))
+
+
+def test_structured_output_begins_after_a_thought_or_at_once() -> None:
+    for family, prompt, is_open in (("qwen3", "a\n", True), ("mistral", "a\n", False), ("openai_gptoss", "a", True)):
+        thinking = Thinking(FAMILIES[family], {}, vocabulary=BYTES)
+        thoughts = thinking.read_prompt(Request("", GUIDED), prompt).sampling.thoughts
+        assert thoughts is not None
+        assert (thoughts.is_open, thoughts.calls) == (is_open, FAMILIES[family].calls)
+        assert bytes(thoughts.closing).decode() == FAMILIES[family].closing
     for arguments, prompt in (({"enable_thinking": False}, "assistant\n"), ({}, "<think>\n</think>\n\n")):
-        thinking = Thinking(FAMILIES["qwen3"], arguments)
-        assert thinking.read_prompt(request, prompt).sampling.structured_output
+        thinking = Thinking(FAMILIES["qwen3"], arguments, lacks="it cannot")
+        budgeted = GUIDED._replace(thinking_token_budget=2)
+        assert thinking.read_prompt(Request("", budgeted), prompt).sampling == GUIDED
         assert parts(thinking.parser().feed("a")) == ("", "a", [])
+
+
+@pytest.mark.parametrize(
+    ("family", "lacks", "sampling", "message"),
+    [
+        ("qwen3", "it cannot", GUIDED, "grammar: the model thinks before it answers, and it cannot; send chat_temp"),
+        ("qwen3", "", GUIDED._replace(presence_penalty=0.5), "presence_penalty=0.5: with parameters.grammar it cannot"),
+        ("qwen3", "", Sampling(thinking_token_budget=2, frequency_penalty=1.0), "with thinking_token_budget it cannot"),
+        ("minimax_m2_append_think", "", GUIDED, "grammar: no mark ends a thought with option.reasoning_parser=minimax"),
+        ("openai_gptoss", "", Sampling(thinking_token_budget=2), "thinking_token_budget: no mark ends a thought with"),
+    ],
+)
+def test_what_cannot_follow_a_thought_is_refused(family: str, lacks: str, sampling: Sampling, message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        Thinking(FAMILIES[family], {}, None, BYTES, lacks).read_prompt(Request("", sampling), "assistant\n")
 
 
 # -- stop strings -----------------------------------------------------------------------------------------------------

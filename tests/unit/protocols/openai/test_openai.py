@@ -149,6 +149,7 @@ JSON_SCHEMA = StructuredOutput("json_schema", json.dumps(SCHEMA))
         ("bad_words", ["x"], "bad_sequences", ("x",)),
         ("logprobs", True, "logprobs", True),
         ("response_format", {"type": "text"}, "structured_output", None),
+        ("thinking_token_budget", -1, "thinking_token_budget", None),
         ("response_format", {"type": "json_object"}, "structured_output", StructuredOutput("json_object", "")),
         (
             "response_format",
@@ -243,7 +244,8 @@ def content(given: Any) -> dict[str, Any]:
         ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs={\"tools\": 1}: may not set 'tools'"),
         ({"documents": [1]}, "documents=[1]: must be a list of objects"),
         ({"reasoning_effort": "much"}, 'reasoning_effort="much": must be one of none, minimal'),
-        ({"thinking_token_budget": 9}, "thinking_token_budget=9: is not supported: the engines cannot end a thought"),
+        ({"thinking_token_budget": 9}, "thinking_token_budget=9: needs option.reasoning_parser"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget=-2: must be"),
         ({"model": 5}, "model: must be a string"),
         ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, 'guided_regex="a" contradicts tool_choice'),
         ({"messages": []}, "'messages' must be a non-empty list"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from handler.protocols.assistant.tools.formats.deepseek_v3 import DEEPSEEK_V3, DEEPSEEK_V31
@@ -59,6 +60,7 @@ FORMATS = {
 """`auto` takes the first one that a chat template shows: hermes is late, for others have its mark too."""
 
 
+@functools.lru_cache
 def find(template: str) -> Format | None:
     """Return the format that a chat template shows; None where it shows no known one."""
     found = (format for format in FORMATS.values() if format.template and re.search(format.template, template))

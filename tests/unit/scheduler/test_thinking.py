@@ -1,0 +1,233 @@
+"""Structured output begins after a thought, and a thought ends at its budget, on an engine with a script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from handler.core.errors import GenerationFailed
+from handler.core.text import Vocabulary
+from handler.core.thoughts import Thoughts
+from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
+from handler.engines.base import Output, Step
+from handler.scheduler.thinking import ThinkingEngine
+
+PIECES = [*map(chr, range(128)), "<think>", "</think>", "<call>", "<end>", "k>{", "</thin", "<call>f"]
+VOCABULARY = Vocabulary([piece.encode() for piece in PIECES], special=[131])
+RULE = StructuredOutput("regex", "{}")
+ANSWER = ["{", "}"]
+
+
+def ids(*pieces: str) -> list[int]:
+    return [PIECES.index(piece) for piece in pieces]
+
+
+def thoughts(*, is_open: bool) -> Thoughts:
+    closing = VOCABULARY.ids(b"</think>")
+    return Thoughts(("<think>",), ("</think>", "<call>"), is_open, ("<call>",), closing)
+
+
+@dataclass
+class Scripted:
+    """Says `thought` without a rule, then `ANSWER`; with one `ANSWER` at once. `<end>` ends it."""
+
+    thought: Sequence[str] = ()
+    at_once: int = 1
+    ready: bool = True
+    fail: Exception | None = None
+    requests: list[tuple[list[int], Sampling, Adapter | None]] = field(default_factory=list)
+    running: dict[int, tuple[list[int], int]] = field(default_factory=dict)  # what is left to say, and how much of it
+    cancelled: list[int] = field(default_factory=list)
+
+    def add(self, key: int, ids_: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
+        self.requests.append((list(ids_), sampling, adapter))
+        said = [] if sampling.structured_output or len(self.requests) > 1 else self.thought
+        self.running[key] = ids(*said, *ANSWER, "<end>"), sampling.max_new_tokens
+
+    def cancel(self, key: int) -> None:
+        self.running.pop(key, None)
+        self.cancelled.append(key)
+
+    def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
+        self.cancelled.append(-key)
+
+    def step(self, timeout: float = 0.0) -> list[Step]:
+        if self.fail is not None:
+            raise self.fail
+        step = Step([], [], [], [])
+        for key, (left, most) in list(self.running.items()):
+            now = left[: min(self.at_once, most, left.index(131) + 1)]
+            finish = Finish.EOS if now[-1] == 131 else Finish.LENGTH if len(now) == most else None
+            if finish is None and len(now) == 1:
+                step.keys.append(key)
+                step.ids.append(now[0])
+                step.logprobs.append(-1.0)
+            else:
+                tops = [[(id, -1.0)] for id in now]
+                step.others.append(Output(key, now, [-1.0] * len(now), finish, tops=tops))
+            self.running[key] = left[len(now) :], most - len(now)
+            if finish is not None:
+                del self.running[key]
+        return [step]
+
+
+def run(script: Scripted, prompt: str = "p", **sampling: Any) -> tuple[list[str], Finish | None]:
+    """What the batcher gets: the answer's pieces, and why it ended."""
+    engine = ThinkingEngine(script, VOCABULARY)
+    engine.add(7, ids(*prompt), Sampling(max_new_tokens=sampling.pop("most", 20), **sampling))
+    pieces: list[str] = []
+    for _ in range(40):
+        for step in engine.step():
+            assert not step.keys or set(step.keys) == {7}
+            pieces += [PIECES[id] for id in step.ids]
+            for output in step.others:
+                assert output.key == 7
+                assert len(output.ids) == len(output.logprobs)
+                assert output.tops is None or len(output.tops) == len(output.ids)
+                pieces += [PIECES[id] for id in output.ids]
+                if output.finish is not None:
+                    return pieces, output.finish
+    return pieces, None
+
+
+HM = ["H", "m"]
+CLOSED = [*HM, "</think>"]
+END = [*ANSWER, "<end>"]
+BEGUN = ["<think>", *CLOSED]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 9])
+@pytest.mark.parametrize(
+    ("is_open", "thought", "budget", "first"),
+    [
+        (True, CLOSED, None, CLOSED),
+        (False, BEGUN, None, BEGUN),
+        (False, [" ", *BEGUN], None, [" ", *BEGUN]),
+        (False, ["<", *"think>", "H", *"</think>"], None, ["<", *"think>", "H", *"</think>"]),
+        (False, [" ", " ", "<think>", "</think>"], None, [" ", " ", "<think>", "</think>"]),
+        (False, ["S", "o"], None, []),  # no thought: the rule holds from the start
+        (False, ["<", "t", "o"], None, []),
+        (False, ["<end>"], None, []),
+        (True, [*HM, "<call>", "f"], None, CLOSED),  # a call is no thought, and no answer
+        (True, [*HM, "<call>f"], None, CLOSED),
+        (True, [*HM, "<end>"], None, CLOSED),
+        (True, ["H", *"</thin", "k>{"], None, ["H", *"</thin", "k", ">"]),  # what follows the mark in a token
+        (True, "Hmmmm", 2, CLOSED),
+        (True, "Hmmmm", 0, ["</think>"]),
+        (True, CLOSED, 3, CLOSED),
+        (True, CLOSED, 2, CLOSED),
+        (True, ["<think>", *"Hmmmm"], 2, BEGUN),
+        (False, ["<think>", *"Hmmmm"], 2, BEGUN),
+        (False, [*"<think>Hmmmm"], 2, [*"<think>", *CLOSED]),
+        (False, ["<think>", *"Hmmmm"], 0, ["<think>", "</think>"]),
+        (False, ["S", "o"], 1, []),
+    ],
+)
+def test_the_rule_holds_from_the_thoughts_end(
+    is_open: bool, thought: Sequence[str], budget: int | None, first: list[str], at_once: int
+) -> None:
+    script = Scripted(thought, at_once)
+    found = run(
+        script,
+        structured_output=RULE,
+        thoughts=thoughts(is_open=is_open),
+        thinking_token_budget=budget,
+        seed=5,
+    )
+    assert found == ([*first, *END], Finish.EOS)
+    prompt, sampling, _ = script.requests[-1]
+    assert prompt == ids("p", *first)
+    assert (sampling.structured_output, sampling.max_new_tokens, sampling.thoughts) == (RULE, 20 - len(first), None)
+    assert sampling.seed == 5 + (1 << 32) * bool(first)
+    assert [one.structured_output for _, one, _ in script.requests[:-1]] == [None] * (len(script.requests) - 1)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 9])
+@pytest.mark.parametrize(
+    ("is_open", "thought", "budget", "first", "parts"),
+    [
+        (True, "Hmmmm", 2, CLOSED, 2),
+        (True, CLOSED, 3, CLOSED, 1),
+        (True, [*HM, "<call>"], 4, [*HM, "<call>"], 1),
+        (False, ["S", "o"], 1, ["S", "o"], 1),
+        (False, ["<think>", *"Hmmmm"], 2, BEGUN, 2),
+    ],
+)
+def test_a_thought_ends_at_its_budget(
+    is_open: bool, thought: Sequence[str], budget: int, first: list[str], parts: int, at_once: int
+) -> None:
+    script = Scripted(thought, at_once)
+    found = run(script, thoughts=thoughts(is_open=is_open), thinking_token_budget=budget)
+    assert found == ([*first, *END], Finish.EOS)
+    assert len(script.requests) == parts
+    assert len(script.cancelled) == parts - 1
+
+
+@pytest.mark.parametrize("at_once", [1, 9])
+@pytest.mark.parametrize(
+    ("most", "budget", "shown", "finish"),
+    [
+        (2, None, HM, Finish.LENGTH),  # it ends within the thought
+        (3, None, CLOSED, Finish.LENGTH),
+        (2, 2, HM, Finish.LENGTH),
+        (3, 2, CLOSED, Finish.LENGTH),
+        (4, 2, [*CLOSED, "{"], Finish.LENGTH),
+    ],
+)
+def test_a_length_counts_both_parts(
+    most: int, budget: int | None, shown: list[str], finish: Finish, at_once: int
+) -> None:
+    script = Scripted(CLOSED, at_once)
+    thought = thoughts(is_open=True)
+    assert run(script, most=most, structured_output=RULE, thoughts=thought, thinking_token_budget=budget) == (
+        shown,
+        finish,
+    )
+    assert not script.running
+
+
+def test_other_requests_and_calls_pass_unchanged() -> None:
+    script = Scripted(["H"])
+    engine, adapter = ThinkingEngine(script, None), Adapter("a", 1, "/")
+    for sampling in (Sampling(), Sampling(structured_output=RULE), Sampling(thoughts=thoughts(is_open=True))):
+        script.requests.clear()
+        engine.add(3, [1], sampling, adapter)
+        assert script.requests == [([1], sampling, adapter)]
+    engine.change_adapter(4, adapter, drop=True)
+    engine.cancel(3)
+    assert (script.cancelled, engine.ready) == ([-4, 3], True)
+
+
+def test_cancelling_and_failing_end_both_parts() -> None:
+    script = Scripted("Hmmmm")
+    engine = ThinkingEngine(script, VOCABULARY)
+    sampling = Sampling(structured_output=RULE, thoughts=thoughts(is_open=True))
+    engine.add(7, [1], sampling)
+    engine.add(8, [1], sampling)
+    engine.cancel(7)
+    assert len(script.running) == 1
+    script.fail = GenerationFailed("lost")
+    with pytest.raises(GenerationFailed):
+        engine.step()
+    script.fail = None
+    assert all(output.key not in (7, 8) for output in engine.step()[0].others)
+
+
+def test_an_engine_that_restarts_between_the_parts_fails_the_request() -> None:
+    script = Scripted([*HM, "<end>"])
+    engine = ThinkingEngine(script, VOCABULARY)
+    engine.add(7, [1], Sampling(structured_output=RULE, thoughts=thoughts(is_open=True)))
+    engine.step()
+    engine.step()
+    script.ready = False
+    last = engine.step()[0].others[-1]
+    assert (last.key, last.finish) == (7, Finish.ERROR)
+
+
+def test_the_ids_of_a_mark_are_its_longest_tokens() -> None:
+    assert VOCABULARY.ids(b"<think>") == (128,)
+    assert VOCABULARY.ids(b"</thinner>") == tuple(ids("</thin", *"ner>"))
+    assert VOCABULARY.ids("é".encode()) == ()
