@@ -211,6 +211,7 @@ class ReplicaSet:
     def _lost(self, replica: Replica, reason: str) -> Iterator[Output]:
         """End a lost replica's requests, and its part in changes of adapters."""
         work, replica.work = replica.work, {}
+        log.error("replica %d is lost, and %d of its sequences", replica.number, len(work))
         for key in work:
             del self._by_key[key]
             yield Output(key, (), (), Finish.ERROR, error=f"replica {replica.number}: {reason}")
