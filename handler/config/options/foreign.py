@@ -37,7 +37,7 @@ _TEXT = "only text generation is served"
 _IMAGES = "images are not served yet"
 _TOKENIZER = "the tokenizer is the one in the model's directory"
 _SPECULATION = "say it in option.speculative_config"
-_REPLICAS = "a server runs one replica of a model; use option.tensor_parallel_degree, or more instances of the endpoint"
+_REPLICAS = "write option.replicas, which runs whole engines side by side (docs/scaling.md); they do not share a model's experts"
 _MACHINE = "a model is served by one machine"
 _SERVER = "this server takes no such part; docs/formatters.md shows how a model.py changes requests and answers"
 _LOG = "LMI_LOG_LEVEL sets the log, option.log_prompts adds prompts to it"
@@ -82,7 +82,7 @@ VLLM_OWN = (
     *_idle("option.reasoning_parser turns it on", "enable_reasoning"),
     *_refused("write option.default_chat_template_kwargs", "reasoning_effort_map"),
     *_refused("a message's parts are joined to one text", "chat_template_content_format", unless=("auto", "string")),
-    *_refused("a request brings no template; write option.chat_template", "trust_request_chat_template", unless=_FALSE),
+    *_refused("a request's template could end this process; write option.chat_template", "trust_request_chat_template", unless=_FALSE),
     *_refused(_IMAGES, "image_input_type", "image_token_id", "image_input_shape", "image_feature_size"),
     *_refused(_IMAGES, "trust_request_mm_kwargs", unless=_FALSE),
     Option("option.limit_mm_per_prompt", "limit_mm_per_prompt", _MediaLimits("images, audio and video are not served yet; leave it out, or write {\"image\": 0}", ("0 of each",), argument=True), None, "refused above 0: images, audio and video are not served yet", engines=_VLLM),

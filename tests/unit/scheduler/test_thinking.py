@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from handler.core.errors import GenerationFailed
-from handler.core.text import Vocabulary
+from handler.core.text import Prompt, Vocabulary
 from handler.core.thoughts import Thoughts
-from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
+from handler.core.values import Adapter, Finish, Request, Sampling, StructuredOutput
 from handler.engines.base import Output, Step
 from handler.scheduler.thinking import ThinkingEngine
 
@@ -41,6 +43,12 @@ class Scripted:
     requests: list[tuple[list[int], Sampling, Adapter | None]] = field(default_factory=list)
     running: dict[int, tuple[list[int], int]] = field(default_factory=dict)  # what is left to say, and how much of it
     cancelled: list[int] = field(default_factory=list)
+
+    def admits(self, request: Request, prompt: Prompt) -> bool:
+        return self.ready
+
+    def continues(self, key: int) -> bool:
+        return self.ready
 
     def add(self, key: int, ids_: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         self.requests.append((list(ids_), sampling, adapter))
@@ -187,6 +195,26 @@ def test_a_length_counts_both_parts(
         finish,
     )
     assert not script.running
+
+
+@given(
+    st.lists(st.sampled_from([*PIECES[128:], *"<k>{H "]), max_size=9),
+    st.integers(2, 9),
+    st.booleans(),
+    st.sampled_from([None, RULE]),
+    st.none() | st.integers(0, 5),
+    st.integers(1, 12),
+)
+def test_how_many_tokens_come_at_once_changes_nothing(
+    thought: list[str], at_once: int, is_open: bool, rule: StructuredOutput | None, budget: int | None, most: int
+) -> None:
+    thought_ = thoughts(is_open=is_open)
+    sampling: dict[str, Any] = {"structured_output": rule, "thinking_token_budget": budget, "thoughts": thought_}
+    found = run(Scripted(thought, at_once), most=most, **sampling)
+    assert found == run(Scripted(thought), most=most, **sampling)
+    assert len(found[0]) <= most
+    if rule is not None and budget is not None and found[1] is Finish.EOS:
+        assert found[0][-3:] == END
 
 
 def test_other_requests_and_calls_pass_unchanged() -> None:
