@@ -183,17 +183,6 @@ class Reporting(Protocol):
         """Return the present ones; called about once a second, and whenever the last request has ended."""
 
 
-class SteppedEngine(Protocol):
-    """The batcher's view of an engine; `EngineSupervisor` implements it."""
-
-    @property
-    def ready(self) -> bool: ...
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None: ...
-    def cancel(self, key: int) -> None: ...
-    def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None: ...
-    def step(self, timeout: float = 0.0) -> list[Step]: ...
-
-
 class Tokenizer(Protocol):
     """Turns text into ids, in the host's process and off the event loop; thread-safe.
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from handler.core.text import Detokenizer, Vocabulary
+from handler.core.text import Detokenizer, Prompt, Vocabulary
 from handler.core.thoughts import AnswerStart, Thoughts
-from handler.core.values import Adapter, Finish, Sampling
-from handler.engines.base import Output, Step, SteppedEngine
+from handler.core.values import Adapter, Finish, Request, Sampling
+from handler.engines.base import Output, Step
+from handler.scheduler.engine import SteppedEngine
 
 _FIRST = 1 << 48  # added to the key of a first part
 _SEEDS = 1 << 32  # between the seeds of the two parts
@@ -37,6 +38,9 @@ class ThinkingEngine:
     @property
     def ready(self) -> bool:
         return self._engine.ready
+
+    def admits(self, request: Request, prompt: Prompt) -> bool:
+        return self._engine.admits(request, prompt)
 
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         thoughts, budget, rule = sampling.thoughts, sampling.thinking_token_budget, sampling.structured_output

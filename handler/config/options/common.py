@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from handler.config.options.option import (
+    OF_JAVA,
     Gone,
     Option,
     boolean,
@@ -10,6 +11,7 @@ from handler.config.options.option import (
     json_object,
     names,
     number,
+    number_or_auto,
     one_of,
     parallel_degree,
     path,
@@ -30,8 +32,6 @@ TOOL_CALL_PARSERS = (
     *("deepseek_v3", "deepseek_v31", "deepseek_v32", "kimi_k2", "glm45", "glm47", "minimax_m2", "openai", "gemma4"),
     *("granite", "granite4", "phi4_mini_json", "seed_oss", "deepseek_v4"),
 )
-
-OF_JAVA = "DJL Serving's Java side reads it"
 
 
 HANDLERS = (
@@ -71,6 +71,7 @@ COMMON = (
     Option("option.rolling_batch", "rolling_batch", rolling_batch, "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler means auto, and DJL Serving does not change it"),
     Option("option.dtype", "dtype", precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available)", ("option.data_type",)),
     Option("option.tensor_parallel_degree", "tensor_parallel_degree", parallel_degree, "1", "number of devices for a model, or max; CPU engines have one", ("option.tensor_parallel_size",)),
+    Option("option.replicas", "replicas", number_or_auto, "1", "engines side by side, each a process with its own devices or its share of the cores, behind one queue (scaling.md); auto: as many as the devices allow; option.max_rolling_batch_size and option.kv_cache_gib are each one's"),
     # how answers look
     Option("option.output_formatter", "output_formatter", string, None, "framing of answers: json, jsonlines or sse, by default json, or jsonlines (tgi_compat: sse) for streams; or the name of a model.py's output formatter (formatters.md), by default its only one"),
     Option("option.input_formatter", "input_formatter", string, None, "the name of a model.py's input formatter (formatters.md), by default its only one"),
@@ -120,10 +121,16 @@ COMMON = (
         for key in (
             "option.handler", "option.pythonExecutable", "option.env", "option.mpi_mode",
             "option.parallel_loading", "option.enable_venv", "option.async_mode", "option.use_passive_workers",
-            "max_idle_time", "load_on_devices", "minWorkers", "maxWorkers", "gpu.minWorkers", "gpu.maxWorkers",
-            "cpu.minWorkers", "cpu.maxWorkers", "retry_threshold", "required_memory_mb", "reserved_memory_mb",
+            "max_idle_time", "load_on_devices", "retry_threshold", "required_memory_mb", "reserved_memory_mb",
             "log_request_metric", "metrics_aggregation",
             "gpu.required_memory_mb", "gpu.reserved_memory_mb", "option.max_output_size",
+        )
+    ),
+    *(
+        Option(key, None, str, None, f"{OF_JAVA}; in the embedded server option.replicas says it", tuple(aliases))
+        for key, *aliases in (
+            ("minWorkers", "min_workers"), ("maxWorkers", "max_workers"),
+            ("gpu.minWorkers",), ("gpu.maxWorkers",), ("cpu.minWorkers",), ("cpu.maxWorkers",),
         )
     ),
 )  # fmt: skip

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import GenerationFailed
-from handler.core.text import Vocabulary
+from handler.core.text import Prompt, Vocabulary
 from handler.core.thoughts import Thoughts
-from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
+from handler.core.values import Adapter, Finish, Request, Sampling, StructuredOutput
 from handler.engines.base import Output, Step
 from handler.scheduler.thinking import ThinkingEngine
 
@@ -43,6 +43,9 @@ class Scripted:
     requests: list[tuple[list[int], Sampling, Adapter | None]] = field(default_factory=list)
     running: dict[int, tuple[list[int], int]] = field(default_factory=dict)  # what is left to say, and how much of it
     cancelled: list[int] = field(default_factory=list)
+
+    def admits(self, request: Request, prompt: Prompt) -> bool:
+        return self.ready
 
     def add(self, key: int, ids_: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         self.requests.append((list(ids_), sampling, adapter))
@@ -253,3 +256,13 @@ def test_the_ids_of_a_mark_are_its_longest_tokens() -> None:
     assert VOCABULARY.ids(b"<think>") == (128,)
     assert VOCABULARY.ids(b"</thinner>") == tuple(ids("</thin", *"ner>"))
     assert VOCABULARY.ids("é".encode()) == ()
+
+
+def test_a_rule_that_allows_text_holds_for_the_thought_too() -> None:
+    script = Scripted(CLOSED)
+    rule = RULE._replace(allows_text=True)
+    run(script, structured_output=rule, thoughts=thoughts(is_open=True))
+    assert [sampling.structured_output for _, sampling, _ in script.requests] == [rule]
+    script = Scripted(CLOSED)
+    run(script, structured_output=rule, thoughts=thoughts(is_open=True), thinking_token_budget=9)
+    assert [sampling.structured_output for _, sampling, _ in script.requests] == [None, rule]

@@ -124,3 +124,14 @@ def test_the_formats_parser_reads_what_its_notation_writes(name: str) -> None:
         found = read(FORMATS[name].make(TOOLS), [write(notation, *told)])
         assert [(tool, json.loads(arguments)) for tool, arguments in found] == told
         assert not notation.mark or write(notation, *told).startswith(notation.mark)
+
+
+def test_a_thought_comes_before_calls_in_a_text() -> None:
+    context = replace(TAGS, chat_template=TEMPLATE + "<think></think>", reasoning_parser="qwen3")
+    body = {"model": "model", "messages": [{"role": "user", "content": "a"}], "tools": [STRICT], "presence_penalty": 1}
+    request = OpenAiChat().parse(body, context).requests[0]
+    assert request.read_prompt is not None
+    for prompt, is_open in ("<think>\n", True), ("</think>\n", False):
+        sampling = request.read_prompt(request, prompt).sampling
+        assert sampling.thoughts is not None
+        assert (sampling.thoughts.is_open, sampling.structured_output) == (is_open, request.sampling.structured_output)

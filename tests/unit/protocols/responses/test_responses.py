@@ -106,7 +106,11 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
         (body(tools=[{"type": "web_search"}]), 'tools[0].type="web_search": is not supported: hosted tools', None),
         (body(tools=[{"type": "custom", "name": "a"}]), 'tools[0].type="custom": is not supported: it must be', None),
         (body(tools=TOOLS, tool_choice={"type": "function", "name": "x"}), "tool_choice=", "tool_choice"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]: 'item_reference' is not supported", None),
+        (
+            {"input": [{"type": "item_reference", "id": "x"}]},
+            "'item_reference' is not supported: nothing is kept",
+            None,
+        ),
         ({"input": [output("x")]}, 'input[0].call_id="call_1": no function_call before it', None),
         ({"input": [call(arguments="[")]}, "input[0].arguments must be the JSON text of an object", None),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]: ", None),
