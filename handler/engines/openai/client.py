@@ -44,6 +44,7 @@ class Client:
     def __init__(self, connect_timeout: float) -> None:
         import aiohttp
 
+        self._untrusted = aiohttp.ClientConnectorCertificateError
         self._errors = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
         self._look = aiohttp.ClientTimeout(total=_LOOK)
         # Silence is the engine's to notice: a timer for each read would cost more than the read.
@@ -91,6 +92,8 @@ class Client:
     def _translated(self) -> Any:
         try:
             yield
+        except self._untrusted as error:
+            raise Refused(f"has a certificate of nobody that is known here: {error}") from None
         except self._errors as error:
             raise Failed(f"broke off: {str(error) or type(error).__name__}") from None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ __all__ = ["UrlEngine", "capabilities", "check", "load", "load_tokenizer", "prep
 _IDLE = 0.05  # seconds without news after which a step is empty: the supervisor counts silence as a hang
 _ATTEMPTS = 3
 _PAUSE = 0.1  # seconds before the second attempt at the same server, doubled for the third
-_SPINS = 16  # of the event loop, in which a cancelled request's connection closes
+_GOODBYE = 0.25  # seconds in which TLS connections close; uvloop's loop cannot be closed before
+_SPINS = 16  # rounds of the event loop, in which connections close
 
 
 @dataclass
@@ -58,15 +60,23 @@ class UrlEngine:
             self._kind = find_kind(options["base_url"])
         self._silence = float(options["base_url_timeout"])
         self._servers = [Server(url) for url in options["base_url"]]
+        self._has_tls = any(url.startswith("https:") for url in options["base_url"])
         self._running: dict[int, _Running] = {}
         self._parts: dict[int, Part] = {}  # by key; what came since the last step
         self._interrupted = False
         self._listen_at = 0.0  # the time of the next look for silent servers
         self._client: Client = self._complete(_new_client(options["base_url_connect_timeout"]))
-        self._model, most = self._complete(find_model(self._client, options["base_url"], options.get("base_url_model")))
-        limits = [limit for limit in (most, config.max_total_tokens) if limit]
-        if not limits:
-            raise ConfigError(f"{self._servers[0].url} does not say how many tokens it takes: set option.max_model_len")
+        with ExitStack() as on_failure:
+            on_failure.callback(self.close)
+            self._model, most = self._complete(
+                find_model(self._client, options["base_url"], options.get("base_url_model"))
+            )
+            limits = [limit for limit in (most, config.max_total_tokens) if limit]
+            if not limits:
+                raise ConfigError(
+                    f"{self._servers[0].url} does not say how many tokens it takes: set option.max_model_len"
+                )
+            on_failure.pop_all()
         self.info = EngineInfo("openai", self._kind, ", ".join(options["base_url"]), "remote", min(limits))
 
     def interrupt_on(self, fd: int) -> bool:
@@ -140,6 +150,7 @@ class UrlEngine:
         for key in list(self._running):
             self.cancel(key)
         self._complete(self._client.close())
+        self._complete(asyncio.sleep(_GOODBYE if self._has_tls else 0))
         self._loop.close()
 
     # -- on the loop ---------------------------------------------------------------------------------------------

@@ -30,6 +30,13 @@ class EventReader:
         Raises:
             ValueError: an event has more than 16 MiB.
         """
+        if (
+            data.startswith(b"data: ")
+            and data.endswith(b"\n\n")
+            and data.find(b"\n") == len(data) - 2
+            and self._between_events()
+        ):  # nearly all
+            return [Event(b"", data[6:-2], b"")]
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) + sum(map(len, self._data)) > _MOST:
             raise ValueError(f"an event has more than {_MOST} bytes")
@@ -50,3 +57,6 @@ class EventReader:
             elif not field:
                 self._comments.append(value)
         return events
+
+    def _between_events(self) -> bool:
+        return not (self._rest or self._data or self._name or self._comments)

@@ -261,9 +261,10 @@ def test_alternatives_have_the_ids_that_their_names_say() -> None:
         assert server.received[0].body.items() >= {"logprobs": 2, "return_tokens_as_token_ids": True}.items()
 
 
-@pytest.mark.parametrize(
-    ("owner", "kind"), [("vllm", "vllm"), ("vllm-frontend-rs", "vllm"), ("nvidia", "dynamo"), ("lmi-handler", "lmi")]
-)
+OWNERS = {"vllm": "vllm", "vllm-frontend-rs": "vllm", "nvidia": "dynamo", "lmi-handler": "lmi"}
+
+
+@pytest.mark.parametrize(("owner", "kind"), OWNERS.items())
 def test_a_server_says_what_it_is(owner: str, kind: str) -> None:
     with listening(owner=owner) as server:
         assert find_kind((server.url,)) == kind
@@ -287,6 +288,8 @@ def test_the_key_is_sent_over_https(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     with listening(tls=tls) as server:
         with pytest.raises(ConfigError, match="certificate"):  # nobody knows the authority
             find_kind((server.url,))
+        with pytest.raises(ConfigError, match="certificate"), engine(server):
+            pass
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
         assert find_kind((server.url,)) == "vllm"
         with engine(server) as found:

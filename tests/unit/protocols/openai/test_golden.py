@@ -72,6 +72,8 @@ CASES: dict[str, tuple[Any, list[Delta] | None]] = {
     "completion/prompts": ({"prompt": ["a", "b"]}, None),
     "completion/logprobs": ({"logprobs": 2}, with_tops()),
     "completion/echo": ({"prompt": "What is", "echo": True, "logprobs": 0}, None),
+    "completion/token_ids": ({"return_token_ids": True}, None),
+    "completion/stream_token_ids": ({**STREAM, "return_token_ids": True}, None),
     "completion/best_of": ({"n": 1, "best_of": 2}, [*shorter(0), *deltas(1)]),
     "completion/stream": (STREAM, None),
     "completion/stream_prompts": ({**USAGE, "prompt": ["a", "b"], "echo": True}, saying("ab cd")),
