@@ -21,6 +21,8 @@ class Decision:
         startup: timeout until /ping answers 200, 60 to 3600 seconds.
         provision: timeout to find an instance, in seconds; None: AWS's default.
         tensor_parallel: GPUs that one copy of the model is spread over; None: a CPU type, or unknown.
+        vcpus: hardware threads of one such instance; None: the tables do not know the type.
+        ram_gib: GiB of its memory; None: the tables do not know the type.
         warnings: one sentence each, for the user to read before confirming.
     """
 
@@ -35,4 +37,6 @@ class Decision:
     startup: int
     provision: int | None = None
     tensor_parallel: int | None = None
+    vcpus: int | None = None
+    ram_gib: int | None = None
     warnings: tuple[str, ...] = ()

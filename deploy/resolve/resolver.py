@@ -93,6 +93,8 @@ def resolve(spec: Spec, region: str, *, account: str | None = None, aws: Aws | N
         startup=spec.timeouts.startup or times.startup,
         provision=spec.timeouts.provision,
         tensor_parallel=_degree(spec, chosen, instance),
+        vcpus=None if instance is None else instance.vcpus,
+        ram_gib=None if instance is None else instance.ram_gib,
         warnings=(
             *image.warnings,
             *need_warnings,

@@ -1,6 +1,6 @@
 """Values for the resources of a deployment: one `Resource` for each resource in AWS.
 
-`build.py` builds them, `deployer/` compares them with AWS and applies the difference, `export.py` writes a template.
+`build.py` builds them, `deployer/` compares them with AWS and applies the difference, `export/` writes templates.
 
 They are sorted in the order of their creation, which follows from `needs`. Alarms come before the endpoint, whose
 update names them. The alarm that wakes a sleeping component comes after the policy that it starts. A value that AWS

@@ -27,8 +27,8 @@ from handler.config.sources import (
 )
 from handler.core.errors import ConfigError, Problem
 
-_SEQUENCES = {"vllm": 256, "trtllm": 256}
-"""LMI's default of option.max_rolling_batch_size, where it is not 32."""
+_SEQUENCES = {"vllm": 256, "trtllm": 256, "openai": 256}
+"""The default of option.max_rolling_batch_size where it is not 32: LMI's, and for openai as for the servers there."""
 
 
 @dataclass(frozen=True)

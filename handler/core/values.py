@@ -37,12 +37,14 @@ class StructuredOutput(NamedTuple):
     """A rule for the whole answer after its thought.
 
     Attributes:
-        kind: json_schema, json_object, regex, grammar (EBNF) or choice.
-        value: the rule as text: JSON for a schema and for the list of choices, "" for json_object.
+        kind: json_schema, json_object, regex, grammar (EBNF), choice or structural_tag (xgrammar's).
+        value: the rule as text: JSON for a schema, a list of choices and a structural tag, "" for json_object.
+        allows_text: any text may come before what it rules.
     """
 
     kind: str
     value: str
+    allows_text: bool = False
 
 
 @dataclass(frozen=True)

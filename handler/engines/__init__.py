@@ -39,6 +39,9 @@ ENGINES = {
         "handler.engines.openvino.engine", "openvino_genai", "pip install '.[cpu]' in lmi-handler's directory"
     ),
     "echo": EngineEntry("handler.engines.echo", None, "", isolated=False),
+    "openai": EngineEntry(
+        "handler.engines.openai.engine", "aiohttp", "pip install '.[openai]' in lmi-handler's directory"
+    ),
     "trtllm": EngineEntry("handler.engines.trtllm.engine", "tensorrt_llm", "pip install tensorrt-llm", spreads=True),
     "vllm": EngineEntry("handler.engines.vllm.engine", "vllm", "pip install vllm", spreads=True),
 }

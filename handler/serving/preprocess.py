@@ -206,7 +206,8 @@ class Preprocessor:
         """The adapter that the headers name."""
         found = None
         for name in _ADAPTER:
-            given = headers.get(name, "")
+            if not (given := headers.get(name)):
+                continue
             try:
                 one = named_adapter(given, self.context)
             except ValueError as error:

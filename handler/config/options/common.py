@@ -20,7 +20,7 @@ from handler.config.options.option import (
 )
 
 ROLLING_BATCHES = ("auto", "disable", "trtllm", "vllm", "lmi-dist", "scheduler")
-LLM_ENGINES = ("auto", "openvino", "trtllm", "vllm", "echo")
+LLM_ENGINES = ("auto", "openvino", "trtllm", "vllm", "openai", "echo")
 
 REASONING_PARSERS = (
     "auto", "deepseek_r1", "deepseek_v3", "qwen3", "glm45", "glm47", "minimax_m2", "minimax_m2_append_think", "kimi_k2",
@@ -64,7 +64,7 @@ def switch(text: str) -> bool:
 
 COMMON = (
     # what is served
-    Option("option.model_id", "model_id", path, None, "a .gguf file, a model directory, or `demo`; with vllm and trtllm also a name on the Hugging Face hub", ("option.model",)),
+    Option("option.model_id", "model_id", path, None, "a .gguf file, a model directory, or `demo`; with vllm and trtllm also a name on the Hugging Face hub; with openai a directory with the tokenizer and config of the server's model", ("option.model",)),
     Option("option.model_name", "model_name", string, "model", "the name in /predictions/{name} and /models", ("option.modelName",)),
     Option("option.served_model_name", "served_model_name", names, None, "further model names for OpenAI's clients, with commas between them (on SageMaker the endpoint's name, which a container cannot know); * for any"),
     Option("option.llm_engine", "llm_engine", one_of(*LLM_ENGINES), "auto", "the engine; auto: the one that option.rolling_batch names, else openvino"),
@@ -90,7 +90,7 @@ COMMON = (
     Option("option.sessions_expiration", "sessions_expiration", integer(1, 10**9), 1200, "seconds that a session lives"),
     Option("option.sessions_path", "sessions_path", path, None, "directory of the sessions' directories; by default /dev/shm/sagemaker_sessions, in memory"),
     # how much at once
-    Option("option.max_rolling_batch_size", "max_rolling_batch_size", integer(1, 4096), None, "sequences in the engine at once; by default 32, with vllm and trtllm 256", ("option.max_num_seqs",)),
+    Option("option.max_rolling_batch_size", "max_rolling_batch_size", integer(1, 4096), None, "sequences in the engine at once; by default 32, with vllm, trtllm and openai 256", ("option.max_num_seqs",)),
     Option("job_queue_size", "job_queue_size", integer(1), 1000, "requests that may wait; others get 503"),
     Option("batch_size", "batch_size", integer(1, 999), 1, "dynamic batching: requests in a batch", ("max_dynamic_batch_size",)),
     Option("max_batch_delay", "max_batch_delay", integer(0, 3_600_000), 100, "dynamic batching: milliseconds to wait for a full batch"),

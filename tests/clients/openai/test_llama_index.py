@@ -10,7 +10,7 @@ from tests.servers import LiveServer
 
 pytestmark = pytest.mark.clients
 
-llama_index = drivers("llama-index", "drive_llama_index", scope="module")
+llama_index = drivers("llama-index", "drive_llama_index")
 
 
 @pytest.mark.parametrize(

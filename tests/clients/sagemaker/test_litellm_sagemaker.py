@@ -15,7 +15,7 @@ from tests.servers import LiveServer, serve
 pytestmark = pytest.mark.clients
 
 QUESTION = "What is the capital of France?"
-litellm_sagemaker = drivers("litellm", "drive_litellm_sagemaker", scope="module")
+litellm_sagemaker = drivers("litellm", "drive_litellm_sagemaker")
 
 
 @pytest.fixture(scope="module")

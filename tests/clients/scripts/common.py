@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Any, Protocol
 
+_LOOP = asyncio.new_event_loop()  # one for all calls: some libraries keep connections for the next
 _ANSWERS, sys.stdout = sys.stdout, sys.stderr  # some libraries write to stdout of their own
 
 
@@ -35,7 +36,7 @@ def _outcome(library: Library, job: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"answer": None, "events": [], "error": None, "message": ""}
     try:
         if job["asynchronous"]:
-            asyncio.run(_call_async(library, job, found))
+            _LOOP.run_until_complete(_call_async(library, job, found))
         else:
             _call(library, job, found)
     except Exception as error:  # which one it is, is what the test wants to know

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.export import cloudformation_template
+from deploy.export.cloudformation import cloudformation_template
 from deploy.iam.policies import policies
 from deploy.resolve.resolver import resolve
 from deploy.resources.build import resources

@@ -26,6 +26,12 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def names() -> list[str]:
+    """The dotted names of all fields."""
+    whole = schema()
+    return [name for name, *_ in _fields(whole, whole, "")]
+
+
 def written() -> str:
     text = DOCUMENT.read_text(encoding="utf-8")
     return text[text.index(BEGIN) + len(BEGIN) : text.index(END)]

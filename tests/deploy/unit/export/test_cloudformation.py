@@ -8,7 +8,7 @@ from cfnlint.api import lint
 from cfnlint.config import ManualArgs
 
 from deploy.errors import Refused
-from deploy.export import cloudformation_template, terraform_configuration
+from deploy.export.cloudformation import cloudformation_template, terraform_configuration
 from deploy.resources.build import resources
 from tests.deploy.cases import CASES, decision, spec
 

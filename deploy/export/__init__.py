@@ -1,0 +1,1 @@
+"""Exports of a deployment: CloudFormation and Terraform; Kubernetes, KServe and SageMaker HyperPod."""

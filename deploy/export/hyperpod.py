@@ -1,0 +1,137 @@
+"""Export for SageMaker HyperPod: the InferenceEndpointConfig of its inference operator (EKS)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deploy.errors import Refused
+from deploy.export.manifests import ACTIVE, QUEUED, Manifest, Server, given, notes, scaled, servers, service_account
+from deploy.resolve.decision import Decision
+from deploy.resources.environment import MODEL_DATA
+from deploy.spec import Spec
+from deploy.spec.sections import PrefixAware
+
+_DEPLOYED = 3600  # seconds; the operator's own limit of a deployment
+
+
+def hyperpod_manifests(
+    spec: Spec,
+    decision: Decision,
+    *,
+    prometheus: str | None = None,
+    allow_plaintext_secret: bool = False,
+) -> tuple[list[Manifest], list[str]]:
+    """Return the objects, and what to know about them: a sentence each.
+
+    Args:
+        prometheus: address of the Prometheus that has the pods' metrics, for scaling.
+
+    Raises:
+        Refused: a setting has no place in HyperPod and its loss would do harm.
+    """
+    found = servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
+    manifests = [_config(spec, decision, server, prometheus) for server in found]
+    comments = [*notes(spec), *_notes(spec, decision)]
+    if spec.model.token_secret is None:
+        return manifests, [*comments, "role: no place here; the operator's role reads S3 and pulls the image."]
+    # The operator takes only accounts with this label.
+    account = service_account(spec, {"sagemaker.amazonaws.com/user-assignable": "true"})
+    return [account, *manifests], [*comments, "role: it must trust the cluster's OIDC provider, to read the token."]
+
+
+def _notes(spec: Spec, decision: Decision) -> list[str]:
+    found = ["/dev/shm has the cluster's default size: the operator mounts no volume into the server."]
+    if isinstance(spec.routing, PrefixAware):
+        found.append("routing.prefix_length and routing.concurrency_threshold: no place here; HyperPod chooses.")
+    if "update.batch_percent" in given(spec):
+        found.append("update.batch_percent: no place here; the operator replaces pods as it chooses.")
+    if len(spec.components) > 1:
+        found.append("components: each becomes an endpoint of its own, called by the component's name.")
+    if decision.download + decision.startup > _DEPLOYED:
+        found.append(f"timeouts: a deployment may take {_DEPLOYED} seconds, less than download and startup together.")
+    return found
+
+
+def _config(spec: Spec, decision: Decision, server: Server, prometheus: str | None) -> Manifest:
+    content: dict[str, Any] = {
+        "endpointName": server.name,
+        "modelName": server.name,
+        "instanceType": decision.instance_type,
+        "replicas": server.copies,
+        "invocationEndpoint": "invocations",
+        "maxDeployTimeInSeconds": min(decision.download + decision.startup, _DEPLOYED),
+        "modelSourceConfig": _source(spec, decision),
+        "metrics": {"enabled": True, "modelMetrics": {"path": "/metrics", "port": server.port}},
+        **_routing(spec),
+        "worker": {
+            "image": decision.image,
+            "environmentVariables": [
+                {"name": name, "value": value} for name, value in sorted(server.variables.items())
+            ],
+            "modelInvocationPort": {"name": "http", "containerPort": server.port},
+            "modelVolumeMount": {"name": "model-weights", "mountPath": MODEL_DATA},
+            "resources": server.resources(),
+            "probes": server.probes(decision, download=spec.model.id is not None),
+        },
+    }
+    if spec.tags:
+        content["tags"] = [{"name": name, "value": value} for name, value in spec.tags.items()]
+    if spec.model.token_secret is not None:
+        content["kubernetes"] = {"serviceAccountName": spec.name}
+    if spec.scaling is not None:
+        content["autoScalingSpec"] = _scaling(spec, server, prometheus)
+    return {
+        "apiVersion": "inference.sagemaker.aws.amazon.com/v1",
+        "kind": "InferenceEndpointConfig",
+        "metadata": {"name": server.name},
+        "spec": content,
+    }
+
+
+def _source(spec: Spec, decision: Decision) -> Manifest:
+    if decision.model_data is None:  # the server downloads it, with its own token
+        return {
+            "modelSourceType": "huggingface",
+            "huggingFaceModel": {"modelId": spec.model.id},
+            "prefetchEnabled": False,
+        }
+    bucket, _, prefix = decision.model_data.removeprefix("s3://").partition("/")
+    return {
+        "modelSourceType": "s3",
+        "s3Storage": {"bucketName": bucket, "region": decision.region},
+        "modelLocation": prefix.rstrip("/"),
+        "prefetchEnabled": True,
+    }
+
+
+def _routing(spec: Spec) -> Manifest:
+    if spec.routing == "random":
+        raise Refused("routing: random: HyperPod has none", "Take least_outstanding, or prefix-aware routing.")
+    balancer = {"healthCheckPath": "/ping", "routingAlgorithm": "least_outstanding_requests"}
+    if isinstance(spec.routing, PrefixAware):
+        return {"loadBalancer": balancer, "intelligentRoutingSpec": {"enabled": True, "routingStrategy": "prefixaware"}}
+    return {"loadBalancer": balancer}
+
+
+def _scaling(spec: Spec, server: Server, prometheus: str | None) -> Manifest:
+    least, most = scaled(spec)
+    scaling = spec.scaling
+    assert scaling is not None
+    if prometheus is None:
+        raise Refused(
+            "scaling: HyperPod asks a Prometheus for the pods' metrics, and the specification names none",
+            "Add --prometheus URL, e.g. of the cluster's Amazon Managed Prometheus workspace.",
+        )
+    pods = f'{{pod=~"{server.name}-.+"}}'
+    return {
+        "minReplicaCount": least,
+        "maxReplicaCount": most,
+        "scaleDownStabilizationTime": scaling.scale_in_cooldown,
+        "scaleUpStabilizationTime": scaling.scale_out_cooldown,
+        "prometheusTrigger": {
+            "serverAddress": prometheus,
+            "query": f"sum({ACTIVE}{pods}) + sum({QUEUED}{pods})",
+            "targetValue": scaling.concurrency,
+            "metricType": "Average",
+        },
+    }

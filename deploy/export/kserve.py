@@ -1,0 +1,67 @@
+"""Export for KServe: an InferenceService with the server as custom predictor, deployed by KServe's Standard mode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from deploy.export.kubernetes import autoscaler, pod, pod_notes, rollout, scrape
+from deploy.export.manifests import Manifest, Server, notes, scaled, servers, service_account
+from deploy.resolve.decision import Decision
+from deploy.resources.environment import MODEL_DATA
+from deploy.spec import Spec
+
+_MOUNTED = "/mnt/models"
+"""Where KServe puts the files of a custom container's STORAGE_URI."""
+
+
+def kserve_manifests(
+    spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False
+) -> tuple[list[Manifest], list[str]]:
+    """Return the objects, and what to know about them: a sentence each.
+
+    Raises:
+        Refused: a setting has no place in KServe and its loss would do harm.
+    """
+    manifests = [service_account(spec)]
+    for server in servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret):
+        manifests.append(_service(spec, decision, server))
+        if spec.scaling is not None:
+            manifests.append(autoscaler(spec, server, f"{server.name}-predictor"))
+    return manifests, [*notes(spec), *pod_notes(spec)]
+
+
+def _service(spec: Spec, decision: Decision, server: Server) -> Manifest:
+    if decision.model_data is not None:
+        server = replace(server, variables=_mounted(server, decision.model_data))
+    least, most = (server.copies, server.copies) if spec.scaling is None else scaled(spec)
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {
+            "name": server.name,
+            "annotations": {
+                "serving.kserve.io/deploymentMode": "RawDeployment",  # newer versions call it Standard, and take both
+                "serving.kserve.io/autoscalerClass": "external",  # KServe's own would scale by CPU
+                **scrape(server),
+            },
+        },
+        "spec": {
+            "predictor": {
+                "minReplicas": least,
+                "maxReplicas": most,
+                "deploymentStrategy": rollout(spec),
+                **pod(spec, decision, server, "kserve-container"),
+            }
+        },
+    }
+
+
+def _mounted(server: Server, prefix: str) -> dict[str, str]:
+    """Return the environment with the model where KServe puts it."""
+    moved = {
+        name: _MOUNTED + value.removeprefix(MODEL_DATA)
+        if value == MODEL_DATA or value.startswith(f"{MODEL_DATA}/")
+        else value
+        for name, value in server.variables.items()
+    }
+    return {**moved, "SAGEMAKER_MODEL_PATH": _MOUNTED, "STORAGE_URI": prefix}

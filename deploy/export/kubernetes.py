@@ -1,0 +1,165 @@
+"""Export as plain Kubernetes: a Deployment with its Service and, with scaling, a HorizontalPodAutoscaler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deploy.export.manifests import ACTIVE, QUEUED, Manifest, Server, notes, scaled, servers, service_account
+from deploy.resolve.decision import Decision
+from deploy.resources.environment import MODEL_DATA
+from deploy.spec import Spec
+
+_COPIER = "public.ecr.aws/aws-cli/aws-cli:2.27.0"
+"""Copies the model from S3 before the server starts. Any image with `aws` does."""
+
+_LEAVE = 5  # seconds until a pod that ends gets no new requests
+
+
+def kubernetes_manifests(
+    spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False
+) -> tuple[list[Manifest], list[str]]:
+    """Return the objects, and what to know about them: a sentence each.
+
+    Raises:
+        Refused: a setting has no place in Kubernetes and its loss would do harm.
+    """
+    manifests = [service_account(spec)]
+    for server in servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret):
+        manifests += [_deployment(spec, decision, server), _service(server)]
+        if spec.scaling is not None:
+            manifests.append(autoscaler(spec, server, server.name))
+    return manifests, [*notes(spec), *pod_notes(spec)]
+
+
+def pod_notes(spec: Spec) -> list[str]:
+    """Return what to know about pods: a sentence each."""
+    found = ["role: the account's role must trust the cluster's OIDC provider, or bind it by EKS Pod Identity."]
+    if spec.routing != "least_outstanding" or "routing" in spec.model_fields_set:
+        found.append("routing: no place here; a Service chooses a pod for each connection, at random.")
+    if spec.tags:
+        found.append("tags: no place here; they are of AWS's resources.")
+    if spec.scaling is not None:
+        found.append(f"scaling needs {ACTIVE} and {QUEUED} as metrics of pods (prometheus-adapter) in the cluster.")
+    return found
+
+
+def pod(spec: Spec, decision: Decision, server: Server, name: str = "server") -> Manifest:
+    """Return a pod's specification, without the model's data.
+
+    Args:
+        name: of the container.
+    """
+    container: Manifest = {
+        "name": name,
+        "image": decision.image,
+        "env": [{"name": variable, "value": value} for variable, value in sorted(server.variables.items())],
+        "ports": [{"name": "http1", "containerPort": server.port, "protocol": "TCP"}],
+        "resources": server.resources(),
+        **server.probes(decision, download=spec.model.id is not None),
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(_LEAVE)]}}},
+        "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
+    }
+    found: Manifest = {
+        "serviceAccountName": spec.name,
+        "terminationGracePeriodSeconds": _LEAVE + 30,
+        "nodeSelector": {"node.kubernetes.io/instance-type": decision.instance_type.removeprefix("ml.")},
+        "containers": [container],
+        "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory(decision)}}],
+    }
+    if server.gpus:
+        found["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    return found
+
+
+def scrape(server: Server) -> dict[str, str]:
+    """Return the annotations by which Prometheus finds a pod's metrics."""
+    return {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(server.port),
+        "prometheus.io/path": "/metrics",
+    }
+
+
+def rollout(spec: Spec) -> Manifest:
+    """Return a Deployment's strategy: new pods first, a batch of `update.batch_percent` at once."""
+    surge = {"maxSurge": f"{spec.update.batch_percent}%", "maxUnavailable": 0}
+    return {"type": "RollingUpdate", "rollingUpdate": surge}
+
+
+def autoscaler(spec: Spec, server: Server, deployment: str) -> Manifest:
+    """Return a HorizontalPodAutoscaler on the requests in a pod's engine, and on those that wait for it."""
+    least, most = scaled(spec)
+    scaling = spec.scaling
+    assert scaling is not None
+    behavior: Manifest = {
+        "scaleDown": {"stabilizationWindowSeconds": scaling.scale_in_cooldown},
+        "scaleUp": {"stabilizationWindowSeconds": scaling.scale_out_cooldown},
+    }
+    target = {"type": "AverageValue", "averageValue": f"{round(scaling.concurrency * 1000)}m"}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": server.name},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment},
+            "minReplicas": least,
+            "maxReplicas": most,
+            "metrics": [
+                {"type": "Pods", "pods": {"metric": {"name": metric}, "target": target}} for metric in (ACTIVE, QUEUED)
+            ],
+            "behavior": behavior,
+        },
+    }
+
+
+def _deployment(spec: Spec, decision: Decision, server: Server) -> Manifest:
+    labels = {"app.kubernetes.io/name": server.name, "app.kubernetes.io/part-of": spec.name}
+    template = pod(spec, decision, server)
+    if decision.model_data is not None:
+        _mount_copy(template, decision.model_data)
+    content: dict[str, Any] = {
+        "selector": {"matchLabels": {"app.kubernetes.io/name": server.name}},
+        "strategy": rollout(spec),
+        "progressDeadlineSeconds": decision.download + decision.startup + 600,
+        "template": {"metadata": {"labels": labels, "annotations": scrape(server)}, "spec": template},
+    }
+    if spec.scaling is None:  # otherwise the autoscaler's number is kept
+        content = {"replicas": server.copies, **content}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": server.name, "labels": labels},
+        "spec": content,
+    }
+
+
+def _mount_copy(template: Manifest, prefix: str) -> None:
+    """Add a volume with the model, which a container before the server's copies from S3."""
+    mount = {"name": "model", "mountPath": MODEL_DATA}
+    template["initContainers"] = [
+        {
+            "name": "model",
+            "image": _COPIER,
+            "args": ["s3", "sync", prefix, MODEL_DATA, "--no-progress"],
+            "volumeMounts": [mount],
+        }
+    ]
+    template["containers"][0]["volumeMounts"].append({**mount, "readOnly": True})
+    template["volumes"].append({"name": "model", "emptyDir": {}})
+
+
+def _service(server: Server) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": server.name, "labels": {"app.kubernetes.io/name": server.name}},
+        "spec": {
+            "selector": {"app.kubernetes.io/name": server.name},
+            "ports": [{"name": "http", "port": 80, "targetPort": "http1"}],
+        },
+    }
+
+
+def _shared_memory(decision: Decision) -> str:
+    """Return the size of /dev/shm: an eighth of the host's memory, for the GPUs' exchange and for sessions."""
+    return f"{max(1, (decision.ram_gib or 16) // 8)}Gi"

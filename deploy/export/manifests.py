@@ -1,0 +1,198 @@
+"""What the formats of Kubernetes share: the servers of a deployment, their settings, and what has no place there."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from deploy.errors import Refused, SpecError
+from deploy.resolve.decision import Decision
+from deploy.resources.environment import environment
+from deploy.spec import Spec
+from deploy.spec.options import is_aws_image
+from deploy.spec.values import Section
+
+Manifest = dict[str, Any]
+
+ACTIVE, QUEUED = "lmi_active_sequences", "lmi_queued_requests"
+"""The server's own gauges that scaling reads (handler/serving/metrics/prometheus.py)."""
+
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_LONGEST = 50  # of 63 characters; KServe and the operators append `-predictor` and hashes
+_COOLDOWN = 3600  # seconds; stabilizationWindowSeconds of autoscaling/v2
+
+_REFUSED = {
+    "async": "requests in a queue are SageMaker's",
+    "network": "pods have the cluster's network; write a NetworkPolicy and a node group's subnets",
+    "encryption": "volumes of a cluster have their StorageClass's key",
+    "components.adapters": "put them into adapters/ beside the model, or register them with each pod",
+}
+_NOTED = {
+    "alarms": "make alarms of /metrics; an update does not roll back by them",
+    "instance.ami": "the nodes' image must have the driver that the container needs",
+    "instance.managed": "the cluster's autoscaler adds nodes",
+    "instance.volume_gb": "the nodes' volume must hold the image and, for a model in S3, the model",
+    "timeouts.provision": "a pod waits for a node without limit",
+    "update.wait": "there is no wait between batches",
+    "update.keep": "kubectl rollout undo has the earlier versions",
+    "components.cache": "the nodes keep images; the model is loaded by each pod",
+}
+"""Settings without a place in the formats, by their path: those whose loss would do harm, and the others."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server of the deployment: the endpoint's, or an inference component's.
+
+    Attributes:
+        name: of its objects.
+        copies: first number of pods.
+        gpus: GPUs of one pod; 0: none.
+        cpus: CPU cores to ask for; None: not said.
+        memory_mib: MiB of memory to ask for; None: not said.
+        variables: the container's environment.
+    """
+
+    name: str
+    copies: int
+    gpus: int
+    cpus: float | None
+    memory_mib: int | None
+    variables: Mapping[str, str]
+
+    @property
+    def port(self) -> int:
+        return int(self.variables.get("SAGEMAKER_BIND_TO_PORT", 8080))
+
+    def resources(self) -> Manifest:
+        """The container's resources. A GPU's request is its limit, as Kubernetes requires."""
+        wants: Manifest = {}
+        if self.cpus is not None:
+            wants["cpu"] = f"{round(self.cpus * 1000)}m"
+        if self.memory_mib is not None:
+            wants["memory"] = f"{self.memory_mib}Mi"
+        gpus = {"nvidia.com/gpu": str(self.gpus)} if self.gpus else {}
+        return {name: value for name, value in (("requests", {**wants, **gpus}), ("limits", gpus)) if value}
+
+    def probes(self, decision: Decision, *, download: bool = False) -> Manifest:
+        """The container's probes, all of /ping.
+
+        /ping is 503 while a lost engine is started again. So the container is only replaced after as long as a start.
+
+        Args:
+            download: the container downloads the model itself, before /ping answers 200.
+        """
+        ping = {"httpGet": {"path": "/ping", "port": self.port}, "periodSeconds": 10, "timeoutSeconds": 2}
+        starts = -(-(decision.startup + (decision.download if download else 0)) // 10)
+        restarts = -(-decision.startup // 10)
+        return {
+            "startupProbe": {**ping, "failureThreshold": starts},
+            "readinessProbe": {**ping, "periodSeconds": 5, "failureThreshold": 2},
+            "livenessProbe": {**ping, "failureThreshold": restarts},
+        }
+
+
+def servers(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False) -> list[Server]:
+    """Return the deployment's servers: one, or one a component.
+
+    Raises:
+        Refused: the environment would hold a secret, or a setting would be lost whose loss does harm.
+        SpecError: a name is none in Kubernetes, or the environment is wrong.
+    """
+    if lost := [f"{path}: {_REFUSED[path]}" for path in given(spec) if path in _REFUSED]:
+        raise Refused("this format has no place for " + "; ".join(lost), "Leave it out, or deploy to SageMaker.")
+    variables = environment(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
+    if spec.scaling is not None:
+        variables |= _with_metrics(spec, decision, variables)
+    if not spec.components:
+        cpus, memory = decision.vcpus, decision.ram_gib
+        share = (None if cpus is None else cpus * 0.75, None if memory is None else memory * 768)
+        found = [Server(spec.name, spec.instance.count, decision.gpus, *share, variables)]
+    else:
+        found = [
+            Server(item.name, item.copies, min(item.accelerators, decision.gpus), item.cpus, item.memory_mb, variables)
+            for item in spec.components
+        ]
+    for server in found:
+        if not _NAME.fullmatch(server.name) or len(server.name) > _LONGEST:
+            raise SpecError(
+                f"{server.name}: in Kubernetes a name has at most {_LONGEST} lower-case letters, digits and hyphens, "
+                "and begins with a letter"
+            )
+    return found
+
+
+def notes(spec: Spec) -> list[str]:
+    """Return a sentence for each setting that the format has no place for; in the file they are comments."""
+    found = [f"{path}: no place here; {_NOTED[path]}." for path in given(spec) if path in _NOTED]
+    if spec.update.policy == "blue_green":
+        found.append("update.policy: no place here for blue_green; pods are replaced in batches.")
+    if spec.components and "instance.count" in given(spec):
+        found.append("instance.count: no place here; the cluster's autoscaler adds nodes for the components' pods.")
+    return found
+
+
+def given(section: Section, before: str = "") -> Iterator[str]:
+    """Yield the paths of all settings that the specification says, without positions in lists, each once."""
+    found: dict[str, None] = {}
+    for name in section.model_fields_set:
+        value = getattr(section, name)
+        if value in (None, (), {}, False):
+            continue
+        path = before + (type(section).model_fields[name].alias or name)
+        found[path] = None
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, Section):
+                found.update(dict.fromkeys(given(item, f"{path}.")))
+    yield from sorted(found)
+
+
+def service_account(spec: Spec, labels: Mapping[str, str] | None = None) -> Manifest:
+    """Return the account of the pods: EKS gives it the role (IRSA), if the role trusts the cluster's provider."""
+    metadata: Manifest = {"name": spec.name, "annotations": {"eks.amazonaws.com/role-arn": spec.role}}
+    if labels:
+        metadata["labels"] = dict(labels)
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
+
+
+def scaled(spec: Spec) -> tuple[int, int]:
+    """Return the bounds of automatic scaling.
+
+    Raises:
+        Refused: they are beyond what the autoscalers of Kubernetes do.
+    """
+    scaling = spec.scaling
+    assert scaling is not None
+    if scaling.min == 0:
+        raise Refused(
+            "scaling.min: 0: without a pod there is no /metrics that would wake one",
+            "Set scaling.min to 1, or deploy inference components to SageMaker.",
+        )
+    for name in ("scale_in_cooldown", "scale_out_cooldown"):
+        if getattr(scaling, name) > _COOLDOWN:
+            raise Refused(f"scaling.{name}: a HorizontalPodAutoscaler takes at most {_COOLDOWN} seconds")
+    return scaling.min, scaling.max
+
+
+def to_yaml(manifests: list[Manifest], comments: list[str]) -> str:
+    """Return the file: comments, then a document a manifest."""
+    head = "".join(f"# {comment}\n" for comment in ["Written by lmi deploy export.", *comments])
+    separate: list[Manifest] = json.loads(json.dumps(manifests))  # a value that occurs twice would become an anchor
+    return head + str(yaml.safe_dump_all(separate, sort_keys=False, width=120)).rstrip("\n")
+
+
+def _with_metrics(spec: Spec, decision: Decision, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that chooses the front end with /metrics; DJL Serving has none of the server's."""
+    if is_aws_image(decision.image):
+        raise Refused("scaling: AWS's image has no metrics that scaling could read", "Use this project's image.")
+    if variables.get("LMI_FRONT", "embedded") != "embedded":
+        raise Refused(
+            f"scaling reads the server's /metrics, which environment.LMI_FRONT={variables['LMI_FRONT']} has not",
+            "Leave environment.LMI_FRONT out.",
+        )
+    return {"LMI_FRONT": "embedded"}
