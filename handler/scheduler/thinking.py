@@ -42,9 +42,6 @@ class ThinkingEngine:
     def admits(self, request: Request, prompt: Prompt) -> bool:
         return self._engine.admits(request, prompt)
 
-    def continues(self, key: int) -> bool:
-        return self._engine.continues(key)
-
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         thoughts, budget, rule = sampling.thoughts, sampling.thinking_token_budget, sampling.structured_output
         if thoughts is None or (budget is None and (rule is None or rule.allows_text)):
@@ -52,7 +49,7 @@ class ThinkingEngine:
         assert self._vocabulary is not None  # such an engine's capabilities have no `thinking_token_budget`
         part = _FirstPart(key, ids, sampling, adapter, thoughts, self._vocabulary)
         if thoughts.is_open and budget == 0:
-            self._continue(part, _End(thoughts.closing), Output(key, (), ()), self._late, fits=True)
+            self._continue(part, _End(thoughts.closing), Output(key, (), ()), self._late)
         else:
             self._first[key + _FIRST] = part
             free = sampling._replace(structured_output=None, thinking_token_budget=None, thoughts=None)
@@ -104,9 +101,8 @@ class ThinkingEngine:
         end = None if output.finish is Finish.ERROR else part.feed(output)
         if end is not None:
             del self._first[key]
-            fits = self._engine.continues(key)
             self._engine.cancel(key)
-            return self._continue(part, end, output, others, fits=fits)
+            return self._continue(part, end, output, others)
         if part.undecided and output.finish is None:
             part.held.append(output)
             return
@@ -115,12 +111,11 @@ class ThinkingEngine:
         if output.finish is not None:
             del self._first[key]
 
-    def _continue(self, part: _FirstPart, end: _End, output: Output, others: list[Output], *, fits: bool) -> None:
+    def _continue(self, part: _FirstPart, end: _End, output: Output, others: list[Output]) -> None:
         """Start the second part.
 
         Args:
             output: the last one of the first part.
-            fits: the engine takes it; it does not if it was started anew.
         """
         sampling, ids = part.sampling, part.ids
         if end.again:
@@ -133,7 +128,7 @@ class ThinkingEngine:
             others += [*part.held, _replace_end(output, end.num_kept, new, finish)]
             if finish is not None:
                 return
-        if not fits:
+        if not self._engine.ready:  # it was started anew when the first part ended
             others.append(Output(part.key, (), (), Finish.ERROR, error="it was restarted after the thought"))
             return
         second = sampling._replace(

@@ -35,7 +35,8 @@ def start_engine(config: Config, spec: Spec) -> EngineSupervisor | ReplicaSet:
         specs = [Spec(spec.engine, replace(spec.config, options={**spec.config.options, **one})) for one in own]
         places = [ANYWHERE] * len(own)
     else:
-        places = replica_places(config, _devices(spec), sorted(os.sched_getaffinity(0)))
+        check_replicas(config)
+        places = [ANYWHERE] if config.replicas == "1" else replica_places(config, _devices(spec), _cores())
         specs = [spec] * len(places)
         isolated = isolated or len(places) > 1
     started: list[EngineSupervisor] = []
@@ -65,31 +66,33 @@ def check_replicas(config: Config) -> None:
 
 
 def replica_places(config: Config, devices: Sequence[str], cores: Sequence[int]) -> list[Place]:
-    """Return each replica's place.
+    """Return the place of each of several replicas, or that of the one that `auto` finds room for.
 
     Args:
         devices: the GPUs that the engine may use; empty: it runs on the cores.
+        cores: empty where processes cannot be kept to cores.
 
     Raises:
         ConfigError: there are too few devices.
     """
-    check_replicas(config)
-    stages = config.engine_options.get("pipeline_parallel_size") or 1
-    degree = config.tensor_parallel_degree
-    if config.replicas == "1":
-        return [ANYWHERE]
+    options, degree = config.engine_options, config.tensor_parallel_degree
+    stages = options.get("pipeline_parallel_size") or options.get("trtllm_pipeline_parallel_size") or 1
     if not devices:
         return [ANYWHERE] if config.replicas == "auto" else on_cores(cores, int(config.replicas))
-    each = max(len(devices) if degree == "max" else int(degree) * stages, 1)
+    each = len(devices) if degree == "max" else int(degree) * stages
     if config.replicas == "auto":
         count = max(len(devices) // each, 1)
         return [ANYWHERE] if count == 1 else on_devices(devices[: count * each], count)
     count = int(config.replicas)
     least = stages if degree == "max" else each
     if count * least > len(devices):
-        shares = f"{least} of option.tensor_parallel_degree={degree} and {stages} stages" if least > 1 else "1"
-        _refuse(config, f"it needs {count * least} devices, {shares} each; there are {len(devices)}")
+        degrees = f"option.tensor_parallel_degree={degree}" + (f" and {stages} stages" if stages > 1 else "")
+        _refuse(config, f"with {degrees} it needs {count * least} GPUs; there are {len(devices)}")
     return on_devices(devices if degree == "max" else devices[: count * each], count)
+
+
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def _devices(spec: Spec) -> list[str]:

@@ -34,8 +34,14 @@ def on_devices(devices: Sequence[str], count: int) -> list[Place]:
 
 
 def on_cores(cores: Collection[int], count: int) -> list[Place]:
-    """Divide the cores among `count` processes, neighbours together; with fewer cores than processes some share one."""
+    """Divide the cores among `count` processes, neighbours together; with fewer cores than processes some share one.
+
+    Args:
+        cores: empty where processes cannot be kept to cores.
+    """
     order = sorted(cores)
+    if not order:
+        return [ANYWHERE] * count
     if len(order) < count:
         return [Place(cores=frozenset({order[index % len(order)]})) for index in range(count)]
     parts = (order[index * len(order) // count : (index + 1) * len(order) // count] for index in range(count))
