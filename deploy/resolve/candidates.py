@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deploy.errors import DoesNotFit
+from deploy.resolve.decision import Decision
 from deploy.resolve.fit import Fit, Need, fit
 from deploy.resolve.instances import all_types
 
@@ -25,6 +26,18 @@ class Candidates:
     source: str
     fits: tuple[Fit, ...]
     chosen: Fit | None
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """Everything that follows from a specification before AWS is changed.
+
+    Attributes:
+        candidates: the instance types that the decision was made among; None: the model's size is unknown.
+    """
+
+    decision: Decision
+    candidates: Candidates | None
 
 
 def rank(need: Need, cpu: bool = False) -> tuple[Fit, ...]:

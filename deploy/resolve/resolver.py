@@ -11,11 +11,12 @@ from botocore.exceptions import ClientError
 from deploy.aws import error_code
 from deploy.errors import SpecError
 from deploy.resolve import images
-from deploy.resolve.candidates import Candidates, cheapest, rank, too_small
+from deploy.resolve.candidates import Candidates, Resolution, cheapest, rank, too_small
 from deploy.resolve.decision import Decision
 from deploy.resolve.fit import Fit, Need, fit
 from deploy.resolve.instances import InstanceType, find, refuse_mistyped
 from deploy.resolve.model_shape import known_model, shape_in_directory, shape_in_s3
+from deploy.resolve.pools import resolve_pools
 from deploy.resolve.timeouts import Times, times
 
 if TYPE_CHECKING:
@@ -36,18 +37,6 @@ _PRECISIONS: dict[str, Precision] = {
     "fp16": "fp16", "float16": "fp16", "half": "fp16", "fp32": "fp32", "float32": "fp32",  # option.dtype
 }  # fmt: skip
 """Values of options that set the weights' precision if model.dtype is `auto`."""
-
-
-@dataclass(frozen=True)
-class Resolution:
-    """Everything that follows from a specification before AWS is changed.
-
-    Attributes:
-        candidates: the instance types that the decision was made among; None: the model's size is unknown.
-    """
-
-    decision: Decision
-    candidates: Candidates | None
 
 
 @dataclass(frozen=True)
@@ -72,6 +61,8 @@ def resolve(spec: Spec, region: str, *, account: str | None = None, aws: Aws | N
         NotThere: ECR has no such image.
     """
     account = account or (aws.account() if aws is not None else spec.role.split(":")[4])
+    if spec.instance.pools:
+        return resolve_pools(spec, lambda on_type: resolve(on_type, region, account=account, aws=aws))
     image = images.resolve_image(spec.image, region, account, aws)
     size = find_size(spec, aws)
     need, need_warnings = _need(spec, size, image.cuda)
