@@ -73,7 +73,7 @@ def _ours(pace: float, places: int = _PLACES) -> AbstractContextManager[Server]:
         "job_queue_size": _PLACES,
     }
     arguments = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
-    return lmi_serve(["--engine", "echo", *arguments])
+    return lmi_serve(["--engine", "echo", *arguments], variables={"LMI_LOG_LEVEL": "error"})  # as vllm-rs below
 
 
 OURS = FrontEnd(_ours, "/ping", heads=0)

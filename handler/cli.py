@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("model", nargs="?", help="a .gguf file or a model directory (default: the demo model)")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     serve.add_argument("--port", type=port, default=8080, help="0 takes a free one (default %(default)s)")
-    serve.add_argument("--engine", help="option.llm_engine: auto, openvino, trtllm, vllm, echo")
+    serve.add_argument("--engine", help="option.llm_engine: auto, openvino, trtllm, vllm, openai, echo")
     serve.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file")
     serve.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE",
                        help="an option as serving.properties writes it; beats all other sources")  # fmt: skip

@@ -32,6 +32,7 @@ class Readable(Scripted):
     state = State.READY
     reason = ""
     restarts = 0
+    reports = ()
 
     def __init__(self, info: EngineInfo) -> None:
         super().__init__()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from handler.core.errors import ConfigError
@@ -24,24 +25,31 @@ class Server(NamedTuple):
 
 
 @contextlib.contextmanager
-def lmi_serve(arguments: Sequence[str], *, timeout: float = 300.0) -> Iterator[Server]:
+def lmi_serve(
+    arguments: Sequence[str], *, timeout: float = 300.0, variables: Mapping[str, str] | None = None
+) -> Iterator[Server]:
     """Start `lmi serve` on a free port, and yield it when it is ready.
 
     Args:
         arguments: those of `lmi serve`, without the port.
         timeout: seconds for the engine to load.
+        variables: of the environment, beside this process's own.
 
     Raises:
         ConfigError: it does not start; the message has its last lines.
     """
-    with process([sys.executable, "-m", "handler", "serve", *arguments, "--port", "0"], timeout=timeout) as server:
+    command = [sys.executable, "-m", "handler", "serve", *arguments, "--port", "0"]
+    with process(command, timeout=timeout, variables=variables) as server:
         yield server
 
 
 @contextlib.contextmanager
-def process(command: Sequence[str], *, timeout: float = 30.0) -> Iterator[Server]:
+def process(
+    command: Sequence[str], *, timeout: float = 30.0, variables: Mapping[str, str] | None = None
+) -> Iterator[Server]:
     """Start a server process that writes `listening on URL` to stderr when it is ready."""
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    environment = {**os.environ, **(variables or {})}
+    running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
     output = _Output(running)
     try:
         yield Server(output.url(timeout), running.pid)

@@ -61,3 +61,8 @@ def otlp_protocol() -> str:
 def api_key() -> str:
     """The first of the keys in `LMI_API_KEY`, with which `lmi serve` was started; "" without keys."""
     return os.environ.get("LMI_API_KEY", "").split(",")[0].strip()
+
+
+def server_key() -> str:
+    """Key of the server at option.base_url; "" where it needs none. The variable is that of OpenAI's clients."""
+    return os.environ.get("OPENAI_API_KEY", "").strip()

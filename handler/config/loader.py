@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.config.options import KNOWN, OF_JAVA, OPTIONS, Option
+from handler.config.options import KNOWN, OPTIONS, Option
 from handler.config.options.common import BY_ROLLING_BATCH, engine_name
 from handler.config.options.lookup import find_option, unknown_option, wrong_arguments
 from handler.config.options.option import shown
@@ -27,8 +27,8 @@ from handler.config.sources import (
 )
 from handler.core.errors import ConfigError, Problem
 
-_SEQUENCES = {"vllm": 256, "trtllm": 256}
-"""LMI's default of option.max_rolling_batch_size, where it is not 32."""
+_SEQUENCES = {"vllm": 256, "trtllm": 256, "openai": 256}
+"""The default of option.max_rolling_batch_size where it is not 32: LMI's, and for openai as for the servers there."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Config:
     max_rolling_batch_size: int
     dtype: str
     tensor_parallel_degree: str
+    replicas: str
     output_formatter: str | None
     input_formatter: str | None
     tgi_compat: bool
@@ -210,9 +211,7 @@ def _without_effect(chosen: Iterable[_Chosen], engine: str, problems: list[Probl
     idle: dict[str, list[str]] = {}
     for option, setting in chosen:
         has_field = option.field is not None or option.argument
-        if has_field and (not option.engines or engine in option.engines):
-            continue
-        if java and option.help is OF_JAVA:
+        if (java and option.of_java) or (has_field and (not option.engines or engine in option.engines)):
             continue
         if not has_field:
             why = option.help

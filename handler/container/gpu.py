@@ -6,11 +6,11 @@ without a log.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from handler.core.devices import Driver, visible
 from handler.core.errors import ConfigError
 
 _COMPAT = Path("/usr/local/cuda/compat")
@@ -21,42 +21,11 @@ _AMI = {
 """InferenceAmiVersion by the image's CUDA (SageMaker API reference, ProductionVariant)."""
 
 
-class Driver(NamedTuple):
-    """The driver: `cuda` is the newest version that it supports, (major, minor); `num_gpus` counts the container's."""
-
-    version: str
-    cuda: tuple[int, int]
-    num_gpus: int
-
-
 class Check(NamedTuple):
     """Result: `line` is for the log, empty for none; `library_path` goes before LD_LIBRARY_PATH."""
 
     line: str
     library_path: str = ""
-
-
-def read_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver | None:
-    """Read the driver's version from NVML, which the container runtime mounts; None without a driver."""
-    try:
-        nvml = load("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    if nvml.nvmlInit_v2():
-        return None
-    try:
-        version = ctypes.create_string_buffer(80)
-        cuda, count = ctypes.c_int(), ctypes.c_uint()
-        failed = (
-            nvml.nvmlSystemGetDriverVersion(version, len(version))
-            or nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(cuda))
-            or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-        )
-        if failed:
-            return None
-        return Driver(version.value.decode(), (cuda.value // 1000, cuda.value % 1000 // 10), count.value)
-    finally:
-        nvml.nvmlShutdown()
 
 
 def check(driver: Driver | None, environ: Mapping[str, str], compat: Path = _COMPAT) -> Check:
@@ -87,18 +56,8 @@ def check(driver: Driver | None, environ: Mapping[str, str], compat: Path = _COM
     return Check(f"{line}, which its minor versions' compatibility covers")
 
 
-def num_visible(driver: Driver, environ: Mapping[str, str]) -> int:
-    """Count the GPUs that the engine sees: CUDA_VISIBLE_DEVICES limits them, up to its first negative number."""
-    text = environ.get("CUDA_VISIBLE_DEVICES")
-    if text is None:
-        return driver.num_gpus
-    names = [name.strip() for name in text.split(",")]
-    stop = next((place for place, name in enumerate(names) if not name or name.startswith("-")), len(names))
-    return min(stop, driver.num_gpus) if all(name.isdecimal() for name in names[:stop]) else stop
-
-
 def _describe(driver: Driver, environ: Mapping[str, str]) -> str:
-    return f"GPUs visible: {num_visible(driver, environ)}; driver {driver.version} with CUDA {_text(driver.cuda)}"
+    return f"GPUs visible: {len(visible(driver, environ))}; driver {driver.version} with CUDA {_text(driver.cuda)}"
 
 
 def _version(text: str) -> tuple[int, int] | None:

@@ -18,6 +18,7 @@ from handler.container.arguments import Arguments, Translation, read_arguments, 
 from handler.container.model import ModelSource, find_model
 from handler.container.secret import with_token
 from handler.container.supervisor import run_as_init, supervise
+from handler.core.devices import Driver, read_driver
 from handler.core.errors import ConfigError, Problem, Problems
 
 log = logging.getLogger("handler.container")
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.execve(start.command[0], start.command, dict(start.environ))
 
 
-def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: gpu.Driver | None = None) -> Start:
+def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | None = None) -> Start:
     """Make the server's command; writes only below LMI_SCRATCH, and only for DJL Serving.
 
     Args:
@@ -87,7 +88,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: gpu.Driver 
         problems.append(Problem("", "", f"environment variable LMI_FRONT={front}: must be {' or '.join(FRONTS)}"))
     log.info("lmi-handler %s, front %s, port %d", __version__, front, arguments.port)
     with problems:
-        gpus = gpu.check(driver or gpu.read_driver(), environ)
+        gpus = gpu.check(driver or read_driver(), environ)
     if gpus.line:
         log.info("%s", gpus.line)
     with problems:

@@ -37,12 +37,14 @@ class StructuredOutput(NamedTuple):
     """A rule for the whole answer after its thought.
 
     Attributes:
-        kind: json_schema, json_object, regex, grammar (EBNF) or choice.
-        value: the rule as text: JSON for a schema and for the list of choices, "" for json_object.
+        kind: json_schema, json_object, regex, grammar (EBNF), choice or structural_tag (xgrammar's).
+        value: the rule as text: JSON for a schema, a list of choices and a structural tag, "" for json_object.
+        allows_text: any text may come before what it rules.
     """
 
     kind: str
     value: str
+    allows_text: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,7 @@ class Request:
     prompt_ids: tuple[int, ...] | None = None
     adapter: Adapter | None = None
     priority: int = 0  # in the queue; lower is earlier
+    session: str = ""  # the client's, by its id
     eos_token_id: int | None = None  # a stop token that ends the answer as EOS
     fill_context: bool = False  # as many new tokens as the context allows, whatever the sampling says
     min_free_tokens: int | None = None  # new tokens that must fit, others are cut off; None: all must fit

@@ -203,6 +203,10 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool) -> Rea
     for key in _EMBEDDED_ONLY & config.origins.keys():
         idle = f"without effect here: {key} ({config.where(key)}); DJL Serving has metrics of its own"
         config = replace(config, warnings=(*config.warnings, idle))
+    if config.replicas != "1":
+        key = "option.replicas"
+        message = "DJL Serving's workers are the replicas: write minWorkers and maxWorkers (docs/scaling.md)"
+        problems.append(Problem(config.where(key), key, f"{key}={config.replicas}: {message}"))
     if config.request_time_limit is None:
         config = replace(config, request_time_limit=_TIME_LIMIT)
     if config.model_id is None and engine not in ("", "echo"):

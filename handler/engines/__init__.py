@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,8 @@ class EngineEntry:
 
     Attributes:
         module: has `check`, `prepare`, `capabilities`, `load`, `load_tokenizer`, as the functions below call them; and
-            `structured_output_check`, where a client's schema or grammar could harm the engine.
+            `structured_output_check`, where a client's schema or grammar could harm the engine; and
+            `replica_options`, where its replicas are not alike.
         needs: the import that shows whether the engine is installed.
         install: the command that installs it.
         isolated: runs in a process of its own; a thread is enough where a step costs nothing.
@@ -38,6 +39,9 @@ ENGINES = {
         "handler.engines.openvino.engine", "openvino_genai", "pip install '.[cpu]' in lmi-handler's directory"
     ),
     "echo": EngineEntry("handler.engines.echo", None, "", isolated=False),
+    "openai": EngineEntry(
+        "handler.engines.openai.engine", "aiohttp", "pip install '.[openai]' in lmi-handler's directory"
+    ),
     "trtllm": EngineEntry("handler.engines.trtllm.engine", "tensorrt_llm", "pip install tensorrt-llm", spreads=True),
     "vllm": EngineEntry("handler.engines.vllm.engine", "vllm", "pip install vllm", spreads=True),
 }
@@ -84,6 +88,12 @@ def check(name: str, model_id: str | None, config: EngineConfig) -> None:
 
 def capabilities(name: str, config: EngineConfig) -> Capabilities:
     return cast(Capabilities, _module(name).capabilities(config))
+
+
+def replica_options(name: str, config: EngineConfig) -> Sequence[Mapping[str, Any]]:
+    """Return each replica's own options, where the engine's `replica_options` gives them; others are all alike."""
+    own = getattr(_module(name), "replica_options", None)
+    return () if own is None else cast(Sequence[Mapping[str, Any]], own(config))
 
 
 def checks_structured_output(name: str) -> bool:

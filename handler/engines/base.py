@@ -183,17 +183,6 @@ class Reporting(Protocol):
         """Return the present ones; called about once a second, and whenever the last request has ended."""
 
 
-class SteppedEngine(Protocol):
-    """The batcher's view of an engine; `EngineSupervisor` implements it."""
-
-    @property
-    def ready(self) -> bool: ...
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None: ...
-    def cancel(self, key: int) -> None: ...
-    def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None: ...
-    def step(self, timeout: float = 0.0) -> list[Step]: ...
-
-
 class Tokenizer(Protocol):
     """Turns text into ids, in the host's process and off the event loop; thread-safe.
 
@@ -246,22 +235,21 @@ class Capabilities:
         limits: Sampling field -> largest value.
         no_adapters: the reason why the engine serves no LoRA adapters; "" where it does.
         sampling_defaults: Sampling field -> LMI's default for this engine, used with `do_sample`.
+        structural_tags: xgrammar's styles of arguments that its structural tags have; empty where it takes none.
     """
 
     unsupported: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = ""
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    structural_tags: frozenset[str] = frozenset()
 
 
 _FIRST_REQUEST = Sampling(max_new_tokens=2, ignore_eos=True)
 
 
 def warm_up(engine: Engine, id: int, sampling: Sampling = _FIRST_REQUEST) -> None:
-    """Run a request that compiles and allocates, before a client's request has to wait for that.
-
-    Args:
-        id: any token id; the prompt is that token.
+    """Run a request of the one token `id`, which compiles and allocates before a client's request waits for that.
 
     Raises:
         RuntimeError: the request failed; also whatever `add` and `step` raise.

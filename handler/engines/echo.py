@@ -5,6 +5,7 @@ so parameters that only shape a distribution have no effect. With an adapter it 
 
 Options:
     echo_tokens_per_second: steps a second, each with one token for every request; 0 (default) is no limit.
+    echo_tokenizer: a Hugging Face directory whose tokenizer makes the tokens.
     echo_cues: the prompt's words `<raise>`, `<hang>` and `<die>` make the engine do so when it comes to them, and
         `<refuse>` makes it refuse the request. Off by default: a prompt must not stop a server.
 """
@@ -20,10 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from handler.core.errors import PromptTooLong
+from handler.core.errors import ConfigError, PromptTooLong
 from handler.core.text import Prompt, Vocabulary, cut_after
 from handler.core.values import PLAIN_TEMPLATE, Adapter, Finish, Sampling, TemplateOptions
-from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step
+from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step, Tokenizer
 
 _UNSUPPORTED = {
     "num_beams": "it has no beam search",
@@ -45,7 +46,7 @@ _CUES = ("<raise>", "<hang>", "<die>", "<refuse>")  # ids 0 to 3 in every prompt
 class EchoTokenizer:
     """Numbers words in the order of their first appearance, so each prompt has its own vocabulary."""
 
-    vocabulary = None
+    vocabulary: Vocabulary | None = None
     chat_template = ""
 
     def encode(self, text: str) -> Prompt:
@@ -163,7 +164,9 @@ def _act(cue: str) -> None:
 
 
 def check(model_id: str | None, config: EngineConfig) -> None:
-    """Check nothing: it needs no files, and its options do not depend on one another."""
+    """Check that cues, which are words of echo's own, come without another tokenizer."""
+    if config.options.get("echo_cues") and config.options.get("echo_tokenizer"):
+        raise ConfigError("option.echo_cues: has no words with option.echo_tokenizer")
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> None:
@@ -178,5 +181,10 @@ def load(config: EngineConfig) -> Echo:
     return Echo(config)
 
 
-def load_tokenizer(config: EngineConfig) -> EchoTokenizer:
-    return EchoTokenizer()
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    directory = config.options.get("echo_tokenizer")
+    if directory is None:
+        return EchoTokenizer()
+    from handler.engines.huggingface.tokenizer import HfTokenizer
+
+    return HfTokenizer(Path(directory))

@@ -6,6 +6,7 @@ Starlette routes and nothing more: its wrappers around `send` would cost each st
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
@@ -96,9 +97,11 @@ class App:
 
     async def _ping(self, scope: Scope, receive: Receive, send: Send) -> None:
         model = self._model
-        value = {"status": "Healthy" if model.healthy else "Unhealthy", "state": model.state}
+        value: dict[str, Any] = {"status": "Healthy" if model.healthy else "Unhealthy", "state": model.state}
         if model.reason:
             value["reason"] = model.reason
+        if replicas := model.replicas():
+            value["replicas"] = {"ready": sum(replica.ready for replica in replicas), "total": len(replicas)}
         await send_json(scope, send, 200 if model.healthy else 503, value)
 
     async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,7 +114,13 @@ class App:
         if scope["path_params"]["model"] != config.model_name:
             return await _model_not_found(scope, send)
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model.started_at))
-        worker = {"id": 1, "startTime": started, "status": self._status()}
+        states = ["READY" if replica.ready else "PENDING" for replica in model.replicas()] or [self._status()]
+        workers = [{"id": id, "startTime": started, "status": status} for id, status in enumerate(states, 1)]
+        group = {
+            "device": {"deviceType": "cpu", "deviceId": -1},
+            "minWorkers": len(workers),
+            "maxWorkers": len(workers),
+        }
         description = {
             "modelName": config.model_name,
             "modelUrl": config.model_id,
@@ -122,9 +131,7 @@ class App:
             "requestInQueue": model.num_queued,
             "status": self._status(),
             "loadedAtStartup": True,
-            "workerGroups": [
-                {"device": {"deviceType": "cpu", "deviceId": -1}, "minWorkers": 1, "maxWorkers": 1, "workers": [worker]}
-            ],
+            "workerGroups": [{**group, "workers": workers}],
         }
         return await send_json(scope, send, 200, [{"modelName": config.model_name, "models": [description]}])
 

@@ -16,7 +16,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from handler.config.loader import Config
 from handler.core import child_processes, event_loop, garbage
 from handler.core.errors import Problem, Problems, Unavailable
-from handler.engines.base import EngineInfo
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import State
 from handler.http.app import App
@@ -142,7 +141,7 @@ async def _serve_model(
         if state is State.CLOSED:
             server.stop()
         elif state is State.READY and not model.restarts:
-            print(f"{CLEAR}ready after {progress.seconds:.1f} s: {_describe(model.info)}", file=sys.stderr)
+            print(f"{CLEAR}ready after {progress.seconds:.1f} s: {_describe(model)}", file=sys.stderr)
             print(_greeting(listener, access), file=sys.stderr, flush=True)
 
     garbage.keep_collecting()
@@ -159,9 +158,11 @@ async def _serve_model(
         raise failure
 
 
-def _describe(info: EngineInfo | None) -> str:
+def _describe(model: ServedModel) -> str:
+    info, replicas = model.info, model.replicas()
     assert info is not None, "a ready engine has said what it is"
-    return f"{info.name} {info.version} on {info.device}, dtype {info.dtype}, {info.max_total_tokens} tokens"
+    count = f"{len(replicas)} replicas of " if replicas else ""
+    return f"{count}{info.name} {info.version} on {info.device}, dtype {info.dtype}, {info.max_total_tokens} tokens"
 
 
 def _greeting(listener: socket.socket, access: Access) -> str:

@@ -57,6 +57,7 @@ class ServerContext:
         tool_format: that of `option.tool_parser_plugin`, which comes before it.
         reasoning_parser: `option.reasoning_parser`; "" without one.
         template_arguments: `option.default_chat_template_kwargs`.
+        structural_tags: xgrammar's styles of arguments that the engine's structural tags have.
     """
 
     engine: str
@@ -79,6 +80,7 @@ class ServerContext:
     tool_format: Format | None = None
     reasoning_parser: str = ""
     template_arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    structural_tags: frozenset[str] = frozenset()
 
 
 class HttpResponse(NamedTuple):

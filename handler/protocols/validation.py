@@ -42,6 +42,8 @@ def check_agreement(sampling: Sampling, names: Mapping[str, Named], context: Ser
     """Check parameters against each other."""
 
     def named(field: str) -> Named:
+        if field == "structured_output" and field not in names:
+            return Named("tools[].function.strict", True)  # which alone sets it without a name
         return names.get(field) or Named(field, getattr(sampling, field))
 
     if sampling.min_new_tokens > sampling.max_new_tokens:

@@ -12,8 +12,9 @@ from handler.core.errors import GenerationFailed, InternalError, Overloaded, Ser
 from handler.core.sequence import SequenceState, prompt_tokens
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, new_delta, new_token
-from handler.engines.base import Output, Step, SteppedEngine, join
+from handler.engines.base import Output, Step, join
 from handler.scheduler.active import ActiveRequest, EngineRequest, TokenReceiver
+from handler.scheduler.engine import SteppedEngine
 from handler.scheduler.lora.registry import AdapterRegistry
 from handler.scheduler.request_queue import RequestQueue
 
@@ -241,9 +242,10 @@ class Batcher:
 
     def _admit(self) -> None:
         """Start waiting requests, in order, as long as they fit into the engine."""
-        while self._queue and self._engine.ready:
-            need = self._queue.first().request.sampling.num_sequences
-            if self._in_engine and len(self._in_engine) + need > self._max_active:
+        while self._queue:
+            first = self._queue.first()
+            full = self._in_engine and len(self._in_engine) + first.request.sampling.num_sequences > self._max_active
+            if full or not self._engine.admits(first.request, first.prompt):
                 return
             self._start(self._queue.take())
 

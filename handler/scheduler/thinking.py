@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from handler.core.text import Detokenizer, Vocabulary
+from handler.core.text import Detokenizer, Prompt, Vocabulary
 from handler.core.thoughts import AnswerStart, Thoughts
-from handler.core.values import Adapter, Finish, Sampling
-from handler.engines.base import Output, Step, SteppedEngine
+from handler.core.values import Adapter, Finish, Request, Sampling
+from handler.engines.base import Output, Step
+from handler.scheduler.engine import SteppedEngine
 
 _FIRST = 1 << 48  # added to the key of a first part
 _SEEDS = 1 << 32  # between the seeds of the two parts
@@ -21,7 +22,7 @@ class ThinkingEngine:
     The engine gets such a request twice. The first part has no structured output. It is cancelled where the thought
     ends. The second part's prompt ends with the thought, and the structured output holds. So all engines need only what
     they have for other requests, and their prefix cache has most of the second prompt. Requests without a thought to
-    end are the engine's alone.
+    end are the engine's alone, also with a rule that allows text.
 
     Args:
         engine: runs both parts.
@@ -38,9 +39,12 @@ class ThinkingEngine:
     def ready(self) -> bool:
         return self._engine.ready
 
+    def admits(self, request: Request, prompt: Prompt) -> bool:
+        return self._engine.admits(request, prompt)
+
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
-        thoughts, budget = sampling.thoughts, sampling.thinking_token_budget
-        if thoughts is None or (sampling.structured_output is None and budget is None):
+        thoughts, budget, rule = sampling.thoughts, sampling.thinking_token_budget, sampling.structured_output
+        if thoughts is None or (budget is None and (rule is None or rule.allows_text)):
             return self._engine.add(key, ids, sampling, adapter)
         assert self._vocabulary is not None  # such an engine's capabilities have no `thinking_token_budget`
         part = _FirstPart(key, ids, sampling, adapter, thoughts, self._vocabulary)

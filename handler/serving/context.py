@@ -31,4 +31,5 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser or "",
         template_arguments=default_arguments(config.default_chat_template_kwargs, config.where(DEFAULTS)),
+        structural_tags=able.structural_tags if "structured_output" not in able.unsupported else frozenset(),
     )

@@ -19,8 +19,7 @@ from handler.core.event_loop import run_in_daemon_thread
 from handler.core.framing import FRAMINGS
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec
-from handler.engines.process.supervisor import EngineSupervisor
-from handler.engines.structured_output.validator import StructuredOutputValidator
+from handler.engines.structured_output.validator import Restartable, StructuredOutputValidator
 from handler.plugins.functions import Formatters, check_syntax, choose, find_formatters
 from handler.plugins.tool_parser import load_tool_format
 from handler.protocols.assistant.template import warn_of_unread
@@ -29,6 +28,7 @@ from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
 from handler.serving.context import schema_context
 from handler.serving.metrics.tracing import find_exporter, make_tracer
 from handler.serving.model import ServedModel
+from handler.serving.replicas import check_replicas, start_engine
 from handler.serving.sessions import configured_sessions, sessions_root
 
 log = logging.getLogger("handler.launch")
@@ -79,8 +79,8 @@ async def load_model(
 def check(reading: Reading, directory: Path | None = None) -> Problems:
     """Find all problems that show before anything is loaded, fetched, converted or run.
 
-    Those of the options, the sessions' path, the exporter of traces, model.py's syntax, the engine, its arguments and
-    files, adapters.
+    Those of the options, the sessions' path, the replicas, the exporter of traces, model.py's syntax, the engine, its
+    arguments and files, adapters.
 
     Args:
         directory: where serving.properties lies, or would; by default where it does.
@@ -89,7 +89,8 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     traces = functools.partial(find_exporter, config.otlp_traces_endpoint)
     template = functools.partial(chat_template, config)
     syntax = functools.partial(check_syntax, directory or _directory(config))
-    for part in (environment.max_adapters, functools.partial(sessions_root, config), traces, template, syntax):
+    sessions, replicas = functools.partial(sessions_root, config), functools.partial(check_replicas, config)
+    for part in (environment.max_adapters, sessions, replicas, traces, template, syntax):
         with problems:
             part()
     if not reading.engine:
@@ -161,16 +162,7 @@ def engine_config(config: Config, model: Path | None = None, template: str | Non
     )
 
 
-def start_engine(config: Config, spec: Spec) -> EngineSupervisor:
-    isolated = engines.entry(spec.engine).isolated
-    if config.engine_isolation != "auto":
-        isolated = config.engine_isolation == "process"
-    return EngineSupervisor(
-        spec, isolated=isolated, timeout=config.engine_timeout, load_timeout=config.model_loading_timeout
-    )
-
-
-def make_validator(spec: Spec, engine: EngineSupervisor | None = None) -> StructuredOutputValidator | None:
+def make_validator(spec: Spec, engine: Restartable | None = None) -> StructuredOutputValidator | None:
     """Return the validator of clients' structured output; None where the engine takes none, or none can harm it."""
     if (
         not engines.checks_structured_output(spec.engine)

@@ -6,13 +6,15 @@ import asyncio
 import functools
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from handler.config.loader import Config
 from handler.core.errors import ConfigError, ServingError, Unavailable
 from handler.core.event_loop import run_in_daemon_thread
 from handler.engines.base import EngineInfo, Tokenizer
+from handler.engines.process.replica import ReplicaReport
+from handler.engines.process.replicas import ReplicaSet
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters
@@ -32,10 +34,6 @@ from handler.serving.request_task import RequestTask
 from handler.serving.sessions import Sessions
 
 
-def _nobody(task: RequestTask) -> None:
-    pass
-
-
 class ServedModel:
     """One model on one event loop, which it is made on; it neither owns nor stops the loop.
 
@@ -50,7 +48,7 @@ class ServedModel:
     def __init__(
         self,
         config: Config,
-        engine: EngineSupervisor,
+        engine: EngineSupervisor | ReplicaSet,
         tokenizer: Tokenizer,
         context: ServerContext,
         adapters: AdapterHome,
@@ -77,17 +75,17 @@ class ServedModel:
         """Done when the engine is ready and has the adapters beside the model; a ConfigError says why it cannot be."""
         self._opening: asyncio.Task[None] | None = None
         self._tasks: weakref.WeakSet[RequestTask] = weakref.WeakSet()
-        self._engine = engine
-        self._validator = validator
+        self._engine, self._validator = engine, validator
         self._batches: DynamicBatcher | None = None
         if config.rolling_batch == "disable" and not stepped:
-            self._batches = DynamicBatcher(
-                config.batch_size, config.max_batch_delay / 1000, config.job_queue_size, config.predict_timeout
-            )
+            size, delay = config.batch_size, config.max_batch_delay / 1000  # seconds
+            self._batches = DynamicBatcher(size, delay, config.job_queue_size, config.predict_timeout)
+        think = functools.partial(ThinkingEngine, vocabulary=tokenizer.vocabulary)
+        self.replicas: Callable[[], Sequence[ReplicaReport]] = lambda: engine.reports  # of several engines
         self._batcher = Batcher(
-            ThinkingEngine(engine, tokenizer.vocabulary),
+            engine.behind(think) if isinstance(engine, ReplicaSet) else think(engine),
             adapters.registry,
-            max_active=config.max_rolling_batch_size,
+            max_active=config.max_rolling_batch_size * max(len(engine.reports), 1),
             max_queued=config.job_queue_size,
             queue_timeout=config.predict_timeout,
             time_limit=config.request_time_limit or 0.0,
@@ -98,7 +96,9 @@ class ServedModel:
             queued=lambda: self.num_queued,
             active=lambda: self._batcher.num_active,
             tokens=lambda: self._driver.num_tokens,
+            restarts=lambda: engine.restarts,
             statistics=lambda: engine.statistics,
+            replicas=self.replicas,
         )
         self.metrics = Metrics(config.label, gauges, tgi=config.tgi_metrics, tracer=tracer)
 
@@ -111,7 +111,7 @@ class ServedModel:
         *,
         route: str | None = None,
         id: str = "",
-        on_bytes: Callable[[RequestTask], object] = _nobody,
+        on_bytes: Callable[[RequestTask], object] = lambda task: None,
     ) -> RequestTask:
         """Begin a request: check its headers, and the room for it. Its body goes to the task's `start`, or `parse`.
 
@@ -148,7 +148,7 @@ class ServedModel:
         Args:
             body: the decoded body; None if it was not decoded.
         """
-        task = RequestTask(self.admission, self._driver, RequestStats(id, self.metrics), {}, schema, _nobody)
+        task = RequestTask(self.admission, self._driver, RequestStats(id, self.metrics), {}, schema, lambda task: None)
         task.refuse(error, body)
         return task
 
@@ -181,8 +181,6 @@ class ServedModel:
             self.metrics.ready.set(state is State.READY)
             if state is State.READY and self._validator is not None:
                 self._validator.start()
-            if state is State.RESTARTING:
-                self.metrics.restarts.inc()
             on_state(state)
 
         self._engine.attach(watch=self._driver.watch, on_change=changed)

@@ -157,9 +157,11 @@ class Preprocessor:
             raise InvalidPayload("'stream': DJL's dynamic batches are answered whole; streams need rolling batch")
         if (adapter := self._adapter(headers)) is not None:
             call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
+        if (session := session_of(self._sessions, headers)) is not None:
+            call = call._replace(requests=[replace(request, session=session.id) for request in call.requests])
         if schema is not None or self._output_formatter is None:
             return call
-        compat, session = self.schema.name == "tgi_compat", session_of(self._sessions, headers)
+        compat = self.schema.name == "tgi_compat"
         return with_formatter(call, self._output_formatter, body.value, body.given, tgi_compat=compat, session=session)
 
     def encode(self, request: Request) -> tuple[Request, Prompt]:
@@ -204,7 +206,8 @@ class Preprocessor:
         """The adapter that the headers name."""
         found = None
         for name in _ADAPTER:
-            given = headers.get(name, "")
+            if not (given := headers.get(name)):
+                continue
             try:
                 one = named_adapter(given, self.context)
             except ValueError as error:
@@ -240,10 +243,7 @@ class Preprocessor:
 
     def _filled(self, request: Request, prompt: Prompt) -> Request:
         limit, wanted = self._most_tokens(), request.sampling.max_new_tokens
-        if limit is None:
-            return request
-        left = limit - len(prompt.ids)
-        if not request.fill_context and wanted <= left:
+        if limit is None or (wanted <= (left := limit - len(prompt.ids)) and not request.fill_context):
             return request
         return replace(request, sampling=request.sampling._replace(max_new_tokens=left))
 

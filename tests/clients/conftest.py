@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.driver import HUBS, Driver, drivers, driving
+from tests.clients.driver import HUBS, Driver, drivers, python_client
 from tests.clients.emulator import emulated
 from tests.servers import LiveServer, serve, wait_for
 
@@ -22,26 +22,25 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.timeout(600))
 
 
-text_generation = drivers("text-generation", "drive_text_generation", scope="session")
+text_generation = drivers("text-generation", "drive_text_generation")
 
 
-@pytest.fixture(scope="session", params=[(hub, mode) for hub in HUBS for mode in ("sync", "async")], ids="-".join)
-def huggingface_hub(request: pytest.FixtureRequest) -> Iterator[Driver]:
+@pytest.fixture(scope="module", params=[(hub, mode) for hub in HUBS for mode in ("sync", "async")], ids="-".join)
+def huggingface_hub(request: pytest.FixtureRequest) -> Driver:
     hub, mode = request.param
-    with driving(HUBS[hub], "drive_huggingface_hub", mode) as driver:
-        yield driver
+    return python_client(HUBS[hub], "drive_huggingface_hub", mode)
 
 
-langchain = drivers("langchain", "drive_langchain", scope="session")
+langchain = drivers("langchain", "drive_langchain")
 
 
-triton = drivers("triton", "drive_triton", scope="session")
+triton = drivers("triton", "drive_triton")
 
 
-tritonclient = drivers("triton", "drive_tritonclient", scope="session")
+tritonclient = drivers("triton", "drive_tritonclient")
 
 
-litellm = drivers("litellm", "drive_litellm", scope="session")
+litellm = drivers("litellm", "drive_litellm")
 
 
 @pytest.fixture(scope="session")
@@ -102,26 +101,25 @@ def _endless_stream(server: LiveServer) -> socket.socket:
     return connection
 
 
-openai = drivers("openai", "drive_openai", scope="session")
+openai = drivers("openai", "drive_openai")
 
 
-responses = drivers("openai", "drive_responses", scope="session")
+responses = drivers("openai", "drive_responses")
 
 
-anthropic = drivers("anthropic", "drive_anthropic", scope="session")
+anthropic = drivers("openai", "drive_anthropic")
 
 
-langchain_openai = drivers("openai", "drive_langchain_openai", scope="session")
+langchain_openai = drivers("openai", "drive_langchain_openai")
 
 
-@pytest.fixture(scope="session", params=[(hub, mode) for hub in HUBS for mode in ("sync", "async")], ids="-".join)
-def chatting_hub(request: pytest.FixtureRequest) -> Iterator[Driver]:
+@pytest.fixture(scope="module", params=[(hub, mode) for hub in HUBS for mode in ("sync", "async")], ids="-".join)
+def chatting_hub(request: pytest.FixtureRequest) -> Driver:
     hub, mode = request.param
-    with driving(HUBS[hub], "drive_chat_huggingface_hub", mode) as driver:
-        yield driver
+    return python_client(HUBS[hub], "drive_chat_huggingface_hub", mode)
 
 
-chatting_text_generation = drivers("text-generation", "drive_chat_text_generation", scope="session")
+chatting_text_generation = drivers("text-generation", "drive_chat_text_generation")
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
@@ -11,7 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -33,36 +34,19 @@ class Outcome(NamedTuple):
     message: str
 
 
-class Driver:
-    """One client library, driven by `command`. `asynchronous` chooses between its two clients.
+class Script:
+    """One script of a client library, run by `command`. It starts at the first call.
 
     Args:
         environment: variables beside PATH; of ours and the user's there is none: no proxy to loopback, no token.
     """
 
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str] | None = None, *, asynchronous: bool = False
-    ) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self._command = [*command]
         self._environment = {"PATH": os.environ["PATH"], **(environment or {})}
-        self.asynchronous = asynchronous
         self._process: subprocess.Popen[str] | None = None
 
-    def generate(self, url: str, prompt: str, **options: Any) -> Any:
-        """A whole answer as the client parsed it, turned into plain values."""
-        outcome = self.call("generate", url, prompt, **options)
-        assert outcome.error is None, f"{outcome.error}: {outcome.message}"
-        return outcome.answer
-
-    def stream(self, url: str, prompt: str, **options: Any) -> list[Any]:
-        """A stream's events, likewise."""
-        outcome = self.call("stream", url, prompt, **options)
-        assert outcome.error is None, f"{outcome.error}: {outcome.message}, after {outcome.events}"
-        return outcome.events
-
-    def call(self, how: str, url: str, prompt: str, **options: Any) -> Outcome:
-        """`generate` or `stream`, whether it succeeds or fails."""
-        job = {"how": how, "asynchronous": self.asynchronous, "url": url, "prompt": prompt, "options": options}
+    def ask(self, job: Mapping[str, Any]) -> Outcome:
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -95,15 +79,50 @@ class Driver:
         return self._process
 
 
-@contextlib.contextmanager
-def driving(environment: str, script: str, mode: str) -> Iterator[Driver]:
+class Driver:
+    """One client of a library: `asynchronous` chooses between the two that a script may have."""
+
+    def __init__(self, script: Script, *, asynchronous: bool = False) -> None:
+        self._script = script
+        self.asynchronous = asynchronous
+
+    def generate(self, url: str, prompt: str, **options: Any) -> Any:
+        """A whole answer as the client parsed it, turned into plain values."""
+        outcome = self.call("generate", url, prompt, **options)
+        assert outcome.error is None, f"{outcome.error}: {outcome.message}"
+        return outcome.answer
+
+    def stream(self, url: str, prompt: str, **options: Any) -> list[Any]:
+        """A stream's events, likewise."""
+        outcome = self.call("stream", url, prompt, **options)
+        assert outcome.error is None, f"{outcome.error}: {outcome.message}, after {outcome.events}"
+        return outcome.events
+
+    def run(self, code: str) -> str:
+        """What code prints in the script's process, which has imported the library."""
+        outcome = self.call("run", "", code)
+        assert outcome.error is None, f"{outcome.error}: {outcome.message}"
+        return str(outcome.answer)
+
+    def call(self, how: str, url: str, prompt: str, **options: Any) -> Outcome:
+        """`generate` or `stream`, whether it succeeds or fails."""
+        job = {"how": how, "asynchronous": self.asynchronous, "url": url, "prompt": prompt, "options": options}
+        return self._script.ask(job)
+
+
+def python_client(environment: str, script: str, mode: str = "sync") -> Driver:
     """A Python client's script; `mode` is sync or async."""
+    return Driver(_python_script(environment, script), asynchronous=mode == "async")
+
+
+@functools.cache
+def _python_script(environment: str, name: str) -> Script:
+    """One for both modes, up until the run ends: importing a library takes seconds of computing."""
     python = venvs.python(environment)
     variables = {"PYTHONUTF8": "1", "PYTHONPATH": str(_SCRIPTS), "HF_HOME": str(python.parents[1] / "hub")}
     variables["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else LiteLLM asks GitHub for prices first
-    [path] = _SCRIPTS.rglob(f"{script}.py")
-    with _closing(Driver([str(python), str(path)], variables, asynchronous=mode == "async")) as one:
-        yield one
+    [path] = _SCRIPTS.rglob(f"{name}.py")
+    return _until_the_end(Script([str(python), str(path)], variables))
 
 
 @contextlib.contextmanager
@@ -114,37 +133,35 @@ def driving_node(script: str) -> Iterator[Driver]:
         (Path(directory) / "node_modules").symlink_to(packages)
         for source in toolchains.NPM.glob("*.mjs"):
             shutil.copy(source, directory)
-        with _closing(Driver(["node", f"{directory}/{script}.mjs"])) as driver:
-            yield driver
+        with contextlib.closing(Script(["node", f"{directory}/{script}.mjs"])) as running:
+            yield Driver(running)
 
 
-@contextlib.contextmanager
-def driving_java(mode: str) -> Iterator[Driver]:
+def java_client(mode: str) -> Driver:
     """java/Drive.java."""
     with skipped_without():
-        classpath = toolchains.java_classpath()
-        with _closing(Driver(["java", "-cp", classpath, "Drive"], asynchronous=mode == "async")) as driver:
-            yield driver
+        return Driver(_java_script(), asynchronous=mode == "async")
 
 
-@contextlib.contextmanager
-def _closing(driver: Driver) -> Iterator[Driver]:
-    try:
-        yield driver
-    finally:
-        driver.close()
+@functools.cache
+def _java_script() -> Script:
+    return _until_the_end(Script(["java", "-cp", toolchains.java_classpath(), "Drive"]))
+
+
+def _until_the_end(script: Script) -> Script:
+    atexit.register(script.close)
+    return script
 
 
 skipped_without = functools.partial(skipped_on, toolchains.Unavailable)
 """Skips a test where there is no Node, or no Java."""
 
 
-def drivers(environment: str, script: str, *, scope: Literal["session", "module"]) -> Callable[..., Any]:
+def drivers(environment: str, script: str) -> Callable[..., Any]:
     """A fixture: the script's driver, once synchronous and once not."""
 
-    @pytest.fixture(scope=scope, params=["sync", "async"])
-    def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
-        with driving(environment, script, request.param) as found:
-            yield found
+    @pytest.fixture(scope="module", params=["sync", "async"])
+    def driver(request: pytest.FixtureRequest) -> Driver:
+        return python_client(environment, script, request.param)
 
     return driver

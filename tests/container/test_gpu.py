@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from handler.container.gpu import Check, Driver, check, num_visible, read_driver
+from handler.container.gpu import Check, check
+from handler.core.devices import Driver, read_driver, visible
 from handler.core.errors import ConfigError
 
 OLD = Driver("535.216.03", (12, 2), 4)
@@ -81,8 +82,18 @@ def test_a_newer_minor_version_needs_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "count"),
-    [(None, 4), ("0,2", 2), ("", 0), ("-1", 0), ("1,-1,2", 1), ("0,1,2,3,4,5", 4), ("GPU-a,GPU-b", 2)],
+    ("value", "names"),
+    [
+        (None, "0 1 2 3"),
+        ("0,2", "0 2"),
+        ("", ""),
+        ("-1", ""),
+        ("1,-1,2", "1"),
+        ("0,1,2,3,4,5", "0 1 2 3"),
+        ("GPU-a,GPU-b", "GPU-a GPU-b"),
+    ],
 )
-def test_visible_gpus_are_cuda_s(visible: str | None, count: int) -> None:
-    assert num_visible(OLD, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == count
+def test_visible_gpus_are_cuda_s(value: str | None, names: str) -> None:
+    environ = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+    assert visible(OLD, environ) == names.split()
+    assert visible(None, environ) == []

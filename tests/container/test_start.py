@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from handler.container import gpu
 from handler.container.start import prepare
+from handler.core.devices import Driver
 from handler.core.errors import ConfigError
 from tests.container.processes import container, model_data
 from tests.environment import clean_environment
 from tests.servers import http
 
-DRIVER = gpu.Driver("580.95.05", (13, 0), 1)
+DRIVER = Driver("580.95.05", (13, 0), 1)
 
 
 def environment(tmp_path: Path, **more: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
     "{% if enable_thinking is not defined or enable_thinking %}<think>\n{% endif %}"
 )
+OPTIONS = ("-o", "option.reasoning_parser=qwen3", "-o", f"option.chat_template={TEMPLATE}")
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 ASK: dict[str, Any] = {
     "messages": [{"role": "user", "content": "How old is the tower?"}],
@@ -29,8 +30,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 
 @pytest.fixture(scope="module")
 def server(demo_model: Path) -> Iterator[LiveServer]:
-    options = ("option.reasoning_parser=qwen3", f"option.chat_template={TEMPLATE}")
-    with serve(str(demo_model), *(word for option in options for word in ("-o", option))) as found:
+    with serve(str(demo_model), *OPTIONS) as found:
         yield found
 
 

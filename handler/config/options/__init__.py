@@ -1,17 +1,18 @@
-"""Table of all options, from one file a group: common, engines, vLLM, TensorRT-LLM, foreign names."""
+"""Table of all options, from one file a group: common, engines, vLLM, TensorRT-LLM, OpenAI's API, foreign names."""
 
 from __future__ import annotations
 
-from handler.config.options.common import COMMON, OF_JAVA
+from handler.config.options.common import COMMON
 from handler.config.options.engines import ECHO, GPU, GUIDED
 from handler.config.options.foreign import LMI, VLLM_OWN
+from handler.config.options.openai import OPENAI
 from handler.config.options.option import Option
 from handler.config.options.trtllm import TRTLLM
 from handler.config.options.vllm import VLLM
 
-__all__ = ["ENVIRONMENT", "KNOWN", "OF_JAVA", "OPTIONS", "SERVER_ENVIRONMENT", "Option"]
+__all__ = ["ENVIRONMENT", "KNOWN", "OPTIONS", "SERVER_ENVIRONMENT", "Option"]
 
-OPTIONS: tuple[Option, ...] = (*COMMON, *ECHO, *GUIDED, *GPU, *VLLM, *TRTLLM, *LMI, *VLLM_OWN)
+OPTIONS: tuple[Option, ...] = (*COMMON, *ECHO, *GUIDED, *GPU, *VLLM, *TRTLLM, *OPENAI, *LMI, *VLLM_OWN)
 
 KNOWN: dict[str, list[Option]] = {}
 """Options by name and alias; two engines may have different options of one name."""
@@ -37,7 +38,7 @@ SERVER_ENVIRONMENT = frozenset({
     "allow_multi_status", "certificate_file", "chunked_read_timeout", "cluster_address", "cors_allowed_headers",
     "cors_allowed_methods", "cors_allowed_origin", "download_dir", "fail_fast", "features", "health_check_override",
     "inference_address", "io_ratio", "keystore", "load_models", "load_on_devices", "management_address",
-    "max_idle_time", "max_workers", "min_workers", "model_store", "model_url_pattern", "number_of_netty_threads",
+    "max_idle_time", "model_store", "model_url_pattern", "number_of_netty_threads",
     "opts", "plugin_folder", "private_key_file", "prometheus", "reserved_memory_mb", "retry_threshold",
     "use_native_io", "wait_model_loading",
 })  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from handler.config.options.option import (
+    OF_JAVA,
     Gone,
     Option,
     boolean,
@@ -10,6 +11,7 @@ from handler.config.options.option import (
     json_object,
     names,
     number,
+    number_or_auto,
     one_of,
     parallel_degree,
     path,
@@ -18,7 +20,7 @@ from handler.config.options.option import (
 )
 
 ROLLING_BATCHES = ("auto", "disable", "trtllm", "vllm", "lmi-dist", "scheduler")
-LLM_ENGINES = ("auto", "openvino", "trtllm", "vllm", "echo")
+LLM_ENGINES = ("auto", "openvino", "trtllm", "vllm", "openai", "echo")
 
 REASONING_PARSERS = (
     "auto", "deepseek_r1", "deepseek_v3", "qwen3", "glm45", "glm47", "minimax_m2", "minimax_m2_append_think", "kimi_k2",
@@ -30,8 +32,6 @@ TOOL_CALL_PARSERS = (
     *("deepseek_v3", "deepseek_v31", "deepseek_v32", "kimi_k2", "glm45", "glm47", "minimax_m2", "openai", "gemma4"),
     *("granite", "granite4", "phi4_mini_json", "seed_oss", "deepseek_v4"),
 )
-
-OF_JAVA = "DJL Serving's Java side reads it"
 
 
 HANDLERS = (
@@ -64,13 +64,14 @@ def switch(text: str) -> bool:
 
 COMMON = (
     # what is served
-    Option("option.model_id", "model_id", path, None, "a .gguf file, a model directory, or `demo`; with vllm and trtllm also a name on the Hugging Face hub", ("option.model",)),
+    Option("option.model_id", "model_id", path, None, "a .gguf file, a model directory, or `demo`; with vllm and trtllm also a name on the Hugging Face hub; with openai a directory with the tokenizer and config of the server's model", ("option.model",)),
     Option("option.model_name", "model_name", string, "model", "the name in /predictions/{name} and /models", ("option.modelName",)),
     Option("option.served_model_name", "served_model_name", names, None, "further model names for OpenAI's clients, with commas between them (on SageMaker the endpoint's name, which a container cannot know); * for any"),
     Option("option.llm_engine", "llm_engine", one_of(*LLM_ENGINES), "auto", "the engine; auto: the one that option.rolling_batch names, else openvino"),
     Option("option.rolling_batch", "rolling_batch", rolling_batch, "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler means auto, and DJL Serving does not change it"),
     Option("option.dtype", "dtype", precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available)", ("option.data_type",)),
     Option("option.tensor_parallel_degree", "tensor_parallel_degree", parallel_degree, "1", "number of devices for a model, or max; CPU engines have one", ("option.tensor_parallel_size",)),
+    Option("option.replicas", "replicas", number_or_auto, "1", "engines side by side, each a process with its own devices or its share of the cores, behind one queue (scaling.md); auto: as many as the devices allow; option.max_rolling_batch_size and option.kv_cache_gib are each one's"),
     # how answers look
     Option("option.output_formatter", "output_formatter", string, None, "framing of answers: json, jsonlines or sse, by default json, or jsonlines (tgi_compat: sse) for streams; or the name of a model.py's output formatter (formatters.md), by default its only one"),
     Option("option.input_formatter", "input_formatter", string, None, "the name of a model.py's input formatter (formatters.md), by default its only one"),
@@ -89,7 +90,7 @@ COMMON = (
     Option("option.sessions_expiration", "sessions_expiration", integer(1, 10**9), 1200, "seconds that a session lives"),
     Option("option.sessions_path", "sessions_path", path, None, "directory of the sessions' directories; by default /dev/shm/sagemaker_sessions, in memory"),
     # how much at once
-    Option("option.max_rolling_batch_size", "max_rolling_batch_size", integer(1, 4096), None, "sequences in the engine at once; by default 32, with vllm and trtllm 256", ("option.max_num_seqs",)),
+    Option("option.max_rolling_batch_size", "max_rolling_batch_size", integer(1, 4096), None, "sequences in the engine at once; by default 32, with vllm, trtllm and openai 256", ("option.max_num_seqs",)),
     Option("job_queue_size", "job_queue_size", integer(1), 1000, "requests that may wait; others get 503"),
     Option("batch_size", "batch_size", integer(1, 999), 1, "dynamic batching: requests in a batch", ("max_dynamic_batch_size",)),
     Option("max_batch_delay", "max_batch_delay", integer(0, 3_600_000), 100, "dynamic batching: milliseconds to wait for a full batch"),
@@ -120,10 +121,16 @@ COMMON = (
         for key in (
             "option.handler", "option.pythonExecutable", "option.env", "option.mpi_mode",
             "option.parallel_loading", "option.enable_venv", "option.async_mode", "option.use_passive_workers",
-            "max_idle_time", "load_on_devices", "minWorkers", "maxWorkers", "gpu.minWorkers", "gpu.maxWorkers",
-            "cpu.minWorkers", "cpu.maxWorkers", "retry_threshold", "required_memory_mb", "reserved_memory_mb",
+            "max_idle_time", "load_on_devices", "retry_threshold", "required_memory_mb", "reserved_memory_mb",
             "log_request_metric", "metrics_aggregation",
             "gpu.required_memory_mb", "gpu.reserved_memory_mb", "option.max_output_size",
+        )
+    ),
+    *(
+        Option(key, None, str, None, f"{OF_JAVA}; in the embedded server option.replicas says it", tuple(aliases))
+        for key, *aliases in (
+            ("minWorkers", "min_workers"), ("maxWorkers", "max_workers"),
+            ("gpu.minWorkers",), ("gpu.maxWorkers",), ("cpu.minWorkers",), ("cpu.maxWorkers",),
         )
     ),
 )  # fmt: skip

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from handler.config.options.option import Option, boolean, integer, json_object, number, string
+from handler.config.options.option import Option, boolean, integer, json_object, number, path, string
 
 _GPU = ("vllm", "trtllm")
 _GUIDED = ("openvino", *_GPU)
 
 ECHO = (
     Option("option.echo_tokens_per_second", "echo_tokens_per_second", number(0), 0.0, "tokens a second for each request; 0: no limit", engines=("echo",), idle="only echo keeps a pace"),
+    Option("option.echo_tokenizer", "echo_tokenizer", path, None, "a Hugging Face directory, whose tokenizer and template echo uses in place of words: prompts may then be ids", engines=("echo",), idle="others have the model's tokenizer"),
     Option("option.echo_cues", "echo_cues", boolean, False, "the words <raise> <hang> <die> <refuse> make the engine do so (for tests)", engines=("echo",), idle="only echo has cues"),
 )  # fmt: skip
 
@@ -17,7 +18,7 @@ GUIDED = (
 )  # fmt: skip
 
 GPU = (
-    Option("option.trust_remote_code", "trust_remote_code", boolean, False, "run code from the model's directory", engines=_GPU, idle="no code that comes with a model is run"),
+    Option("option.trust_remote_code", "trust_remote_code", boolean, False, "run code from the model's directory", engines=(*_GPU, "openai"), idle="no code that comes with a model is run"),
     Option("option.revision", "revision", string, None, "branch, tag or commit of a model on the Hugging Face hub", engines=_GPU, idle="nothing is fetched from a hub"),
     Option("option.pipeline_parallel_degree", "pipeline_parallel_size", integer(1), None, "number of stages for a model's layers", engines=_GPU),
     Option("option.enable_chunked_prefill", "enable_chunked_prefill", boolean, None, "compute long prompts in parts, beside other requests' tokens", engines=_GPU),

@@ -37,7 +37,7 @@ _TEXT = "only text generation is served"
 _IMAGES = "images are not served yet"
 _TOKENIZER = "the tokenizer is the one in the model's directory"
 _SPECULATION = "say it in option.speculative_config"
-_REPLICAS = "a server runs one replica of a model; use option.tensor_parallel_degree, or more instances of the endpoint"
+_REPLICAS = "write option.replicas, which runs whole engines side by side (docs/scaling.md); they do not share a model's experts"
 _MACHINE = "a model is served by one machine"
 _SERVER = "this server takes no such part; docs/formatters.md shows how a model.py changes requests and answers"
 _LOG = "LMI_LOG_LEVEL sets the log, option.log_prompts adds prompts to it"
@@ -82,7 +82,7 @@ VLLM_OWN = (
     *_idle("option.reasoning_parser turns it on", "enable_reasoning"),
     *_refused("write option.default_chat_template_kwargs", "reasoning_effort_map"),
     *_refused("a message's parts are joined to one text", "chat_template_content_format", unless=("auto", "string")),
-    *_refused("a request brings no template; write option.chat_template", "trust_request_chat_template", unless=_FALSE),
+    *_refused("a request's template could end this process; write option.chat_template", "trust_request_chat_template", unless=_FALSE),
     *_refused(_IMAGES, "image_input_type", "image_token_id", "image_input_shape", "image_feature_size"),
     *_refused(_IMAGES, "trust_request_mm_kwargs", unless=_FALSE),
     Option("option.limit_mm_per_prompt", "limit_mm_per_prompt", _MediaLimits("images, audio and video are not served yet; leave it out, or write {\"image\": 0}", ("0 of each",), argument=True), None, "refused above 0: images, audio and video are not served yet", engines=_VLLM),
@@ -100,6 +100,7 @@ VLLM_OWN = (
     *_refused(_TENSORS, "aux_output_config"),
     *_refused("a request asks for it by stream_options.include_usage", "enable_force_include_usage", unless=_FALSE),
     *_refused("answers come from the assistant", "response_role", unless=("assistant",)),
+    *_refused("a request's tools say it by strict", "tool_strict_level", unless=("auto",)),
     *_refused("tools are given to the model whatever tool_choice says", "exclude_tools_when_tool_choice_none", unless=_FALSE),
     *_refused("write adapters into the model's directory, or register them (docs/adapters.md)", "lora_modules", "qlora_adapter_name_or_path"),
     *_refused("vLLM has no prompt adapters any more", "enable_prompt_adapter", "max_prompt_adapters", "max_prompt_adapter_token", "prompt_adapters", unless=_FALSE),
@@ -117,7 +118,7 @@ VLLM_OWN = (
     *_refused("`lmi serve --allow-origin` says it", "allow_credentials", unless=_FALSE),
     *_refused("a stream sends nothing between two tokens", "sse_keep_alive_interval", unless=("0",)),
     *_refused("vLLM's traces are not made here; write option.otlp_traces_endpoint for this server's", "collect_detailed_traces"),
-    *_idle("requests may always bring tools", "enable_auto_tool_choice", "expand_tools_even_if_tool_choice_none", "tool_strict_level"),
+    *_idle("requests may always bring tools", "enable_auto_tool_choice", "expand_tools_even_if_tool_choice_none"),
     *_idle(_LOG, "enable_log_requests", "disable_log_requests", "enable_log_outputs", "enable_log_deltas", "max_log_len", "uvicorn_log_level", "disable_uvicorn_access_log", "disable_access_log_for_endpoints", "log_error_stack", "aggregate_engine_logging"),
     *_idle(_METRICS, "show_hidden_metrics_for_version", "kv_cache_metrics", "kv_cache_metrics_sample", "cudagraph_metrics", "enable_mfu_metrics", "enable_mm_processor_stats", "per_request_spec_decode_metrics", "custom_histogram_buckets", "enable_server_load_tracking", "enable_per_request_metrics", "record_acceptance_rate", "disable_logprobs_during_spec_decoding"),
     *_idle("answers have what docs/wire.md says", "enable_prompt_tokens_details", "enable_request_id_headers", "fingerprint_mode", "fingerprint_value", "enable_tokenizer_info_endpoint", "cohere_format", "cohere_is_reasoning_model", "anthropic_disabled_thinking_effort"),

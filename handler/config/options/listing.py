@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from handler.config.options import ENVIRONMENT, OF_JAVA, OPTIONS
+from handler.config.options import ENVIRONMENT, OPTIONS
 from handler.config.options.common import LLM_ENGINES
 from handler.config.options.lookup import find_option, key_of, unknown_option, variable
 from handler.config.options.option import Gone, Option
@@ -69,7 +69,7 @@ def _lines(option: Option) -> Iterator[str]:
         if option.engines and len(option.engines) < len(LLM_ENGINES) - 1:
             yield f"  engines:     {', '.join(option.engines)}"
         return
-    if option.field is None and not option.argument and option.help is not OF_JAVA:
+    if option.field is None and not option.argument and not option.of_java:
         yield f"  no effect: {option.help}"
         return
     facts = {
@@ -103,7 +103,7 @@ def _default(option: Option, form: str) -> str:
 
 
 def _engines(option: Option) -> str:
-    if option.help is OF_JAVA:
+    if option.of_java:
         return ""
     if not option.engines:
         return "all"

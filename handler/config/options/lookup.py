@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from handler.config.options import ENVIRONMENT, KNOWN, OF_JAVA
+from handler.config.options import ENVIRONMENT, KNOWN
 from handler.config.options.engine_arguments import NAMES, check, engine_arguments, parser, shipped
 from handler.config.options.option import Gone, Option
 
@@ -109,6 +109,6 @@ def _is_accepted(options: Sequence[Option], engine: str) -> bool:
     return not options or any(
         (not engine or not option.engines or engine in option.engines or option.idle)
         and not isinstance(option.parse, Gone)
-        and (option.field or option.help is OF_JAVA)
+        and (option.field or option.of_java)
         for option in options
     )

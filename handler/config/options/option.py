@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+OF_JAVA = "DJL Serving's Java side reads it"
+
 
 class Option(NamedTuple):
     """One option.
@@ -33,6 +35,11 @@ class Option(NamedTuple):
     engines: tuple[str, ...] = ()
     idle: str = ""
     argument: bool = False
+
+    @property
+    def of_java(self) -> bool:
+        """Whether it is DJL Serving's own."""
+        return self.help.startswith(OF_JAVA)
 
 
 _SECRET = re.compile(r"(?i)(\b|_)(token|api_?keys?|password|secret)[\"']?\s*[:=]|\bhf_[a-z0-9]{8}")
@@ -141,6 +148,15 @@ def parallel_degree(text: str) -> str:
         return str(integer(1)(text))
     except ValueError as error:
         raise ValueError(f"{error}, or max") from None
+
+
+def number_or_auto(text: str) -> str:
+    if text == "auto":
+        return text
+    try:
+        return str(integer(1, 256)(text))
+    except ValueError as error:
+        raise ValueError(f"{error}, or auto") from None
 
 
 def read_json(text: str) -> Any:

@@ -41,7 +41,8 @@ class HfTokenizer:
         self._fast = self._tokenizer.backend_tokenizer
         self._fast.no_truncation()
         self._fast.no_padding()
-        self.vocabulary = _vocabulary(self._tokenizer)
+        self.vocabulary: Vocabulary | None
+        self.vocabulary = self._vocabulary = _vocabulary(self._tokenizer)
         self.chat_template = _chat_template(self._tokenizer)
 
     def encode(self, text: str) -> Prompt:
@@ -75,7 +76,7 @@ class HfTokenizer:
 
     def _encode(self, text: str, name: str, *, add_special_tokens: bool) -> Prompt:
         check_tokens(text, name, _MOST_TOKENS, _PART, lambda part: len(self._ids(part, add_special_tokens=False)))
-        return Prompt(text, self._ids(text, add_special_tokens=add_special_tokens), self.vocabulary)
+        return Prompt(text, self._ids(text, add_special_tokens=add_special_tokens), self._vocabulary)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Encode a batch of one: `encode` itself would hold the GIL, for 0.2 s with 50,000 tokens."""

@@ -147,9 +147,10 @@ def _size(value: Any) -> int:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Take the template's own message out of GenAI's, which adds a source file, advice and the template."""
-    match = re.search(r"Minja's error: (.*?)(?: at row \d+|$)", str(error), re.DOTALL)
-    return (match[1] if match else str(error).partition(" at row")[0]).strip()[:300]
+    """Take the template's own message and line out of GenAI's, which adds a source file, advice and the template."""
+    text = str(error).rpartition("Minja's error: ")[2]
+    found = re.match(r"(.*?) at row (\d+), column", text, re.DOTALL)
+    return f"{found[1].strip()[:300]} (line {found[2]} of the template)" if found else text.strip()[:300]
 
 
 def _vocabulary(tokenizer: Any) -> Vocabulary:

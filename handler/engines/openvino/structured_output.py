@@ -11,6 +11,7 @@ import json
 import re
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from handler.engines.openvino.model import eos_ids
 from handler.engines.structured_output.json_grammar import json_grammar, one_of
 from handler.engines.structured_output.sandbox_tasks import status_bytes
 from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
+from handler.engines.structured_output.structural_tag import with_schemas, without_text
 
 MASK_SECONDS = 0.05
 """CPU time of finding a step's allowed tokens, on average; the whole batch waits for it."""
@@ -45,9 +47,7 @@ def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:
     match structured_output.kind:
         case "json_schema":
             schema = json.loads(structured_output.value)
-            grammar = json_grammar(schema)
-            if keyword := ignored(schema, _CONVERTER if grammar is None else _GRAMMAR):
-                raise ValueError(f"the schema's {keyword} cannot be followed by OpenVINO GenAI's xgrammar")
+            grammar = _grammar(schema)
             return {"json_schema": structured_output.value} if grammar is None else {"grammar": grammar}
         case "json_object":
             return genai_arguments(StructuredOutput("json_schema", '{"type": "object"}'))
@@ -60,7 +60,29 @@ def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:
             if any("\0" in choice for choice in choices):
                 raise ValueError("xgrammar has no NUL")  # it would ignore it
             return {"grammar": f"root ::= {one_of(choices)}"}
+        case "structural_tag":
+            tag = json.loads(structured_output.value)
+            tag["format"] = with_schemas(tag["format"], _own_grammar)
+            return {"structural_tags_config": json.dumps(tag, ensure_ascii=False)}
     raise ValueError(f"OpenVINO GenAI has no guide of the kind {structured_output.kind!r}")
+
+
+def _grammar(schema: Any) -> str | None:
+    """Return our own grammar of a schema; None where there is none, and xgrammar follows the schema itself.
+
+    Raises:
+        ValueError: neither follows it.
+    """
+    grammar = json_grammar(schema)
+    if keyword := ignored(schema, _CONVERTER if grammar is None else _GRAMMAR):
+        raise ValueError(f"the schema's {keyword} cannot be followed by OpenVINO GenAI's xgrammar")
+    return grammar
+
+
+def _own_grammar(tag: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Replace a schema of a structural tag by our own grammar."""
+    grammar = _grammar(tag["json_schema"])
+    return tag if grammar is None else {"type": "grammar", "grammar": grammar}
 
 
 class OpenVinoCheck:
@@ -90,8 +112,10 @@ class OpenVinoCheck:
         before = status_bytes("RssAnon")  # in a process that does nothing else it grows by what is compiled, or by more
         self.compile(structured_output)
         kept = max(status_bytes("RssAnon") - before, 0)
+        ruled = without_text(structured_output)
+        self.compile(ruled)  # else the first walk would
         for seed in _WALKS:
-            self._walk(structured_output, seed)
+            self._walk(ruled, seed)
         return kept
 
     def compile(self, structured_output: StructuredOutput) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 from handler.engines.process.engine_loop import Spec, run
 from handler.engines.process.ipc import ChannelClosed, send
+from handler.engines.process.places import ANYWHERE, Place
 
 # The process imports from the same paths as its host: `python -m` would put the working directory first.
 _BOOT = (
@@ -23,7 +25,7 @@ _BOOT = (
 class EngineInstance:
     """One start of an engine: a channel, and the process or thread at its other end."""
 
-    def __init__(self, spec: Spec, *, isolated: bool) -> None:
+    def __init__(self, spec: Spec, *, isolated: bool, place: Place = ANYWHERE) -> None:
         self.channel, theirs = socket.socketpair()
         self.channel.setblocking(False)
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -35,9 +37,13 @@ class EngineInstance:
                     [sys.executable, "-c", _BOOT, str(theirs.fileno()), *sys.path],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
+                    env={**os.environ, **place.environ},
                     start_new_session=True,  # for `process_group.py`, which ends the session with the engine
                 )
                 on_failure.pop_all()
+            if place.cores:  # before it has the Spec: until then it has one thread, which later ones take after
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(self._process.pid, place.cores)
             self._commands.put(spec)
         else:
             from handler.engines import load

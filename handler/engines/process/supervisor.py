@@ -12,11 +12,13 @@ from enum import Enum
 from typing import Any, NoReturn
 
 from handler.core.errors import GenerationFailed
-from handler.core.values import Adapter, Sampling
+from handler.core.text import Prompt
+from handler.core.values import Adapter, Request, Sampling
 from handler.engines.base import EngineInfo, EngineStatistics, Step
 from handler.engines.process.engine_loop import Add, Cancel, ChangeAdapter, Failed, Ready, Spec
 from handler.engines.process.instance import EngineInstance
 from handler.engines.process.ipc import ChannelClosed, MessageReader, wait
+from handler.engines.process.places import ANYWHERE, Place
 
 log = logging.getLogger("handler.engine")
 
@@ -44,7 +46,10 @@ class EngineSupervisor:
         isolated: run it in a process of its own, else on a thread.
         timeout: seconds without a step after which an engine with requests counts as hung.
         load_timeout: seconds that loading may take.
+        place: of the process.
     """
+
+    reports = ()  # those of replicas, which one engine does not have
 
     def __init__(
         self,
@@ -53,8 +58,10 @@ class EngineSupervisor:
         isolated: bool = True,
         timeout: float = 60.0,
         load_timeout: float = 240.0,
+        place: Place = ANYWHERE,
     ) -> None:
         self._spec = spec
+        self._place = place
         self._isolated = isolated
         self._timeout = timeout
         self._load_timeout = load_timeout
@@ -81,6 +88,9 @@ class EngineSupervisor:
     @property
     def ready(self) -> bool:
         return self.state is State.READY
+
+    def admits(self, request: Request, prompt: Prompt) -> bool:
+        return self.ready
 
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         self._active.add(key)
@@ -168,6 +178,11 @@ class EngineSupervisor:
         on_change(self.state)
 
     @property
+    def silence(self) -> float:
+        """Seconds since it said anything, while it owes a step."""
+        return time.monotonic() - self._heard_at if self._expects_step else 0.0
+
+    @property
     def pid(self) -> int | None:
         """Process id of the engine, where it has a process."""
         return self._instance.pid if self._instance is not None else None
@@ -189,7 +204,7 @@ class EngineSupervisor:
         self._expects_step = False
         self._heard_at = time.monotonic()
         try:
-            self._instance = EngineInstance(self._spec, isolated=self._isolated)
+            self._instance = EngineInstance(self._spec, isolated=self._isolated, place=self._place)
         except OSError as error:  # no memory or no file descriptors: try again later
             self._schedule_restart(f"it could not be started: {error}")
         else:

@@ -62,7 +62,9 @@ class Verdict(NamedTuple):
 class Restartable(Protocol):
     """An engine that may have to be restarted to free memory (`EngineSupervisor`)."""
 
-    restarts: int
+    @property
+    def restarts(self) -> int:
+        """Number of restarts so far."""
 
     def restart_when_idle(self) -> None:
         """Restart the engine as soon as no request is in flight. Thread-safe."""

@@ -108,4 +108,11 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
         why = "before TensorRT-LLM 1.2 it needs option.enable_prefix_caching=false"
         unsupported |= {"prompt_logprobs": why, "return_context_logits": why}
     lora = arguments.get("enable_lora") or arguments.get("lora_config")
-    return Capabilities(unsupported, no_adapters="" if lora else NO_LORA, sampling_defaults=SAMPLING_DEFAULTS)
+    # Since NVIDIA/TensorRT-LLM pull request 7893, and only by xgrammar; its version has no other styles for sure.
+    tags = release >= (1, 2) and arguments.get("guided_decoding_backend") == "xgrammar"
+    return Capabilities(
+        unsupported,
+        no_adapters="" if lora else NO_LORA,
+        sampling_defaults=SAMPLING_DEFAULTS,
+        structural_tags=frozenset({"json"} if tags else ()),
+    )

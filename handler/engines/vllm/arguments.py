@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any, get_args
 
 from handler.core.errors import ConfigError, Problems
@@ -21,6 +24,9 @@ _OWN = frozenset((
 """Options that are not arguments themselves; the others have the argument's name."""
 
 _FORBIDDEN = -1e9
+
+_STYLES = {"json": (0, 1, 25), **dict.fromkeys(("qwen_xml", "minimax_xml", "deepseek_xml", "glm_xml"), (0, 2))}
+"""Styles of arguments in structural tags -> the release of xgrammar that has them (`structural_tag.py` there)."""
 
 _CPU_CACHE_GIB = 4
 """vLLM itself would ask for nine tenths of a CPU's memory, and not start where less is free."""
@@ -171,6 +177,19 @@ def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
     if sampling.prompt_logprobs:
         arguments["prompt_logprobs"] = sampling.prompt_top_logprobs  # 0: its own tokens' alone
     return arguments
+
+
+def structural_tags(arguments: Mapping[str, Any]) -> frozenset[str]:
+    """Return the styles of arguments in structural tags. Backends beside xgrammar have tags of an older form only.
+
+    Args:
+        arguments: the keywords of EngineArgs.
+    """
+    backend = arguments.get("structured_outputs_config", {}).get("backend", "auto")
+    if backend not in ("auto", "xgrammar") or find_spec("xgrammar") is None:
+        return frozenset()
+    release = tuple(map(int, re.findall(r"\d+", version("xgrammar"))[:3]))
+    return frozenset(style for style, since in _STYLES.items() if release >= since)
 
 
 def structured_output_arguments(structured_output: StructuredOutput) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from handler.engines.vllm.arguments import (
     engine_arguments,
     environment,
     sampling_arguments,
+    structural_tags,
     structured_output_arguments,
 )
 from handler.engines.vllm.beam import BeamSearch
@@ -284,13 +285,15 @@ def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Pat
 
 def capabilities(config: EngineConfig) -> Capabilities:
     unsupported, no_adapters = dict(_UNSUPPORTED), NO_LORA
-    if engine_arguments(config, 1, cpu=False).get("enable_lora"):
+    arguments = engine_arguments(config, 1, cpu=False)
+    if arguments.get("enable_lora"):
         # Measured with vLLM 0.32: beside other requests such a request crashes the engine.
         unsupported["prompt_logprobs"] = "it cannot score prompts while it serves LoRA adapters"
         no_adapters = ""
     if not config.options.get("guided_decoding", True):
         unsupported["structured_output"] = "option.guided_decoding=false"
-    return Capabilities(unsupported, limits={"temperature": 2.0}, no_adapters=no_adapters)
+    tags = structural_tags(arguments)
+    return Capabilities(unsupported, limits={"temperature": 2.0}, no_adapters=no_adapters, structural_tags=tags)
 
 
 def load(config: EngineConfig) -> Vllm:

@@ -13,12 +13,14 @@ import os
 import re
 import time
 from collections import deque
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
+from handler.engines.structured_output.structural_tag import with_schemas, without_text
 from handler.engines.vllm.arguments import engine_arguments, environment, structured_output_arguments
 
 _OF_AUTO = "xgrammar"
@@ -106,19 +108,27 @@ class VllmCheck:
         for longest in (False, True):
             grammar.reset()
             self._walk(grammar, longest=longest)
+        if structured_output.allows_text:
+            self(without_text(structured_output))
 
     def _check_keywords(self, structured_output: StructuredOutput) -> None:
-        if self._name != _OF_AUTO or structured_output.kind != "json_schema":
+        if self._name != _OF_AUTO:
             return
-        if keyword := ignored(json.loads(structured_output.value), self._xgrammar):
-            other = "; option.guided_decoding_backend=guidance can" if self._guidance_takes(structured_output) else ""
-            raise ValueError(f"the schema's {keyword} cannot be followed by xgrammar{other}")
+        if structured_output.kind == "json_schema":
+            self._check_schema({"json_schema": json.loads(structured_output.value)})
+        elif structured_output.kind == "structural_tag":
+            with_schemas(json.loads(structured_output.value)["format"], self._check_schema)
 
-    def _guidance_takes(self, structured_output: StructuredOutput) -> bool:
+    def _check_schema(self, tag: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Check a part of a structural tag that is a schema."""
+        if keyword := ignored(tag["json_schema"], self._xgrammar):
+            other = "; option.guided_decoding_backend=guidance can" if self._guidance_takes(tag["json_schema"]) else ""
+            raise ValueError(f"the schema's {keyword} cannot be followed by xgrammar{other}")
+        return tag
+
+    def _guidance_takes(self, schema: Any) -> bool:
         """Ask the backend guidance, which refuses what it does not know."""
-        params = self._sampling_params(
-            structured_outputs=self._guide_params(**structured_output_arguments(structured_output))
-        )
+        params = self._sampling_params(structured_outputs=self._guide_params(json=json.dumps(schema)))
         try:
             from vllm.v1.structured_output.backend_guidance import validate_guidance_grammar
 

@@ -44,6 +44,7 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
     if not isinstance(tool.get("input_schema"), dict):
         raise InvalidParameter(f"{at}.input_schema: must be a JSON schema, which is an object")
     function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
+    function |= {"strict": tool["strict"]} if "strict" in tool else {}
     known = {"type", "name", "description", "input_schema", "cache_control", "strict"}
     others = {name: item for name, item in tool.items() if name not in known and item is not None}
     others = {name: item for name, item in others.items() if name not in _NEUTRAL or item != _NEUTRAL[name]}

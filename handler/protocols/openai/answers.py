@@ -128,7 +128,13 @@ class TextLogprobs(TypedDict):
     text_offset: list[Count]
 
 
-class OpenAiTextChoice(TypedDict):
+class TokenIds(TypedDict):
+    """On request."""
+
+    token_ids: NotRequired[list[Count]]
+
+
+class OpenAiTextChoice(TokenIds):
     index: Count
     text: str
     logprobs: TextLogprobs | None

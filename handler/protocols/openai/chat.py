@@ -73,6 +73,7 @@ class OpenAiChat:
         ignored = [
             *report_unknown([*unknown_fields(body, self._known), *unknown, *tools.unknown, *unread], body, context),
             *harmless(body, self._known),
+            *tools.unheeded,
         ]
         prefix = messages[-1]["content"] if template.continue_final_message else None
         form = answer_form(tools, context, dict(template.arguments), prefix)
@@ -123,13 +124,14 @@ class OpenAiChat:
         return streaming(requests, ChatStream(chat.head, chat.format, num_sequences, chat.usage), chat.ignored)
 
     def _read_parameters(self, body: Mapping[str, Any], tools: Tools, context: ServerContext) -> ParsedParameters:
-        table = self.table
-        if tools.structured_output is not None:
-            structured_output = tools.structured_output
-            table = Table(
-                {**table.parameters, "tool_choice": Parameter("structured_output", lambda value: structured_output)}
-            )
-        own = {**defaults(body, self.max_new_tokens or _ANY), "logprobs": bool(body.get("logprobs"))}
+        table, rule = self.table, tools.structured_output
+        if rule is not None and not rule.allows_text:
+            table = Table({**table.parameters, "tool_choice": Parameter("structured_output", lambda value: rule)})
+        own = {
+            **defaults(body, self.max_new_tokens or _ANY),
+            "logprobs": bool(body.get("logprobs")),
+            "structured_output": rule,
+        }
         parameters = read_all(body, context, defaults=own, table=table)
         if (count := body.get("top_logprobs")) and not body.get("logprobs"):
             raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")

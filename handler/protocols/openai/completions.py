@@ -69,7 +69,8 @@ class OpenAiCompletions:
             )
             for prompt in prompts
         )
-        format = TextFormat(logprobs, [request.prompt if echo else "" for request in requests], sampling.n)
+        shown = [request.prompt if echo else "" for request in requests]
+        format = TextFormat(logprobs, shown, sampling.n, token_ids=parameters.others.get("return_token_ids", False))
         id, created = identity("cmpl")
         head = Head(id, created, model, context.fingerprint)
         reply: Reply = (

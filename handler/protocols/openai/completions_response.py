@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from handler.core.values import Delta, Finish, Token
 from handler.protocols.base import Reply
-from handler.protocols.openai.answers import OpenAiTextChoice, TextLogprobs
+from handler.protocols.openai.answers import OpenAiTextChoice, TextLogprobs, TokenIds
 from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, WholeAnswer
 from handler.protocols.reply import SequenceOutput
 
@@ -19,11 +19,13 @@ class TextFormat(NamedTuple):
         logprobs: the number of alternatives to each token; None: no log-probabilities.
         prompts: the text before each request's choices; "" unless `echo` asks for it.
         num_returned: choices of each request.
+        token_ids: each choice has the ids of its new tokens, as vLLM's.
     """
 
     logprobs: int | None
     prompts: Sequence[str]
     num_returned: int = 1
+    token_ids: bool = False
 
     def columns(self, prefill: Sequence[Token], tokens: Sequence[Token], at: int) -> TextLogprobs | None:
         """Render log-probabilities as columns; the text begins at character `at`.
@@ -44,6 +46,10 @@ class TextFormat(NamedTuple):
             "top_logprobs": tops if self.logprobs else None,
             "text_offset": offsets,
         }
+
+    def ids(self, tokens: Sequence[Token]) -> TokenIds:
+        """Render a choice's new ids, where they are asked for."""
+        return {"token_ids": [token.id for token in tokens if token.id >= 0]} if self.token_ids else {}
 
     def _top(self, token: Token) -> dict[str, float | None]:
         """Map the texts of alternatives and the chosen token to log-probabilities; of equal texts the most likely."""
@@ -73,7 +79,7 @@ class TextStream(Stream):
 
     @property
     def _is_plain(self) -> bool:
-        return self._format.logprobs is None
+        return self._format.logprobs is None and not self._format.token_ids
 
     def _text_part(self, choice: Choice, text: str) -> OpenAiTextChoice:
         return {"index": choice.index, "text": text, "logprobs": None, "finish_reason": None}
@@ -90,6 +96,7 @@ class TextStream(Stream):
             "text": text,
             "logprobs": self._format.columns(prefill, [token], at),
             "finish_reason": REASONS[finish],
+            **self._format.ids([token]),
         }
 
 
@@ -123,6 +130,7 @@ class TextDocument(WholeAnswer):
             "text": prompt + sequence.text,
             "logprobs": self._format.columns(prefill, sequence.tokens, at),
             "finish_reason": REASONS[sequence.finish],
+            **self._format.ids(sequence.tokens),
         }
 
 

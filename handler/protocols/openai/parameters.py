@@ -140,7 +140,7 @@ CHAT = Table(
         "web_search_options": unsupported("the model searches nothing", [], {}),
         "echo": unsupported("an answer does not repeat messages", False),
         "add_special_tokens": unsupported("the chat template has them all", False),
-        "chat_template": unsupported("the model's own is used", [], {}),
+        "chat_template": unsupported("write option.chat_template", [], {}),
         **{name: Parameter(name, read) for name, read in template.READERS.items()},
         "include_reasoning": Parameter("include_reasoning", boolean),
         "thinking_token_budget": Parameter("thinking_token_budget", _budget),
@@ -154,6 +154,7 @@ COMPLETIONS = Table(
         "logprobs": Parameter("top_logprobs", top_logprobs, informed=True),
         "best_of": PARAMETERS["best_of"],
         "echo": Parameter("echo", boolean),
+        "return_token_ids": Parameter("return_token_ids", boolean),
         "suffix": unsupported("the engines only continue a prompt", ""),
         "add_special_tokens": unsupported("send token ids for a prompt without them", True),
     }

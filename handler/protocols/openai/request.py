@@ -32,8 +32,9 @@ def unknown_fields(body: Mapping[str, Any], read: Collection[str]) -> list[str]:
 
 def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
     """Return the client's names of the fields that later checks refuse."""
-    structured_output = parameters.names.get("structured_output", "response_format")
-    if structured_output == "tool_choice":  # it is made of the tools' schemas
+    ruled = parameters.sampling.structured_output is not None  # without a name by the tools' schemas
+    structured_output = parameters.names.get("structured_output", "tools" if ruled else "response_format")
+    if structured_output == "tool_choice":
         structured_output = "tools"
     return FieldNames(
         prompt=prompt,

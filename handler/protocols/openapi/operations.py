@@ -31,7 +31,7 @@ class Operation(NamedTuple):
 _JSON, _TEXT, _HTML = "application/json", "text/plain", "text/html"
 _ERROR = {"$ref": "#/components/schemas/FrontEndError"}
 _NO_MODEL = (_JSON, _ERROR, {"code": 404, "type": "ModelNotFoundException", "message": "Model not found: other"})
-_STATE = record({"status": TEXT, "state": TEXT}, {"reason": TEXT})
+_STATE = record({"status": TEXT, "state": TEXT}, {"reason": TEXT, "replicas": record({"ready": COUNT, "total": COUNT})})
 _MODEL = record({"modelName": TEXT, "modelUrl": {"type": ["string", "null"]}, "status": TEXT})
 _UNHEALTHY = record({"error": TEXT, "error_type": TEXT})
 

@@ -6,6 +6,7 @@ Only cheap checks run here. `engines/structured_output/validator.py` compiles th
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from handler.core.values import StructuredOutput
@@ -33,6 +34,11 @@ def _parse(text: str) -> Any:
         return json.loads(text, parse_constant=constant)
     except (ValueError, RecursionError):
         raise ValueError("must be a JSON schema: its text is not JSON") from None
+
+
+def structural_tag(value: Mapping[str, Any], *, allows_text: bool = False) -> StructuredOutput:
+    """Return the rule of a structural tag, which is made here of clients' schemas."""
+    return StructuredOutput("structural_tag", _json({"type": "structural_tag", "format": value}), allows_text)
 
 
 @accepts(type="boolean", description="Any JSON object")

@@ -63,6 +63,10 @@ class InputReader:
         kind = item.get("type", "message") if isinstance(item, dict) else None
         if not isinstance(kind, str):
             raise InvalidPayload(f"{at} must be an object with 'type', or with 'role' and 'content'")
+        if kind == "item_reference":
+            raise InvalidPayload(
+                f"{at}: 'item_reference' is not supported: nothing is kept; send the item, as with store=false"
+            )
         if kind not in _READ:
             raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: it must be {' or '.join(_READ)}")
         self.unknown |= {f"input[].{name}": None for name in item.keys() - _READ[kind] if item[name] is not None}

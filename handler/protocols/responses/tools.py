@@ -55,6 +55,7 @@ class ToolsReader:
             name = full_name(namespace, name)
         others = {key: item for key, item in tool.items() if key not in _READ and item not in (None, False)}
         function = {"name": name, "description": tool.get("description"), "parameters": tool.get("parameters")}
+        function |= {"strict": tool["strict"]} if "strict" in tool else {}
         self.tools.append({"type": "function", "function": {**others, **function}})
 
 

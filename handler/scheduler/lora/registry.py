@@ -30,7 +30,8 @@ from handler.core.errors import (
     Unavailable,
 )
 from handler.core.values import Adapter, Request
-from handler.engines.base import Output, SteppedEngine
+from handler.engines.base import Output
+from handler.scheduler.engine import SteppedEngine
 from handler.scheduler.lora.files import adapter_path, check_name
 
 log = logging.getLogger("handler.adapters")

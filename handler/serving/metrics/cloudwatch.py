@@ -12,7 +12,9 @@ import logging
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from statistics import fmean
 from typing import Any, TextIO
 
 from prometheus_client import CollectorRegistry
@@ -56,14 +58,14 @@ _MEANS = {
 
 
 def samples(registry: CollectorRegistry) -> dict[str, float]:
-    """Read what the metrics are now."""
-    found = {}
+    """Read what the metrics are now; of replicas their sum, and the mean of shares."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
     for metric in registry.collect():
         for sample in metric.samples:
             outcome = sample.labels.get("outcome")
             if "le" not in sample.labels:
-                found[f"{sample.name}{{{outcome}}}" if outcome else sample.name] = sample.value
-    return found
+                found[f"{sample.name}{{{outcome}}}" if outcome else sample.name].append(sample.value)
+    return {name: (fmean if name.endswith("_perc") else sum)(values) for name, values in found.items()}
 
 
 def document(model_name: str, before: Samples, now: Samples, at: float) -> dict[str, Any]:

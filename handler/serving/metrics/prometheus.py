@@ -5,20 +5,31 @@ Labels are few: SageMaker turns each combination into a CloudWatch metric.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from handler.engines.base import EngineStatistics
+from handler.engines.process.replica import ReplicaReport
 from handler.serving.metrics.tgi import TgiMetrics
 from handler.serving.metrics.tracing import Tracer
 from handler.serving.metrics.vllm import VllmMetrics
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
+
+_Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
+_OF_REPLICAS: tuple[tuple[_Family, str, str, Callable[[ReplicaReport], float]], ...] = (
+    (GaugeMetricFamily, "ready", "1 while the replica can serve", lambda replica: replica.ready),
+    (GaugeMetricFamily, "active_sequences", "Sequences in the replica", lambda replica: replica.num_active),
+    (CounterMetricFamily, "requests", "Requests that the replica got", lambda replica: replica.num_requests),
+    (CounterMetricFamily, "generated_tokens", "Tokens that it generated", lambda replica: replica.num_tokens),
+    (CounterMetricFamily, "restarts", "Times that it was lost and started again", lambda replica: replica.restarts),
+)
+"""Metrics of each replica, where there are several."""
 
 OUTCOMES = ("ok", "refused", "overloaded", "failed", "cancelled")
 
@@ -31,23 +42,41 @@ class Gauges:
         queued: requests that wait for the engine.
         active: the engine's requests.
         tokens: tokens generated so far.
+        restarts: engines that were lost and started again.
         statistics: the engine's own report; None while it has made none.
+        replicas: a report on each engine, where there are several.
     """
 
     queued: Callable[[], int]
     active: Callable[[], int]
     tokens: Callable[[], int]
+    restarts: Callable[[], int]
     statistics: Callable[[], EngineStatistics | None]
+    replicas: Callable[[], Sequence[ReplicaReport]]
+
+    def engines(self) -> list[tuple[int, EngineStatistics]]:
+        """Return the sequences and the report of each engine."""
+        found = [(replica.num_active, replica.statistics) for replica in self.replicas()]
+        found = found or [(self.active(), self.statistics())]
+        return [(num_active, statistics or EngineStatistics()) for num_active, statistics in found]
 
 
-class _Tokens(Collector):
+class _Totals(Collector):
     """Asked when somebody looks: a Counter would have to be told at every step, at the price of a token."""
 
-    def __init__(self, count: Callable[[], float]) -> None:
-        self._count = count
+    def __init__(self, gauges: Gauges) -> None:
+        self._gauges = gauges
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        yield CounterMetricFamily("lmi_generated_tokens", "Tokens generated", value=self._count())
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily("lmi_generated_tokens", "Tokens generated", value=self._gauges.tokens())
+        text = "Engines lost and started again"
+        yield CounterMetricFamily("lmi_engine_restarts", text, value=self._gauges.restarts())
+        replicas = self._gauges.replicas()
+        for kind, name, text, value in _OF_REPLICAS if replicas else ():
+            family = kind(f"lmi_replica_{name}", text, labels=["replica"])
+            for replica in replicas:
+                family.add_metric([str(replica.number)], value(replica))
+            yield family
 
 
 class Metrics:
@@ -68,8 +97,7 @@ class Metrics:
         for outcome in OUTCOMES:
             self.requests.labels(outcome)
         self.prompt_tokens = Counter("lmi_prompt_tokens", "Prompt tokens accepted", registry=registry)
-        registry.register(_Tokens(gauges.tokens))
-        self.restarts = Counter("lmi_engine_restarts", "Engines lost and started again", registry=registry)
+        registry.register(_Totals(gauges))
         self.ready = Gauge("lmi_engine_ready", "1 while the engine can serve", registry=registry)
         queued = Gauge("lmi_queued_requests", "Requests waiting for the engine", registry=registry)
         queued.set_function(gauges.queued)
@@ -87,7 +115,7 @@ class Metrics:
             "lmi_request_duration_seconds", "From a request's acceptance to its last token",
             buckets=_SECONDS, registry=registry,
         )  # fmt: skip
-        self._vllm = VllmMetrics(registry, model_name, gauges.queued, gauges.active, gauges.statistics)
+        self._vllm = VllmMetrics(registry, model_name, gauges.queued, gauges.engines)
         self._tgi = TgiMetrics(registry, gauges.queued, gauges.active) if tgi else None
 
     def count_opened(self) -> None:

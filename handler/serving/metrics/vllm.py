@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from handler.engines.base import EngineStatistics
 
 _LABELS = ("model_name", "engine")
-_ENGINE = "0"  # vLLM numbers the engines of a server; ours has one
+_FIRST = "0"  # vLLM numbers the engines of a server, as we do replicas; what belongs to none is the first one's
 
 _FIRST_TOKEN = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0,
@@ -57,11 +57,16 @@ class VllmMetrics(Collector):
         registry: CollectorRegistry,
         model_name: str,
         queued: Callable[[], int],
-        active: Callable[[], int],
-        statistics: Callable[[], EngineStatistics | None],
+        engines: Callable[[], Sequence[tuple[int, EngineStatistics]]],
     ) -> None:
-        self._values = (model_name, _ENGINE)
-        self._queued, self._active, self._statistics = queued, active, statistics
+        """
+        Args:
+            queued: returns the number of requests in the queue.
+            engines: returns each engine's number of sequences, and its report.
+        """
+        self._model_name = model_name
+        self._values = (model_name, _FIRST)
+        self._queued, self._engines = queued, engines
         self.inter_token = CountedHistogram(_INTER_TOKEN)
         self.first_token = Histogram(
             "vllm:time_to_first_token_seconds", "From a request's acceptance to its first token",
@@ -70,40 +75,30 @@ class VllmMetrics(Collector):
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        statistics = self._statistics() or EngineStatistics()
-        active = self._active()
-        waiting = min(statistics.num_waiting or 0, active)  # the report may be a second old
-        yield self._gauge("vllm:num_requests_running", "Sequences that the engine computes", active - waiting)
-        yield self._gauge(
-            "vllm:num_requests_waiting",
-            "Requests in the queue, and in the engine without room",
-            self._queued() + waiting,
-        )
-        if statistics.kv_cache_usage is not None:
-            yield self._gauge(
-                "vllm:kv_cache_usage_perc", "Used part of the KV cache, 0 to 1", statistics.kv_cache_usage
-            )
-        if statistics.prefix_cache_queries is not None and statistics.prefix_cache_hits is not None:
-            yield self._counter(
-                "vllm:prefix_cache_queries",
-                "Prompt tokens looked up in the prefix cache",
-                statistics.prefix_cache_queries,
-            )
-            yield self._counter(
-                "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", statistics.prefix_cache_hits
-            )
-        family = HistogramMetricFamily(
+        engines = self._engines()
+        waiting = [min(report.num_waiting or 0, num) for num, report in engines]  # the report may be a second old
+        running = [num - waits for (num, _), waits in zip(engines, waiting, strict=True)]
+        waiting[0] += self._queued()
+        reports = [report for _, report in engines]
+        usage = [report.kv_cache_usage for report in reports]
+        known = [report if report.prefix_cache_hits is not None else EngineStatistics() for report in reports]
+        queries, hits = [one.prefix_cache_queries for one in known], [one.prefix_cache_hits for one in known]
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        for kind, name, help, values in (
+            (gauge, "num_requests_running", "Sequences that the engine computes", running),
+            (gauge, "num_requests_waiting", "Requests in the queue, and in the engine without room", waiting),
+            (gauge, "kv_cache_usage_perc", "Used part of the KV cache, 0 to 1", usage),
+            (counter, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", queries),
+            (counter, "prefix_cache_hits", "Prompt tokens found in the prefix cache", hits),
+        ):
+            family = kind(f"vllm:{name}", help, labels=_LABELS)
+            for number, value in enumerate(values):
+                if value is not None:
+                    family.add_metric((self._model_name, str(number)), value)
+            if family.samples:
+                yield family
+        latency = HistogramMetricFamily(
             "vllm:inter_token_latency_seconds", "Mean time between a request's tokens, counted for each", labels=_LABELS
         )
-        self.inter_token.add_to(family, self._values)
-        yield family
-
-    def _gauge(self, name: str, help: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, help, labels=_LABELS)
-        family.add_metric(self._values, value)
-        return family
-
-    def _counter(self, name: str, help: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, help, labels=_LABELS)
-        family.add_metric(self._values, value)
-        return family
+        self.inter_token.add_to(latency, self._values)
+        yield latency

@@ -34,7 +34,7 @@ def check(line: str) -> dict[str, Any]:
 
 
 def metrics() -> Metrics:
-    return Metrics("m", Gauges(lambda: 2, lambda: 1, lambda: 7, lambda: None))
+    return Metrics("m", Gauges(lambda: 2, lambda: 1, lambda: 7, lambda: 0, lambda: None, tuple))
 
 
 def test_an_interval_has_the_growth_of_counters_and_the_means_of_its_requests() -> None:

@@ -1,6 +1,8 @@
 // What every client script does: read a call a line, make it, write a line of JSON with what came of it.
 import { createInterface } from "node:readline";
 
+console.info = console.log = console.error; // some libraries write to stdout of their own
+
 // `library` has generate(url, prompt, options), and stream, which yields events.
 export async function main(library) {
   for await (const line of createInterface({ input: process.stdin })) {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from handler.engines.openvino.engine import prepare
 from tests.clients.checks import PARIS, PARIS_IDS
-from tests.clients.driver import Driver, driving
+from tests.clients.driver import Driver, python_client
 from tests.servers import LiveServer
 
 pytestmark = pytest.mark.clients
@@ -21,9 +20,8 @@ PAIRS = [(PARIS, " Paris"), (PARIS, " Rome"), (PARIS, " Paris."), ("Two words", 
 
 
 @pytest.fixture(scope="module")
-def lm_eval() -> Iterator[Driver]:
-    with driving("lm-eval", "drive_lm_eval", "sync") as driver:
-        yield driver
+def lm_eval() -> Driver:
+    return python_client("lm-eval", "drive_lm_eval")
 
 
 def likelihoods(driver: Driver, url: str, **options: Any) -> list[tuple[float, bool]]:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.clients.checks import PARIS, PARIS_IDS, TOO_MANY, UNICODE
-from tests.clients.driver import Driver, driving
+from tests.clients.documents import SAYS, example
+from tests.clients.driver import Driver, python_client
 from tests.servers import LiveServer, serve, wait_for
 
 pytestmark = pytest.mark.clients
@@ -221,8 +222,8 @@ def fresh_cues() -> Any:
 
 def test_a_client_that_leaves_is_forgotten(openai_server: LiveServer) -> None:
     before = openai_server.metric(CANCELLED)
-    with driving("openai", "drive_openai", "async") as openai:
-        found = openai.generate(openai_server.url, "Write a long story.", what="leave", max_tokens=2000)
+    openai = python_client("openai", "drive_openai", "async")
+    found = openai.generate(openai_server.url, "Write a long story.", what="leave", max_tokens=2000)
     assert all(isinstance(text, str) for text in found)
     wait_for(lambda: openai_server.metric(CANCELLED) == before + 1, 5, "it was not cancelled")
     wait_for(lambda: openai_server.metric("lmi_active_sequences") == 0, 5, "it still runs")
@@ -233,10 +234,16 @@ def test_a_client_that_leaves_is_forgotten(openai_server: LiveServer) -> None:
 
 def test_langchain(langchain_openai: Driver, openai_server: LiveServer) -> None:
     found = langchain_openai.generate(openai_server.url, QUESTION, **GREEDY)
-    assert found == {"content": ANSWER, "tool_calls": [], "finish_reason": "stop", "tokens": 8}
+    assert found.pop("parts") == [["text", ANSWER, None]]
+    end = {"finish_reason": "stop", "tokens": 8, "prompt_tokens": 37}
+    assert found == {"content": ANSWER, "tool_calls": [], **end}
     pieces = langchain_openai.stream(openai_server.url, QUESTION, **GREEDY, stream_usage=True)
     assert "".join(piece["content"] for piece in pieces) == ANSWER
     assert sum(piece["tokens"] or 0 for piece in pieces) == 8
+
+
+def test_langchains_lines_in_the_documents(openai_server: LiveServer) -> None:
+    assert python_client("openai", "drive_langchain_openai").run(example("LangChain", openai_server.url)) == SAYS
 
 
 def test_langchains_tools(langchain_openai: Driver, root: str) -> None:

@@ -51,10 +51,8 @@ def test_a_schema_of_pydantics(openai: Driver, openai_server: LiveServer) -> Non
 
 
 def test_any_object(openai: Driver, openai_server: LiveServer) -> None:
-    options: dict[str, Any] = {"temperature": 0, "max_tokens": 200, "response_format": {"type": "json_object"}}
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "response_format": {"type": "json_object"}}
     (choice,) = openai.generate(openai_server.url, "Describe Paris as a JSON object.", **options)["choices"]
-    if choice["finish_reason"] == "stop":
-        assert isinstance(json.loads(choice["message"]["content"]), dict)
     assert choice["message"]["content"].lstrip().startswith("{")
 
 

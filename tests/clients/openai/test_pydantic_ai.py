@@ -10,7 +10,7 @@ from tests.servers import LiveServer
 pytestmark = pytest.mark.clients
 
 QUESTION = "What is the capital of France?"
-agent = drivers("pydantic-ai", "drive_pydantic_ai", scope="module")
+agent = drivers("openai", "drive_pydantic_ai")
 
 
 def test_a_stream_says_what_the_whole_answer_says(agent: Driver, openai_server: LiveServer) -> None:

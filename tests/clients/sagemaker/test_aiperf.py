@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,7 +12,7 @@ from deploy.client import Predictor
 from deploy.client.aws.account import boto_session
 from deploy.local.endpoint import Endpoint
 from deploy.local.runtime import Runtime
-from tests.clients.driver import Driver, driving
+from tests.clients.driver import Driver, python_client
 from tests.deploy.local.servers import Loop
 from tests.servers import LiveServer
 
@@ -26,9 +25,8 @@ REQUESTS, TOKENS = 6, 8
 
 
 @pytest.fixture(scope="module")
-def aiperf() -> Iterator[Driver]:
-    with driving("aiperf", "drive_aiperf", "sync") as driver:
-        yield driver
+def aiperf() -> Driver:
+    return python_client("aiperf", "drive_aiperf")
 
 
 def check(found: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.clients import toolchains
 from tests.clients.checks import PARIS, UNICODE
-from tests.clients.driver import Driver, driving_java, driving_node, skipped_without
+from tests.clients.driver import Driver, driving_node, java_client, skipped_without
 from tests.clients.emulator import OTHER
 
 pytestmark = pytest.mark.clients
@@ -31,9 +31,8 @@ def javascript() -> Iterator[Driver]:
 
 
 @pytest.fixture(scope="module", params=["sync", "async"])
-def java(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with driving_java(request.param) as driver:
-        yield driver
+def java(request: pytest.FixtureRequest) -> Driver:
+    return java_client(request.param)
 
 
 def body(prompt: str, **more: Any) -> str:

@@ -10,7 +10,7 @@ from tests.clients.emulator import OTHER
 
 pytestmark = pytest.mark.clients
 
-langchain_aws = drivers("langchain", "drive_langchain_aws", scope="module")
+langchain_aws = drivers("langchain", "drive_langchain_aws")
 both = pytest.mark.parametrize("how", ["generate", "stream"])
 
 

@@ -10,7 +10,7 @@ import pytest
 from deploy.client import Predictor
 from deploy.client.aws.account import boto_session
 from tests.clients.checks import PARIS
-from tests.clients.driver import Driver, driving
+from tests.clients.driver import Driver, python_client
 from tests.clients.emulator import emulated
 from tests.servers import LiveServer
 
@@ -20,9 +20,8 @@ TOKENS, CLIENTS, EACH = 8, 2, 3
 
 
 @pytest.fixture(scope="module")
-def llmeter() -> Iterator[Driver]:
-    with driving("llmeter", "drive_llmeter", "async") as driver:
-        yield driver
+def llmeter() -> Driver:
+    return python_client("llmeter", "drive_llmeter", "async")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from tests.servers import LiveServer
 pytestmark = pytest.mark.clients
 
 QUESTION = "What is the capital of France?"
-chat = drivers("llmeter", "drive_predictor", scope="module")
+chat = drivers("llmeter", "drive_predictor")
 
 
 @pytest.fixture(scope="module")

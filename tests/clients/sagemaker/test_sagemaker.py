@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.clients.checks import PARIS
-from tests.clients.driver import Driver, driving
+from tests.clients.driver import Driver, python_client
 from tests.clients.emulator import OTHER
 
 pytestmark = pytest.mark.clients
@@ -17,9 +16,8 @@ SHORT = {"parameters": {"max_new_tokens": 8, "details": True}}
 
 
 @pytest.fixture(scope="module")
-def sagemaker() -> Iterator[Driver]:
-    with driving("sagemaker", "drive_sagemaker", "sync") as driver:
-        yield driver
+def sagemaker() -> Driver:
+    return python_client("sagemaker", "drive_sagemaker")
 
 
 def test_predict(sagemaker: Driver, sagemaker_url: str) -> None:

@@ -6,11 +6,14 @@ Runs in the client's environment, so it imports the standard library only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Any, Protocol
 
+_LOOP = asyncio.new_event_loop()  # one for all calls: some libraries keep connections for the next
 _ANSWERS, sys.stdout = sys.stdout, sys.stderr  # some libraries write to stdout of their own
 
 
@@ -34,14 +37,22 @@ def main(library: Library) -> None:
 def _outcome(library: Library, job: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"answer": None, "events": [], "error": None, "message": ""}
     try:
-        if job["asynchronous"]:
-            asyncio.run(_call_async(library, job, found))
+        if job["how"] == "run":
+            found["answer"] = _printed(job["prompt"])
+        elif job["asynchronous"]:
+            _LOOP.run_until_complete(_call_async(library, job, found))
         else:
             _call(library, job, found)
     except Exception as error:  # which one it is, is what the test wants to know
         kind = type(error)
         found |= {"error": f"{kind.__module__}.{kind.__name__}", "message": str(error)}
     return found
+
+
+def _printed(code: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {"__name__": "example"})
+    return printed.getvalue()
 
 
 def _call(library: Library, job: dict[str, Any], found: dict[str, Any]) -> None:

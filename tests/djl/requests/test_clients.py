@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.clients.checks import CHAT, EMOJI, PARIS, PARIS_IDS, TOO_MANY, check_answer, check_stream, joined
-from tests.clients.driver import HUBS, Driver, drivers, driving
+from tests.clients.driver import HUBS, Driver, drivers, python_client
 from tests.djl.servers import djl, newer, versions
 
 pytestmark = [pytest.mark.djl, pytest.mark.clients, pytest.mark.model, pytest.mark.timeout(600)]
@@ -43,23 +43,22 @@ def typed(version: str) -> bool:
     return not newer(version, "0.29")
 
 
-text_generation = drivers("text-generation", "drive_text_generation", scope="module")
+text_generation = drivers("text-generation", "drive_text_generation")
 
 
 @pytest.fixture(scope="module", params=[(hub, mode) for hub in HUBS for mode in ("sync", "async")], ids="-".join)
-def hub(request: pytest.FixtureRequest) -> Iterator[tuple[str, Driver]]:
+def hub(request: pytest.FixtureRequest) -> tuple[str, Driver]:
     major, mode = request.param
-    with driving(HUBS[major], "drive_huggingface_hub", mode) as driver:
-        yield major, driver
+    return major, python_client(HUBS[major], "drive_huggingface_hub", mode)
 
 
-langchain = drivers("langchain", "drive_langchain", scope="module")
+langchain = drivers("langchain", "drive_langchain")
 
 
-openai = drivers("openai", "drive_openai", scope="module")
+openai = drivers("openai", "drive_openai")
 
 
-triton = drivers("triton", "drive_triton", scope="module")
+triton = drivers("triton", "drive_triton")
 
 
 # -- text_generation -------------------------------------------------------------------------------------------------

@@ -89,8 +89,10 @@ def test_a_system_message_is_not_lost_on_a_template_without_that_role(demo_model
 
 @pytest.mark.model
 def test_what_the_template_refuses_is_refused_in_its_words(demo_model: Path, tmp_path: Path, capfd: Any) -> None:
-    strict = saying(demo_model, "{{ raise_exception('Roles must alternate') }}", tmp_path)
-    with pytest.raises(InvalidPayload, match=r"template refuses them: Roles must alternate$"):
+    strict = saying(demo_model, "a&#10;{{ raise_exception('Roles must alternate') }}", tmp_path)
+    with pytest.raises(
+        InvalidPayload, match=r"template refuses them: Roles must alternate \(line 2 of the template\)$"
+    ):
         strict.encode_chat(MESSAGES)
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from handler.config.options import OF_JAVA, OPTIONS
+from handler.config.options import OPTIONS
 from handler.config.options.engine_arguments import shipped
 from handler.config.options.lookup import find_option
-from handler.config.options.option import Gone, Option
+from handler.config.options.option import OF_JAVA, Gone, Option
 from handler.config.options.variables import UNREAD, VARIABLES
 from handler.config.options.variables import answer as answer_of_variable
 
@@ -114,8 +114,9 @@ def answer(name: str, engine: str) -> str:
     assert option is not None, f"{name} has no answer"
     if isinstance(option.parse, Gone):
         return option.parse.answer
-    if option.help is OF_JAVA:
-        return "no effect in the embedded server: DJL Serving reads it"
+    if option.of_java:
+        instead = option.help.removeprefix(OF_JAVA).replace("in the embedded server", "there")
+        return f"no effect in the embedded server: DJL Serving reads it{instead}"
     if option.argument:
         return "supported: the engine's own" if engine in option.engines else "refused: the engine has none"
     if option.field is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from handler.config.options import ENVIRONMENT, OF_JAVA, OPTIONS, Option
+from handler.config.options import ENVIRONMENT, OPTIONS, Option
 from handler.config.options.engine_arguments import shipped
 from handler.config.options.option import Gone
 
@@ -64,9 +64,7 @@ def render() -> str:
             f"## Only with {_enumerate(engines)}\n"
             + _table([option for option in options if option.engines == engines])
         )
-    javas = ", ".join(
-        f"`{option.key}`" for option in OPTIONS if option.help is OF_JAVA and not isinstance(option.parse, Gone)
-    )
+    javas = ", ".join(f"`{option.key}`" for option in OPTIONS if option.of_java and not isinstance(option.parse, Gone))
     idle = "\n".join(f"* `{option.key}`: {option.idle}" for option in OPTIONS if option.idle)
     note = (
         f"An option of another engine stops the start. These have no effect and log a warning instead:\n{idle}\n\n"

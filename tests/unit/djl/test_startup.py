@@ -205,3 +205,11 @@ def test_sessions_need_answers_with_headers_of_their_own(
                 prepare(given, NEW if passes_headers else OLD)
         else:
             prepare(given, NEW if passes_headers else OLD)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("value", ["2", "auto"])
+def test_java_s_workers_are_the_replicas(tmp_path: Path, value: str, asynchronous: bool) -> None:
+    with pytest.raises(ConfigError, match=f"option.replicas={value}: .* write minWorkers and maxWorkers"):
+        read(tmp_path, f"option.replicas={value}", asynchronous=asynchronous)
+    assert read(tmp_path, "option.replicas=1\nminWorkers=2", asynchronous=asynchronous).replicas == "1"

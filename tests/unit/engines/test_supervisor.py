@@ -14,6 +14,7 @@ from handler.core.values import Finish, Sampling
 from handler.engines.base import EngineConfig, EngineInfo, Output, Step
 from handler.engines.process.engine_loop import Add, Cancel, Failed, Ready, Spec
 from handler.engines.process.ipc import encode
+from handler.engines.process.places import Place
 from handler.engines.process.supervisor import EngineSupervisor, State
 
 READY = encode(Ready(EngineInfo("scripted", "1", "none", "none", 100)))
@@ -55,7 +56,7 @@ class Supervised:
         self.instances: list[Instance] = []
         self.now = 1000.0
 
-        def start(spec: Spec, *, isolated: bool) -> Instance:
+        def start(spec: Spec, *, isolated: bool, place: Place) -> Instance:
             self.instances.append(Instance(spec, isolated=isolated))
             return self.instances[-1]
 

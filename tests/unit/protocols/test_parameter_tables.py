@@ -89,8 +89,9 @@ def _refuses(name: str) -> bool:
 @pytest.mark.parametrize("heading", [matrix.PARAMETERS, matrix.TENSORS, matrix.CHAT, matrix.TGI, matrix.MINDIE])
 def test_every_engine_has_its_column_and_no_cell_is_empty(heading: str) -> None:
     rows = table(heading)
-    assert set(next(iter(rows.values()))) >= set(engines.ENGINES)
+    own = {"openai"}  # docs/engines-by-url.md, as its columns are those of servers
+    assert set(next(iter(rows.values()))) >= set(engines.ENGINES) - own
     for name, row in rows.items():
         assert all(row.values()), name
-        for engine in engines.ENGINES:
+        for engine in set(engines.ENGINES) - own:
             matrix.expected(heading, engine, name, ())

@@ -29,6 +29,9 @@ class Scripted:
     fail: Exception | None = None
     refuse: str = ""
 
+    def admits(self, request: Request, prompt: Prompt) -> bool:
+        return self.ready
+
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         self.active[key] = list(ids)
         self.left[key] = sampling.max_new_tokens

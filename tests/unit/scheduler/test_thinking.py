@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from handler.core.errors import GenerationFailed
-from handler.core.text import Vocabulary
+from handler.core.text import Prompt, Vocabulary
 from handler.core.thoughts import Thoughts
-from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
+from handler.core.values import Adapter, Finish, Request, Sampling, StructuredOutput
 from handler.engines.base import Output, Step
 from handler.scheduler.thinking import ThinkingEngine
 
@@ -41,6 +43,9 @@ class Scripted:
     requests: list[tuple[list[int], Sampling, Adapter | None]] = field(default_factory=list)
     running: dict[int, tuple[list[int], int]] = field(default_factory=dict)  # what is left to say, and how much of it
     cancelled: list[int] = field(default_factory=list)
+
+    def admits(self, request: Request, prompt: Prompt) -> bool:
+        return self.ready
 
     def add(self, key: int, ids_: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         self.requests.append((list(ids_), sampling, adapter))
@@ -189,6 +194,26 @@ def test_a_length_counts_both_parts(
     assert not script.running
 
 
+@given(
+    st.lists(st.sampled_from([*PIECES[128:], *"<k>{H "]), max_size=9),
+    st.integers(2, 9),
+    st.booleans(),
+    st.sampled_from([None, RULE]),
+    st.none() | st.integers(0, 5),
+    st.integers(1, 12),
+)
+def test_how_many_tokens_come_at_once_changes_nothing(
+    thought: list[str], at_once: int, is_open: bool, rule: StructuredOutput | None, budget: int | None, most: int
+) -> None:
+    thought_ = thoughts(is_open=is_open)
+    sampling: dict[str, Any] = {"structured_output": rule, "thinking_token_budget": budget, "thoughts": thought_}
+    found = run(Scripted(thought, at_once), most=most, **sampling)
+    assert found == run(Scripted(thought), most=most, **sampling)
+    assert len(found[0]) <= most
+    if rule is not None and budget is not None and found[1] is Finish.EOS:
+        assert found[0][-3:] == END
+
+
 def test_other_requests_and_calls_pass_unchanged() -> None:
     script = Scripted(["H"])
     engine, adapter = ThinkingEngine(script, None), Adapter("a", 1, "/")
@@ -231,3 +256,13 @@ def test_the_ids_of_a_mark_are_its_longest_tokens() -> None:
     assert VOCABULARY.ids(b"<think>") == (128,)
     assert VOCABULARY.ids(b"</thinner>") == tuple(ids("</thin", *"ner>"))
     assert VOCABULARY.ids("é".encode()) == ()
+
+
+def test_a_rule_that_allows_text_holds_for_the_thought_too() -> None:
+    script = Scripted(CLOSED)
+    rule = RULE._replace(allows_text=True)
+    run(script, structured_output=rule, thoughts=thoughts(is_open=True))
+    assert [sampling.structured_output for _, sampling, _ in script.requests] == [rule]
+    script = Scripted(CLOSED)
+    run(script, structured_output=rule, thoughts=thoughts(is_open=True), thinking_token_budget=9)
+    assert [sampling.structured_output for _, sampling, _ in script.requests] == [None, rule]

@@ -58,11 +58,12 @@ class Thinking:
         if ending is not None:
             self._open = self._is_on = ending
         sampling = request.sampling
-        guided = sampling.structured_output is not None
+        rule, budget = sampling.structured_output, sampling.thinking_token_budget
+        guided = rule is not None and (not rule.allows_text or budget is not None)  # a thought is a text too
         if guided and not self._is_on:  # the rule holds from the start, and allows no thought
             return replace(request, sampling=sampling._replace(thoughts=None, thinking_token_budget=None))
         closing: tuple[int, ...] = ()
-        if guided or sampling.thinking_token_budget is not None:
+        if guided or budget is not None:
             closing = self._closing(sampling, request.names.structured_output if guided else "thinking_token_budget")
         thoughts = Thoughts(family.begin, (*family.end, *family.calls), self._open, family.calls, closing)
         return replace(request, sampling=sampling._replace(thoughts=thoughts))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from handler.core.text import Vocabulary
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Parser
+from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import JsonEnd
 
 T = TypeVar("T")
@@ -30,12 +31,18 @@ class Format(NamedTuple):
         make: makes the parser of one answer, which may look into the request's tools for types.
         marks: texts that a tokenizer may have as special tokens, which it leaves out of the text by default.
         template: an expression that finds the format in a chat template; "" where none does.
+        notations: text that a chat template has -> how structured output writes calls; the first that it has counts.
     """
 
     name: str
     make: Callable[[Sequence[Tool]], Parser]
     marks: tuple[str, ...] = ()
     template: str = ""
+    notations: Mapping[str, Notation] = {}
+
+    def notation(self, template: str) -> Notation | None:
+        """Return how structured output writes calls for a model with this chat template; None where it cannot."""
+        return next((notation for text, notation in self.notations.items() if text in template), None)
 
     def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:
         """Return the marks that are special tokens."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
@@ -11,10 +11,11 @@ from handler.core.values import StructuredOutput
 from handler.protocols.assistant.events import Parser
 from handler.protocols.assistant.tools.formats import FORMATS, find
 from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2, List
+from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text
 from handler.protocols.assistant.tools.parsing import Format, NamedCall
 from handler.protocols.assistant.tools.prompt import takes_tools
 from handler.protocols.base import ServerContext
-from handler.protocols.readers.structured_output import json_schema
+from handler.protocols.readers.structured_output import json_schema, structural_tag
 from handler.protocols.validation import Named
 
 MAX_TOOLS = 128  # OpenAI's limit
@@ -34,9 +35,10 @@ class Tools(NamedTuple):
         shown: the tools in the prompt, in OpenAI's form.
         choice: auto, required, or "" without tools to call; a named tool sets `name` too.
         single: at most one call.
-        format: the format in which the model writes calls by itself.
-        structured_output: makes the answer a call.
+        format: the format in which the model writes calls; None where structured output makes the answer JSON.
+        structured_output: makes the answer a call; with the choice auto, each call one of a tool.
         unknown: names that no table knows.
+        unheeded: names that have no effect here.
     """
 
     shown: Sequence[Mapping[str, Any]] = ()
@@ -46,14 +48,15 @@ class Tools(NamedTuple):
     format: Format | None = None
     structured_output: StructuredOutput | None = None
     unknown: Sequence[str] = ()
+    unheeded: Sequence[str] = ()
 
     def parser(self) -> Parser | None:
         """Return a new parser for one answer; None where there are no calls to read."""
+        if self.format is not None:
+            return self.format.make(self.shown)
         if self.name:
             return NamedCall(self.name)
-        if self.structured_output is not None:
-            return List(self.shown)
-        return None if self.format is None else self.format.make(self.shown)
+        return None if self.structured_output is None else List(self.shown)
 
 
 def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
@@ -62,7 +65,7 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
     Raises:
         InvalidParameter: naming which of the three is wrong.
     """
-    tools, unknown = _tools(Named("tools", body.get("tools")))
+    tools, strict, unknown = _tools(Named("tools", body.get("tools")))
     choice = Named("tool_choice", body.get("tool_choice"))
     single = Named("parallel_tool_calls", body.get("parallel_tool_calls"))
     if single.value is not None and not isinstance(single.value, bool):
@@ -75,18 +78,37 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
     if wanted == "none":  # what is not shown is not called
         return Tools(unknown=unknown)
     result = Tools(tools, wanted or "auto", name, single.value is False, unknown=unknown)
-    if name:
-        (named,) = [tool for tool in tools if tool["function"]["name"] == name]
-        return result._replace(structured_output=_by_schema(choice, _parameters(named)))
-    if wanted == "required":
-        return result._replace(structured_output=_by_schema(choice, _calls(tools, choice, single=result.single)))
     format = choose_format(context)
-    if format is None:
-        raise InvalidParameter(
-            "tools: the model's chat template shows calls of a form that is not known here; "
-            "option.tool_call_parser may name one"
-        )
-    return result._replace(format=format)
+    notation = _notation(format, context)
+    if result.choice == "auto":
+        if format is None:
+            raise InvalidParameter(
+                "tools: the model's chat template shows calls of a form that is not known here; "
+                "option.tool_call_parser may name one"
+            )
+        return _with_strict(result._replace(format=format), notation, strict)
+    called = [tool for tool in tools if name in ("", tool["function"]["name"])]
+    if notation is not None:
+        rule = calls(notation, called, single=result.single or bool(name))
+        return result._replace(format=format, structured_output=_rule(f"for {choice}", lambda: structural_tag(rule)))
+    schema = _parameters(called[0]) if name else _calls(tools, choice, single=result.single)
+    return result._replace(structured_output=_rule(f"for {choice}", lambda: json_schema(schema)))
+
+
+def _notation(format: Format | None, context: ServerContext) -> Notation | None:
+    """Return how structured output writes the format's calls; None where the format or the engine has no way."""
+    found = None if format is None else format.notation(context.chat_template)
+    return found if found is not None and found.style in context.structural_tags else None
+
+
+def _with_strict(tools: Tools, notation: Notation | None, strict: Collection[str]) -> Tools:
+    """Rule the calls in an answer's text where a tool is `strict`, or report that nothing does."""
+    if not strict:
+        return tools
+    if notation is None or not notation.mark:
+        return tools._replace(unheeded=["tools[].function.strict"])
+    rule = calls_in_text(notation, tools.shown, strict, single=tools.single)
+    return tools._replace(structured_output=_rule("with strict", lambda: structural_tag(rule, allows_text=True)))
 
 
 def choose_format(context: ServerContext) -> Format | None:
@@ -118,9 +140,10 @@ def _choice(choice: Named, names: Sequence[str]) -> tuple[str, str]:
     return "named", str(name)
 
 
-def _tools(tools: Named) -> tuple[list[Mapping[str, Any]], list[str]]:
+def _tools(tools: Named) -> tuple[list[Mapping[str, Any]], set[str], list[str]]:
+    """Read the tools, the names of those that are strict, and unknown names."""
     if tools.value is None:
-        return [], []
+        return [], set(), []
     if not isinstance(tools.value, list) or len(tools.value) > MAX_TOOLS:
         raise tools.refused(f"must be a list of at most {MAX_TOOLS} tools")
     unknown = dict[str, None]()
@@ -128,7 +151,8 @@ def _tools(tools: Named) -> tuple[list[Mapping[str, Any]], list[str]]:
     names = [tool["function"]["name"] for tool in result]
     if len(set(names)) < len(names):
         raise InvalidParameter("tools: two have the same name")
-    return result, list(unknown)
+    strict = {name for name, tool in zip(names, tools.value, strict=True) if tool["function"].get("strict") is True}
+    return result, strict, list(unknown)
 
 
 def _tool(tool: Any, at: str, unknown: dict[str, None]) -> Mapping[str, Any]:
@@ -143,7 +167,9 @@ def _tool(tool: Any, at: str, unknown: dict[str, None]) -> Mapping[str, Any]:
         raise InvalidParameter(f"{at}.function.description: must be a string")
     if parameters is not None and not isinstance(parameters, dict):
         raise InvalidParameter(f"{at}.function.parameters: must be a JSON schema, which is an object")
-    known = ("name", "description", "parameters", "strict")  # strict changes nothing, as with response_format
+    if not isinstance(function.get("strict"), bool | None):
+        raise InvalidParameter(f"{at}.function.strict: must be true or false")
+    known = ("name", "description", "parameters", "strict")
     unknown |= {f"tools[].{key}": None for key in tool if key not in ("type", "function")}
     unknown |= {f"tools[].function.{key}": None for key in function if key not in known}
     description = {} if about is None else {"description": about}
@@ -175,8 +201,8 @@ def _calls(tools: Sequence[Mapping[str, Any]], choice: Named, *, single: bool) -
     return {**definitions, "type": "array", "minItems": 1, **({"maxItems": 1} if single else {}), "items": calls}
 
 
-def _by_schema(choice: Named, schema: dict[str, Any]) -> StructuredOutput:
+def _rule(purpose: str, make: Callable[[], StructuredOutput]) -> StructuredOutput:
     try:
-        return json_schema(schema)
+        return make()
     except ValueError as error:
-        raise InvalidParameter(f"tools: for {choice} their schemas {error}") from None
+        raise InvalidParameter(f"tools: {purpose} their schemas {error}") from None

@@ -18,8 +18,9 @@ from deploy.client import Finish, ModelFailed, ModelRefused, NotSent, Patience, 
 from deploy.local.endpoint import Component, Endpoint
 from deploy.local.runtime import Runtime
 from deploy.local.store import Store
+from tests.deploy import thoughts
 from tests.deploy.local.servers import Loop
-from tests.servers import PATIENCE, LiveServer, serve
+from tests.servers import PATIENCE, LiveServer, options, serve
 
 WORDS = "one two three four"
 NOW = Patience(busy=0, cold=0)
@@ -84,6 +85,29 @@ def test_tgis_schema(emulated: tuple[str, Endpoint, Path], boto: boto3.session.S
             )
 
 
+@pytest.fixture(scope="module")
+def thinking() -> Iterator[str]:
+    """The emulator of a server that reads thoughts."""
+    with serve("--engine", "echo", *options(*map("=".join, thoughts.OPTIONS.items()))) as server, ExitStack() as stack:
+        server.wait_ready()
+        loop = Loop()
+        stack.callback(loop.close)
+        yield stack.enter_context(loop.serving(Runtime(Endpoint(server.url, part_bytes=7)).app()))
+
+
+@pytest.mark.parametrize("name", thoughts.CASES)
+def test_thoughts_by_boto3(thinking: str, boto: boto3.session.Session, name: str) -> None:
+    case = thoughts.CASES[name]
+    client = boto.client("sagemaker-runtime", region_name="us-east-1", endpoint_url=thinking)
+    asked = {"EndpointName": "local", "ContentType": "application/json", "CustomAttributes": case.attributes}
+    found = client.invoke_endpoint(Body=json.dumps(case.body), **asked)["Body"].read()
+    assert case.whole(json.loads(found)) == [thoughts.THOUGHT, thoughts.TEXT]
+    streamed = client.invoke_endpoint_with_response_stream(Body=json.dumps({**case.body, "stream": True}), **asked)
+    assert streamed["ContentType"] == case.stream_type
+    body = b"".join(part["PayloadPart"]["Bytes"] for part in streamed["Body"])
+    assert case.streamed(body.decode()) == [thoughts.THOUGHT, thoughts.TEXT]
+
+
 def test_a_refusal_before_the_stream(predictor: Predictor) -> None:
     with pytest.raises(ModelRefused, match=r"\(424\): parameters.top_p=2: must be a number"):
         predictor.predict_stream({"inputs": WORDS, "parameters": {"top_p": 2}})
@@ -95,8 +119,8 @@ def test_without_sessions_none_is_opened(predictor: Predictor) -> None:
 
 
 def test_sessions_by_boto3_and_by_the_client(boto: boto3.session.Session, tmp_path: Path) -> None:
-    options = ("-o", "option.enable_stateful_sessions=true", "-o", f"option.sessions_path={tmp_path}")
-    with serve("--engine", "echo", *options) as server, ExitStack() as stack:
+    sessions = options("option.enable_stateful_sessions=true", f"option.sessions_path={tmp_path}")
+    with serve("--engine", "echo", *sessions) as server, ExitStack() as stack:
         server.wait_ready()
         loop = Loop()
         stack.callback(loop.close)

@@ -60,6 +60,10 @@ SAMPLED = {**PLAIN, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
         ({"logit_bias": ((2, 1.5), (0, -3.0))}, {**GREEDY, "embedding_bias": [-3.0, 0, 1.5, 0, 0, 0, 0, 0, 0, 0]}),
         ({"bad_token_ids": (1,)}, {**GREEDY, "embedding_bias": [0, -1e30, 0, 0, 0, 0, 0, 0, 0, 0]}),
         ({"structured_output": StructuredOutput("regex", "a+")}, {**GREEDY, "guided_decoding": {"regex": "a+"}}),
+        (
+            {"structured_output": StructuredOutput("structural_tag", "{}")},
+            {**GREEDY, "guided_decoding": {"structural_tag": "{}"}},
+        ),
     ],
 )
 def test_torch_sampler(sampling: dict[str, Any], wanted: dict[str, Any]) -> None:

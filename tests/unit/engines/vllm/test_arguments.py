@@ -208,9 +208,34 @@ def test_the_rest_of_the_parameters() -> None:
         (StructuredOutput("json_schema", '{"type": "object"}'), {"json": '{"type": "object"}'}),
         (StructuredOutput("json_object", ""), {"json_object": True}),
         (StructuredOutput("regex", "a+"), {"regex": "a+"}),
+        (StructuredOutput("structural_tag", "{}"), {"structural_tag": "{}"}),
         (StructuredOutput("grammar", 'root ::= "a"'), {"grammar": 'root ::= "a"'}),
         (StructuredOutput("choice", '["a", "b"]'), {"choice": ["a", "b"]}),
     ],
 )
 def test_guides(structured_output: StructuredOutput, theirs: dict[str, Any]) -> None:
     assert structured_output_arguments(structured_output) == theirs
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "styles"),
+    [
+        ("0.2.8", {}, {"json", "qwen_xml", "minimax_xml", "deepseek_xml", "glm_xml"}),
+        (
+            "0.2.8",
+            {"guided_decoding_backend": "xgrammar"},
+            {"json", "qwen_xml", "minimax_xml", "deepseek_xml", "glm_xml"},
+        ),
+        ("0.1.25", {}, {"json"}),
+        ("0.1.24", {}, set()),
+        ("0.2.8", {"guided_decoding_backend": "guidance"}, set()),
+        ("0.2.8", {"structured_outputs_config": {"backend": "outlines"}}, set()),
+        ("", {}, set()),
+    ],
+)
+def test_structural_tags_are_xgrammars(
+    version: str, options: dict[str, Any], styles: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handler.engines.vllm.arguments.find_spec", lambda name: name if version else None)
+    monkeypatch.setattr("handler.engines.vllm.arguments.version", lambda name: version)
+    assert capabilities(replace(CONFIG, options=options)).structural_tags == styles

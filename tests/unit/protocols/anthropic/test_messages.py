@@ -162,7 +162,7 @@ def test_parameters() -> None:
         ({"metadata": {"user_id": "u"}, "service_tier": "auto"}, ["metadata", "service_tier"]),
         ({"anthropic_version": "2023-06-01", "cache_control": {"type": "ephemeral"}, "speed": "standard"}, []),
         ({"seed": 1, "context_management": {"edits": []}}, ["seed", "context_management"]),
-        ({"tools": [{**TOOLS[0], "defer_loading": True, "strict": True}]}, ["tools[].defer_loading"]),
+        ({"tools": [{**TOOLS[0], "defer_loading": True, "strict": True}]}, ["tools[].defer_loading", "tools[].strict"]),
         ({"tools": [{**TOOLS[0], "allowed_callers": ["direct"], "cache_control": {}, "type": "custom"}]}, []),
         ({"messages": [{"role": "user", "content": [{**text("a"), "citations": [1]}], "name": "me"}]},
          ["messages[].name", "messages[].content[].citations"]),

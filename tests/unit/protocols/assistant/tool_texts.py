@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Parser
+from handler.protocols.assistant.tools.grammar import Notation
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "tool_calls"
 
@@ -71,3 +72,25 @@ def read(parser: Parser, pieces: Iterable[str]) -> Read:
 def golden(format: str) -> dict[str, dict[str, Any]]:
     """The answers in one format, by case: `text`, and `events` as `read` joins them."""
     return dict(json.loads((GOLDEN / f"{format}.json").read_text()))
+
+
+_PARAMETERS = {
+    "qwen_xml": "<parameter={}>{}</parameter>",
+    "minimax_xml": '<parameter name="{}">{}</parameter>',
+    "deepseek_xml": '<｜DSML｜parameter name="{}" string="{string}">{}</｜DSML｜parameter>',
+    "glm_xml": "<arg_key>{}</arg_key><arg_value>{}</arg_value>",
+}
+
+
+def write(notation: Notation, *calls: tuple[str, dict[str, Any]]) -> str:
+    """Write calls as a notation's rule has them."""
+    written = []
+    for name, arguments in calls:
+        text = json.dumps(arguments, ensure_ascii=False)
+        if pattern := _PARAMETERS.get(notation.style):
+            plain = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+            string = {key: str(isinstance(value, str)).lower() for key, value in arguments.items()}
+            text = "".join(pattern.format(key, value, string=string[key]) for key, value in plain.items())
+        before, after = notation.call
+        written.append(before.replace("NAME", name).replace("NUMBER", str(len(written))) + text + after)
+    return notation.block[0] + notation.between.join(written) + notation.block[1]

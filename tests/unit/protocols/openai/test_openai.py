@@ -238,7 +238,7 @@ def content(given: Any) -> dict[str, Any]:
         ({"use_beam_search": True}, "use_beam_search=true: is not supported"),
         ({"functions": [{}]}, "functions=[{}]: is not supported: it has become `tools`"),
         ({"modalities": ["text", "audio"]}, "is not supported: answers are text"),
-        ({"chat_template": "{{}}"}, "is not supported: the model's own is used"),
+        ({"chat_template": "{{}}"}, "is not supported: write option.chat_template"),
         ({"continue_final_message": True}, "continue_final_message: the last message must be the assistant's"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "needs add_generation_prompt=false"),
         ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs={\"tools\": 1}: may not set 'tools'"),

@@ -57,7 +57,7 @@ def test_items_become_the_messages_of_a_chat() -> None:
     )
     shown = {"name": "weather", "description": "The weather.", "parameters": CITY}
     assert request.tools == ({"type": "function", "function": shown},)
-    assert parsed.ignored == []
+    assert parsed.ignored == ["tools[].strict"], "the engine has no structural tags"
 
 
 def test_parameters() -> None:
@@ -80,7 +80,7 @@ def test_parameters() -> None:
         ({"metadata": {"a": "b"}, "prompt_cache_key": "k"}, ["metadata", "prompt_cache_key"]),
         ({"seed": 1, "input": [{"role": "user", "content": "a", "name": "b"}]}, ["seed", "input[].name"]),
         ({"reasoning": {"effort": "low", "summary": "auto"}}, []),
-        ({"tools": [{**WEATHER, "output_schema": {}}]}, ["tools[].output_schema"]),
+        ({"tools": [{**WEATHER, "output_schema": {}}]}, ["tools[].output_schema", "tools[].strict"]),
     ],
 )
 def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]) -> None:
@@ -106,7 +106,11 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
         (body(tools=[{"type": "web_search"}]), 'tools[0].type="web_search": is not supported: hosted tools', None),
         (body(tools=[{"type": "custom", "name": "a"}]), 'tools[0].type="custom": is not supported: it must be', None),
         (body(tools=TOOLS, tool_choice={"type": "function", "name": "x"}), "tool_choice=", "tool_choice"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]: 'item_reference' is not supported", None),
+        (
+            {"input": [{"type": "item_reference", "id": "x"}]},
+            "'item_reference' is not supported: nothing is kept",
+            None,
+        ),
         ({"input": [output("x")]}, 'input[0].call_id="call_1": no function_call before it', None),
         ({"input": [call(arguments="[")]}, "input[0].arguments must be the JSON text of an object", None),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]: ", None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.parsing import NAME, Broken, CallParser, Format, Steps
 
 _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -56,5 +57,7 @@ class DeepSeekV3(DeepSeekV31):
 
 
 _MARKS = (_CALLS, _CALLS_END, _CALL, _CALL_END, _SEPARATOR)
-DEEPSEEK_V3 = Format("deepseek_v3", DeepSeekV3, _MARKS, r"(?s)tool▁calls▁begin.*```json")
-DEEPSEEK_V31 = Format("deepseek_v31", DeepSeekV31, _MARKS, "tool▁calls▁begin")
+_V31 = Notation((f"{_CALL}NAME{_SEPARATOR}", _CALL_END), (_CALLS, _CALLS_END), mark=_CALLS)
+_V3 = _V31._replace(call=(f"{_CALL}function{_SEPARATOR}NAME\n{_JSON_FENCE}\n", f"\n{_FENCE}{_CALL_END}"), between="\n")
+DEEPSEEK_V3 = Format("deepseek_v3", DeepSeekV3, _MARKS, r"(?s)tool▁calls▁begin.*```json", {"": _V3})
+DEEPSEEK_V31 = Format("deepseek_v31", DeepSeekV31, _MARKS, "tool▁calls▁begin", {"": _V31})

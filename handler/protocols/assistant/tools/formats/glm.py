@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps, property_of, types_of
 from handler.protocols.assistant.tools.parsing import NAME, CallParser, Format, Steps
 
@@ -40,5 +41,8 @@ class Glm(CallParser):
         self.end_call()
 
 
-GLM45 = Format("glm45", Glm, (_CALL, _CALL_END, _KEY, _KEY_END, _VALUE, _VALUE_END), _KEY)
-GLM47 = GLM45._replace(name="glm47")
+_GLM47 = Notation((f"{_CALL}NAME", _CALL_END), between="\n", mark=_CALL, style="glm_xml")
+_GLM45 = _GLM47._replace(call=(f"{_CALL}NAME\n", _CALL_END))
+
+GLM45 = Format("glm45", Glm, (_CALL, _CALL_END, _KEY, _KEY_END, _VALUE, _VALUE_END), _KEY, {"": _GLM45})
+GLM47 = GLM45._replace(name="glm47", notations={"": _GLM47})

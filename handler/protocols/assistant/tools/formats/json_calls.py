@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import JsonEnd, dumps
 from handler.protocols.assistant.tools.parsing import SPACES, Broken, CallParser, Format, Steps
 
@@ -123,23 +124,36 @@ def _call(text: str) -> tuple[str, str] | None:
 _TEMPLATE = r"(?s)\A(?!.*(?:<tool_calls>|minimax\[)).*<tool_call>"
 """Apriel's lists and MiniMax M3's tags are other formats around the same mark."""
 
-HERMES = Format("hermes", Hermes, ("<tool_call>", "</tool_call>"), _TEMPLATE)
+_OBJECT = ('{"name": "NAME", "arguments": ', "}")
+
+_ONE_A_MARK = Notation(
+    ('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"), between="\n", mark="<tool_call>"
+)
+_LIST = Notation(_OBJECT, ("<tool_call>[", "]</tool_call>"), ", ", mark="<tool_call>")
+
+HERMES = Format("hermes", Hermes, ("<tool_call>", "</tool_call>"), _TEMPLATE, {"": _ONE_A_MARK})
 """An object between the marks, several of both for several calls (Hermes 2 Pro, Qwen 2.5 and 3, SmolLM3)."""
 
-SMOLLM2 = Format("smollm2", Hermes, HERMES.marks)
+SMOLLM2 = Format("smollm2", Hermes, HERMES.marks, notations={"": _LIST})
 """A list of objects between the marks (SmolLM2's documentation)."""
 
-GRANITE4 = Format("granite4", Hermes, HERMES.marks)
+GRANITE4 = Format("granite4", Hermes, HERMES.marks, notations=HERMES.notations)
 """As hermes (the template of granite-4.0 says so)."""
 
-GRANITE = Format("granite", Granite, ("<|tool_call|>",), r"<\|tool_call\|>")
+_AFTER_A_MARK = Notation(_OBJECT, ("<|tool_call|>[", "]"), ", ", mark="<|tool_call|>")
+
+GRANITE = Format("granite", Granite, ("<|tool_call|>",), r"<\|tool_call\|>", {"": _AFTER_A_MARK})
 """A list of objects after a mark: a special token in Granite 3.0, text in 3.1 (both templates)."""
 
 _LLAMA3 = r"(?s)\A(?!.*<function=).*(?:<\|python_tag\|>|dictionary of argument name)"
 """Functionary's tags are another format after the same mark."""
 
-LLAMA3_JSON = Format("llama3_json", Llama3, ("<|python_tag|>",), _LLAMA3)
+_WHOLE_ANSWER = Notation(('{"name": "NAME", "parameters": ', "}"), several=False)
+
+LLAMA3_JSON = Format("llama3_json", Llama3, ("<|python_tag|>",), _LLAMA3, {"": _WHOLE_ANSWER})
 """The answer is an object with `parameters`, after a mark or without one (the templates of Llama 3.1 to 3.3)."""
 
-PHI4_MINI_JSON = Format("phi4_mini_json", Phi4, (), "functools")
+_AFTER_A_WORD = Notation(_OBJECT, ("functools[", "]"), ", ", mark="functools[")
+
+PHI4_MINI_JSON = Format("phi4_mini_json", Phi4, (), "functools", {"": _AFTER_A_WORD})
 """A list of objects after a word (vLLM's template for Phi-4-mini)."""

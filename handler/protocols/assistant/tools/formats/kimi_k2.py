@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, CallParser, Format, Steps
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -27,6 +28,11 @@ class KimiK2(CallParser):
             self.end_call()
 
 
+_NOTATION = Notation((f"{_CALL}functions.NAME:NUMBER{_ARGUMENTS}", _CALL_END), (_SECTION, _SECTION_END), mark=_SECTION)
 KIMI_K2 = Format(
-    "kimi_k2", KimiK2, (_SECTION, _SECTION_END, _CALL, _ARGUMENTS, _CALL_END), r"<\|tool_calls_section_begin\|>"
+    "kimi_k2",
+    KimiK2,
+    (_SECTION, _SECTION_END, _CALL, _ARGUMENTS, _CALL_END),
+    r"<\|tool_calls_section_begin\|>",
+    {"": _NOTATION},
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from handler.protocols.assistant.tools.formats.json_calls import JsonCalls
+from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.parsing import NAME, Broken, Format, Steps
 
 _CALL_ID, _ARGUMENTS = "[CALL_ID]", "[ARGS]"
@@ -29,4 +30,9 @@ class Mistral(JsonCalls):
         self.end_call()
 
 
-MISTRAL = Format("mistral", Mistral, ("[TOOL_CALLS]", _CALL_ID, _ARGUMENTS), r"\[TOOL_CALLS\]")
+_NAMED = Notation(("[TOOL_CALLS]NAME[ARGS]", ""), mark="[TOOL_CALLS]")
+_LIST = Notation(('{"name": "NAME", "arguments": ', "}"), ("[TOOL_CALLS][", "]"), ", ", mark="[TOOL_CALLS]")
+
+MISTRAL = Format(
+    "mistral", Mistral, ("[TOOL_CALLS]", _CALL_ID, _ARGUMENTS), r"\[TOOL_CALLS\]", {_ARGUMENTS: _NAMED, "": _LIST}
+)

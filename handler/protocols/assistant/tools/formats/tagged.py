@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps, property_of, types_of
 from handler.protocols.assistant.tools.parsing import NAME, CallParser, Format, Steps
 
@@ -112,14 +113,41 @@ class DeepSeekV4(DeepSeekV32):
     begins = (block, DeepSeekV32.call)
 
 
-QWEN3_CODER = Format("qwen3_coder", Qwen3Coder, ("<tool_call>", "</tool_call>"), "(?s)<function=.*<parameter=")
+_QWEN = Notation(
+    ("<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>"), between="\n", mark="<tool_call>", style="qwen_xml"
+)
+QWEN3_CODER = Format(
+    "qwen3_coder", Qwen3Coder, ("<tool_call>", "</tool_call>"), "(?s)<function=.*<parameter=", {"": _QWEN}
+)
 QWEN3_XML = QWEN3_CODER._replace(name="qwen3_xml")
 """Also Nemotron 3's and Step 3.5's (their templates)."""
 
-SEED_OSS = Format("seed_oss", SeedOss, (SeedOss.block, SeedOss.block_end), "<seed:tool_call>")
+_SEED = _QWEN._replace(
+    call=("<seed:tool_call>\n<function=NAME>\n", "</function>\n</seed:tool_call>"), mark=SeedOss.block
+)
+SEED_OSS = Format("seed_oss", SeedOss, (SeedOss.block, SeedOss.block_end), "<seed:tool_call>", {"": _SEED})
 
-MINIMAX_M2 = Format("minimax_m2", MinimaxM2, (MinimaxM2.block, MinimaxM2.block_end), MinimaxM2.block)
 
-DEEPSEEK_V32 = Format("deepseek_v32", DeepSeekV32, ("｜DSML｜",), "(?s)｜DSML｜.*function_calls")
-DEEPSEEK_V4 = Format("deepseek_v4", DeepSeekV4, ("｜DSML｜",), "｜DSML｜")
+def _invocations(parser: type[TaggedCalls], style: str) -> dict[str, Notation]:
+    call, block = (f'{parser.call}"NAME">\n', f"{parser.call_end}\n"), (f"{parser.block}\n", parser.block_end)
+    return {"": Notation(call, block, mark=parser.block, style=style)}
+
+
+MINIMAX_M2 = Format(
+    "minimax_m2",
+    MinimaxM2,
+    (MinimaxM2.block, MinimaxM2.block_end),
+    MinimaxM2.block,
+    _invocations(MinimaxM2, "minimax_xml"),
+)
+
+_DEEPSEEK = "deepseek_xml"
+DEEPSEEK_V32 = Format(
+    "deepseek_v32",
+    DeepSeekV32,
+    ("｜DSML｜",),
+    "(?s)｜DSML｜.*function_calls",
+    _invocations(DeepSeekV32, _DEEPSEEK),
+)
+DEEPSEEK_V4 = Format("deepseek_v4", DeepSeekV4, ("｜DSML｜",), "｜DSML｜", _invocations(DeepSeekV4, _DEEPSEEK))
 """A parameter's tag also says whether the value is a string."""

@@ -1,0 +1,30 @@
+"""Options of the engine that is a server of OpenAI's API."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from handler.config.options.option import Option, names, number, one_of, string
+
+_OPENAI = ("openai",)
+
+
+def urls(text: str) -> tuple[str, ...]:
+    """Parse addresses with commas between them."""
+    found = tuple(name.rstrip("/") for name in names(text))
+    for url in found:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError("must be http or https addresses with commas between them, as http://host:8000/v1")
+        if parts.username or parts.password:
+            raise ValueError("must hold no password; the key is read from the variable OPENAI_API_KEY")
+    return found
+
+
+OPENAI = (
+    Option("option.base_url", "base_url", urls, None, "address of the server of OpenAI's API, as http://host:8000/v1; several with commas between them are replicas (engines-by-url.md). Its key is the variable OPENAI_API_KEY", engines=_OPENAI),
+    Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "dynamo", "lmi"), "auto", "what the server is, and so what it can do; auto: as its /models says, when this one starts; lmi: this handler", engines=_OPENAI),
+    Option("option.base_url_model", "base_url_model", string, None, "the model's name at the server; by default the first that its /models names", engines=_OPENAI),
+    Option("option.base_url_connect_timeout", "base_url_connect_timeout", number(0.1), 5.0, "seconds that a connection to the server may take", engines=_OPENAI),
+    Option("option.base_url_timeout", "base_url_timeout", number(0.1), 120.0, "seconds without a token after which the server has failed a request", engines=_OPENAI),
+)  # fmt: skip

@@ -1,0 +1,259 @@
+"""Several engines behind one door: the batcher sees one engine, which loses only the requests of the one that fails."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import selectors
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from handler.core.errors import GenerationFailed
+from handler.core.text import Prompt
+from handler.core.values import Adapter, Finish, Request, Sampling
+from handler.engines.base import EngineInfo, Output, Step
+from handler.engines.process.replica import Door, Replica, ReplicaReport, Work
+from handler.engines.process.routing import Router
+from handler.engines.process.supervisor import EngineSupervisor, State
+
+log = logging.getLogger("handler.engine")
+
+
+@dataclass
+class _Change:
+    """A load or a drop of an adapter that not all replicas have answered yet."""
+
+    adapter: Adapter
+    drop: bool
+    waiting: set[int]  # replicas
+    error: str | None = None
+
+
+class ReplicaSet:
+    """Engines of one model; the batcher's and the host's view is that of an `EngineSupervisor`.
+
+    The set is ready for the first time when all its engines are; later as long as one is. An engine that cannot be
+    loaded at first closes the set. Of one that fails later each request gets an error, and the others go on.
+
+    Args:
+        engines: started.
+        places: sequences that each computes at once.
+        follows_prompts: a conversation stays on its replica.
+    """
+
+    statistics = None  # each has its own, in `reports`
+
+    def __init__(self, engines: Sequence[EngineSupervisor], places: int, *, follows_prompts: bool = True) -> None:
+        self._replicas = [Replica(number, engine, engine) for number, engine in enumerate(engines)]
+        self._places = places
+        self._router = Router(places, follows_prompts=follows_prompts)
+        self._chosen = self._replicas[0]
+        self._by_key: dict[int, Replica] = {}
+        self._changes: dict[int, _Change] = {}  # by key
+        self._adapters: dict[int, Adapter] = {}  # loaded, by id
+        self._own_keys = itertools.count(-1, -1)
+        self._selector = selectors.DefaultSelector()
+        self._watch: Callable[[int | None], None] = lambda fd: None
+        self._on_change: Callable[[State], None] = lambda state: None
+        self._opened = False  # all have been ready
+        self._told = State.LOADING
+        self._to_restart: list[Replica] = []
+        self._restarts = -1  # when the last one was to restart
+        for replica in self._replicas:
+            replica.engine.attach(
+                watch=partial(self._watch_channel, replica), on_change=partial(self._changed, replica)
+            )
+
+    # -- the batcher's side --------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        return self.state is State.READY
+
+    def admits(self, request: Request, prompt: Prompt) -> bool:
+        """Choose the replica for a request, whose sequences `add` brings next. False: it has to wait."""
+        need = request.sampling.num_sequences
+        loads = [replica.load() for replica in self._replicas if replica.takes(need, self._places)]
+        if not loads or not self.ready:
+            return False
+        self._chosen = self._replicas[self._router.choose(request, prompt, loads)]
+        self._chosen.num_requests += 1
+        return True
+
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
+        replica = self._by_key[key] = self._chosen
+        replica.work[key] = Work(len(ids), sampling.max_new_tokens, replica.num_steps)
+        replica.door.add(key, ids, sampling, adapter)
+
+    def cancel(self, key: int) -> None:
+        replica = self._by_key.pop(key, None)
+        if replica is not None:
+            del replica.work[key]
+            replica.door.cancel(key)
+
+    def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
+        """Have all ready replicas load or drop an adapter; the others learn of it when they are ready."""
+        ready = [replica for replica in self._replicas if replica.engine.ready]
+        self._changes[key] = _Change(adapter, drop, {replica.number for replica in ready})
+        if drop:
+            self._adapters.pop(adapter.id, None)
+        else:
+            self._adapters[adapter.id] = adapter
+        for replica in ready:
+            replica.door.change_adapter(key, adapter, drop=drop)
+
+    def step(self, timeout: float = 0.0) -> list[Step]:
+        """Return all replicas' steps, waiting up to `timeout` seconds for one; also check timers and restart.
+
+        The requests of a replica that died, hung or raised end with an error.
+        """
+        if timeout > 0:
+            self._selector.select(timeout)
+        steps: list[Step] = []
+        for replica in self._replicas:
+            try:
+                for step in replica.door.step():
+                    steps.append(self._taken(replica, step))
+            except GenerationFailed as error:
+                steps.append(Step([], [], [], list(self._lost(replica, error.message))))
+        if self._to_restart and self.restarts > self._restarts and all(one.engine.ready for one in self._replicas):
+            self._restarts = self.restarts
+            self._to_restart.pop().engine.restart_when_idle()
+        return steps
+
+    def behind(self, make: Callable[[EngineSupervisor], Door]) -> ReplicaSet:
+        """Put what `make` returns before each engine."""
+        for replica in self._replicas:
+            replica.door = make(replica.engine)
+        return self
+
+    # -- the host's side -----------------------------------------------------------------------------------------
+
+    def attach(self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None]) -> None:
+        """Connect an event loop.
+
+        Args:
+            watch: called with the file descriptor that is readable when `step` should be called; with None before it
+                is closed.
+            on_change: called with the state, now and after every change.
+        """
+        self._watch, self._on_change = watch, on_change
+        watch(self._selector.fileno())
+        on_change(self.state)
+
+    def close(self, grace: float = 2.0) -> None:
+        self._watch(None)
+        with ThreadPoolExecutor(len(self._replicas)) as threads:
+            for replica in self._replicas:
+                replica.engine.attach(watch=_ignore, on_change=_ignore)
+                threads.submit(replica.engine.close, grace)
+        self._selector.close()
+        self._tell()
+
+    def restart_when_idle(self) -> None:
+        """Restart each replica as soon as none of its requests is in flight, one after another. Thread-safe."""
+        self._to_restart = list(self._replicas)
+
+    @property
+    def state(self) -> State:
+        states = {replica.engine.state for replica in self._replicas}
+        if State.CLOSED in states:
+            return State.CLOSED
+        if not self._opened:
+            return State.LOADING
+        return State.READY if State.READY in states else State.RESTARTING
+
+    @property
+    def reason(self) -> str:
+        """Why replicas cannot serve, where that is known."""
+        replicas = [replica for replica in self._replicas if replica.engine.reason]
+        return "; ".join(f"replica {replica.number}: {replica.engine.reason}" for replica in replicas)
+
+    @property
+    def info(self) -> EngineInfo | None:
+        return next((replica.engine.info for replica in self._replicas if replica.engine.info is not None), None)
+
+    @property
+    def restarts(self) -> int:
+        """Engines that were lost and started again."""
+        return sum(replica.engine.restarts for replica in self._replicas)
+
+    @property
+    def reports(self) -> list[ReplicaReport]:
+        return [replica.report() for replica in self._replicas]
+
+    # -- one replica ---------------------------------------------------------------------------------------------
+
+    def _taken(self, replica: Replica, step: Step) -> Step:
+        """Take a replica's step; return what the batcher gets of it."""
+        replica.num_steps += bool(step.keys)
+        replica.num_tokens += len(step.keys)
+        if not step.others:
+            return step
+        others: list[Output] = []
+        for output in step.others:
+            if output.key < 0:
+                if output.error is not None:
+                    log.warning("replica %d: an adapter could not be changed: %s", replica.number, output.error)
+            elif (change := self._changes.get(output.key)) is not None:
+                change.waiting.discard(replica.number)
+                change.error = change.error or output.error
+                others += self._settled(output.key, change)
+            else:
+                replica.num_tokens += len(output.ids)
+                others.append(output)
+                if output.finish is not None and self._by_key.pop(output.key, None) is not None:
+                    del replica.work[output.key]
+        return step._replace(others=others)
+
+    def _lost(self, replica: Replica, reason: str) -> Iterator[Output]:
+        """End a lost replica's requests, and its part in changes of adapters."""
+        work, replica.work = replica.work, {}
+        log.error("replica %d is lost, and %d of its sequences", replica.number, len(work))
+        for key in work:
+            del self._by_key[key]
+            yield Output(key, (), (), Finish.ERROR, error=f"replica {replica.number}: {reason}")
+        for key, change in list(self._changes.items()):
+            change.waiting.discard(replica.number)
+            if not self.ready:
+                change.error = change.error or reason
+            yield from self._settled(key, change)
+
+    def _settled(self, key: int, change: _Change) -> Iterator[Output]:
+        """Answer a change that all replicas have answered. One of them refused a load: none keeps the adapter."""
+        if change.waiting:
+            return
+        del self._changes[key]
+        finish = Finish.STOP if change.error is None else Finish.ERROR
+        if change.error is not None and not change.drop:
+            self._adapters.pop(change.adapter.id, None)
+            for replica in self._replicas:
+                if replica.engine.ready:
+                    replica.door.change_adapter(next(self._own_keys), change.adapter, drop=True)
+        yield Output(key, (), (), finish, error=change.error)
+
+    def _watch_channel(self, replica: Replica, fd: int | None) -> None:
+        if replica.fd is not None:
+            self._selector.unregister(replica.fd)
+        replica.fd = fd
+        if fd is not None:
+            self._selector.register(fd, selectors.EVENT_READ)
+
+    def _changed(self, replica: Replica, state: State) -> None:
+        """Give a replica that is ready the adapters, which a new engine does not have."""
+        if state is State.READY:
+            for adapter in self._adapters.values():
+                replica.door.change_adapter(next(self._own_keys), adapter, drop=False)
+        self._opened = self._opened or all(one.engine.ready for one in self._replicas)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.state is not self._told:
+            self._told = self.state
+            self._on_change(self._told)
+
+
+def _ignore(value: object) -> None:
+    pass

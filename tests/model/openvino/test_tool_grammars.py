@@ -1,0 +1,111 @@
+"""What OpenVINO GenAI lets a model say under the rules for tool calls, with the demo model's tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from handler.core.values import StructuredOutput
+from handler.engines.base import EngineConfig
+from handler.engines.openvino.model import prepare_model
+from handler.engines.openvino.structured_output import (
+    OpenVinoCheck,
+    _num_logits,
+    genai_arguments,
+    structured_output_check,
+)
+from handler.protocols.assistant.tools.formats import FORMATS
+from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text
+from handler.protocols.readers.structured_output import structural_tag
+from tests.model.openvino.scripted_model import Speaker
+from tests.unit.protocols.assistant.tool_texts import TOOLS, write
+
+pytestmark = pytest.mark.model
+
+NOTATIONS = {
+    f"{name} {text}".strip(): notation
+    for name, format in FORMATS.items()
+    for text, notation in format.notations.items()
+    if notation.style == "json" and name != "granite4"  # which is hermes'
+}
+BONN = ("weather", {"city": "Bonn", "days": 3})
+TIME = ("time", {})
+OTHERS = {
+    "another tool": ("rain", {}),
+    "other arguments": ("weather", {"city": 3}),
+    "half a name": ("weath", {"city": "Bonn"}),
+}
+
+
+def lines(notation: Notation) -> dict[str, str]:
+    one = write(notation, BONN)
+    return {
+        "one": one,
+        "two": write(notation, BONN, TIME),
+        "text": "It rains.",
+        "text before": f"Let me look. {one}",
+        **{what: write(notation, call) for what, call in OTHERS.items()},
+    }
+
+
+@pytest.fixture(scope="module")
+def model(demo_model: Path) -> Path:
+    return prepare_model(str(demo_model), "auto")
+
+
+@pytest.fixture(scope="module")
+def speaker(model: Path) -> Speaker:
+    num_logits = _num_logits(model)
+    assert num_logits
+    return Speaker(model, num_logits, [line for notation in NOTATIONS.values() for line in lines(notation).values()])
+
+
+def said(speaker: Speaker, rule: StructuredOutput, candidates: Mapping[str, str]) -> set[str]:
+    arguments = genai_arguments(rule)
+    return {what for what, line in candidates.items() if speaker.says(line, arguments)}
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+def test_the_model_can_say_calls_in_its_format(speaker: Speaker, name: str) -> None:
+    notation, candidates = NOTATIONS[name], lines(NOTATIONS[name])
+    rule = structural_tag(calls(notation, TOOLS[:2], single=False))
+    required = {what: candidates[what] for what in ("two", "text before", "other arguments")}
+    assert said(speaker, rule, required) == ({"two"} if notation.several else set())
+    if notation.mark:
+        rule = structural_tag(calls_in_text(notation, TOOLS[:2], ["weather"], single=False), allows_text=True)
+        assert said(speaker, rule, required) == {"two", "text before"}
+
+
+def test_a_rule_allows_calls_of_these_tools_and_nothing_else(speaker: Speaker) -> None:
+    notation, tools = NOTATIONS["hermes"], TOOLS[:2]
+    candidates = lines(notation)
+    assert said(speaker, structural_tag(calls(notation, tools, single=False)), candidates) == {"one", "two"}
+    assert said(speaker, structural_tag(calls(notation, tools, single=True)), candidates) == {"one"}
+    for single, more in (False, {"two", "other arguments"}), (True, {"other arguments"}):
+        rule = structural_tag(calls_in_text(notation, tools, [], single=single), allows_text=True)
+        assert said(speaker, rule, candidates) == {"one", "text", "text before", *more}
+
+
+def test_many_tools_pass_the_check(model: Path) -> None:
+    check: OpenVinoCheck = structured_output_check(EngineConfig(model=model))
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": f"get_{kind}_{number}", "parameters": TOOLS[2]["function"]["parameters"]},
+        }
+        for kind in ("weather", "wine", "news", "newt")
+        for number in range(8)
+    ]
+    notation = FORMATS["hermes"].notations[""]
+    check(structural_tag(calls(notation, tools, single=False)))
+    strict = {"get_wine_1", "get_newt_7"}
+    check(structural_tag(calls_in_text(notation, tools, strict, single=False), allows_text=True))
+
+
+def test_a_schema_that_cannot_be_followed_is_refused_in_a_tag_too() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    with pytest.raises(ValueError, match=r"properties\.a\.uniqueItems cannot be followed"):
+        genai_arguments(structural_tag(calls(FORMATS["hermes"].notations[""], [tool], single=False)))

@@ -1,0 +1,100 @@
+"""A server of OpenAI's API that does what a test says, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+PAUSE = 0.05
+"""Between two writes."""
+
+HANG = b"hang"
+"""In a script: send nothing more, and wait until the client leaves."""
+
+
+def event(*ids: int, finish: str | None = None, **more: Any) -> bytes:
+    """One of vLLM's events."""
+    choice = {"index": 0, "text": "x" * len(ids), "token_ids": list(ids), "finish_reason": finish, **more}
+    return b"data: " + json.dumps({"id": "cmpl-1", "choices": [choice]}).encode() + b"\n\n"
+
+
+def status(code: int, body: Any = "", headers: str = "") -> bytes:
+    """A whole answer."""
+    data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+    head = f"HTTP/1.1 {code} Status\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n{headers}\r\n"
+    return head.encode() + data
+
+
+DONE = b"data: [DONE]\n\n"
+GOOD = (HEAD, event(5), event(6), event(7, finish="length") + DONE)
+
+
+class Received(NamedTuple):
+    """A request."""
+
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+
+class Server:
+    """Answers each completion by the next script, then by GOOD.
+
+    Attributes:
+        received: the completions' requests.
+        left: how many clients have left a script that hangs.
+    """
+
+    def __init__(self, scripts: Sequence[Sequence[bytes]] = (), owner: str = "vllm") -> None:
+        self.scripts = list(scripts)
+        self.received: list[Received] = []
+        self.left = threading.Semaphore(0)
+        self.models = {"data": [{"id": "served", "owned_by": owner, "max_model_len": 64}]}
+        self.url = ""
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        gone = (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError)
+        with contextlib.suppress(*gone), contextlib.closing(writer):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            first, *lines = head.strip().split("\r\n")
+            headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+            body = await reader.readexactly(int(headers.get("content-length", 0)))
+            if first.startswith("GET"):
+                writer.write(status(200, self.models, "Connection: close\r\n"))
+                return
+            self.received.append(Received(headers, json.loads(body)))
+            for part in self.scripts.pop(0) if self.scripts else GOOD:
+                if part is HANG:
+                    await reader.read()
+                    self.left.release()
+                    return
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(PAUSE)
+
+
+@contextlib.contextmanager
+def listening(*scripts: Sequence[bytes], owner: str = "vllm", tls: ssl.SSLContext | None = None) -> Iterator[Server]:
+    """A server on loopback, on a thread."""
+    server, loop = Server(scripts, owner), asyncio.new_event_loop()
+    listener = loop.run_until_complete(asyncio.start_server(server.answer, "127.0.0.1", 0, ssl=tls))
+    port = listener.sockets[0].getsockname()[1]
+    server.url = f"http{'s' if tls else ''}://localhost:{port}/v1"
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield server
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        listener.close()
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()

@@ -1,0 +1,292 @@
+"""The engine openai in front of servers that break off, lie, are silent or slow: each request ends, and alone."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import trustme
+
+from handler.core.errors import ConfigError
+from handler.core.values import Finish, Sampling
+from handler.engines.base import EngineConfig
+from handler.engines.openai import servers
+from handler.engines.openai.client import find_kind
+from handler.engines.openai.engine import UrlEngine
+from tests.process.engines.openai.server import CHUNKED, DONE, GOOD, HANG, HEAD, Server, event, listening, status
+
+PATIENCE = 30.0
+SAMPLING = Sampling(max_new_tokens=8, logprobs=False, stop_token_ids=(9,))
+
+
+@contextlib.contextmanager
+def engine(*servers: Server, timeout: float = PATIENCE, **options: Any) -> Iterator[UrlEngine]:
+    given = {
+        "base_url": tuple(server.url for server in servers),
+        "base_url_kind": "vllm",
+        "base_url_connect_timeout": 5.0,
+        "base_url_timeout": timeout,
+        **options,
+    }
+    found = UrlEngine(EngineConfig(options=given))
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+class Result(NamedTuple):
+    """What came of a request."""
+
+    ids: list[int]
+    finish: Finish | None
+    error: str
+
+
+def run(found: UrlEngine, *keys: int) -> dict[int, Result]:
+    """Step until each of the requests has ended."""
+    ids: dict[int, list[int]] = {key: [] for key in keys}
+    results: dict[int, Result] = {}
+    deadline = time.monotonic() + PATIENCE
+    while len(results) < len(keys):
+        assert time.monotonic() < deadline, results
+        step = found.step()
+        for key, id in zip(step.keys, step.ids, strict=True):
+            ids[key].append(id)
+        for output in step.others:
+            ids[output.key] += output.ids
+            if output.finish is not None:
+                results[output.key] = Result(ids[output.key], output.finish, output.error or "")
+    return results
+
+
+def one(found: UrlEngine, sampling: Sampling = SAMPLING, key: int = 1) -> Result:
+    found.add(key, [1, 2], sampling)
+    return run(found, key)[key]
+
+
+FIVE = event(5)
+ENDING = event(6, finish="length")
+WHOLE = {
+    "half events": (HEAD, FIVE[:9], FIVE[9:-1], FIVE[-1:] + ENDING[:40], ENDING[40:] + DONE),
+    "chunks": (CHUNKED, b"%x\r\n%b\r\n" % (len(FIVE), FIVE), b"%x\r\n%b\r\n0\r\n\r\n" % (len(ENDING), ENDING)),
+    "carriage returns": (HEAD, (FIVE + ENDING).replace(b"\n", b"\r\n")),
+    "a burst": (HEAD, event(5, 6, finish="length") + DONE),
+    "events at once": (HEAD, FIVE + ENDING + DONE),
+    "empty events": (HEAD, event(), b": alive\n\n", FIVE, event(), event(6), event(finish="length") + DONE),
+    "a count": (HEAD, FIVE + ENDING + b'data: {"choices": [], "usage": {}}\n\n' + DONE),
+    "no text": (HEAD, event(5, text=""), event(6, text="", finish="length")),
+    "a role": (HEAD, b"event: message\nid: 1\n" + FIVE, ENDING),
+}
+
+
+@pytest.mark.parametrize("script", WHOLE.values(), ids=WHOLE)
+def test_events_come_in_any_pieces(script: tuple[bytes, ...]) -> None:
+    with listening(script) as server, engine(server) as found:
+        assert one(found) == ([5, 6], Finish.LENGTH, "")
+        assert len(server.received) == 1
+
+
+ENDS = {
+    "the end token": (event(3, finish="stop"), [5, 3], Finish.EOS),
+    "the end token, left out": (event(finish="stop"), [5], Finish.EOS),
+    "a stop token": (event(9, finish="stop", stop_reason=9), [5, 9], Finish.STOP),
+    "a stop token without a reason": (event(9, finish="stop"), [5, 9], Finish.STOP),
+    "a stop token, left out": (event(finish="stop", stop_reason=9), [5], Finish.STOP),
+}
+
+
+@pytest.mark.parametrize(("last", "ids", "finish"), ENDS.values(), ids=ENDS)
+def test_the_last_id_says_how_an_answer_ended(last: bytes, ids: list[int], finish: Finish) -> None:
+    with listening((HEAD, FIVE, last, DONE)) as server, engine(server) as found:
+        assert one(found) == (ids, finish, "")
+
+
+NO = {"error": {"message": "no such thing", "type": "x", "code": 400}}
+DOWN = {"object": "error", "message": "down", "code": 503}
+UNDER_200 = b'data: {"error": {"message": "no such thing", "code": 400}}\n\n' + DONE
+LOST = b'data: {"error": {"message": "worker lost"}}\n\n' + DONE
+REFUSED = {
+    "400": (status(400, NO), "refused it with 400: no such thing"),
+    "400, flat": (status(400, {"message": "no such thing", "code": 400}), "refused it with 400: no such thing"),
+    "422": (status(422, {"detail": "no such thing"}), "422: no such thing"),
+    "401": (status(401, "who?"), "OPENAI_API_KEY"),
+    "a redirect": (status(307, "", "Location: http://elsewhere/\r\n"), "redirects to 'http://elsewhere/'"),
+    "an error event": (HEAD + UNDER_200, "refused it with 400: no such thing"),
+    "an error's JSON under 200": (status(200, NO), "refused it with 400: no such thing"),
+    "text without ids": (HEAD + event(text="Hi", finish="stop"), "no token ids"),
+}
+
+
+@pytest.mark.parametrize(("answer", "words"), REFUSED.values(), ids=REFUSED)
+def test_a_refusal_has_the_servers_words_and_is_not_tried_again(answer: bytes, words: str) -> None:
+    with listening((answer,)) as server, engine(server) as found:
+        result = one(found)
+        assert (result.ids, result.finish) == ([], Finish.ERROR)
+        assert words in result.error
+        assert len(server.received) == 1
+        assert one(found, key=2) == ([5, 6, 7], Finish.LENGTH, "")
+
+
+FAILED = {
+    "500": (status(500, {"error": {"message": "down"}}), "500: down"),
+    "503": (status(503, DOWN), "503: down"),
+    "429": (status(429, DOWN), "429: down"),
+    "an error event": (HEAD + LOST, "worker lost"),
+    "Dynamo's error event": (HEAD + b"event: error\n: worker lost\n\n", "worker lost"),
+    "a page": (b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 3\r\n\r\nHi!", "Hi!"),
+    "nothing": (b"", "broke off"),
+    "no HTTP": (b"SSH-2.0\r\n\r\n", "broke off"),
+    "an end": (HEAD, "without a finish_reason"),
+    "an early end": (HEAD + DONE, "without a finish_reason"),
+    "half a chunk": (CHUNKED + b"50\r\ndata: ", "broke off"),
+    "no JSON": (HEAD + b"data: {\n\n", "cannot be read"),
+    "no choices": (HEAD + b'data: {"id": 1}\n\n', "cannot be read"),
+    "wrong ids": (HEAD + event().replace(b"[]", b'["a"]', 1), "cannot be read"),
+    "another reason": (HEAD + event(finish="abort"), "ended the request as 'abort'"),
+}
+
+
+@pytest.mark.parametrize(("answer", "words"), FAILED.values(), ids=FAILED)
+def test_a_failure_is_tried_again_before_the_first_token(answer: bytes, words: str) -> None:
+    with listening((answer,), GOOD, *[(answer,)] * 3) as server, engine(server) as found:
+        assert one(found) == ([5, 6, 7], Finish.LENGTH, "")
+        result = one(found, key=2)
+        assert (result.ids, result.finish) == ([], Finish.ERROR)
+        assert words in result.error
+        assert len(server.received) == 5
+
+
+BROKEN = {name: script for name, script in FAILED.items() if script[0].startswith((HEAD, CHUNKED))}
+
+
+@pytest.mark.parametrize(("answer", "words"), BROKEN.values(), ids=BROKEN)
+def test_after_the_first_token_a_failure_ends_the_request_and_no_other(answer: bytes, words: str) -> None:
+    begun = CHUNKED + b"%x\r\n%b\r\n" % (len(FIVE), FIVE) if answer.startswith(CHUNKED) else HEAD + FIVE
+    rest = answer.removeprefix(CHUNKED).removeprefix(HEAD)
+    with listening((begun, rest)) as server, engine(server) as found:
+        for key in (1, 2):
+            found.add(key, [1], SAMPLING)
+        broken, whole = sorted(run(found, 1, 2).values(), key=lambda result: len(result.ids))
+        assert (broken.ids, broken.finish) == ([5], Finish.ERROR)
+        assert words in broken.error
+        assert whole == ([5, 6, 7], Finish.LENGTH, "")
+        assert len(server.received) == 2
+
+
+@pytest.mark.parametrize("script", [(HANG,), (HEAD[:20], HANG), (HEAD, HANG), (HEAD, FIVE, HANG)])
+def test_silence_ends_a_request_and_its_connection(script: tuple[bytes, ...]) -> None:
+    with listening(script) as server, engine(server, timeout=0.3) as found:
+        result = one(found)
+        assert result.finish is Finish.ERROR
+        assert "sent no token for 0.3 s (option.base_url_timeout)" in result.error
+        assert server.left.acquire(timeout=PATIENCE)
+
+
+def test_what_a_server_keeps_open_after_the_end_delays_nobody() -> None:
+    with listening((HEAD, FIVE, ENDING, HANG)) as server, engine(server, timeout=0.5) as found:
+        assert one(found) == ([5, 6], Finish.LENGTH, "")
+        while not server.left.acquire(blocking=False):
+            assert found.step().others == []
+
+
+def test_who_leaves_is_left_there_too() -> None:
+    with listening((HEAD, FIVE, HANG), (HANG,)) as server, engine(server) as found:
+        found.add(1, [1], SAMPLING)
+        found.add(2, [1], SAMPLING)
+        while not found.step().keys:
+            pass
+        for key in (1, 2, 3):
+            found.cancel(key)
+        for _ in range(2):
+            assert server.left.acquire(timeout=PATIENCE)  # nothing steps the engine any more
+        assert one(found, key=4) == ([5, 6, 7], Finish.LENGTH, "")
+
+
+def test_a_server_that_fails_is_left_out_until_it_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_PAUSE", 0.5)
+    down = (status(503, DOWN),)
+    with listening(down, down) as first, listening() as second, engine(first, second) as found:
+        assert one(found) == ([5, 6, 7], Finish.LENGTH, "")
+        assert (len(first.received), len(second.received)) == (1, 1)
+        assert one(found, key=2) == ([5, 6, 7], Finish.LENGTH, "")
+        assert (len(first.received), len(second.received)) == (1, 2)
+        for key in range(3, 40):
+            assert one(found, key=key) == ([5, 6, 7], Finish.LENGTH, "")
+            if len(first.received) > 2:
+                break
+        assert len(first.received) > 2, "it never came back"
+
+
+def test_requests_go_where_the_fewest_tokens_are() -> None:
+    with listening() as first, listening() as second, engine(first, second) as found:
+        for key, tokens in enumerate((40, 10, 10, 10)):
+            found.add(key, [1], SAMPLING._replace(max_new_tokens=tokens))
+        run(found, *range(4))
+        assert (len(first.received), len(second.received)) == (1, 3)
+
+
+def test_a_body_says_every_neutral_value() -> None:
+    with listening() as server, engine(server) as found:
+        one(found, Sampling(max_new_tokens=3, temperature=0.5, top_k=4, seed=2**64 - 1))
+        one(found, Sampling(do_sample=True, top_p=0, seed=2**64 - 1, logprobs=False, stop_token_ids=(9,)), 2)
+    neutral = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_p": 0.0, "n": 1}
+    greedy, sampled = (received.body for received in server.received)
+    assert greedy.items() >= {**neutral, "temperature": 0.0, "top_k": -1, "top_p": 1.0, "max_tokens": 3}.items()
+    assert "seed" not in greedy
+    assert (greedy["logprobs"], greedy["prompt"], greedy["model"]) == (0, [1, 2], "served")
+    assert sampled.items() >= {**neutral, "temperature": 1.0, "top_k": 1, "top_p": 1.0, "seed": -1}.items()
+    assert (sampled["stop_token_ids"], "logprobs" in sampled) == ([9], False)
+
+
+def test_a_bias_that_the_server_would_cut_is_refused() -> None:
+    with listening() as server, engine(server) as found, pytest.raises(ValueError, match="logit_bias"):
+        found.add(1, [1], SAMPLING._replace(logit_bias=((3, 101.0),)))
+
+
+def test_alternatives_have_the_ids_that_their_names_say() -> None:
+    tops = {"token_id:5": -3.0, "token_id:7": -0.5, "token_id:8": -1.0}
+    scores = {"tokens": ["token_id:5"], "token_logprobs": [-3.0], "top_logprobs": [tops]}
+    with listening((HEAD, event(5, finish="length", logprobs=scores))) as server, engine(server) as found:
+        found.add(1, [1], SAMPLING._replace(top_logprobs=2))
+        while not (step := found.step()).others:
+            pass
+        assert step.others[0].tops == [[(7, -0.5), (8, -1.0)]]
+        assert step.others[0].logprobs == [-3.0]
+        assert server.received[0].body.items() >= {"logprobs": 2, "return_tokens_as_token_ids": True}.items()
+
+
+@pytest.mark.parametrize(("owner", "kind"), [("vllm", "vllm"), ("nvidia", "dynamo"), ("lmi-handler", "lmi")])
+def test_a_server_says_what_it_is(owner: str, kind: str) -> None:
+    with listening(owner=owner) as server:
+        assert find_kind((server.url,)) == kind
+        with engine(server, base_url_kind="auto") as found:
+            assert (found.info.version, found.info.max_total_tokens) == (kind, 64)
+
+
+def test_a_server_that_does_not_say_what_it_is_needs_the_option() -> None:
+    with listening(owner="me") as server, pytest.raises(ConfigError, match=r"base_url_kind=auto.* owned by me"):
+        find_kind((server.url,))
+    with pytest.raises(ConfigError, match="base_url_kind=auto"):
+        find_kind((server.url,))
+
+
+def test_the_key_is_sent_over_https(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(tls)
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    with listening(tls=tls) as server:
+        with pytest.raises(ConfigError, match="certificate"):  # nobody knows the authority
+            find_kind((server.url,))
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        assert find_kind((server.url,)) == "vllm"
+        with engine(server) as found:
+            assert one(found) == ([5, 6, 7], Finish.LENGTH, "")
+        assert server.received[0].headers["authorization"] == "Bearer secret"

@@ -1,0 +1,263 @@
+"""Several engines behind one batcher: one that fails, hangs or lags takes nobody with it, and adapters are on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler.core.errors import GenerationFailed
+from handler.core.values import Adapter, Delta, Finish, Request, Sampling
+from handler.engines.base import Output, Step
+from handler.engines.process.replicas import ReplicaSet
+from handler.engines.process.supervisor import State
+from handler.scheduler.batcher import Batcher
+from handler.scheduler.lora.registry import AdapterRegistry, Outcome
+from tests.adapter_files import write_adapter
+from tests.unit.scheduler.test_batcher import Scripted, prompt, run, text
+
+PLACES = 2
+
+
+class Engine(Scripted):
+    """A scripted engine with what a supervisor has beside; it answers changes of adapters when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state, self.info, self.statistics = State.READY, None, None
+        self.silence, self.restarts, self.reason = 0.0, 0, ""
+        self.changes: list[tuple[int, str, bool]] = []
+        self.answers: list[Output] = []
+        self.restarts_wanted = 0
+        self._on_change: Callable[[State], None] = lambda state: None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "state":
+            super().__setattr__("ready", value is State.READY)
+            if "_on_change" in vars(self):
+                self._on_change(value)
+
+    def attach(self, *, watch: object, on_change: Callable[[State], None]) -> None:
+        self._on_change = on_change
+        on_change(self.state)
+
+    def die(self) -> None:
+        self.fail, self.state, self.reason = GenerationFailed("engine failure: it died"), State.RESTARTING, "it died"
+
+    def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
+        self.changes.append((key, adapter.name, drop))
+
+    def answer(self, error: str | None = None) -> None:
+        for key, _, _ in self.changes:
+            self.answers.append(Output(key, (), (), Finish.ERROR if error else Finish.STOP, error=error))
+        self.changes.clear()
+
+    def step(self, timeout: float = 0.0) -> list[Step]:
+        steps = super().step(timeout)
+        steps[0].others.extend(self.answers)
+        self.answers.clear()
+        return steps
+
+    def restart_when_idle(self) -> None:
+        self.restarts_wanted += 1
+
+    def close(self, grace: float) -> None:
+        self.state = State.CLOSED
+
+
+class Rig:
+    def __init__(self, count: int = 2) -> None:
+        self.engines = [Engine() for _ in range(count)]
+        self.set = ReplicaSet(self.engines, PLACES)  # type: ignore[arg-type]
+        self.states: list[State] = []
+        self.set.attach(watch=lambda fd: None, on_change=self.states.append)
+        self.adapters = AdapterRegistry()
+        self.batcher = Batcher(self.set, self.adapters, max_active=PLACES * count)
+
+    def submit(self, name: str, tokens: int = 3, **sampling: Any) -> int:
+        sampling = {"max_new_tokens": tokens, **sampling}
+        return self.batcher.submit(Request(name, Sampling(**sampling)), prompt(name))
+
+    def runs(self) -> list[int]:
+        return [len(engine.active) for engine in self.engines]
+
+    def register(self, path: Path) -> list[Outcome]:
+        found: list[Outcome] = []
+        self.adapters.register("a", path, found.append)
+        return found
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    return write_adapter(tmp_path / "a")
+
+
+def errors(found: dict[int, list[Delta]]) -> dict[int, list[str]]:
+    return {id: [str(one.error) for one in deltas if one.error] for id, deltas in found.items()}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_requests_spread_and_keep_their_own_tokens(count: int) -> None:
+    rig = Rig(count)
+    ids = {rig.submit(letter, tokens): (letter, tokens) for tokens, letter in enumerate("abcdefghijkl", 1)}
+    assert rig.runs() == [PLACES] * count
+    found = run(rig.batcher)
+    assert {id: text(deltas) for id, deltas in found.items()} == {id: name * num for id, (name, num) in ids.items()}
+    assert sum(report.num_tokens for report in rig.set.reports) == sum(range(1, 13))
+    assert sum(report.num_requests for report in rig.set.reports) == 12
+    assert rig.runs() == [0] * count
+    assert not any(report.num_active for report in rig.set.reports)
+
+
+def test_a_lost_replica_ends_its_own_requests_once_and_those_who_wait_go_to_the_others() -> None:
+    rig = Rig()
+    first = [rig.submit(letter, 5) for letter in "abcd"]
+    waiting = [rig.submit(letter) for letter in "ef"]
+    rig.engines[1].die()
+    found = run(rig.batcher)
+    lost = [id for id, texts in errors(found).items() if texts]
+    assert len(lost) == 2
+    assert set(lost) < set(first)
+    said = [one for id in lost for one in errors(found)[id]]
+    assert [one.partition("replica 1: ")[2] for one in said] == ["engine failure: it died"] * 2
+    assert all(text(found[id]) for id in {*first, *waiting} - set(lost))
+    assert rig.states == [State.READY], "the set can serve all the time"
+    assert [report.ready for report in rig.set.reports] == [True, False]
+    assert rig.set.reason == "replica 1: it died"
+    rig.engines[1].reason, rig.engines[1].state = "", State.READY
+    for letter in "gh":
+        rig.submit(letter)
+    assert rig.runs() == [1, 1], "it is back beside the other"
+
+
+def test_a_request_of_several_sequences_is_lost_once_and_on_one_replica() -> None:
+    rig = Rig()
+    id = rig.submit("a", 5, n=2)
+    assert sorted(rig.runs()) == [0, 2]
+    rig.engines[rig.runs().index(2)].die()
+    assert [len(texts) for texts in errors(run(rig.batcher)).values()] == [1]
+    assert rig.batcher.idle, id
+
+
+def test_a_silent_replica_gets_nothing_and_nobody_waits_behind_it() -> None:
+    rig = Rig()
+    rig.engines[0].silence = 5.0
+    for letter in "abc":
+        rig.submit(letter)
+    assert rig.runs() == [0, 2]
+    assert rig.batcher.num_queued == 1
+    rig.engines[0].silence = 0.0
+    rig.batcher.step()
+    assert rig.runs()[0] == 1
+
+
+def test_all_lost_is_a_set_that_waits_for_the_first_one_back() -> None:
+    rig = Rig()
+    for engine in rig.engines:
+        engine.die()
+    id = rig.submit("a")
+    assert (run(rig.batcher), rig.states) == ({}, [State.READY, State.RESTARTING])
+    rig.engines[1].state = State.READY
+    assert text(run(rig.batcher)[id]) == "aaa"
+    assert rig.states[-1] is State.READY
+
+
+def test_the_first_start_needs_all_of_them() -> None:
+    engines = [Engine() for _ in range(2)]
+    for engine in engines:
+        engine.state = State.LOADING
+    made = ReplicaSet(engines, PLACES)  # type: ignore[arg-type]
+    states: list[State] = []
+    made.attach(watch=lambda fd: None, on_change=states.append)
+    engines[0].state = State.READY
+    assert made.state is State.LOADING
+    engines[1].reason, engines[1].state = "no memory", State.CLOSED
+    assert (states, made.reason) == ([State.LOADING, State.CLOSED], "replica 1: no memory")
+
+
+def test_cancelled_requests_leave_their_replica() -> None:
+    rig = Rig()
+    ids = [rig.submit(letter) for letter in "abcd"]
+    for id in (*ids, 99):
+        rig.batcher.cancel(id)
+    assert rig.runs() == [0, 0]
+    assert [len(engine.cancelled) for engine in rig.engines] == [2, 2]
+
+
+def test_an_adapter_is_there_when_all_have_it_and_a_new_engine_gets_it_again(adapter: Path) -> None:
+    rig = Rig(3)
+    outcome = rig.register(adapter)
+    for engine in rig.engines[:2]:
+        engine.answer()
+        rig.batcher.step()
+        assert not outcome
+    rig.engines[2].die()  # so it need not answer
+    run(rig.batcher, 1)
+    (registered,) = outcome
+    assert registered is rig.adapters.get("a")
+    rig.engines[2].changes.clear()
+    rig.engines[2].state = State.READY
+    assert [(name, drop) for _, name, drop in rig.engines[2].changes] == [("a", False)]
+    rig.engines[2].answer()
+    run(rig.batcher, 1)
+    rig.adapters.unregister("a")
+    assert [[drop for _, _, drop in engine.changes] for engine in rig.engines] == [[True]] * 3
+    for engine in rig.engines:
+        engine.answer()
+    run(rig.batcher, 1)
+    rig.engines[0].state = State.RESTARTING
+    rig.engines[0].state = State.READY
+    assert not rig.engines[0].changes, "it was dropped"
+
+
+def test_one_refusal_takes_an_adapter_from_all(adapter: Path) -> None:
+    rig = Rig()
+    outcome = rig.register(adapter)
+    rig.engines[0].answer()
+    rig.engines[1].answer("no room")
+    run(rig.batcher, 1)
+    assert "no room" in str(outcome[0])
+    assert [(name, drop) for _, name, drop in rig.engines[0].changes] == [("a", True)]
+    rig.engines[0].state = State.RESTARTING
+    rig.engines[0].changes.clear()
+    rig.engines[0].state = State.READY
+    assert not rig.engines[0].changes
+
+
+def test_an_adapter_that_no_engine_lived_to_load_is_refused(adapter: Path) -> None:
+    rig = Rig()
+    outcome = rig.register(adapter)
+    for engine in rig.engines:
+        engine.die()
+    run(rig.batcher, 1)
+    assert "it died" in str(outcome[0])
+    assert len(rig.adapters) == 0
+
+
+def test_replicas_that_hold_memory_restart_one_after_another() -> None:
+    rig = Rig(3)
+    rig.set.restart_when_idle()
+
+    def wanted() -> Sequence[int]:
+        return [engine.restarts_wanted for engine in rig.engines]
+
+    for number in (1, 2, 3):
+        run(rig.batcher, 3)
+        assert sum(wanted()) == number, "the next one waits until this one has been idle"
+        restarted = next(engine for engine in rig.engines if engine.restarts_wanted and not engine.restarts)
+        restarted.restarts, restarted.state = 1, State.RESTARTING
+        run(rig.batcher, 3)
+        assert sum(wanted()) == number, "not while one is missing"
+        restarted.state = State.READY
+    run(rig.batcher, 3)
+    assert wanted() == [1, 1, 1]
+
+
+def test_closing_ends_all() -> None:
+    rig = Rig()
+    rig.set.close()
+    assert [engine.state for engine in rig.engines] == [State.CLOSED] * 2
+    assert rig.states[-1] is State.CLOSED

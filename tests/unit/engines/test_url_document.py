@@ -1,0 +1,88 @@
+"""docs/engines-by-url.md; `python -m tests.unit.engines.test_url_document` rewrites its table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from handler.config.options.openai import OPENAI
+from handler.core.values import Sampling, StructuredOutput
+from handler.engines.base import EngineConfig
+from handler.engines.openai.engine import capabilities
+from handler.engines.openai.kinds import KINDS, completion
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "engines-by-url.md"
+HEAD = "| parameter | vllm | dynamo | lmi |\n|---|---|---|---|\n"
+HANDLERS_OWN = {
+    "stop", "include_stop", "skip_special_tokens", "marks", "thoughts", "n", "best_of", "do_sample",
+    "length_penalty", "early_stopping", "prompt_top_logprobs", "thinking_token_budget",
+}  # fmt: skip
+"""Fields that no engine sees, or that go with another that is refused."""
+
+NAMES = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "bad_sequences": "bad_words",
+    "structured_output": "guides: schema, object, expression, grammar, choice",
+    "prompt_logprobs": "prompt_logprobs, decoder_input_details",
+    "return_context_logits": "outputs: context_logits",
+    "return_generation_logits": "outputs: generation_logits",
+}
+VALUES = {
+    "min_new_tokens": 2, "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.5,
+    "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": ((3, 1.0),), "seed": 7, "stop_token_ids": (3,),
+    "bad_sequences": ("x",), "ignore_eos": True, "logprobs": True, "top_logprobs": 2, "max_new_tokens": 7,
+}  # fmt: skip
+GUIDES = {"json_schema": "{}", "json_object": "", "regex": "a", "grammar": "root ::= a", "choice": '["a"]'}
+
+
+def _able(kind: str) -> tuple[dict[str, str], dict[str, float]]:
+    found = capabilities(EngineConfig(options={"base_url": ("http://x/v1",), "base_url_kind": kind}))
+    return dict(found.unsupported), dict(found.limits)
+
+
+def _cell(kind: str, field: str) -> str:
+    unsupported, limits = _able(kind)
+    if field in unsupported:
+        return f"refused: {unsupported[field]}"
+    return f"yes, up to {limits[field]:g}" if field in limits else "yes"
+
+
+def render() -> str:
+    fields = [field for field in Sampling._fields if field not in HANDLERS_OWN]
+    rows = [(NAMES.get(field, field), *(_cell(kind, field) for kind in KINDS)) for field in fields]
+    return HEAD + "".join(f"| `{name}` | {' | '.join(cells)} |\n" for name, *cells in rows)
+
+
+def test_the_document_has_every_parameter_as_the_code_has_it() -> None:
+    assert render() in DOCUMENT.read_text()
+
+
+def test_the_document_names_every_option() -> None:
+    assert all(f"`{option.key}`" in DOCUMENT.read_text() for option in OPENAI)
+
+
+def test_what_is_not_refused_changes_the_request() -> None:
+    base = {"max_new_tokens": 5, "do_sample": True, "logprobs": False}
+    for kind in KINDS:
+        unsupported, _ = _able(kind)
+        plain = completion(kind, "m", [1], Sampling(**base))
+        taken = {field: value for field, value in VALUES.items() if field not in unsupported}
+        assert taken.keys() | unsupported.keys() | HANDLERS_OWN | {"structured_output"} == set(Sampling._fields)
+        for field, value in taken.items():
+            assert completion(kind, "m", [1], Sampling(**{**base, field: value})) != plain, field
+        guided = [
+            completion(kind, "m", [1], Sampling(**base, structured_output=StructuredOutput(*guide)))
+            for guide in GUIDES.items()
+        ]
+        assert len({str(body) for body in (plain, *guided)}) == 1 + len(GUIDES)
+
+
+def _rewrite() -> None:
+    text = DOCUMENT.read_text()
+    start = text.index(HEAD)
+    end = text.index("\n\n", start) + 1
+    DOCUMENT.write_text(text[:start] + render() + text[end:])
+
+
+if __name__ == "__main__":
+    _rewrite()

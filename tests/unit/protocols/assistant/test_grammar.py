@@ -1,0 +1,137 @@
+"""Rules for answers with calls: which requests have one, and what it says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from handler.core.errors import InvalidParameter
+from handler.core.values import StructuredOutput
+from handler.protocols.assistant.tools.formats import FORMATS
+from handler.protocols.assistant.tools.formats.json_calls import HERMES
+from handler.protocols.assistant.tools.parsing import NamedCall
+from handler.protocols.assistant.tools.request import Tools, read_tools
+from handler.protocols.openai.chat import OpenAiChat
+from tests.unit.protocols.answers import CAPABLE
+from tests.unit.protocols.assistant.tool_texts import TOOLS, read, write
+
+TEMPLATE = "{% if tools %}<tool_call>{% endif %}"
+TAGS = replace(CAPABLE, structural_tags=frozenset({"json"}), chat_template=TEMPLATE)
+STRICT = {**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}
+PLAIN = {"type": "object"}
+
+
+def rule(tools: Tools) -> Any:
+    assert tools.structured_output is not None
+    assert tools.structured_output.kind == "structural_tag"
+    return json.loads(tools.structured_output.value)["format"]
+
+
+def tags(tag: Any) -> list[tuple[str, Any]]:
+    return [(each["begin"], each["content"]["json_schema"]) for each in tag["tags"]]
+
+
+WEATHER = ('<tool_call>\n{"name": "weather", "arguments": ', TOOLS[0]["function"]["parameters"])
+TIME = ('<tool_call>\n{"name": "time", "arguments": ', TOOLS[1]["function"]["parameters"])
+
+
+def test_required_calls_are_in_the_models_format() -> None:
+    found = read_tools({"tools": TOOLS[:2], "tool_choice": "required"}, TAGS)
+    assert (found.format, rule(found)["type"]) == (HERMES, "tags_with_separator")
+    assert (rule(found)["at_least_one"], rule(found)["stop_after_first"]) == (True, False)
+    assert tags(rule(found)) == [WEATHER, TIME]
+    single = read_tools({"tools": TOOLS[:2], "tool_choice": "required", "parallel_tool_calls": False}, TAGS)
+    assert rule(single)["stop_after_first"]
+
+
+def test_a_named_one_is_a_single_call_of_it() -> None:
+    found = read_tools({"tools": TOOLS, "tool_choice": "weather"}, TAGS)
+    assert (found.name, found.format, tags(rule(found))) == ("weather", HERMES, [WEATHER])
+    assert rule(found)["stop_after_first"]
+    assert not isinstance(found.parser(), NamedCall)
+
+
+def test_strict_ones_rule_the_calls_in_a_text() -> None:
+    found = read_tools({"tools": [STRICT, TOOLS[1]]}, TAGS)
+    assert found.structured_output is not None
+    assert found.structured_output.allows_text
+    assert (rule(found)["type"], rule(found)["triggers"]) == ("triggered_tags", ["<tool_call>"])
+    assert tags(rule(found)) == [WEATHER, (TIME[0], PLAIN)]
+    assert found.unheeded == ()
+    assert read_tools({"tools": TOOLS}, TAGS).structured_output is None
+    assert "strict" not in str(found.shown), "the model does not see it"
+
+
+@pytest.mark.parametrize(
+    ("changes", "body"),
+    [
+        ({"structural_tags": frozenset()}, {}),
+        ({"tool_call_parser": "pythonic"}, {}),
+        ({"tool_call_parser": "llama3_json"}, {}),
+    ],
+    ids=["the engine has none", "the format has none", "no mark"],
+)
+def test_strict_without_a_rule_is_reported(changes: dict[str, Any], body: dict[str, Any]) -> None:
+    found = read_tools({"tools": [STRICT], **body}, replace(TAGS, **changes))
+    assert (found.structured_output, found.unheeded) == (None, ["tools[].function.strict"])
+
+
+@pytest.mark.parametrize("changes", [{"structural_tags": frozenset()}, {"tool_call_parser": "pythonic"}])
+def test_without_a_notation_required_calls_are_json(changes: dict[str, Any]) -> None:
+    for choice in ("required", "weather"):
+        found = read_tools({"tools": TOOLS, "tool_choice": choice}, replace(TAGS, **changes))
+        assert (found.format, found.structured_output and found.structured_output.kind) == (None, "json_schema")
+
+
+def test_a_format_may_have_several_notations() -> None:
+    newer, older = (FORMATS["mistral"].notation(template) for template in ("[TOOL_CALLS]x[ARGS]", "[TOOL_CALLS]["))
+    assert newer is not None
+    assert older is not None
+    assert (newer.call, older.block) == (("[TOOL_CALLS]NAME[ARGS]", ""), ("[TOOL_CALLS][", "]"))
+
+
+def test_what_is_wrong_is_named() -> None:
+    with pytest.raises(InvalidParameter, match=r"tools\[0\]\.function\.strict: must be true or false"):
+        read_tools({"tools": [{**STRICT, "function": {**STRICT["function"], "strict": 1}}]}, TAGS)
+    long = {"type": "object", "properties": {"a" * 20_000: PLAIN}}
+    for choice, words in (("auto", "with strict"), ("required", 'for tool_choice="required"')):
+        tool = {"type": "function", "function": {"name": "f", "parameters": long, "strict": True}}
+        with pytest.raises(InvalidParameter, match=f"tools: {words} their schemas must have at most"):
+            read_tools({"tools": [tool], "tool_choice": choice}, TAGS)
+
+
+def chat(**body: Any) -> Any:
+    messages = [{"role": "user", "content": "a"}]
+    return OpenAiChat().parse({"model": "model", "messages": messages, "tools": [STRICT], **body}, TAGS).requests[0]
+
+
+def test_another_guide_precedes_strict() -> None:
+    assert chat().sampling.structured_output.allows_text
+    assert chat().names.structured_output == "tools"
+    assert chat(guided_regex="a").sampling.structured_output == StructuredOutput("regex", "a")
+    assert chat(response_format={"type": "text"}).sampling.structured_output.allows_text
+    with pytest.raises(InvalidParameter, match=r"ignore_eos=true: .* leave out tools\[\]\.function\.strict"):
+        chat(ignore_eos=True)
+
+
+@pytest.mark.parametrize("name", [name for name, format in FORMATS.items() if format.notations])
+def test_the_formats_parser_reads_what_its_notation_writes(name: str) -> None:
+    for notation in FORMATS[name].notations.values():
+        told = [("weather", {"city": "Köln", "days": 3}), ("time", {})][: 2 if notation.several else 1]
+        found = read(FORMATS[name].make(TOOLS), [write(notation, *told)])
+        assert [(tool, json.loads(arguments)) for tool, arguments in found] == told
+        assert not notation.mark or write(notation, *told).startswith(notation.mark)
+
+
+def test_a_thought_comes_before_calls_in_a_text() -> None:
+    context = replace(TAGS, chat_template=TEMPLATE + "<think></think>", reasoning_parser="qwen3")
+    body = {"model": "model", "messages": [{"role": "user", "content": "a"}], "tools": [STRICT], "presence_penalty": 1}
+    request = OpenAiChat().parse(body, context).requests[0]
+    assert request.read_prompt is not None
+    for prompt, is_open in ("<think>\n", True), ("</think>\n", False):
+        sampling = request.read_prompt(request, prompt).sampling
+        assert sampling.thoughts is not None
+        assert (sampling.thoughts.is_open, sampling.structured_output) == (is_open, request.sampling.structured_output)
