@@ -13,6 +13,7 @@ from deploy.errors import SpecError
 from deploy.resolve import images
 from deploy.resolve.candidates import Candidates, Resolution, cheapest, rank, too_small
 from deploy.resolve.decision import Decision
+from deploy.resolve.devices import device_warnings
 from deploy.resolve.fit import Fit, Need, fit
 from deploy.resolve.instances import InstanceType, find, refuse_mistyped
 from deploy.resolve.model_shape import known_model, shape_in_directory, shape_in_s3
@@ -30,7 +31,7 @@ _CONTEXT = 4096
 
 _UNREADABLE = ("AccessDenied", "AllAccessDisabled", "NoSuchBucket", "403")
 
-_CPU_ENGINES = ("openvino", "echo")
+_CPU_ENGINES = ("openvino", "openai", "echo")
 
 _PRECISIONS: dict[str, Precision] = {
     "fp8": "fp8", "bitsandbytes": "int4", "awq": "int4",  # option.quantize: what it makes of the weights
@@ -92,6 +93,7 @@ def resolve(spec: Spec, region: str, *, account: str | None = None, aws: Aws | N
             *type_warnings,
             *ami_warnings,
             *_volume_warnings(spec, instance),
+            *device_warnings(spec, instance, _engine_gpus(spec, chosen, instance)),
             *times.warnings,
         ),
     )
@@ -209,6 +211,8 @@ def _degree_option(spec: Spec) -> int | None:
     degree = _number(spec, "tensor_parallel_degree")
     if degree is not None:
         return degree
+    if "replicas" in spec.options and "tensor_parallel_degree" not in spec.options:
+        return 1  # the server's own default; the GPUs beside are for other engines
     accelerators = {component.accelerators for component in spec.components}
     return accelerators.pop() if len(accelerators) == 1 else None
 
@@ -238,6 +242,11 @@ def _degree(spec: Spec, chosen: Fit | None, instance: InstanceType | None) -> in
     if chosen is None or (_number(spec, "pipeline_parallel_degree") or 1) > 1:
         return _degree_option(spec)
     return chosen.degree
+
+
+def _engine_gpus(spec: Spec, chosen: Fit | None, instance: InstanceType | None) -> int:
+    """Return the GPUs of one engine: the degree, times the stages of pipeline parallelism."""
+    return (_degree(spec, chosen, instance) or 1) * (_number(spec, "pipeline_parallel_degree") or 1)
 
 
 def _volume_warnings(spec: Spec, instance: InstanceType | None) -> tuple[str, ...]:
