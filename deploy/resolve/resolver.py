@@ -29,7 +29,7 @@ _CONTEXT = 4096
 
 _UNREADABLE = ("AccessDenied", "AllAccessDisabled", "NoSuchBucket", "403")
 
-_CPU_ENGINES = ("openvino", "echo")
+_CPU_ENGINES = ("openvino", "openai", "echo")
 
 _PRECISIONS: dict[str, Precision] = {
     "fp8": "fp8", "bitsandbytes": "int4", "awq": "int4",  # option.quantize: what it makes of the weights

@@ -98,6 +98,12 @@ class Driver:
         assert outcome.error is None, f"{outcome.error}: {outcome.message}, after {outcome.events}"
         return outcome.events
 
+    def run(self, code: str) -> str:
+        """What code prints in the script's process, which has imported the library."""
+        outcome = self.call("run", "", code)
+        assert outcome.error is None, f"{outcome.error}: {outcome.message}"
+        return str(outcome.answer)
+
     def call(self, how: str, url: str, prompt: str, **options: Any) -> Outcome:
         """`generate` or `stream`, whether it succeeds or fails."""
         job = {"how": how, "asynchronous": self.asynchronous, "url": url, "prompt": prompt, "options": options}

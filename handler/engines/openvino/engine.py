@@ -24,7 +24,7 @@ __all__ = ["OpenVino", "capabilities", "check", "load", "load_tokenizer", "prepa
 _NO_ADAPTERS = "it ignores LoRA adapters that are chosen by request"
 
 _CAPABILITIES = Capabilities(
-    structural_tags=frozenset({"json"}),  # its converter to qwen_xml fails for an object without properties
+    structural_tags=frozenset({"json"}),  # its qwen_xml allows no line ends, which models write
     unsupported={
         "typical_p": "it has no typical decoding",
         "bad_sequences": "it cannot forbid token sequences",

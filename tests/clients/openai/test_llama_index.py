@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.clients.checks import PARIS
-from tests.clients.driver import Driver, drivers
+from tests.clients.documents import SAYS, example
+from tests.clients.driver import Driver, drivers, python_client
 from tests.servers import LiveServer
 
 pytestmark = pytest.mark.clients
@@ -34,3 +35,7 @@ def test_a_refusal_is_the_servers_own(llama_index: Driver, openai_server: LiveSe
         outcome = llama_index.call(how, openai_server.url, PARIS, chat=True, max_tokens=100_000)
         assert outcome.error == "openai.BadRequestError"
         assert "max_tokens" in outcome.message
+
+
+def test_the_documents_lines(openai_server: LiveServer) -> None:
+    assert python_client("llama-index", "drive_llama_index").run(example("LlamaIndex", openai_server.url)) == SAYS

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.clients.checks import PARIS, PARIS_IDS, TOO_MANY, UNICODE
+from tests.clients.documents import SAYS, example
 from tests.clients.driver import Driver, python_client
 from tests.servers import LiveServer, serve, wait_for
 
@@ -239,6 +240,10 @@ def test_langchain(langchain_openai: Driver, openai_server: LiveServer) -> None:
     pieces = langchain_openai.stream(openai_server.url, QUESTION, **GREEDY, stream_usage=True)
     assert "".join(piece["content"] for piece in pieces) == ANSWER
     assert sum(piece["tokens"] or 0 for piece in pieces) == 8
+
+
+def test_langchains_lines_in_the_documents(openai_server: LiveServer) -> None:
+    assert python_client("openai", "drive_langchain_openai").run(example("LangChain", openai_server.url)) == SAYS
 
 
 def test_langchains_tools(langchain_openai: Driver, root: str) -> None:

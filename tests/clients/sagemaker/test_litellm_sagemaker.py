@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.clients.checks import PARIS
-from tests.clients.driver import Driver, drivers
+from tests.clients.documents import SAYS, example
+from tests.clients.driver import Driver, drivers, python_client
 from tests.clients.emulator import OTHER, emulated
 from tests.servers import LiveServer, serve
 
@@ -73,3 +74,7 @@ def test_a_refusal_is_in_its_exceptions(litellm_sagemaker: Driver, whole: str) -
     # Of the other provider's whole answers litellm itself drops the text.
     assert "max_new_tokens=-1" in refused(litellm_sagemaker, "stream", whole, provider="sagemaker", max_tokens=-1)
     assert refused(litellm_sagemaker, "generate", whole, provider="sagemaker", max_tokens=-1)
+
+
+def test_the_documents_lines(openai_server: LiveServer) -> None:
+    assert python_client("litellm", "drive_litellm_sagemaker").run(example("litellm", openai_server.url)) == SAYS

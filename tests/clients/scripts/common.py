@@ -6,6 +6,8 @@ Runs in the client's environment, so it imports the standard library only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -35,7 +37,9 @@ def main(library: Library) -> None:
 def _outcome(library: Library, job: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"answer": None, "events": [], "error": None, "message": ""}
     try:
-        if job["asynchronous"]:
+        if job["how"] == "run":
+            found["answer"] = _printed(job["prompt"])
+        elif job["asynchronous"]:
             _LOOP.run_until_complete(_call_async(library, job, found))
         else:
             _call(library, job, found)
@@ -43,6 +47,12 @@ def _outcome(library: Library, job: dict[str, Any]) -> dict[str, Any]:
         kind = type(error)
         found |= {"error": f"{kind.__module__}.{kind.__name__}", "message": str(error)}
     return found
+
+
+def _printed(code: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {"__name__": "example"})
+    return printed.getvalue()
 
 
 def _call(library: Library, job: dict[str, Any], found: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.gpu.vllm.conftest import SMALL
+from tests.model.test_tools import REPEAT, ask, calls
 from tests.parameter_matrix import ALL, CHAT_VALUES, TGI_VALUES, check, check_chat, check_tgi
 from tests.servers import LiveServer, http, serve, wait_for
 
@@ -254,6 +255,15 @@ def test_tools_are_called_where_they_must_be(server: LiveServer) -> None:
     pieces = [piece["function"]["arguments"] for delta in deltas for piece in delta.get("tool_calls", ())]
     assert len(pieces) > 2
     assert json.loads("".join(pieces)).keys() == {"city"}
+
+
+def test_a_strict_tools_call_follows_its_schema(server: LiveServer) -> None:
+    assert calls(ask(server, *REPEAT)) == [("weather", {"city": "Paris"})]
+    ((name, arguments),) = calls(ask(server, *REPEAT, strict=True))
+    assert (name, arguments["city"]) == ("weather", "Paris")
+    assert arguments["unit"] in ("celsius", "kelvin")
+    free, ruled = (ask(server, strict=strict)["message"] for strict in (False, True))
+    assert free == ruled
 
 
 def test_a_completion_has_alternatives_to_its_tokens(server: LiveServer) -> None:

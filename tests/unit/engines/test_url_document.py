@@ -14,7 +14,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "engines-by-url.md"
 HEAD = "| parameter | vllm | dynamo | lmi |\n|---|---|---|---|\n"
 HANDLERS_OWN = {
     "stop", "include_stop", "skip_special_tokens", "marks", "thoughts", "n", "best_of", "do_sample",
-    "length_penalty", "early_stopping", "prompt_top_logprobs",
+    "length_penalty", "early_stopping", "prompt_top_logprobs", "thinking_token_budget",
 }  # fmt: skip
 """Fields that no engine sees, or that go with another that is refused."""
 
