@@ -100,7 +100,7 @@ class App:
         value: dict[str, Any] = {"status": "Healthy" if model.healthy else "Unhealthy", "state": model.state}
         if model.reason:
             value["reason"] = model.reason
-        if replicas := model.replicas():
+        if replicas := model.replicas:
             value["replicas"] = {"ready": sum(replica.ready for replica in replicas), "total": len(replicas)}
         await send_json(scope, send, 200 if model.healthy else 503, value)
 
@@ -114,7 +114,7 @@ class App:
         if scope["path_params"]["model"] != config.model_name:
             return await _model_not_found(scope, send)
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model.started_at))
-        states = ["READY" if replica.ready else "PENDING" for replica in model.replicas()] or [self._status()]
+        states = ["READY" if replica.ready else "PENDING" for replica in model.replicas] or [self._status()]
         workers = [{"id": id, "startTime": started, "status": status} for id, status in enumerate(states, 1)]
         group = {
             "device": {"deviceType": "cpu", "deviceId": -1},

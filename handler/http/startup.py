@@ -159,7 +159,7 @@ async def _serve_model(
 
 
 def _describe(model: ServedModel) -> str:
-    info, replicas = model.info, model.replicas()
+    info, replicas = model.info, model.replicas
     assert info is not None, "a ready engine has said what it is"
     count = f"{len(replicas)} replicas of " if replicas else ""
     return f"{count}{info.name} {info.version} on {info.device}, dtype {info.dtype}, {info.max_total_tokens} tokens"

@@ -19,6 +19,9 @@ class SteppedEngine(Protocol):
     def admits(self, request: Request, prompt: Prompt) -> bool:
         """Whether it takes a request now; the next calls of `add` bring its sequences."""
 
+    def continues(self, key: int) -> bool:
+        """Whether it takes another part of a request that ran in the last step; the next call of `add` brings it."""
+
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None: ...
     def cancel(self, key: int) -> None: ...
     def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None: ...

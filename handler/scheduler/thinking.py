@@ -42,6 +42,9 @@ class ThinkingEngine:
     def admits(self, request: Request, prompt: Prompt) -> bool:
         return self._engine.admits(request, prompt)
 
+    def continues(self, key: int) -> bool:
+        return self._engine.continues(key)
+
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         thoughts, budget, rule = sampling.thoughts, sampling.thinking_token_budget, sampling.structured_output
         if thoughts is None or (budget is None and (rule is None or rule.allows_text)):
@@ -49,7 +52,7 @@ class ThinkingEngine:
         assert self._vocabulary is not None  # such an engine's capabilities have no `thinking_token_budget`
         part = _FirstPart(key, ids, sampling, adapter, thoughts, self._vocabulary)
         if thoughts.is_open and budget == 0:
-            self._continue(part, _End(thoughts.closing), Output(key, (), ()), self._late)
+            self._continue(part, _End(thoughts.closing), Output(key, (), ()), self._late, fits=True)
         else:
             self._first[key + _FIRST] = part
             free = sampling._replace(structured_output=None, thinking_token_budget=None, thoughts=None)
@@ -101,8 +104,9 @@ class ThinkingEngine:
         end = None if output.finish is Finish.ERROR else part.feed(output)
         if end is not None:
             del self._first[key]
+            fits = self._engine.continues(key)
             self._engine.cancel(key)
-            return self._continue(part, end, output, others)
+            return self._continue(part, end, output, others, fits=fits)
         if part.undecided and output.finish is None:
             part.held.append(output)
             return
@@ -111,11 +115,12 @@ class ThinkingEngine:
         if output.finish is not None:
             del self._first[key]
 
-    def _continue(self, part: _FirstPart, end: _End, output: Output, others: list[Output]) -> None:
+    def _continue(self, part: _FirstPart, end: _End, output: Output, others: list[Output], *, fits: bool) -> None:
         """Start the second part.
 
         Args:
             output: the last one of the first part.
+            fits: the engine takes it; it does not if it was started anew.
         """
         sampling, ids = part.sampling, part.ids
         if end.again:
@@ -128,7 +133,7 @@ class ThinkingEngine:
             others += [*part.held, _replace_end(output, end.num_kept, new, finish)]
             if finish is not None:
                 return
-        if not self._engine.ready:  # it was started anew when the first part ended
+        if not fits:
             others.append(Output(part.key, (), (), Finish.ERROR, error="it was restarted after the thought"))
             return
         second = sampling._replace(

@@ -80,12 +80,10 @@ class ServedModel:
         if config.rolling_batch == "disable" and not stepped:
             size, delay = config.batch_size, config.max_batch_delay / 1000  # seconds
             self._batches = DynamicBatcher(size, delay, config.job_queue_size, config.predict_timeout)
-        think = functools.partial(ThinkingEngine, vocabulary=tokenizer.vocabulary)
-        self.replicas: Callable[[], Sequence[ReplicaReport]] = lambda: engine.reports  # of several engines
         self._batcher = Batcher(
-            engine.behind(think) if isinstance(engine, ReplicaSet) else think(engine),
+            ThinkingEngine(engine, tokenizer.vocabulary),
             adapters.registry,
-            max_active=config.max_rolling_batch_size * max(len(engine.reports), 1),
+            max_active=config.max_rolling_batch_size * max(len(self.replicas), 1),
             max_queued=config.job_queue_size,
             queue_timeout=config.predict_timeout,
             time_limit=config.request_time_limit or 0.0,
@@ -98,7 +96,7 @@ class ServedModel:
             tokens=lambda: self._driver.num_tokens,
             restarts=lambda: engine.restarts,
             statistics=lambda: engine.statistics,
-            replicas=self.replicas,
+            replicas=lambda: self.replicas,
         )
         self.metrics = Metrics(config.label, gauges, tgi=config.tgi_metrics, tracer=tracer)
 
@@ -235,6 +233,10 @@ class ServedModel:
     def restarts(self) -> int:
         """Engines that were lost and started again."""
         return self._engine.restarts
+
+    @property
+    def replicas(self) -> Sequence[ReplicaReport]:
+        return self._engine.reports
 
     @property
     def num_queued(self) -> int:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from handler.core.values import Adapter, Sampling
-from handler.engines.base import EngineStatistics, Step
+from handler.engines.base import EngineStatistics
 from handler.engines.process.routing import Load
 from handler.engines.process.supervisor import EngineSupervisor
 
@@ -44,20 +42,10 @@ class Work(NamedTuple):
         return max(self.num_tokens - done, 1) if done else self.num_prompt_tokens + self.num_tokens
 
 
-class Door(Protocol):
-    """Takes a replica's requests: its supervisor, or what stands before that."""
-
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None: ...
-    def cancel(self, key: int) -> None: ...
-    def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None: ...
-    def step(self, timeout: float = 0.0) -> list[Step]: ...
-
-
 @dataclass
 class Replica:
     number: int
     engine: EngineSupervisor
-    door: Door  # by default the engine
     work: dict[int, Work] = field(default_factory=dict)  # by key
     num_steps: int = 0
     num_requests: int = 0

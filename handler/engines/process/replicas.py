@@ -14,7 +14,7 @@ from handler.core.errors import GenerationFailed
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Finish, Request, Sampling
 from handler.engines.base import EngineInfo, Output, Step
-from handler.engines.process.replica import Door, Replica, ReplicaReport, Work
+from handler.engines.process.replica import Replica, ReplicaReport, Work
 from handler.engines.process.routing import Router
 from handler.engines.process.supervisor import EngineSupervisor, State
 
@@ -46,11 +46,12 @@ class ReplicaSet:
     statistics = None  # each has its own, in `reports`
 
     def __init__(self, engines: Sequence[EngineSupervisor], places: int, *, follows_prompts: bool = True) -> None:
-        self._replicas = [Replica(number, engine, engine) for number, engine in enumerate(engines)]
+        self._replicas = [Replica(number, engine) for number, engine in enumerate(engines)]
         self._places = places
         self._router = Router(places, follows_prompts=follows_prompts)
         self._chosen = self._replicas[0]
         self._by_key: dict[int, Replica] = {}
+        self._ended: dict[int, Replica] = {}  # in the last step
         self._changes: dict[int, _Change] = {}  # by key
         self._adapters: dict[int, Adapter] = {}  # loaded, by id
         self._own_keys = itertools.count(-1, -1)
@@ -82,16 +83,24 @@ class ReplicaSet:
         self._chosen.num_requests += 1
         return True
 
+    def continues(self, key: int) -> bool:
+        """Choose the replica that has the request, and so the part's beginning. False: it is lost."""
+        replica = self._by_key.get(key) or self._ended.get(key)
+        if replica is None or not replica.engine.ready:
+            return False
+        self._chosen = replica
+        return True
+
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         replica = self._by_key[key] = self._chosen
         replica.work[key] = Work(len(ids), sampling.max_new_tokens, replica.num_steps)
-        replica.door.add(key, ids, sampling, adapter)
+        replica.engine.add(key, ids, sampling, adapter)
 
     def cancel(self, key: int) -> None:
         replica = self._by_key.pop(key, None)
         if replica is not None:
             del replica.work[key]
-            replica.door.cancel(key)
+            replica.engine.cancel(key)
 
     def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
         """Have all ready replicas load or drop an adapter; the others learn of it when they are ready."""
@@ -102,7 +111,7 @@ class ReplicaSet:
         else:
             self._adapters[adapter.id] = adapter
         for replica in ready:
-            replica.door.change_adapter(key, adapter, drop=drop)
+            replica.engine.change_adapter(key, adapter, drop=drop)
 
     def step(self, timeout: float = 0.0) -> list[Step]:
         """Return all replicas' steps, waiting up to `timeout` seconds for one; also check timers and restart.
@@ -112,9 +121,10 @@ class ReplicaSet:
         if timeout > 0:
             self._selector.select(timeout)
         steps: list[Step] = []
+        self._ended.clear()
         for replica in self._replicas:
             try:
-                for step in replica.door.step():
+                for step in replica.engine.step():
                     steps.append(self._taken(replica, step))
             except GenerationFailed as error:
                 steps.append(Step([], [], [], list(self._lost(replica, error.message))))
@@ -122,12 +132,6 @@ class ReplicaSet:
             self._restarts = self.restarts
             self._to_restart.pop().engine.restart_when_idle()
         return steps
-
-    def behind(self, make: Callable[[EngineSupervisor], Door]) -> ReplicaSet:
-        """Put what `make` returns before each engine."""
-        for replica in self._replicas:
-            replica.door = make(replica.engine)
-        return self
 
     # -- the host's side -----------------------------------------------------------------------------------------
 
@@ -205,6 +209,7 @@ class ReplicaSet:
                 replica.num_tokens += len(output.ids)
                 others.append(output)
                 if output.finish is not None and self._by_key.pop(output.key, None) is not None:
+                    self._ended[output.key] = replica
                     del replica.work[output.key]
         return step._replace(others=others)
 
@@ -231,7 +236,7 @@ class ReplicaSet:
             self._adapters.pop(change.adapter.id, None)
             for replica in self._replicas:
                 if replica.engine.ready:
-                    replica.door.change_adapter(next(self._own_keys), change.adapter, drop=True)
+                    replica.engine.change_adapter(next(self._own_keys), change.adapter, drop=True)
         yield Output(key, (), (), finish, error=change.error)
 
     def _watch_channel(self, replica: Replica, fd: int | None) -> None:
@@ -245,7 +250,7 @@ class ReplicaSet:
         """Give a replica that is ready the adapters, which a new engine does not have."""
         if state is State.READY:
             for adapter in self._adapters.values():
-                replica.door.change_adapter(next(self._own_keys), adapter, drop=False)
+                replica.engine.change_adapter(next(self._own_keys), adapter, drop=False)
         self._opened = self._opened or all(one.engine.ready for one in self._replicas)
         self._tell()
 

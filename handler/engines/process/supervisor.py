@@ -92,6 +92,9 @@ class EngineSupervisor:
     def admits(self, request: Request, prompt: Prompt) -> bool:
         return self.ready
 
+    def continues(self, key: int) -> bool:
+        return self.ready
+
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         self._active.add(key)
         self._send(Add(key, ids, sampling, adapter))

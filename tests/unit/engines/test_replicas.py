@@ -261,3 +261,19 @@ def test_closing_ends_all() -> None:
     rig.set.close()
     assert [engine.state for engine in rig.engines] == [State.CLOSED] * 2
     assert rig.states[-1] is State.CLOSED
+
+
+def test_a_part_goes_to_the_replica_that_has_the_request() -> None:
+    rig = Rig()
+    rig.submit("a", tokens=1)
+    rig.submit("b", tokens=3)
+    first, second = (next(iter(engine.active)) for engine in rig.engines)
+    rig.set.step()  # "a" ends
+    for key, engine in ((first, rig.engines[0]), (second, rig.engines[1])):
+        assert rig.set.continues(key)
+        rig.set.add(100 + key, [1], Sampling(max_new_tokens=2))
+        assert 100 + key in engine.active
+    rig.engines[0].die()
+    rig.set.step()
+    assert not rig.set.continues(100 + first), "its beginning is lost"
+    assert not rig.set.continues(first), "it ended before the last step"

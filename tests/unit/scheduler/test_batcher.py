@@ -32,6 +32,9 @@ class Scripted:
     def admits(self, request: Request, prompt: Prompt) -> bool:
         return self.ready
 
+    def continues(self, key: int) -> bool:
+        return self.ready
+
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         self.active[key] = list(ids)
         self.left[key] = sampling.max_new_tokens

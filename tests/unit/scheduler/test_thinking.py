@@ -47,6 +47,9 @@ class Scripted:
     def admits(self, request: Request, prompt: Prompt) -> bool:
         return self.ready
 
+    def continues(self, key: int) -> bool:
+        return self.ready
+
     def add(self, key: int, ids_: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         self.requests.append((list(ids_), sampling, adapter))
         said = [] if sampling.structured_output or len(self.requests) > 1 else self.thought
