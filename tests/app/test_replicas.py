@@ -16,6 +16,7 @@ import pytest
 from tests.adapter_files import write_adapter
 from tests.app.server import AppServer, refused_start, serve
 from tests.app.test_engine_failures import stream
+from tests.app.test_sessions import opened
 from tests.process_tree import descendants
 from tests.servers import http, wait_for
 
@@ -149,6 +150,18 @@ def test_adapters_are_on_all_and_come_back_with_a_replica(tmp_path: Path) -> Non
         missing = http.post(server.url + "/adapters", params={"name": "c", "src": str(tmp_path / "c")})
         assert missing.status_code == 424
         assert ping(server) == (200, {"ready": 2, "total": 2})
+
+
+def test_a_session_stays_on_its_replica(tmp_path: Path) -> None:
+    with replicas(2, "enable_stateful_sessions=true", f"sessions_path={tmp_path}", rate=200) as server:
+        for _ in range(2):  # the first request of each goes to another replica
+            header = {"x-amzn-sagemaker-session-id": opened(server)}
+            before = figures(server, "requests_total")
+            for number in range(4):
+                assert server.post(ask(f"{number}"), headers=header).status_code == 200
+            found = zip(before, figures(server, "requests_total"), strict=True)
+            assert sorted(now - earlier for earlier, now in found) == [0, 4]
+        assert figures(server, "requests_total") == [4, 4]
 
 
 def test_each_replica_has_its_share_of_the_cores() -> None:
