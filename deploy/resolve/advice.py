@@ -29,24 +29,33 @@ def advice(spec: Spec, decision: Decision, candidates: Candidates | None) -> tup
 
 
 def _size(spec: Spec, chosen: Fit, fits: Sequence[Fit]) -> Iterator[str]:
-    """Compare the requests that the chosen type holds with what is wanted of it."""
+    """Compare the requests that a server on the chosen type holds with what is wanted of it."""
     if not chosen.fits:
         return
     wanted = _FEW if spec.scaling is None else max(_FEW, round(spec.scaling.concurrency))
-    if chosen.sequences >= wanted:
-        yield (
-            f"{chosen.instance.name} holds {chosen.sequences} requests of the full context at once: for more requests "
-            "than that take more instances (instance.count, scaling.max), not a bigger one."
-        )
+    server = f"A copy on {chosen.instance.name}" if spec.components else chosen.instance.name
+    engines = _engines(spec, chosen)
+    held = f"{server} holds {chosen.sequences * engines} requests of the full context at once"
+    if chosen.sequences * engines >= wanted:
+        yield f"{held}: for more take more instances (instance.count, scaling.max), not a bigger one."
         return
     bigger = next((item for item in fits if item.fits and item.sequences >= wanted), None)
     name = "a bigger instance"
     if bigger is not None:
         name = f"{bigger.instance.name} ({bigger.price.text}) for {bigger.sequences}"
     yield (
-        f"{chosen.instance.name} holds {chosen.sequences} requests of the full context at once: for {wanted} take "
-        f"{name}, or a shorter model.context. More instances divide the requests, and make no room for longer ones."
+        f"{held}: for {wanted} take {name}, or a shorter model.context. More instances divide the requests, and make "
+        "no room for longer ones."
     )
+
+
+def _engines(spec: Spec, chosen: Fit) -> int:
+    """Return the engines of one server (option.replicas)."""
+    replicas = str(spec.options.get("replicas", 1))
+    gpus = spec.components[0].accelerators if spec.components else chosen.instance.gpus
+    if replicas == "auto":
+        return max(gpus // chosen.degree, 1)
+    return int(replicas) if replicas.isdigit() else 1
 
 
 def _number(spec: Spec, decision: Decision) -> Iterator[str]:

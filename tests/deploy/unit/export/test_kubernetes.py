@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "scaling": None,
         },
     ),
+    "pooled": ("single", {"instance": {"pools": [{"type": "ml.g6e.xlarge"}, {"type": "ml.g6.xlarge"}]}}),
     "cpu": ("cpu", {}),
     "aws": ("aws-image", {}),
     "routed": ("single", {"routing": {"prefix_length": 4096}, "tags": {"team": "search"}}),
@@ -43,9 +45,11 @@ EXPORTED = [(case, format) for case in CASES for format in FORMATS]
 
 def exported(case: str, format: str = "kubernetes", **changes: Any) -> tuple[list[dict[str, Any]], list[str]]:
     base, own = CASES.get(case, (case, {}))
-    said, decided = spec(base, **{**own, **changes}), decision(base, vcpus=4, ram_gib=32)
-    if said.model.s3 is not None:
-        decided = decision(base, vcpus=4, ram_gib=32, model_data=said.model.s3)
+    said = spec(base, **{**own, **changes})
+    decided = decision(base, vcpus=4, ram_gib=32, **({} if said.model.s3 is None else {"model_data": said.model.s3}))
+    if said.instance.pools and not decided.pools:
+        pools = (Pool(place, item.type, 1, 1, 4, 32) for place, item in enumerate(said.instance.pools, 1))
+        decided = replace(decided, pools=tuple(pools))
     if format == "hyperpod":
         return hyperpod_manifests(said, decided, prometheus="http://prometheus:9090")
     return {"kserve": kserve_manifests, "kubernetes": kubernetes_manifests}[format](said, decided)

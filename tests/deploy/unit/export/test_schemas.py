@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from handler.config.model_files import cache_directory
-from tests import install
-from tests.clients.venvs import built_once
+from tests.deploy.unit.export.environment import python
 from tests.deploy.unit.export.test_kubernetes import EXPORTED, exported
 
 pytestmark = pytest.mark.clients
@@ -32,19 +28,8 @@ WRONG: list[tuple[str, str, list[Any]]] = [
 """Fields that no schema has, by their path."""
 
 
-def validator() -> Path:
-    """The interpreter of an environment with the schemas."""
-    requirements = HERE / "requirements-kubernetes.txt"
-    key = hashlib.sha256(requirements.read_bytes() + f"{sys.version} {sys.base_prefix}".encode()).hexdigest()[:16]
-    packages = ("--only-binary=:all:", "--no-deps", "-r", str(requirements))
-    directory = built_once(
-        cache_directory() / "venvs" / f"kubernetes-{key}", lambda directory: install.environment(directory, *packages)
-    )
-    return directory / "bin" / "python"
-
-
 def verdicts(manifests: list[list[dict[str, Any]]]) -> Iterator[list[str]]:
-    program = [str(validator()), str(HERE / "validator.py")]
+    program = [str(python()), str(HERE / "validator.py")]
     done = subprocess.run(program, input=json.dumps(manifests), capture_output=True, text=True)
     assert not done.returncode, done.stderr
     return iter(json.loads(done.stdout))

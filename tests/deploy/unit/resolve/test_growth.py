@@ -91,7 +91,14 @@ def test_replicas_have_the_front_end_that_knows_them() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"instance": FOUR}, "take more instances (instance.count, scaling.max), not a bigger one"),
+        (
+            {"instance": {"type": "ml.g6e.xlarge"}},
+            "ml.g6e.xlarge holds 22 requests of the full context at once: for more",
+        ),
+        (
+            {"instance": {"type": "ml.g6e.12xlarge"}, "options": {"replicas": "auto"}},
+            "ml.g6e.12xlarge holds 88 requests of the full context at once: for more take more instances",
+        ),
         ({"instance": {"type": "ml.g6.xlarge"}}, "or a shorter model.context"),
         ({"instance": FOUR}, "One instance has no spare"),
         (
@@ -102,7 +109,8 @@ def test_replicas_have_the_front_end_that_knows_them() -> None:
 )
 def test_advice_follows_from_the_specification(changes: dict[str, Any], sentence: str) -> None:
     found = resolution(**changes)
-    said = advice(spec(**changes), found.decision, found.candidates)
+    options = {**GIVEN["options"], **changes.get("options", {})}
+    said = advice(spec(**{**changes, "options": options}), found.decision, found.candidates)
     assert any(sentence in text for text in said), said
 
 
