@@ -15,7 +15,7 @@ INSTALL = $(BIN)/uv pip install --quiet --python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL = install
-.PHONY: help install dev serve djl test test-model test-deploy test-fuzz test-tools test-templates test-trtllm test-uvicorn test-python test-djl test-browser test-clients environments accept-vllm accept-trtllm accept-aws image-check lint format bench clean
+.PHONY: help install dev serve djl test test-model test-deploy test-fuzz test-tools test-templates test-trtllm test-dynamo test-uvicorn test-python test-djl test-browser test-clients environments accept-vllm accept-trtllm accept-aws image-check lint format bench clean
 
 help: ## the targets, and how long tests usually take on two cores once they are installed
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -88,6 +88,11 @@ test-tools: dev ## 1 min: tests of the doubles, the benchmarks, the container's 
 test-trtllm: dev ## 3 min: TensorRT-LLM's double, and MPI workers under Open MPI 4 (of Debian, by apt as root) and 5 (of PyPI)
 	$(PYTEST) tests/gpu/trtllm
 
+# Its processes listen on all interfaces, so it gets a network of its own with nothing but loopback.
+test-dynamo: dev ## 1 min: NVIDIA Dynamo's front end, KV router and workers, behind the engine openai
+	$(BIN)/python -m tests.dynamo.environment $(VENV)-dynamo
+	unshare --map-root-user --net sh -c 'ip link set lo up && exec $(BIN)/pytest -p no:cacheprovider tests/dynamo'
+
 test-uvicorn: dev ## 1 min: the HTTP tests on the lowest and the newest uvicorn that pyproject.toml allows
 	$(BIN)/python -m tests.accept.uvicorn_versions $(VENV)-uvicorn
 
@@ -158,4 +163,4 @@ bench: dev ## 7 min: the load generator on the demo model, and the host's CPU
 	$(BIN)/python bench/run.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-templates $(VENV)-vllm $(VENV)-uvicorn $(VENV)-3.10 $(VENV)-3.13 .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-templates $(VENV)-dynamo $(VENV)-vllm $(VENV)-uvicorn $(VENV)-3.10 $(VENV)-3.13 .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -54,7 +54,10 @@ def _newest(resources: Iterable[LiveResource]) -> list[LiveResource]:
 
 
 def _models(configs: Iterable[Json]) -> list[str]:
-    return [item["ModelName"] for config in configs for item in config["ProductionVariants"] if "ModelName" in item]
+    variants = [item for config in configs for item in config["ProductionVariants"]]
+    names = [item["ModelName"] for item in variants if "ModelName" in item]
+    pools = [pool for item in variants for pool in item.get("InstancePools", ())]
+    return [*names, *(pool["ModelNameOverride"] for pool in pools if "ModelNameOverride" in pool)]
 
 
 def _component_models(live: Live) -> list[str]:

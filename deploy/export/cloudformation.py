@@ -22,8 +22,13 @@ _TYPES = {
 _UNIQUE = (Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT)
 """A deployment has one of each: its logical name is its kind, so that a new version replaces the old one."""
 
-_NAME_PROPERTIES = {"ModelName": Kind.MODEL, "EndpointConfigName": Kind.ENDPOINT_CONFIG, "EndpointName": Kind.ENDPOINT}
-"""Properties that name another resource. Each is an attribute of that resource under the same name."""
+_NAME_PROPERTIES = {
+    "ModelName": (Kind.MODEL, "ModelName"),
+    "ModelNameOverride": (Kind.MODEL, "ModelName"),
+    "EndpointConfigName": (Kind.ENDPOINT_CONFIG, "EndpointConfigName"),
+    "EndpointName": (Kind.ENDPOINT, "EndpointName"),
+}
+"""Properties that name another resource: its kind, and its attribute that is the name."""
 
 _UPDATE_PROPERTIES = ("DeploymentConfig", "RetainAllVariantProperties")
 """Arguments of UpdateEndpoint in the API; properties of the endpoint in a template."""
@@ -131,11 +136,11 @@ def _with_references(content: Any, resource: Resource, names: Mapping[str, str])
         return [convert(item) for item in value] if isinstance(value, list) else value
 
     def convert_property(name: str, value: Any) -> Any:
-        kind = _NAME_PROPERTIES.get(name)
+        kind, attribute = _NAME_PROPERTIES.get(name, (None, name))
         key = f"{kind.value}/{value}" if kind is not None and kind is not resource.kind else None
         if key is None or key not in resource.needs:
             return convert(value)
         references.add(key)
-        return {"Fn::GetAtt": [names[key], name]}
+        return {"Fn::GetAtt": [names[key], attribute]}
 
     return convert(resolved(content, policy_arn)), references

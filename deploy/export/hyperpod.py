@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from deploy.errors import Refused
-from deploy.export.manifests import ACTIVE, QUEUED, Manifest, Server, given, notes, scaled, servers, service_account
+from deploy.export.manifests import (
+    ACTIVE,
+    QUEUED,
+    Manifest,
+    Server,
+    given,
+    notes,
+    scaled,
+    servers,
+    service_account,
+    types,
+)
 from deploy.resolve.decision import Decision
 from deploy.resources.environment import MODEL_DATA
 from deploy.spec import Spec
@@ -56,7 +67,7 @@ def _config(spec: Spec, decision: Decision, server: Server, prometheus: str | No
     content: dict[str, Any] = {
         "endpointName": server.name,
         "modelName": server.name,
-        "instanceType": decision.instance_type,
+        **_types(types(decision)),
         "replicas": server.copies,
         "invocationEndpoint": "invocations",
         "maxDeployTimeInSeconds": min(decision.download + decision.startup, _DEPLOYED),
@@ -86,6 +97,10 @@ def _config(spec: Spec, decision: Decision, server: Server, prometheus: str | No
         "metadata": {"name": server.name},
         "spec": content,
     }
+
+
+def _types(names: list[str]) -> Manifest:
+    return {"instanceTypes": names} if len(names) > 1 else {"instanceType": names[0]}
 
 
 def _source(spec: Spec, decision: Decision) -> Manifest:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.export.manifests import ACTIVE, QUEUED, Manifest, Server, notes, scaled, servers, service_account
+from deploy.export.manifests import (
+    ACTIVE,
+    QUEUED,
+    Manifest,
+    Server,
+    least,
+    notes,
+    scaled,
+    servers,
+    service_account,
+    types,
+)
 from deploy.resolve.decision import Decision
 from deploy.resources.environment import MODEL_DATA
 from deploy.spec import Spec
@@ -62,7 +73,7 @@ def pod(spec: Spec, decision: Decision, server: Server, name: str = "server") ->
     found: Manifest = {
         "serviceAccountName": spec.name,
         "terminationGracePeriodSeconds": _LEAVE + 30,
-        "nodeSelector": {"node.kubernetes.io/instance-type": decision.instance_type.removeprefix("ml.")},
+        "affinity": {"nodeAffinity": _nodes(types(decision))},
         "containers": [container],
         "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory(decision)}}],
     }
@@ -110,6 +121,23 @@ def autoscaler(spec: Spec, server: Server, deployment: str) -> Manifest:
             "behavior": behavior,
         },
     }
+
+
+def _nodes(names: list[str]) -> Manifest:
+    """Return the affinity to nodes of these types, rather to the first than to the next."""
+    label = "node.kubernetes.io/instance-type"
+    names = [name.removeprefix("ml.") for name in names]
+    required = {"nodeSelectorTerms": [{"matchExpressions": [{"key": label, "operator": "In", "values": names}]}]}
+    found: Manifest = {"requiredDuringSchedulingIgnoredDuringExecution": required}
+    if len(names) > 1:
+        found["preferredDuringSchedulingIgnoredDuringExecution"] = [
+            {
+                "weight": 100 - 20 * place,
+                "preference": {"matchExpressions": [{"key": label, "operator": "In", "values": [name]}]},
+            }
+            for place, name in enumerate(names)
+        ]
+    return found
 
 
 def _deployment(spec: Spec, decision: Decision, server: Server) -> Manifest:
@@ -162,4 +190,5 @@ def _service(server: Server) -> Manifest:
 
 def _shared_memory(decision: Decision) -> str:
     """Return the size of /dev/shm: an eighth of the host's memory, for the GPUs' exchange and for sessions."""
-    return f"{max(1, (decision.ram_gib or 16) // 8)}Gi"
+    memory = least(decision, "ram_gib") or 16
+    return f"{max(1, memory // 8)}Gi"

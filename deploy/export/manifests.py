@@ -110,7 +110,7 @@ def servers(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = Fa
     if spec.scaling is not None:
         variables |= _with_metrics(spec, decision, variables)
     if not spec.components:
-        cpus, memory = decision.vcpus, decision.ram_gib
+        cpus, memory = least(decision, "vcpus"), least(decision, "ram_gib")
         share = (None if cpus is None else cpus * 0.75, None if memory is None else memory * 768)
         found = [Server(spec.name, spec.instance.count, decision.gpus, *share, variables)]
     else:
@@ -125,6 +125,26 @@ def servers(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = Fa
                 "and begins with a letter"
             )
     return found
+
+
+def types(decision: Decision) -> list[str]:
+    """Return the instance types, the first choice first.
+
+    Raises:
+        Refused: the pools differ in what a pod asks for.
+    """
+    if len({(pool.gpus, pool.tensor_parallel, tuple(pool.options.items())) for pool in decision.pools}) > 1:
+        raise Refused(
+            "instance.pools: a pod has one number of GPUs and one environment, and these pools differ in them",
+            "Export one specification for each, or deploy to SageMaker.",
+        )
+    return [pool.instance_type for pool in decision.pools] or [decision.instance_type]
+
+
+def least(decision: Decision, name: str) -> int | None:
+    """Return the smallest number among the instance types; None: unknown of one."""
+    found = [getattr(item, name) for item in decision.pools or (decision,)]
+    return None if None in found else min(found)
 
 
 def notes(spec: Spec) -> list[str]:

@@ -172,7 +172,7 @@ def _variants(aws: Aws, endpoint: Mapping[str, Any]) -> Iterator[Variant]:
     types: dict[str, str | None] = {}
     if config:
         description = aws.client("sagemaker").describe_endpoint_config(EndpointConfigName=config)
-        types = {item["VariantName"]: item.get("InstanceType") for item in description["ProductionVariants"]}
+        types = {item["VariantName"]: _types(item) for item in description["ProductionVariants"]}
     for item in endpoint.get("ProductionVariants", []):
         images = [
             image.get("ResolvedImage") or image.get("SpecifiedImage", "") for image in item.get("DeployedImages", [])
@@ -181,9 +181,20 @@ def _variants(aws: Aws, endpoint: Mapping[str, Any]) -> Iterator[Variant]:
             item["VariantName"],
             item.get("CurrentInstanceCount", 0),
             item.get("DesiredInstanceCount", 0),
-            types.get(item["VariantName"]),
+            _in_pools(item) or types.get(item["VariantName"]),
             images[0] if images else "",
         )
+
+
+def _types(variant: Mapping[str, Any]) -> str | None:
+    pools = sorted(variant.get("InstancePools", ()), key=lambda pool: int(pool["Priority"]))
+    return " or ".join(pool["InstanceType"] for pool in pools) or variant.get("InstanceType")
+
+
+def _in_pools(variant: Mapping[str, Any]) -> str:
+    """Return how many instances each type of a variant with pools has."""
+    pools = variant.get("InstancePools", ())
+    return ", ".join(f"{pool['CurrentInstanceCount']} x {pool['InstanceType']}" for pool in pools)
 
 
 def _components(aws: Aws, name: str) -> Iterator[Component]:

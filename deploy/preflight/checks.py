@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -123,9 +124,19 @@ def _trusts_sagemaker(document: Any) -> bool:
     return False
 
 
-def _quota(context: Context) -> Check:
-    """Check the quota of the instance type for endpoints. What other endpoints use of it is unknown here."""
-    instance = context.decision.instance_type
+def _quota(context: Context) -> list[Check]:
+    """Check the quota of each instance type for endpoints. What other endpoints use of it is unknown here.
+
+    A pool without quota is a warning if another has some, as AWS takes that.
+    """
+    types = [pool.instance_type for pool in context.decision.pools] or [context.decision.instance_type]
+    found = [_quota_of(context, instance) for instance in types]
+    if all(check.verdict is Verdict.ERROR for check in found):
+        return found
+    return [replace(check, verdict=min(check.verdict, Verdict.WARNING, key=list(Verdict).index)) for check in found]
+
+
+def _quota_of(context: Context, instance: str) -> Check:
     managed = context.spec.instance.managed
     needed = context.spec.instance.count if managed is None else max(managed.max, context.spec.instance.count)
     if context.spec.scaling is not None and not context.spec.components:

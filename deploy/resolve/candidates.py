@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deploy.errors import DoesNotFit
+from deploy.resolve.decision import Decision
 from deploy.resolve.fit import Fit, Need, fit
 from deploy.resolve.instances import all_types
+
+BEYOND_ONE_MACHINE = (
+    "No endpoint of SageMaker spreads a model over several machines. On HyperPod Dynamo does: put this server in front "
+    "of it (lmi serve --engine openai, docs/scaling.md)."
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,18 @@ class Candidates:
     source: str
     fits: tuple[Fit, ...]
     chosen: Fit | None
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """Everything that follows from a specification before AWS is changed.
+
+    Attributes:
+        candidates: the instance types that the decision was made among; None: the model's size is unknown.
+    """
+
+    decision: Decision
+    candidates: Candidates | None
 
 
 def rank(need: Need, cpu: bool = False) -> tuple[Fit, ...]:
@@ -49,7 +67,7 @@ def cheapest(fits: Sequence[Fit]) -> Fit:
         largest = max(fits, key=lambda item: item.room * item.degree)
         raise DoesNotFit(
             f"no known instance type holds the model: the largest is {largest.instance.name}: {largest.problem}",
-            "A smaller context (model.context) or precision (model.dtype) needs less.",
+            f"A smaller context (model.context) or precision (model.dtype) needs less. {BEYOND_ONE_MACHINE}",
         )
     return fits[0]
 

@@ -2,7 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from deploy.spec import Spec
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One instance type of several.
+
+    Attributes:
+        priority: 1 is tried first.
+        instance_type: SageMaker's name.
+        options: of the handler, on this type only.
+        gpus, tensor_parallel, vcpus, ram_gib: as in `Decision`.
+    """
+
+    priority: int
+    instance_type: str
+    gpus: int
+    tensor_parallel: int | None = None
+    vcpus: int | None = None
+    ram_gib: int | None = None
+    options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -13,7 +38,7 @@ class Decision:
         region: AWS region.
         account: twelve digits; AWS's answer if AWS was asked, else the account of the role.
         image: the whole URI, by digest if AWS was asked.
-        instance_type: SageMaker's name, never `auto`.
+        instance_type: SageMaker's name, never `auto`; with pools the first one's.
         gpus: GPUs of one such instance; 0 on a CPU type; the number needed if the tables do not know the type.
         ami: InferenceAmiVersion; None: the account's default host (CPU types, or unknown CUDA).
         model_data: the S3 prefix that SageMaker mounts at /opt/ml/model; None: the container fetches from a hub.
@@ -24,6 +49,7 @@ class Decision:
         vcpus: hardware threads of one such instance; None: the tables do not know the type.
         ram_gib: GiB of its memory; None: the tables do not know the type.
         warnings: one sentence each, for the user to read before confirming.
+        pools: the types by priority, if the specification has pools.
     """
 
     region: str
@@ -40,3 +66,22 @@ class Decision:
     vcpus: int | None = None
     ram_gib: int | None = None
     warnings: tuple[str, ...] = ()
+    pools: tuple[Pool, ...] = ()
+
+    def on(self, pool: Pool) -> Decision:
+        """Return the decision for the instances of one pool."""
+        return replace(
+            self,
+            instance_type=pool.instance_type,
+            gpus=pool.gpus,
+            tensor_parallel=pool.tensor_parallel,
+            vcpus=pool.vcpus,
+            ram_gib=pool.ram_gib,
+            pools=(),
+        )
+
+
+def spec_on(spec: Spec, pool: Pool) -> Spec:
+    """Return the specification of one pool's type."""
+    instance = spec.instance.model_copy(update={"type": pool.instance_type, "pools": ()})
+    return spec.model_copy(update={"instance": instance, "options": {**spec.options, **pool.options}})

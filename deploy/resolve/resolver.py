@@ -11,11 +11,13 @@ from botocore.exceptions import ClientError
 from deploy.aws import error_code
 from deploy.errors import SpecError
 from deploy.resolve import images
-from deploy.resolve.candidates import Candidates, cheapest, rank, too_small
+from deploy.resolve.candidates import Candidates, Resolution, cheapest, rank, too_small
 from deploy.resolve.decision import Decision
+from deploy.resolve.devices import device_warnings
 from deploy.resolve.fit import Fit, Need, fit
 from deploy.resolve.instances import InstanceType, find, refuse_mistyped
 from deploy.resolve.model_shape import known_model, shape_in_directory, shape_in_s3
+from deploy.resolve.pools import resolve_pools
 from deploy.resolve.timeouts import Times, times
 
 if TYPE_CHECKING:
@@ -36,18 +38,6 @@ _PRECISIONS: dict[str, Precision] = {
     "fp16": "fp16", "float16": "fp16", "half": "fp16", "fp32": "fp32", "float32": "fp32",  # option.dtype
 }  # fmt: skip
 """Values of options that set the weights' precision if model.dtype is `auto`."""
-
-
-@dataclass(frozen=True)
-class Resolution:
-    """Everything that follows from a specification before AWS is changed.
-
-    Attributes:
-        candidates: the instance types that the decision was made among; None: the model's size is unknown.
-    """
-
-    decision: Decision
-    candidates: Candidates | None
 
 
 @dataclass(frozen=True)
@@ -72,6 +62,8 @@ def resolve(spec: Spec, region: str, *, account: str | None = None, aws: Aws | N
         NotThere: ECR has no such image.
     """
     account = account or (aws.account() if aws is not None else spec.role.split(":")[4])
+    if spec.instance.pools:
+        return resolve_pools(spec, lambda on_type: resolve(on_type, region, account=account, aws=aws))
     image = images.resolve_image(spec.image, region, account, aws)
     size = find_size(spec, aws)
     need, need_warnings = _need(spec, size, image.cuda)
@@ -101,6 +93,7 @@ def resolve(spec: Spec, region: str, *, account: str | None = None, aws: Aws | N
             *type_warnings,
             *ami_warnings,
             *_volume_warnings(spec, instance),
+            *device_warnings(spec, instance, _engine_gpus(spec, chosen, instance)),
             *times.warnings,
         ),
     )
@@ -218,6 +211,8 @@ def _degree_option(spec: Spec) -> int | None:
     degree = _number(spec, "tensor_parallel_degree")
     if degree is not None:
         return degree
+    if "replicas" in spec.options and "tensor_parallel_degree" not in spec.options:
+        return 1  # the server's own default; the GPUs beside are for other engines
     accelerators = {component.accelerators for component in spec.components}
     return accelerators.pop() if len(accelerators) == 1 else None
 
@@ -247,6 +242,11 @@ def _degree(spec: Spec, chosen: Fit | None, instance: InstanceType | None) -> in
     if chosen is None or (_number(spec, "pipeline_parallel_degree") or 1) > 1:
         return _degree_option(spec)
     return chosen.degree
+
+
+def _engine_gpus(spec: Spec, chosen: Fit | None, instance: InstanceType | None) -> int:
+    """Return the GPUs of one engine: the degree, times the stages of pipeline parallelism."""
+    return (_degree(spec, chosen, instance) or 1) * (_number(spec, "pipeline_parallel_degree") or 1)
 
 
 def _volume_warnings(spec: Spec, instance: InstanceType | None) -> tuple[str, ...]:

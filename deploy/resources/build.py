@@ -6,7 +6,7 @@ not in the digest, as one of them holds the specification's own digest: a change
 
 from __future__ import annotations
 
-from deploy.resolve.decision import Decision
+from deploy.resolve.decision import Decision, spec_on
 from deploy.resources.alarms import component_alarms, endpoint_alarms
 from deploy.resources.components import adapter, component
 from deploy.resources.endpoint import endpoint
@@ -30,11 +30,16 @@ def resources(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
     """
     marks = tags(spec.name, spec_digest(spec), spec.tags)
     watching = endpoint_alarms(spec, marks)
-    made_model = model(spec, decision, marks, allow_plaintext_secret=allow_plaintext_secret)
-    config = endpoint_config(spec, decision, made_model, marks)
+    models = [
+        model(on_type, decided, marks, allow_plaintext_secret=allow_plaintext_secret)
+        for on_type, decided in [(spec_on(spec, pool), decision.on(pool)) for pool in decision.pools]
+        or [(spec, decision)]
+    ]
+    made_model = models[0]
+    config = endpoint_config(spec, decision, models, marks)
     # An update names its alarms, so they exist before the endpoint.
     served = endpoint(spec, decision, config, watching, marks)
-    built = [made_model, config, *watching, served]
+    built = [*{item.name: item for item in models}.values(), config, *watching, served]
     if not spec.components:
         return (*built, *scaling(spec, served, marks))
     for item in spec.components:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from deploy.errors import SpecError
@@ -13,9 +14,13 @@ from deploy.spec import Spec
 from deploy.spec.sections import Async, PrefixAware
 
 
-def endpoint_config(spec: Spec, decision: Decision, model: Resource, tags: list[dict[str, str]]) -> Resource:
-    """Build the configuration. With components it has no model, but the role, the network and the managed instances."""
-    content: dict[str, Any] = {"ProductionVariants": [_variant(spec, decision, model)]}
+def endpoint_config(spec: Spec, decision: Decision, models: Sequence[Resource], tags: list[dict[str, str]]) -> Resource:
+    """Build the configuration. With components it has no model, but the role, the network and the managed instances.
+
+    Args:
+        models: one for each of `decision.pools`, in their order; without pools one.
+    """
+    content: dict[str, Any] = {"ProductionVariants": [_variant(spec, decision, models)]}
     if spec.components:
         content |= {"ExecutionRoleArn": spec.role, **isolation(spec)}
     if spec.encryption.volume_key is not None:
@@ -23,14 +28,14 @@ def endpoint_config(spec: Spec, decision: Decision, model: Resource, tags: list[
     if spec.asynchronous is not None:
         content["AsyncInferenceConfig"] = _asynchronous(spec.asynchronous, spec.encryption.output_key)
     name = version_name(spec.name, content)
-    needs = () if spec.components else (model.key,)
+    needs = () if spec.components else tuple(dict.fromkeys(model.key for model in models))
     return Resource(Kind.ENDPOINT_CONFIG, name, {"EndpointConfigName": name, **content, "Tags": tags}, needs)
 
 
-def _variant(spec: Spec, decision: Decision, model: Resource) -> dict[str, Any]:
+def _variant(spec: Spec, decision: Decision, models: Sequence[Resource]) -> dict[str, Any]:
     variant: dict[str, Any] = {
         "VariantName": VARIANT,
-        "InstanceType": decision.instance_type,
+        **_types(decision, models),
         "InitialInstanceCount": instances(spec),
         "RoutingConfig": _routing(spec.routing),
     }
@@ -42,7 +47,7 @@ def _variant(spec: Spec, decision: Decision, model: Resource) -> dict[str, Any]:
                 "MaxInstanceCount": managed.max,
             }
     else:
-        variant |= {"ModelName": model.name, "InitialVariantWeight": 1.0, **times(decision)}
+        variant |= {"ModelName": models[0].name, "InitialVariantWeight": 1.0, **times(decision)}
     if decision.provision is not None:
         variant["VariantInstanceProvisionTimeoutInSeconds"] = decision.provision
     if decision.ami is not None:
@@ -50,6 +55,17 @@ def _variant(spec: Spec, decision: Decision, model: Resource) -> dict[str, Any]:
     if spec.instance.volume_gb is not None:
         variant["VolumeSizeInGB"] = spec.instance.volume_gb
     return variant
+
+
+def _types(decision: Decision, models: Sequence[Resource]) -> dict[str, Any]:
+    """Return the instance type, or the pools of types; a pool whose model is not the variant's names its own."""
+    if not decision.pools:
+        return {"InstanceType": decision.instance_type}
+    pools = []
+    for pool, model in zip(decision.pools, models, strict=True):
+        own = {"ModelNameOverride": model.name} if model.name != models[0].name else {}
+        pools.append({"InstanceType": pool.instance_type, **own, "Priority": pool.priority})
+    return {"InstancePools": pools}
 
 
 def instances(spec: Spec) -> int:

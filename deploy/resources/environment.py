@@ -108,6 +108,8 @@ def _required(spec: Spec, decision: Decision) -> Iterable[Setting]:
                 "Use one of those (docs/container.md), or put the model's files into S3 (model.s3, model.path).",
             )
         yield Setting("HF_TOKEN_SECRET_ARN", model.token_secret, "model.token_secret")
+    if str(spec.options.get("replicas", 1)) != "1":  # DJL Serving has workers of its own, and refuses the option
+        yield Setting("LMI_FRONT", "embedded", "options.replicas")
     if spec.network.isolated:
         for offline in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
             yield Setting(offline, "1", "network.isolated")

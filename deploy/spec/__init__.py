@@ -25,18 +25,11 @@ from deploy.spec.sections import (
     Timeouts,
     Update,
 )
-from deploy.spec.values import Name, Region, RoleArn, Section, TagKey, TagValue
+from deploy.spec.values import Name, Option, Region, RoleArn, Section, TagKey, TagValue
 
 __all__ = ["Spec"]
 
 _OURS = 2  # of a resource's fifty tags; the rest is for names.py
-
-
-def _scalar(value: Any) -> Any:
-    """Validate all four types at once: pydantic would report an error for each."""
-    if not isinstance(value, str | int | float):
-        raise ValueError("must be a text, a number, true or false; JSON goes in as text, in quotes")
-    return value
 
 
 def _variable(value: Any) -> Any:
@@ -48,7 +41,6 @@ def _variable(value: Any) -> Any:
     return value
 
 
-Option = Annotated[str | int | float | bool, BeforeValidator(_scalar)]
 Variable = Annotated[str, BeforeValidator(_variable)]
 Routing = Annotated[
     Annotated[PrefixAware, Tag("prefix_aware")] | Annotated[Literal["least_outstanding", "random"], Tag("strategy")],
@@ -114,6 +106,7 @@ class Spec(Section):
             yield "encryption.output_key is for the answers of async"
         if self.instance.price is not None and self.instance.type == "auto":
             yield "instance.price is that of a type that instance.type names"
+        yield from self._pool_contradictions()
         if self.instance.managed is not None and not self.components:
             yield "instance.managed is for components"
         if self.scaling is not None and self.scaling.min == 0:
@@ -127,3 +120,17 @@ class Spec(Section):
         names += [adapter.name for component in self.components for adapter in component.adapters]
         if twice := {name for name in names if names.count(name) > 1}:
             yield f"components: {', '.join(sorted(twice))} stands there twice"
+
+    def _pool_contradictions(self) -> Iterator[str]:
+        pools = self.instance.pools
+        if pools and self.instance.type != "auto":
+            yield "instance.type does not go with instance.pools, which name the types"
+        if pools and self.instance.price is not None:
+            yield "instance.price is that of one type, and instance.pools name several"
+        if self.components and any(pool.options for pool in pools):
+            yield "instance.pools[].options: components have one model for all types"
+        types = [pool.type for pool in pools]
+        priorities = [str(pool.priority or place) for place, pool in enumerate(pools, 1)]
+        for what, said in ("type", types), ("priority", priorities):
+            if twice := {item for item in said if said.count(item) > 1}:
+                yield f"instance.pools[].{what}: {', '.join(sorted(twice))} stands there twice"

@@ -18,6 +18,7 @@ from deploy.spec.values import (
     InstanceType,
     KeyId,
     Name,
+    Option,
     OutputUri,
     Precision,
     Repository,
@@ -27,6 +28,7 @@ from deploy.spec.values import (
     Section,
     TopicArn,
     VpcId,
+    text,
 )
 
 
@@ -132,10 +134,28 @@ class Managed(Section):
         return self
 
 
+class Pool(Section):
+    """One instance type of several, of which AWS takes the first that it has."""
+
+    type: Annotated[str, text(r"^ml\.[a-z0-9-]+\.[a-z0-9]+$", "a SageMaker type, as ml.g6e.xlarge", 64)] = Field(
+        description="Instance type."
+    )
+    priority: Annotated[int, Field(ge=1, le=5)] | None = Field(
+        None, description="1 is tried first; default: its place in the list."
+    )
+    options: dict[str, Option] = Field(
+        default_factory=dict,
+        description="Options on this type, beside `options`; its model is another (ModelNameOverride).",
+    )
+
+
 class Instance(Section):
     """The instances."""
 
     type: InstanceType = Field("auto", description="Instance type; `auto`: the cheapest type that the model fits on.")
+    pools: tuple[Pool, ...] = Field(
+        (), max_length=5, description="In place of `type`: up to five types; AWS takes the next where it lacks one."
+    )
     count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="First number of instances.")
     unchecked: bool = Field(False, description="Accept `type` even if the model seems not to fit on it.")
     price: Annotated[float, Field(gt=0)] | None = Field(

@@ -5,9 +5,9 @@ Limits and patterns are those of botocore 1.44's service model; tests/deploy/uni
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 
 class Section(BaseModel):
@@ -83,5 +83,15 @@ ImageTag = Annotated[str, text(r"^[a-zA-Z0-9_][a-zA-Z0-9_.-]*$", "an image's tag
 VpcId = Annotated[str, text(r"^[-0-9a-zA-Z]+$", "an id, as subnet-0123456789abcdef0", 32)]
 TagKey = Annotated[str, text(r"^[\p{L}\p{Z}\p{N}_.:/=+\-@]+$", "letters, digits, spaces and _.:/=+-@", 128)]
 TagValue = Annotated[str, text(r"^[\p{L}\p{Z}\p{N}_.:/=+\-@]*$", "letters, digits, spaces and _.:/=+-@", 256)]
+
+
+def _scalar(value: Any) -> Any:
+    """Validate all four types at once: pydantic would report an error for each."""
+    if not isinstance(value, str | int | float):
+        raise ValueError("must be a text, a number, true or false; JSON goes in as text, in quotes")
+    return value
+
+
+Option = Annotated[str | int | float | bool, BeforeValidator(_scalar)]
 Seconds = Annotated[int, Field(ge=60, le=3600)]
 Count = Annotated[int, Field(ge=0, le=1000)]

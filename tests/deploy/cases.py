@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.resolve.decision import Decision
+from deploy.resolve.decision import Decision, Pool
 from deploy.spec import Spec
 
 ROLE = "arn:aws:iam::123456789012:role/lmi"
@@ -95,6 +95,18 @@ _SPECS: dict[str, dict[str, Any]] = {
         "scaling": {"min": 2, "max": 6, "concurrency": 40},
         "update": {"batch_percent": 25},
     },
+    "pools": {
+        **_PLAIN,
+        "instance": {
+            "count": 2,
+            "pools": [
+                {"type": "ml.g6e.xlarge"},
+                {"type": "ml.g6.12xlarge"},
+                {"type": "ml.g5.2xlarge", "priority": 5, "options": {"max_rolling_batch_size": 32}},
+            ],
+        },
+        "timeouts": {"provision": 900},
+    },
     "cpu": {
         **_PLAIN,
         "name": "smollm2",
@@ -103,6 +115,13 @@ _SPECS: dict[str, dict[str, Any]] = {
         "instance": {"type": "ml.c7i.2xlarge"},
     },
 }
+
+
+_POOLS = (
+    Pool(1, "ml.g6e.xlarge", gpus=1, tensor_parallel=1),
+    Pool(2, "ml.g6.12xlarge", gpus=4, tensor_parallel=4),
+    Pool(5, "ml.g5.2xlarge", gpus=1, tensor_parallel=1, options={"max_rolling_batch_size": 32}),
+)
 
 
 def spec(case: str, **changes: Any) -> Spec:
@@ -120,7 +139,7 @@ def decision(case: str, **changes: Any) -> Decision:
             "image": "763104351884.dkr.ecr.eu-west-1.amazonaws.com/djl-inference:0.38.0-lmi29.0.0-cu130"
             if said.image.aws
             else IMAGE,
-            "instance_type": said.instance.type,
+            "instance_type": said.instance.pools[0].type if said.instance.pools else said.instance.type,
             "gpus": 0 if cpu else 4 if said.instance.type == "ml.g6e.12xlarge" else 1,
             "ami": None if cpu else "al2023-ami-sagemaker-inference-gpu-4-1",
             "model_data": said.model.s3 or said.model.upload,
@@ -128,6 +147,7 @@ def decision(case: str, **changes: Any) -> Decision:
             "startup": 900,
             "provision": said.timeouts.provision,
             "tensor_parallel": None if cpu else 1,
+            "pools": _POOLS if said.instance.pools else (),
             **changes,
         }
     )

@@ -18,6 +18,7 @@ from deploy.deployer.live import look
 from deploy.deployer.preparation import Comparison, Preparation, compare, compare_offline, prepare
 from deploy.preflight.check import Check
 from deploy.preflight.checks import over_the_network, preflight
+from deploy.resolve.advice import advice
 from deploy.spec import Spec
 
 
@@ -71,10 +72,11 @@ def _print(
     """
     decision = preparation.decision
     warnings = [*preparation.warnings, *comparison.warnings]
+    advised = advice(preparation.spec, decision, preparation.candidates)
     if arguments.json:
         more = {"region": decision.region, "account": decision.account, "instance_type": decision.instance_type}
         verdicts = [{**asdict(check), "verdict": check.verdict.value} for check in checks]
-        print(as_json(comparison.plan, **more, unasked=reason, warnings=warnings, checks=verdicts))
+        print(as_json(comparison.plan, **more, unasked=reason, warnings=warnings, advice=advised, checks=verdicts))
         return
     console = out()
     say(console, f"{comparison.plan.deployment} in {decision.region}, account {decision.account}", "bold")
@@ -83,6 +85,8 @@ def _print(
     if preparation.candidates is not None:
         console.print(candidates_table(preparation.candidates))
     print_warnings(console, warnings)
+    for sentence in advised:
+        say(console, f"advice: {sentence}", "dim")
     print_checks(console, checks)
     if comparison.upload is not None:
         say(console, "\n".join([str(comparison.upload), *map(str, comparison.upload.findings)]))

@@ -21,6 +21,7 @@ from deploy.deployer.preparation import compare, prepare, upload_model
 from deploy.deployer.wait import time_limit
 from deploy.errors import NotThere
 from deploy.preflight.checks import over_the_network, preflight, refuse_errors
+from deploy.resolve.decision import Decision
 from deploy.resolve.prices import price_of
 from deploy.spec import Spec
 
@@ -83,7 +84,7 @@ def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespac
         checks = preflight(aws, spec, preparation.decision, fetch=over_the_network, without=("name",))
         print_checks(console, checks)
         refuse_errors(checks)
-    say(console, _instances(spec, preparation.decision.instance_type))
+    say(console, _instances(spec, preparation.decision))
     if not confirm("Do this?", yes=arguments.yes, needed=False):
         say(console, "Nothing was changed.")
         return 1
@@ -96,10 +97,13 @@ def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespac
     return 0
 
 
-def _instances(spec: Spec, instance_type: str) -> str:
+def _instances(spec: Spec, decision: Decision) -> str:
     """Return what will cost money: the number of instances, their type and price class."""
     managed = spec.instance.managed
     count = f"{managed.min} to {managed.max}" if managed is not None else str(spec.instance.count)
-    price = price_of(instance_type, spec.instance.price)
-    cost = "price not known" if price.usd is None else f"{price.text} each"
-    return f"{count} x {instance_type}, {cost}, for as long as it exists"
+    names = [pool.instance_type for pool in decision.pools] or [decision.instance_type]
+    types = []
+    for name in names:
+        price = price_of(name, spec.instance.price)
+        types.append(f"{name}, {'price not known' if price.usd is None else f'{price.text} each'}")
+    return f"{count} x {', or '.join(types)}, for as long as it exists"

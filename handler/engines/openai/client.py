@@ -198,7 +198,7 @@ def find_kind(urls: tuple[str, ...]) -> str:
             reasons.append(f"{url}: {error}")
             continue
         owners = {model.owner for model in models}
-        kinds = [name for name, kind in KINDS.items() if kind.owner in owners]
+        kinds = [name for name, kind in KINDS.items() if any(owner.startswith(kind.owner) for owner in owners)]
         if len(kinds) == 1:
             return kinds[0]
         reasons.append(f"{url}: its models are owned by {', '.join(sorted(owners)) or 'nobody'}")

@@ -32,7 +32,7 @@ class Kind(NamedTuple):
     """One kind of server.
 
     Attributes:
-        owner: `owned_by` of its models.
+        owner: the beginning of its models' `owned_by`; vLLM's Rust front end has `vllm-frontend-rs`.
         lacking: the fields of Sampling that it lacks or drops, with the reason.
         limits: as in `Capabilities`.
         ask: what has it return token ids.

@@ -35,6 +35,31 @@ def refused(call: Any, **arguments: Any) -> str:
     return f"{raised.value.response['Error']['Code']}: {raised.value.response['Error']['Message']}"
 
 
+@pytest.mark.parametrize(
+    ("variant", "message"),
+    [
+        ({}, "Exactly one of InstanceType and InstancePools"),
+        (
+            {"InstanceType": "ml.g5.xlarge", "InstancePools": [{"InstanceType": "ml.g5.xlarge", "Priority": 1}]},
+            "one of",
+        ),
+        ({"InstancePools": [{"InstanceType": "ml.g5.xlarge", "Priority": n} for n in (1, 2)]}, "of different types"),
+        ({"InstancePools": [{"InstanceType": "ml.g5.xlarge", "Priority": 6}]}, "Invalid instance pool"),
+        ({"InstancePools": [{"InstanceType": "ml.x5.xlarge", "Priority": 1}]}, "Invalid instance pool"),
+        (
+            {"InstancePools": [{"InstanceType": "ml.g5.xlarge", "Priority": 1, "ModelNameOverride": "none"}]},
+            "model/none",
+        ),
+    ],
+)
+def test_pools_are_as_botocores_model_has_them(cloud: Cloud, variant: dict[str, Any], message: str) -> None:
+    sagemaker = made(cloud)
+    variant = {"VariantName": "v", "ModelName": "m", "InitialInstanceCount": 1, **variant}
+    assert message in refused(
+        sagemaker.create_endpoint_config, EndpointConfigName="c3", ProductionVariants=[variant], ExecutionRoleArn=ROLE
+    )
+
+
 def test_an_endpoint_is_made_and_changed_by_and_by(cloud: Cloud) -> None:
     sagemaker = made(cloud)
     assert states(sagemaker, 3) == ["Creating", "InService", "InService"]

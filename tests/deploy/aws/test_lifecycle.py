@@ -80,6 +80,33 @@ def test_plan_and_up_say_that_an_update_takes_back_what_was_scaled_by_hand(
         assert "is scaled to 5 instances, instance.count is 2" in " ".join(capsys.readouterr().out.split())
 
 
+def test_pools_are_created_shown_changed_and_deleted(
+    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model for each degree of tensor parallelism; those of old versions go with their configurations."""
+    shape = {"parameters": 8.03e9, "layers": 32, "kv_heads": 8, "head_dim": 128}
+    pools = [{"type": "ml.g6e.2xlarge"}, {"type": "ml.g6e.12xlarge"}]
+    changes: dict[str, Any] = {"scaling": None, "model": {"s3": "s3://models/llama/", "shape": shape, "context": 4096}}
+    path = file(tmp_path, **changes, instance={"count": 2, "pools": pools}, update={"keep": 1})
+    for changed in False, True:
+        if changed:
+            path = file(tmp_path, **changes, instance={"count": 2, "pools": pools[::-1]}, update={"keep": 1})
+        assert main(["up", path, "--yes"]) == 0
+        models = [name for kind, name in cloud.sagemaker.things if kind == "model"]
+        (config,) = [thing for (kind, _), thing in cloud.sagemaker.things.items() if kind == "endpoint-config"]
+        (variant,) = config.request["ProductionVariants"]
+        first, second = variant["InstancePools"]
+        assert first["InstanceType"] == pools[changed]["type"]
+        assert {variant["ModelName"], second["ModelNameOverride"]} == set(models)
+        assert main(["status", NAME]) == 0
+        assert f"2 x {first['InstanceType']}" in " ".join(capsys.readouterr().out.split())
+    cloud.calls.clear()
+    assert main(["up", path, "--yes"]) == 0
+    assert not [call for call in cloud.calls if call.operation.startswith(("Create", "Update", "Delete"))]
+    assert main(["down", path, "--yes"]) == 0
+    assert not cloud.sagemaker.things
+
+
 def test_plan_shows_requests_and_changes_nothing(
     cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +115,7 @@ def test_plan_shows_requests_and_changes_nothing(
     assert f"account {ACCOUNT}" in said
     assert "sagemaker.create_endpoint_config" in said
     assert "InstanceType: ml.g6e.2xlarge" in said
+    assert "advice: ml.g6e.2xlarge holds" in said
     assert "ml.g6e.2xlarge" in said
     assert "$" in said  # the class of the cost
     assert "7 to create." in said

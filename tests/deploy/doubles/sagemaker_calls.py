@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import boto3
 import moto.sagemaker.models
 from moto.cloudwatch.models import cloudwatch_backends
 from moto.core.responses import ActionResult, EmptyResult
@@ -49,6 +50,7 @@ class Calls:
 
     def create_endpoint_config(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         for variant in p["ProductionVariants"]:
+            self._check_types(variant)
             if "ModelName" in variant:
                 self._cloud.get("model", variant["ModelName"])
             elif "ExecutionRoleArn" not in p:
@@ -57,6 +59,24 @@ class Calls:
         p.setdefault("EnableNetworkIsolation", False)
         made = self._cloud.create("endpoint-config", p["EndpointConfigName"], p, region)
         return {"EndpointConfigArn": made.arn}
+
+    def _check_types(self, variant: dict[str, Any]) -> None:
+        """One type, or pools of types within botocore's limits, whose upper bounds boto3 does not check."""
+        pools = variant.get("InstancePools")
+        if (pools is None) == ("InstanceType" not in variant):
+            raise Invalid("Exactly one of InstanceType and InstancePools must be given.")
+        if pools is None:
+            return
+        members = boto3.client("sagemaker", "us-east-1").meta.service_model.shape_for("InstancePool").members
+        most = members["Priority"].metadata["max"]
+        types, priorities = [pool["InstanceType"] for pool in pools], [pool["Priority"] for pool in pools]
+        if not 1 <= len(pools) <= 5 or len(set(types)) < len(types) or len(set(priorities)) < len(priorities):
+            raise Invalid("InstancePools are 1 to 5, of different types and priorities.")
+        for pool in pools:
+            if not 1 <= pool["Priority"] <= most or pool["InstanceType"] not in members["InstanceType"].enum:
+                raise Invalid(f"Invalid instance pool: {pool}.")
+            if "ModelNameOverride" in pool:
+                self._cloud.get("model", pool["ModelNameOverride"])
 
     def delete_model(self, p: dict[str, Any], region: str) -> None:
         self._cloud.get("model", p["ModelName"])
@@ -229,6 +249,7 @@ class Calls:
                 "DesiredInstanceCount": counts.get(variant["VariantName"], variant.get("InitialInstanceCount", 1)),
                 "CurrentWeight": 1.0,
                 "DesiredWeight": 1.0,
+                **_in_pools(variant, counts),
             }
             for variant in variants
         ]
@@ -247,6 +268,20 @@ class Calls:
     def delete_tags(self, p: dict[str, Any], region: str) -> None:
         for key in p["TagKeys"]:
             self._cloud.by_arn(p["ResourceArn"]).tags.pop(key, None)
+
+
+def _in_pools(variant: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:
+    """All instances are of the pool that is tried first."""
+    pools = sorted(variant.get("InstancePools", ()), key=lambda pool: int(pool["Priority"]))
+    if not pools:
+        return {}
+    count = counts.get(variant["VariantName"], variant.get("InitialInstanceCount", 1))
+    return {
+        "InstancePools": [
+            {"InstanceType": pool["InstanceType"], "CurrentInstanceCount": 0 if place else count}
+            for place, pool in enumerate(pools)
+        ]
+    }
 
 
 def _copies(runtime: dict[str, Any]) -> dict[str, Any]:

@@ -102,10 +102,3 @@ def test_many_tools_pass_the_check(model: Path) -> None:
     check(structural_tag(calls(notation, tools, single=False)))
     strict = {"get_wine_1", "get_newt_7"}
     check(structural_tag(calls_in_text(notation, tools, strict, single=False), allows_text=True))
-
-
-def test_a_schema_that_cannot_be_followed_is_refused_in_a_tag_too() -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
-    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    with pytest.raises(ValueError, match=r"properties\.a\.uniqueItems cannot be followed"):
-        genai_arguments(structural_tag(calls(FORMATS["hermes"].notations[""], [tool], single=False)))

@@ -16,7 +16,7 @@ from deploy.cli import main as cli
 from deploy.errors import Refused
 from deploy.preflight.check import Check, Verdict
 from deploy.preflight.checks import lines, preflight, refuse_errors
-from deploy.resolve.decision import Decision
+from deploy.resolve.decision import Decision, Pool
 from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.spec import Spec
 from tests.deploy.doubles.aws import ACCOUNT, Cloud
@@ -213,6 +213,15 @@ def test_quotas(ready: Cloud, quotas: dict[str, float]) -> None:
     assert "Ask for 1 of `ml.g5.xlarge for endpoint usage`" in found.advice
     quotas.clear()
     assert run("quota").verdict is Verdict.WARNING
+
+
+def test_a_pool_without_quota_is_an_error_only_if_no_pool_has_some(ready: Cloud, quotas: dict[str, float]) -> None:
+    pools = (Pool(1, "ml.g5.xlarge", 1), Pool(2, "ml.g6.xlarge", 1))
+    quotas["ml.g6.xlarge for endpoint usage"] = 0.0
+    assert run("quota", decision=decision(pools=pools)).says == "ml.g6.xlarge for endpoint usage: 0, and 1 are needed"
+    assert run("quota", decision=decision(pools=pools)).verdict is Verdict.WARNING
+    quotas["ml.g5.xlarge for endpoint usage"] = 0.0
+    assert run("quota", decision=decision(pools=pools)).verdict is Verdict.ERROR
 
 
 def test_a_vpc(ready: Cloud) -> None:

@@ -13,6 +13,7 @@ from deploy.export.hyperpod import hyperpod_manifests
 from deploy.export.kserve import kserve_manifests
 from deploy.export.kubernetes import kubernetes_manifests
 from deploy.export.manifests import given, to_yaml
+from deploy.resolve.decision import Pool
 from tests.deploy.cases import decision, spec
 from tests.deploy.unit.spec.document import names
 
@@ -158,6 +159,23 @@ def test_each_component_is_a_server(format: str) -> None:
     }
 
 
+def test_pools_are_preferred_in_their_order() -> None:
+    types = {"ml.g6e.xlarge": 1, "ml.g5.2xlarge": 3}
+    said = spec("single", instance={"pools": [{"type": name, "priority": place} for name, place in types.items()]})
+    pools = tuple(Pool(place, name, 1, 1, vcpus=4 * place, ram_gib=32) for name, place in types.items())
+    decided = decision("single", instance_type="ml.g6e.xlarge", pools=pools)
+    pod = kubernetes_manifests(said, decided)[0][1]["spec"]["template"]["spec"]
+    nodes = pod["affinity"]["nodeAffinity"]
+    (term,) = nodes["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"][0]["values"] == ["g6e.xlarge", "g5.2xlarge"]
+    weights = [item["weight"] for item in nodes["preferredDuringSchedulingIgnoredDuringExecution"]]
+    assert weights == [100, 80]
+    assert pod["containers"][0]["resources"]["requests"]["cpu"] == "3000m"
+    assert hyperpod_manifests(said, decided)[0][1]["spec"]["instanceTypes"] == list(types)
+    with pytest.raises(Refused, match="pools: a pod has one number of GPUs"):
+        exported("pools", "kserve")
+
+
 ZERO = {
     "scaling": {"min": 0, "max": 2, "concurrency": 4},
     "components": [{"name": "llama-chat"}],
@@ -188,6 +206,7 @@ EXPRESSED = {
     "instance.unchecked", "instance.price", "routing.prefix_length", "routing.concurrency_threshold",
     "update.policy", "update.batch_percent", "scaling.min", "scaling.max", "scaling.concurrency",
     "scaling.scale_in_cooldown", "scaling.scale_out_cooldown", "components.name", "components.copies",
+    "instance.pools", "instance.pools.type", "instance.pools.priority", "instance.pools.options",
     "components.accelerators", "components.memory_mb", "components.cpus",
 }  # fmt: skip
 """Settings that the formats have a place for, or a note of their own in each that has none; planning's too."""

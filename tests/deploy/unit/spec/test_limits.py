@@ -33,6 +33,7 @@ def _branches(field: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         (sections.Timeouts, "startup", "ProductionVariantContainerStartupHealthCheckTimeoutInSeconds"),
         (sections.Timeouts, "provision", "VariantInstanceProvisionTimeoutInSeconds"),
         (sections.Instance, "volume_gb", "ProductionVariantVolumeSizeInGB"),
+        (sections.Pool, "priority", "InstancePoolPriority"),
         (sections.Async, "concurrency", "MaxConcurrentInvocationsPerInstance"),
         (sections.Update, "wait", "WaitIntervalInSeconds"),
     ],
@@ -40,6 +41,11 @@ def _branches(field: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def test_numbers_have_its_bounds(section: type[values.Section], name: str, shape: str) -> None:
     told = SERVICE.shape_for(shape).metadata
     assert numbers(section, name) == (told["min"], told["max"])
+
+
+def test_pools_are_as_many_as_aws_takes() -> None:
+    assert sections.Instance.model_json_schema()["properties"]["pools"]["maxItems"] == 5
+    assert SERVICE.shape_for("InstancePoolList").metadata["max"] == 5
 
 
 def test_prefix_aware_routing_has_its_bounds() -> None:

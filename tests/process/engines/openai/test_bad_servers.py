@@ -261,7 +261,9 @@ def test_alternatives_have_the_ids_that_their_names_say() -> None:
         assert server.received[0].body.items() >= {"logprobs": 2, "return_tokens_as_token_ids": True}.items()
 
 
-@pytest.mark.parametrize(("owner", "kind"), [("vllm", "vllm"), ("nvidia", "dynamo"), ("lmi-handler", "lmi")])
+@pytest.mark.parametrize(
+    ("owner", "kind"), [("vllm", "vllm"), ("vllm-frontend-rs", "vllm"), ("nvidia", "dynamo"), ("lmi-handler", "lmi")]
+)
 def test_a_server_says_what_it_is(owner: str, kind: str) -> None:
     with listening(owner=owner) as server:
         assert find_kind((server.url,)) == kind

@@ -1,0 +1,145 @@
+"""The engine openai in front of Dynamo: its own front end, KV router and two workers. `make test-dynamo` runs it.
+
+Dynamo's processes listen beyond loopback: this needs a network of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.app.dialects.test_engine_by_url import GOLDEN, MIXED, OTHER_ABILITIES, REFUSED, ask, steady
+from tests.app.server import AppServer, serve
+from tests.app.test_http import CANCELLED
+from tests.doubles import tiny
+from tests.dynamo.cluster import Cluster, cluster
+from tests.servers import http, options, wait_for
+
+ALTERNATIVES = {"chat/top_logprobs", "chat/stream_top_logprobs"}
+"""Echo has none but the chosen token."""
+
+ROLLING = {
+    name: asked for name, asked in GOLDEN.items() if asked.mode == "rolling" and name not in {*ALTERNATIVES, *REFUSED}
+}
+DROPPED = {"logit_bias": {"5": 5}, "bad_words": ["a"], "top_logprobs": 6}
+"""What Dynamo would drop, refuse, or cut."""
+
+TOKENS = 200
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chat template has none of its end tokens: an echo of the prompt does not end there."""
+    directory = tiny.make(tmp_path_factory.mktemp("tiny"))
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        values = json.loads((directory / name).read_text())
+        end = {"eos_token_id": tiny.EOS[1], "eos_token": tiny.SPECIAL[tiny.EOS[1]]}
+        values |= {key: value for key, value in end.items() if key in values}
+        (directory / name).write_text(json.dumps(values))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def dynamo(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    assert [name for _, name in socket.if_nameindex()] == ["lo"], "run it by `make test-dynamo`"
+    with cluster(tmp_path_factory.mktemp("dynamo"), model) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def server(dynamo: Cluster, model: Path) -> Iterator[AppServer]:
+    with serve(str(model), "--engine", "openai", *options(f"option.base_url={dynamo.url}")) as found:
+        found.wait_ready()
+        yield found
+
+
+@pytest.fixture(scope="module")
+def echo(model: Path) -> Iterator[AppServer]:
+    given = options(f"option.echo_tokenizer={model}", f"option.max_model_len={tiny.CONTEXT}")
+    with serve("--engine", "echo", *given) as found:
+        found.wait_ready()
+        yield found
+
+
+@pytest.mark.parametrize("name", ROLLING)
+def test_a_golden_request_is_answered_as_by_echo(server: AppServer, echo: AppServer, name: str) -> None:
+    direct, by_url = (ask(one, ROLLING[name]) for one in (echo, server))
+    if OTHER_ABILITIES.search(direct.text):
+        return  # what echo lacks and Dynamo has
+    if name in MIXED:
+        assert sorted(steady(by_url).splitlines()) == sorted(steady(direct).splitlines())
+    else:
+        assert steady(by_url) == steady(direct)
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_what_dynamo_would_drop_is_refused_by_name(server: AppServer, name: str) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "logprobs": True}
+    answer = server.post({**chat, name: DROPPED[name]}, "/v1/chat/completions")
+    assert answer.status_code == 400
+    assert name in answer.json()["error"]["message"]
+
+
+def test_the_limit_is_dynamos(server: AppServer) -> None:
+    answer = server.post({"prompt": [10] * (tiny.CONTEXT + 1), "max_tokens": 1}, "/v1/completions")
+    assert answer.status_code == 400
+    assert str(tiny.CONTEXT - 1) in answer.json()["error"]["message"]
+
+
+def test_alternatives_have_their_texts(server: AppServer) -> None:
+    answer = server.post({"prompt": [426, 381], "max_tokens": 2, "logprobs": 1}, "/v1/completions")
+    assert answer.json()["choices"][0]["logprobs"]["top_logprobs"] == [{"Once": 0.0}, {" upon": 0.0}]
+
+
+def test_who_leaves_is_given_up_by_the_worker(server: AppServer, dynamo: Cluster) -> None:
+    before, cancelled = dynamo.said("given up"), server.metric(CANCELLED)
+    body = {"prompt": "Once upon a", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with http.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
+    wait_for(lambda: dynamo.said("given up") == before + 1, 10, "the worker goes on")
+    assert server.metric(CANCELLED) == cancelled + 1
+
+
+def test_streams_of_a_worker_that_is_killed_end_whole(server: AppServer, echo: AppServer, dynamo: Cluster) -> None:
+    begun = threading.Barrier(65, timeout=30)
+
+    def stream(number: int) -> str:
+        body = {"prompt": [300 + number, 381, 262], "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+        text, waited = "", False
+        with http.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    value = json.loads(line.removeprefix("data: "))
+                    if not waited:
+                        waited = bool(begun.wait() + 1)
+                    assert "error" not in value, value
+                    text += value["choices"][0]["text"]
+        return text
+
+    with ThreadPoolExecutor(64) as clients:
+        found = [clients.submit(stream, number) for number in range(64)]
+        begun.wait()
+        dynamo.kill_worker()
+        texts = [future.result() for future in found]
+    for number, text in enumerate(texts):
+        body = {"prompt": [300 + number, 381, 262], "max_tokens": TOKENS}
+        assert text == echo.post(body, "/v1/completions").json()["choices"][0]["text"]
+
+
+def test_without_a_worker_requests_say_so_and_a_new_one_serves(server: AppServer, dynamo: Cluster) -> None:
+    while dynamo.workers:
+        dynamo.kill_worker()
+    wait_for(lambda: not dynamo.ready(), 30, "Dynamo still names the model")
+    body = {"prompt": "Once upon", "max_tokens": 3}
+    answer = server.post(body, "/v1/completions")
+    assert answer.status_code >= 400
+    assert f"{dynamo.url} " in answer.json()["error"]["message"]
+    assert server.ping() == 200
+    dynamo.add_worker()
+    wait_for(lambda: server.post(body, "/v1/completions").status_code == 200, 30, "it does not serve again")
