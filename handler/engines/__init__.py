@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,8 +19,7 @@ class EngineEntry:
 
     Attributes:
         module: has `check`, `prepare`, `capabilities`, `load`, `load_tokenizer`, as the functions below call them; and
-            `structured_output_check`, where a client's schema or grammar could harm the engine; and
-            `replica_options`, where its replicas are not alike.
+            `structured_output_check`, where a client's schema or grammar could harm the engine.
         needs: the import that shows whether the engine is installed.
         install: the command that installs it.
         isolated: runs in a process of its own; a thread is enough where a step costs nothing.
@@ -88,12 +87,6 @@ def check(name: str, model_id: str | None, config: EngineConfig) -> None:
 
 def capabilities(name: str, config: EngineConfig) -> Capabilities:
     return cast(Capabilities, _module(name).capabilities(config))
-
-
-def replica_options(name: str, config: EngineConfig) -> Sequence[Mapping[str, Any]]:
-    """Return each replica's own options, where the engine's `replica_options` gives them; others are all alike."""
-    own = getattr(_module(name), "replica_options", None)
-    return () if own is None else cast(Sequence[Mapping[str, Any]], own(config))
 
 
 def checks_structured_output(name: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 
 from handler import engines
 from handler.config.loader import Config
@@ -25,32 +24,26 @@ def start_engine(config: Config, spec: Spec) -> EngineSupervisor | ReplicaSet:
     """Start the engine, or all its replicas.
 
     Raises:
-        ConfigError: there are too few devices; or replicas are to run on threads.
+        ConfigError: there are too few devices, or as in check_replicas.
     """
     isolated = engines.entry(spec.engine).isolated
     if config.engine_isolation != "auto":
         isolated = config.engine_isolation == "process"
     timeouts = {"timeout": config.engine_timeout, "load_timeout": config.model_loading_timeout}
-    if own := _own_replicas(config, spec):
-        specs = [Spec(spec.engine, replace(spec.config, options={**spec.config.options, **one})) for one in own]
-        places = [ANYWHERE] * len(own)
-    else:
-        check_replicas(config)
-        places = [ANYWHERE] if config.replicas == "1" else replica_places(config, _devices(spec), _cores())
-        specs = [spec] * len(places)
-        isolated = isolated or len(places) > 1
+    check_replicas(config)
+    places = [ANYWHERE] if config.replicas == "1" else replica_places(config, _devices(spec), _cores())
     started: list[EngineSupervisor] = []
-    for one, place in zip(specs, places, strict=True):
+    for place in places:
         if len(places) > 1:
             where = ", ".join(f"{name}={value}" for name, value in place.environ.items())
             cores = ",".join(map(str, sorted(place.cores)))
             log.info("replica %d: %s", len(started), where or (cores and f"cores {cores}") or "starts")
-        started.append(EngineSupervisor(one, isolated=isolated, place=place, **timeouts))
+        started.append(EngineSupervisor(spec, isolated=isolated or len(places) > 1, place=place, **timeouts))
     if len(started) == 1:
         return started[0]
     follows = config.enable_prefix_caching
     if follows is None:  # as the engine does
-        follows = bool(own) or engines.ENGINES[spec.engine].spreads
+        follows = engines.ENGINES[spec.engine].spreads
     return ReplicaSet(started, config.max_rolling_batch_size, follows_prompts=follows)
 
 
@@ -58,8 +51,10 @@ def check_replicas(config: Config) -> None:
     """Check what needs no look at the machine.
 
     Raises:
-        ConfigError: replicas are to run on threads.
+        ConfigError: replicas are to run on threads, or the engine is one by URL.
     """
+    if config.replicas != "1" and config.engine == "openai":
+        _refuse(config, "several servers by URL are several addresses in option.base_url; leave option.replicas out")
     if config.replicas != "1" and config.engine_isolation == "thread":
         where = config.where("option.engine_isolation")
         _refuse(config, f"replicas are processes, but option.engine_isolation=thread ({where})")
@@ -98,18 +93,6 @@ def _cores() -> list[int]:
 def _devices(spec: Spec) -> list[str]:
     """Name the GPUs; none for an engine that runs on the processor."""
     return visible(read_driver(), os.environ) if engines.ENGINES[spec.engine].spreads else []
-
-
-def _own_replicas(config: Config, spec: Spec) -> Sequence[dict[str, object]]:
-    """Return the options of each replica of an engine that has its own, as several URLs; none for one replica.
-
-    Raises:
-        ConfigError: option.replicas is another number.
-    """
-    own = [dict(options) for options in engines.replica_options(spec.engine, spec.config)]
-    if own and _KEY in config.origins and config.replicas not in ("auto", str(len(own))):
-        _refuse(config, f"the engine {spec.engine} has {len(own)} by its own options; leave option.replicas out")
-    return own if len(own) > 1 else []
 
 
 def _refuse(config: Config, why: str) -> None:

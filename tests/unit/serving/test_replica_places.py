@@ -1,9 +1,8 @@
-"""What each replica gets: devices in its environment, cores, options of its own; and what is refused."""
+"""What each replica gets: devices in its environment, and cores; and what is refused."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,11 @@ import pytest
 
 from handler.config.loader import Config, read_config
 from handler.core.errors import ConfigError
-from handler.engines import echo
 from handler.engines.base import EngineConfig
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.places import Place
-from handler.engines.process.replicas import ReplicaSet
 from handler.engines.process.supervisor import EngineSupervisor, State
-from handler.serving.replicas import check_replicas, replica_places, start_engine
+from handler.serving.replicas import check_replicas, replica_places
 
 FOUR = ["0", "1", "2", "3"]
 
@@ -85,40 +82,7 @@ def test_the_engines_process_has_its_place(monkeypatch: pytest.MonkeyPatch) -> N
         engine.close()
 
 
-def options_of(*urls: str) -> Any:
-    def replica_options(config: EngineConfig) -> list[Mapping[str, Any]]:
-        return [{"echo_tokens_per_second": url} for url in urls]
-
-    return replica_options
-
-
-@pytest.mark.parametrize("replicas", [(), ("replicas=auto",), ("replicas=2",)])
-def test_an_engine_may_have_replicas_of_its_own(monkeypatch: pytest.MonkeyPatch, replicas: tuple[str, ...]) -> None:
-    monkeypatch.setattr(echo, "replica_options", options_of("10", "20"), raising=False)
-    seen: list[Any] = []
-    monkeypatch.setattr(echo, "Echo", lambda config: seen.append(config.options) or _Silent(config))
-    spec = Spec("echo", EngineConfig(options={"echo_cues": True}))
-    engine = start_engine(config(*replicas, engine="echo"), spec)
-    try:
-        assert isinstance(engine, ReplicaSet)
-        while engine.state is State.LOADING:
-            engine.step(timeout=1)
-        assert sorted(options["echo_tokens_per_second"] for options in seen) == ["10", "20"]
-        assert all(options["echo_cues"] for options in seen)
-    finally:
-        engine.close()
-
-
-class _Silent(echo.Echo):
-    def __init__(self, config: EngineConfig) -> None:
-        super().__init__(EngineConfig())
-
-
-def test_an_engines_own_number_is_not_contradicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(echo, "replica_options", options_of("10", "20"), raising=False)
-    with pytest.raises(ConfigError, match=r"option\.replicas=3: the engine echo has 2 by its own options"):
-        start_engine(config("replicas=3", engine="echo"), Spec("echo", EngineConfig()))
-    monkeypatch.setattr(echo, "replica_options", options_of("10"), raising=False)
-    engine = start_engine(config(engine="echo"), Spec("echo", EngineConfig()))
-    assert isinstance(engine, EngineSupervisor)
-    engine.close()
+@pytest.mark.parametrize("replicas", ["auto", "2"])
+def test_several_servers_by_url_are_no_replicas(replicas: str) -> None:
+    with pytest.raises(ConfigError, match=rf"option\.replicas={replicas}: .*option\.base_url"):
+        check_replicas(config(f"replicas={replicas}", "base_url=http://a/v1", engine="openai"))
