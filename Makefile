@@ -89,9 +89,9 @@ test-trtllm: dev ## 3 min: TensorRT-LLM's double, and MPI workers under Open MPI
 	$(PYTEST) tests/gpu/trtllm
 
 # Its processes listen on all interfaces, so it gets a network of its own with nothing but loopback.
-test-dynamo: dev ## 1 min: NVIDIA Dynamo's front end, KV router and workers, behind the engine openai
-	$(BIN)/python -m tests.dynamo.environment $(VENV)-dynamo
-	unshare --map-root-user --net sh -c 'ip link set lo up && exec $(BIN)/pytest -p no:cacheprovider tests/dynamo'
+test-dynamo: dev ## 2 min: the engine openai in front of our own server, and of Dynamo with its KV router and workers
+	$(BIN)/python -m tests.engines_by_url.environment $(VENV)-dynamo
+	unshare --map-root-user --net sh -c 'ip link set lo up && exec $(BIN)/pytest -p no:cacheprovider tests/engines_by_url'
 
 test-uvicorn: dev ## 1 min: the HTTP tests on the lowest and the newest uvicorn that pyproject.toml allows
 	$(BIN)/python -m tests.accept.uvicorn_versions $(VENV)-uvicorn

@@ -18,7 +18,7 @@ from tests.app.dialects.test_engine_by_url import GOLDEN, MIXED, OTHER_ABILITIES
 from tests.app.server import AppServer, serve
 from tests.app.test_http import CANCELLED
 from tests.doubles import tiny
-from tests.dynamo.cluster import Cluster, cluster
+from tests.engines_by_url.cluster import Cluster, cluster
 from tests.servers import http, options, wait_for
 
 ALTERNATIVES = {"chat/top_logprobs", "chat/stream_top_logprobs"}

@@ -1,4 +1,4 @@
-"""Dynamo in an environment of its own: `python -m tests.dynamo.environment DIRECTORY` installs it, once.
+"""Dynamo in an environment of its own: `python -m tests.engines_by_url.environment DIRECTORY` installs it, once.
 
 The package's own requirements include one that cannot be installed; these are what its front end and a worker import.
 """
