@@ -41,11 +41,13 @@ class Answer:
     Args:
         stops: ids that end it as STOP, not as EOS.
         num_tops: the number of alternatives to each token.
+        most: tokens that were asked for.
         scored: its tokens have log-probabilities.
     """
 
-    def __init__(self, stops: frozenset[int], num_tops: int, *, scored: bool) -> None:
+    def __init__(self, stops: frozenset[int], num_tops: int, most: int, *, scored: bool) -> None:
         self._stops = stops
+        self._most = most
         self._num_tops = num_tops
         self._scored = scored
         self._num_ids = 0
@@ -88,6 +90,8 @@ class Answer:
     def _take(self, ids: Sequence[int], scores: Mapping[str, Any] | None, part: Part) -> None:
         if not all(type(id) is int and id >= 0 for id in ids):
             raise ValueError("token ids are whole numbers")
+        if self._num_ids + len(ids) > self._most:
+            raise Failed(f"sent more tokens than max_tokens={self._most}")
         logprobs: Sequence[float | None] = [None] * len(ids)
         if self._scored and scores:
             given = scores["token_logprobs"]

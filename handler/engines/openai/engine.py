@@ -90,8 +90,12 @@ class UrlEngine:
         answer = Answer(
             frozenset(sampling.stop_token_ids),
             sampling.top_logprobs,
+            body["max_tokens"],
             scored=sampling.logprobs or bool(sampling.top_logprobs),
         )
+        if all(running.ended for running in self._running.values()):
+            for _ in range(_SPINS):  # while the loop rested, the server may have closed connections
+                self._run_once()
         task = self._loop.create_task(self._serve(key, body, len(ids) + sampling.max_new_tokens))
         self._running[key] = _Running(key, answer, task, self._loop.time())
         task.add_done_callback(lambda _: self._running.pop(key, None))
