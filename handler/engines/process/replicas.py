@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import selectors
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -53,7 +54,8 @@ class ReplicaSet:
         self._by_key: dict[int, Replica] = {}
         self._ended: dict[int, Replica] = {}  # in the last step
         self._changes: dict[int, _Change] = {}  # by key
-        self._adapters: dict[int, Adapter] = {}  # loaded, by id
+        # Loaded, by id. One that is given up while no replica is ready is in nobody's hands then.
+        self._adapters = weakref.WeakValueDictionary[int, Adapter]()
         self._own_keys = itertools.count(-1, -1)
         self._selector = selectors.DefaultSelector()
         self._watch: Callable[[int | None], None] = lambda fd: None
@@ -249,7 +251,7 @@ class ReplicaSet:
     def _changed(self, replica: Replica, state: State) -> None:
         """Give a replica that is ready the adapters, which a new engine does not have."""
         if state is State.READY:
-            for adapter in self._adapters.values():
+            for adapter in list(self._adapters.values()):
                 replica.engine.change_adapter(next(self._own_keys), adapter, drop=False)
         self._opened = self._opened or all(one.engine.ready for one in self._replicas)
         self._tell()

@@ -62,7 +62,8 @@ class Router:
         Args:
             loads: those of the replicas that take the request; at least one.
         """
-        key = (request.adapter.id if request.adapter else 0, _beginning(prompt)) if self._follows_prompts else None
+        start = _beginning(prompt) if self._follows_prompts else ""
+        key = (request.adapter.id if request.adapter else 0, start) if start else None  # all begin with nothing
         replica = self._of_session(request.session, loads)
         if replica is None and key is not None:
             replica = self._of_prompt(*key, loads)

@@ -54,6 +54,11 @@ def test_another_adapter_is_another_cache_and_prompts_of_ids_are_prompts() -> No
     assert len(set(ids)) == 1
 
 
+def test_an_empty_prompt_is_the_beginning_of_none() -> None:
+    router = Router(16)
+    assert [choose(router, text) for text in (" ", "a", "b", "", "c")] == [0, 1, 0, 1, 0]
+
+
 def test_without_a_cache_prompts_do_not_count() -> None:
     router = Router(16, follows_prompts=False)
     assert [choose(router, "same") for _ in range(4)] == [0, 1, 0, 1]
