@@ -76,9 +76,7 @@ def _config(spec: Spec, decision: Decision, server: Server, prometheus: str | No
         **_routing(spec),
         "worker": {
             "image": decision.image,
-            "environmentVariables": [
-                {"name": name, "value": value} for name, value in sorted(server.variables.items())
-            ],
+            "environmentVariables": server.env,
             "modelInvocationPort": {"name": "http", "containerPort": server.port},
             "modelVolumeMount": {"name": "model-weights", "mountPath": MODEL_DATA},
             "resources": server.resources(),

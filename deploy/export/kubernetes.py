@@ -10,6 +10,7 @@ from deploy.export.manifests import (
     Manifest,
     Server,
     least,
+    literal,
     notes,
     scaled,
     servers,
@@ -63,7 +64,7 @@ def pod(spec: Spec, decision: Decision, server: Server, name: str = "server") ->
     container: Manifest = {
         "name": name,
         "image": decision.image,
-        "env": [{"name": variable, "value": value} for variable, value in sorted(server.variables.items())],
+        "env": server.env,
         "ports": [{"name": "http1", "containerPort": server.port, "protocol": "TCP"}],
         "resources": server.resources(),
         **server.probes(decision, download=spec.model.id is not None),
@@ -168,7 +169,7 @@ def _mount_copy(template: Manifest, prefix: str) -> None:
         {
             "name": "model",
             "image": _COPIER,
-            "args": ["s3", "sync", prefix, MODEL_DATA, "--no-progress"],
+            "args": ["s3", "sync", literal(prefix), MODEL_DATA, "--no-progress"],
             "volumeMounts": [mount],
         }
     ]

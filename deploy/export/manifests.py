@@ -26,6 +26,8 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LONGEST = 50  # of 63 characters; KServe and the operators append `-predictor` and hashes
 _COOLDOWN = 3600  # seconds; stabilizationWindowSeconds of autoscaling/v2
 
+_PORT = "SAGEMAKER_BIND_TO_PORT"
+
 _REFUSED = {
     "async": "requests in a queue are SageMaker's",
     "network": "pods have the cluster's network; write a NetworkPolicy and a node group's subnets",
@@ -66,8 +68,13 @@ class Server:
     variables: Mapping[str, str]
 
     @property
+    def env(self) -> list[Manifest]:
+        """The container's variables."""
+        return [{"name": name, "value": literal(value)} for name, value in sorted(self.variables.items())]
+
+    @property
     def port(self) -> int:
-        return int(self.variables.get("SAGEMAKER_BIND_TO_PORT", 8080))
+        return int(self.variables.get(_PORT, 8080))
 
     def resources(self) -> Manifest:
         """The container's resources. A GPU's request is its limit, as Kubernetes requires."""
@@ -107,6 +114,8 @@ def servers(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = Fa
     if lost := [f"{path}: {_REFUSED[path]}" for path in given(spec) if path in _REFUSED]:
         raise Refused("this format has no place for " + "; ".join(lost), "Leave it out, or deploy to SageMaker.")
     variables = environment(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
+    if not (port := variables.get(_PORT, "8080")).isdecimal() or not 0 < int(port) < 1 << 16:
+        raise SpecError(f"environment.{_PORT}={port}: must be a port, 1 to 65535")
     if spec.scaling is not None:
         variables |= _with_metrics(spec, decision, variables)
     if not spec.components:
@@ -118,13 +127,18 @@ def servers(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = Fa
             Server(item.name, item.copies, min(item.accelerators, decision.gpus), item.cpus, item.memory_mb, variables)
             for item in spec.components
         ]
-    for server in found:
-        if not _NAME.fullmatch(server.name) or len(server.name) > _LONGEST:
+    for name in (spec.name, *[server.name for server in found]):  # the first is that of the pods' account
+        if not _NAME.fullmatch(name) or len(name) > _LONGEST:
             raise SpecError(
-                f"{server.name}: in Kubernetes a name has at most {_LONGEST} lower-case letters, digits and hyphens, "
+                f"{name}: in Kubernetes a name has at most {_LONGEST} lower-case letters, digits and hyphens, "
                 "and begins with a letter"
             )
     return found
+
+
+def literal(text: str) -> str:
+    """Escape `$`: in a container's variables and arguments `$(NAME)` is another variable's value, and `$$` is `$`."""
+    return text.replace("$", "$$")
 
 
 def types(decision: Decision) -> list[str]:

@@ -89,6 +89,7 @@ def test_the_container_has_its_variables_probes_and_gpus(format: str) -> None:
     variables = environment("hub", format)
     assert variables["OPTION_LLM_ENGINE"] == "trtllm"
     assert variables["SERVING_JOB_QUEUE_SIZE"] == "200"
+    assert environment("hub", format, environment={"WORDS": "a$$b $(PORT) $"})["WORDS"] == "a$$$$b $$(PORT) $$"
     assert "nvidia.com/gpu" not in str(container("cpu", format)["resources"])
     assert container("hub", format, environment={"SAGEMAKER_BIND_TO_PORT": "9000"})["readinessProbe"]["httpGet"] == {
         "path": "/ping",
@@ -195,6 +196,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("kserve", "single", {**SCALING, "environment": {"LMI_FRONT": "djl"}}, "environment.LMI_FRONT=djl"),
     ("kserve", "single", {"scaling": {"max": 2, "concurrency": 4, "scale_in_cooldown": 9999}}, "scale_in_cooldown"),
     ("kserve", "single", {"name": "Llama"}, "Llama: in Kubernetes a name"),
+    ("kserve", "single", {"environment": {"SAGEMAKER_BIND_TO_PORT": "http"}}, "SAGEMAKER_BIND_TO_PORT=http: must be"),
+    ("kserve", "copies", {"name": "Llama"}, "Llama: in Kubernetes a name"),  # the account's
 ]
 
 
