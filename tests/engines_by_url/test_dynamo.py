@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.dialects.test_engine_by_url import GOLDEN, MIXED, OTHER_ABILITIES, REFUSED, ask, steady
 from tests.app.server import AppServer, serve
 from tests.app.test_http import CANCELLED
 from tests.doubles import tiny
 from tests.engines_by_url.cluster import Cluster, cluster
+from tests.engines_by_url.test_echo import GOLDEN, MIXED, OTHER_ABILITIES, REFUSED, ask, steady
 from tests.servers import http, options, wait_for
 
 ALTERNATIVES = {"chat/top_logprobs", "chat/stream_top_logprobs"}
