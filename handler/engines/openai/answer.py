@@ -1,4 +1,4 @@
-"""One request at a server, and what has come of its answer."""
+"""Reader of one answer's events: token ids, log-probabilities, its end and errors."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class Answer:
             Refused, Failed: the event is an error, or cannot be read.
         """
         if event.name == b"error":
-            raise _error(event.data or event.comment)
+            raise _event_error(event.data or event.comment)
         if event.data == b"[DONE]":
             raise Failed("the stream ended without a finish_reason")
         try:
             value = orjson.loads(event.data)
             if "error" in value:
-                raise _error(event.data)
+                raise _event_error(event.data)
             choice = next(iter(value["choices"]), None)
             if choice is None:  # a count of tokens
                 return False
@@ -127,7 +127,7 @@ def _ranked(entry: Any, count: int) -> Alternatives:
     return [(int(name.removeprefix(_ID)), logprob) for name, logprob in best]
 
 
-def words(data: bytes) -> str:
+def message(data: bytes) -> str:
     """Return the message of an error's body, of whichever form; else its beginning."""
     try:
         value: Any = orjson.loads(data)
@@ -139,17 +139,17 @@ def words(data: bytes) -> str:
     return value if isinstance(value, str) else _short(data)
 
 
-def _error(data: bytes) -> Refused | Failed:
+def _event_error(data: bytes) -> Refused | Failed:
     """Return the error that an event under 200 stands for, by the status that it names."""
     code: Any = None
     with contextlib.suppress(ValueError, TypeError, KeyError):
         code = orjson.loads(data)["error"]["code"]
-    return refusal(code if isinstance(code, int) else 500, data)
+    return status_error(code if isinstance(code, int) else 500, data)
 
 
-def refusal(status: int, data: bytes) -> Refused | Failed:
+def status_error(status: int, data: bytes) -> Refused | Failed:
     """Return the error of a status and its body."""
-    text = f"{status}: {words(data) or 'no message'}"
+    text = f"{status}: {message(data) or 'no message'}"
     if 400 <= status < 500 and status not in (408, 425, 429):
         return Refused(f"refused it with {text}")
     return Failed(f"failed with {text}")

@@ -13,7 +13,7 @@ from deploy.export import manifests
 from deploy.export.hyperpod import hyperpod_manifests
 from deploy.export.kserve import kserve_manifests
 from deploy.export.kubernetes import kubernetes_manifests
-from deploy.export.manifests import given, to_yaml
+from deploy.export.manifests import setting_paths, to_yaml
 from deploy.resolve.decision import Pool
 from tests.deploy.cases import decision, spec
 from tests.deploy.unit.spec.document import names
@@ -236,4 +236,4 @@ def test_a_setting_without_a_place_is_a_comment() -> None:
         assert f"\n# {path}: " in text
     assert list(yaml.safe_load_all(text)) == manifests
     assert "&id" not in text
-    assert "instance.price" not in set(given(spec("single")))
+    assert "instance.price" not in set(setting_paths(spec("single")))
