@@ -209,12 +209,15 @@ class _FirstPart:
             return _End(self._thoughts.closing)
         # An end token in the thought only ends the thought: the rule says where the answer ends.
         ends = self._guided and output.finish is Finish.EOS and (self.undecided or bool(self._thoughts.closing))
-        for index, id in enumerate(output.ids[:-1] if ends else output.ids):
+        ids = output.ids
+        if ends and ids and ids[-1] in self._vocabulary.special:  # some servers leave it out
+            ids = ids[:-1]
+        for index, id in enumerate(ids):
             if (end := self._push(id, index)) is not None or self._passes:
                 return end
         if self.undecided and output.finish is not None:
             return _End(again=True)
-        return _End(self._thoughts.closing, len(output.ids[:-1])) if ends else None
+        return _End(self._thoughts.closing, len(ids)) if ends else None
 
     def _push(self, id: int, index: int) -> _End | None:
         was_open, text = self._start.is_open, self._detokenizer.feed(id)

@@ -293,3 +293,14 @@ def test_a_budget_of_0_without_room_for_an_answer_is_answered_by_a_step() -> Non
     assert run(script, most=1, thoughts=thought, thinking_token_budget=0) == (["</think>"], Finish.LENGTH)
     assert script.requests, "without one nothing wakes the host"
     assert not script.running
+
+
+def test_an_end_without_its_token_loses_none_of_the_thought(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Scripted()
+    engine = ThinkingEngine(script, VOCABULARY)
+    engine.add(7, [1], Sampling(structured_output=RULE, thoughts=thoughts(is_open=True)))
+    (key,) = script.running
+    last = Step([], [], [], [Output(key, ids("m"), [-1.0], Finish.EOS)])
+    monkeypatch.setattr(script, "step", lambda timeout: [last])
+    (output,) = engine.step()[0].others
+    assert output.ids == ids("m", "</think>")
