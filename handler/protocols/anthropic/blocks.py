@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from handler.core.framing import dumps
 from handler.core.text import StopMatcher
 from handler.core.values import new_digits
 from handler.protocols.anthropic.answers import Block, BlockDelta, BlockEvent
@@ -143,9 +144,10 @@ def gather(events: Iterable[BlockEvent]) -> list[Block]:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Read a call's arguments; none where the answer ended amid them."""
+    """Read a call's arguments; none where the answer ended amid them, or where they are nested too deeply."""
     try:
         value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        dumps([[[[value]]]])  # as deep as in a message
+    except (ValueError, TypeError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

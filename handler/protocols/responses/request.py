@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
-from handler.core.framing import JSON, KEEP_ALIVE
+from handler.core.framing import JSON, KEEP_ALIVE, dumps
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.openai import errors
@@ -120,10 +120,14 @@ def _in_own_words(text: str) -> str:
 
 
 def _head(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a response repeats of its request."""
+    """Return what a response repeats of its request.
+
+    Raises:
+        InvalidPayload: it can be read, but not written.
+    """
     reasoning = body.get("reasoning") or {}
     parallel, text = body.get("parallel_tool_calls"), body.get("text")
-    return {
+    head = {
         "instructions": body.get("instructions"),
         "max_output_tokens": body.get("max_output_tokens"),
         "metadata": body.get("metadata") or {},
@@ -138,3 +142,9 @@ def _head(body: Mapping[str, Any]) -> dict[str, Any]:
         "top_p": 1.0 if body.get("top_p") is None else body["top_p"],
         "truncation": "disabled",
     }
+    for name, value in head.items():
+        try:
+            dumps([[[[value]]]])  # as deep as in an event: orjson writes fewer levels than it reads
+        except TypeError as error:
+            raise InvalidPayload(f"'{name}' cannot be repeated in the response: {error}") from None
+    return head

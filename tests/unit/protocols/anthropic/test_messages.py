@@ -302,8 +302,11 @@ def test_why_an_answer_ends(said: str, finish: Finish, stop: str, which: str | N
     assert "END" not in found.replace('"stop_sequence":"XEND"', "").replace('"stop_sequence":"END"', "")
 
 
-def test_arguments_that_are_cut_off_are_no_input() -> None:
-    said = '<tool_call>[{"name": "weather", "arguments": {"city": "Kö'
+@pytest.mark.parametrize(
+    "city", ['"Kö', *("[" * depth + "]" * depth + "}}]</tool_call>" for depth in (250, 251, 252, 999))]
+)
+def test_arguments_that_are_cut_off_or_too_deep_are_no_input(city: str) -> None:
+    said = f'<tool_call>[{{"name": "weather", "arguments": {{"city": {city}'
     asked = body(tools=TOOLS, max_tokens=4)
     value = json.loads(answer("anthropic_messages", asked, saying(said, 20, Finish.LENGTH), CONTEXT).body)
     assert [block["input"] for block in value["content"]] == [{}]
