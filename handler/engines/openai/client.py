@@ -198,7 +198,8 @@ def find_kind(urls: tuple[str, ...]) -> str:
             with opener.open(urllib.request.Request(f"{url}/models", headers=_headers()), timeout=_LOOK) as response:
                 models = _models(response.read(_MOST_BODY))
         except (OSError, Failed) as error:
-            reasons.append(f"{url}: {error}")
+            ending = "" if url.endswith("/v1") else "; such addresses end with /v1"
+            reasons.append(f"{url}: {error}{_HINT.get(getattr(error, 'code', 0), '')}{ending}")
             continue
         owners = {model.owner for model in models}
         kinds = [name for name, kind in KINDS.items() if any(owner.startswith(kind.owner) for owner in owners)]
@@ -206,5 +207,6 @@ def find_kind(urls: tuple[str, ...]) -> str:
             return kinds[0]
         reasons.append(f"{url}: its models are owned by {', '.join(sorted(owners)) or 'nobody'}")
     raise ConfigError(
-        f"option.base_url_kind=auto: the server does not say what it is; set {', '.join(KINDS)} ({'; '.join(reasons)})"
+        f"option.base_url_kind=auto: a server has to run, and to say what it is: {'; '.join(reasons)}. Otherwise set "
+        f"option.base_url_kind to {', '.join(KINDS)}"
     )
