@@ -45,6 +45,7 @@ class Client:
         import aiohttp
 
         self._untrusted = aiohttp.ClientConnectorCertificateError
+        self._unreachable = aiohttp.ClientConnectorError
         self._errors = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
         self._look = aiohttp.ClientTimeout(total=_LOOK)
         # Silence is the engine's to notice: a timer for each read would cost more than the read.
@@ -94,6 +95,8 @@ class Client:
             yield
         except self._untrusted as error:
             raise Refused(f"has a certificate of nobody that is known here: {error}") from None
+        except self._unreachable as error:
+            raise Failed(f"cannot be reached: {error.os_error}") from None
         except self._errors as error:
             raise Failed(f"broke off: {str(error) or type(error).__name__}") from None
 
