@@ -20,7 +20,7 @@ _TYPES = {
     Kind.ALARM: "AWS::CloudWatch::Alarm",
 }
 _UNIQUE = (Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT)
-"""A deployment has one of each: its logical name is its kind, so that a new version replaces the old one."""
+"""A deployment has one of each, and pools more models. The logical name is the kind: a new version replaces it."""
 
 _NAME_PROPERTIES = {
     "ModelName": (Kind.MODEL, "ModelName"),

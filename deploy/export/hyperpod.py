@@ -10,17 +10,17 @@ from deploy.export.manifests import (
     QUEUED,
     Manifest,
     Server,
-    given,
+    bounds,
     notes,
-    scaled,
     servers,
     service_account,
+    setting_paths,
     types,
 )
 from deploy.resolve.decision import Decision
 from deploy.resources.environment import MODEL_DATA
 from deploy.spec import Spec
-from deploy.spec.sections import PrefixAware
+from deploy.spec.sections import PrefixAware, Scaling
 
 _DEPLOYED = 3600  # seconds; the operator's own limit of a deployment
 
@@ -40,8 +40,8 @@ def hyperpod_manifests(
     Raises:
         Refused: a setting has no place in HyperPod and its loss would do harm.
     """
-    found = servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
-    manifests = [_config(spec, decision, server, prometheus) for server in found]
+    every = servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
+    manifests = [_config(spec, decision, server, prometheus) for server in every]
     comments = [*notes(spec), *_notes(spec, decision)]
     if spec.model.token_secret is None:
         return manifests, [*comments, "role: no place here; the operator's role reads S3 and pulls the image."]
@@ -51,16 +51,16 @@ def hyperpod_manifests(
 
 
 def _notes(spec: Spec, decision: Decision) -> list[str]:
-    found = ["/dev/shm has the cluster's default size: the operator mounts no volume into the server."]
+    sentences = ["/dev/shm has the cluster's default size: the operator mounts no volume into the server."]
     if isinstance(spec.routing, PrefixAware):
-        found.append("routing.prefix_length and routing.concurrency_threshold: no place here; HyperPod chooses.")
-    if "update.batch_percent" in given(spec):
-        found.append("update.batch_percent: no place here; the operator replaces pods as it chooses.")
+        sentences.append("routing.prefix_length and routing.concurrency_threshold: no place here; HyperPod chooses.")
+    if "update.batch_percent" in setting_paths(spec):
+        sentences.append("update.batch_percent: no place here; the operator replaces pods as it chooses.")
     if len(spec.components) > 1:
-        found.append("components: each becomes an endpoint of its own, called by the component's name.")
+        sentences.append("components: each becomes an endpoint of its own, called by the component's name.")
     if decision.download + decision.startup > _DEPLOYED:
-        found.append(f"timeouts: a deployment may take {_DEPLOYED} seconds, less than download and startup together.")
-    return found
+        sentences.append(f"timeouts: a deployment may take {_DEPLOYED} seconds, less than download and startup need.")
+    return sentences
 
 
 def _config(spec: Spec, decision: Decision, server: Server, prometheus: str | None) -> Manifest:
@@ -76,9 +76,7 @@ def _config(spec: Spec, decision: Decision, server: Server, prometheus: str | No
         **_routing(spec),
         "worker": {
             "image": decision.image,
-            "environmentVariables": [
-                {"name": name, "value": value} for name, value in sorted(server.variables.items())
-            ],
+            "environmentVariables": server.env,
             "modelInvocationPort": {"name": "http", "containerPort": server.port},
             "modelVolumeMount": {"name": "model-weights", "mountPath": MODEL_DATA},
             "resources": server.resources(),
@@ -90,7 +88,7 @@ def _config(spec: Spec, decision: Decision, server: Server, prometheus: str | No
     if spec.model.token_secret is not None:
         content["kubernetes"] = {"serviceAccountName": spec.name}
     if spec.scaling is not None:
-        content["autoScalingSpec"] = _scaling(spec, server, prometheus)
+        content["autoScalingSpec"] = _scaling(spec.scaling, server, prometheus)
     return {
         "apiVersion": "inference.sagemaker.aws.amazon.com/v1",
         "kind": "InferenceEndpointConfig",
@@ -128,10 +126,8 @@ def _routing(spec: Spec) -> Manifest:
     return {"loadBalancer": balancer}
 
 
-def _scaling(spec: Spec, server: Server, prometheus: str | None) -> Manifest:
-    least, most = scaled(spec)
-    scaling = spec.scaling
-    assert scaling is not None
+def _scaling(scaling: Scaling, server: Server, prometheus: str | None) -> Manifest:
+    least, most = bounds(scaling)
     if prometheus is None:
         raise Refused(
             "scaling: HyperPod asks a Prometheus for the pods' metrics, and the specification names none",

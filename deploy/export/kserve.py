@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deploy.export.kubernetes import autoscaler, pod, pod_notes, rollout, scrape
-from deploy.export.manifests import Manifest, Server, notes, scaled, servers, service_account
+from deploy.export.manifests import Manifest, Server, bounds, notes, servers, service_account
 from deploy.resolve.decision import Decision
 from deploy.resources.environment import MODEL_DATA
 from deploy.spec import Spec
@@ -26,14 +26,14 @@ def kserve_manifests(
     for server in servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret):
         manifests.append(_service(spec, decision, server))
         if spec.scaling is not None:
-            manifests.append(autoscaler(spec, server, f"{server.name}-predictor"))
+            manifests.append(autoscaler(spec.scaling, server, f"{server.name}-predictor"))
     return manifests, [*notes(spec), *pod_notes(spec)]
 
 
 def _service(spec: Spec, decision: Decision, server: Server) -> Manifest:
     if decision.model_data is not None:
         server = replace(server, variables=_mounted(server, decision.model_data))
-    least, most = (server.copies, server.copies) if spec.scaling is None else scaled(spec)
+    least, most = (server.copies, server.copies) if spec.scaling is None else bounds(spec.scaling)
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",

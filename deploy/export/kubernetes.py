@@ -9,21 +9,24 @@ from deploy.export.manifests import (
     QUEUED,
     Manifest,
     Server,
-    least,
+    bounds,
+    literal,
     notes,
-    scaled,
     servers,
     service_account,
+    smallest,
     types,
 )
 from deploy.resolve.decision import Decision
 from deploy.resources.environment import MODEL_DATA
 from deploy.spec import Spec
+from deploy.spec.sections import Scaling
 
 _COPIER = "public.ecr.aws/aws-cli/aws-cli:2.27.0"
 """Copies the model from S3 before the server starts. Any image with `aws` does."""
 
 _LEAVE = 5  # seconds until a pod that ends gets no new requests
+_FINISH = 30  # seconds that the server then has for its answers, as on SageMaker
 
 
 def kubernetes_manifests(
@@ -38,20 +41,20 @@ def kubernetes_manifests(
     for server in servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret):
         manifests += [_deployment(spec, decision, server), _service(server)]
         if spec.scaling is not None:
-            manifests.append(autoscaler(spec, server, server.name))
+            manifests.append(autoscaler(spec.scaling, server, server.name))
     return manifests, [*notes(spec), *pod_notes(spec)]
 
 
 def pod_notes(spec: Spec) -> list[str]:
     """Return what to know about pods: a sentence each."""
-    found = ["role: the account's role must trust the cluster's OIDC provider, or bind it by EKS Pod Identity."]
+    sentences = ["role: the account's role must trust the cluster's OIDC provider, or bind it by EKS Pod Identity."]
     if spec.routing != "least_outstanding" or "routing" in spec.model_fields_set:
-        found.append("routing: no place here; a Service chooses a pod for each connection, at random.")
+        sentences.append("routing: no place here; a Service chooses a pod for each connection, at random.")
     if spec.tags:
-        found.append("tags: no place here; they are of AWS's resources.")
+        sentences.append("tags: no place here; they are of AWS's resources.")
     if spec.scaling is not None:
-        found.append(f"scaling needs {ACTIVE} and {QUEUED} as metrics of pods (prometheus-adapter) in the cluster.")
-    return found
+        sentences.append(f"scaling needs {ACTIVE} and {QUEUED} as metrics of pods (prometheus-adapter) in the cluster.")
+    return sentences
 
 
 def pod(spec: Spec, decision: Decision, server: Server, name: str = "server") -> Manifest:
@@ -63,23 +66,23 @@ def pod(spec: Spec, decision: Decision, server: Server, name: str = "server") ->
     container: Manifest = {
         "name": name,
         "image": decision.image,
-        "env": [{"name": variable, "value": value} for variable, value in sorted(server.variables.items())],
+        "env": server.env,
         "ports": [{"name": "http1", "containerPort": server.port, "protocol": "TCP"}],
         "resources": server.resources(),
         **server.probes(decision, download=spec.model.id is not None),
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(_LEAVE)]}}},
         "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
     }
-    found: Manifest = {
+    content: Manifest = {
         "serviceAccountName": spec.name,
-        "terminationGracePeriodSeconds": _LEAVE + 30,
+        "terminationGracePeriodSeconds": _LEAVE + _FINISH,
         "affinity": {"nodeAffinity": _nodes(types(decision))},
         "containers": [container],
         "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory(decision)}}],
     }
     if server.gpus:
-        found["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    return found
+        content["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    return content
 
 
 def scrape(server: Server) -> dict[str, str]:
@@ -97,11 +100,9 @@ def rollout(spec: Spec) -> Manifest:
     return {"type": "RollingUpdate", "rollingUpdate": surge}
 
 
-def autoscaler(spec: Spec, server: Server, deployment: str) -> Manifest:
+def autoscaler(scaling: Scaling, server: Server, deployment: str) -> Manifest:
     """Return a HorizontalPodAutoscaler on the requests in a pod's engine, and on those that wait for it."""
-    least, most = scaled(spec)
-    scaling = spec.scaling
-    assert scaling is not None
+    least, most = bounds(scaling)
     behavior: Manifest = {
         "scaleDown": {"stabilizationWindowSeconds": scaling.scale_in_cooldown},
         "scaleUp": {"stabilizationWindowSeconds": scaling.scale_out_cooldown},
@@ -128,16 +129,16 @@ def _nodes(names: list[str]) -> Manifest:
     label = "node.kubernetes.io/instance-type"
     names = [name.removeprefix("ml.") for name in names]
     required = {"nodeSelectorTerms": [{"matchExpressions": [{"key": label, "operator": "In", "values": names}]}]}
-    found: Manifest = {"requiredDuringSchedulingIgnoredDuringExecution": required}
+    affinity: Manifest = {"requiredDuringSchedulingIgnoredDuringExecution": required}
     if len(names) > 1:
-        found["preferredDuringSchedulingIgnoredDuringExecution"] = [
+        affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [
             {
                 "weight": 100 - 20 * place,
                 "preference": {"matchExpressions": [{"key": label, "operator": "In", "values": [name]}]},
             }
             for place, name in enumerate(names)
         ]
-    return found
+    return affinity
 
 
 def _deployment(spec: Spec, decision: Decision, server: Server) -> Manifest:
@@ -168,7 +169,7 @@ def _mount_copy(template: Manifest, prefix: str) -> None:
         {
             "name": "model",
             "image": _COPIER,
-            "args": ["s3", "sync", prefix, MODEL_DATA, "--no-progress"],
+            "args": ["s3", "sync", literal(prefix), MODEL_DATA, "--no-progress"],
             "volumeMounts": [mount],
         }
     ]
@@ -190,5 +191,5 @@ def _service(server: Server) -> Manifest:
 
 def _shared_memory(decision: Decision) -> str:
     """Return the size of /dev/shm: an eighth of the host's memory, for the GPUs' exchange and for sessions."""
-    memory = least(decision, "ram_gib") or 16
+    memory = smallest(decision, "ram_gib") or 16
     return f"{max(1, memory // 8)}Gi"

@@ -1,4 +1,4 @@
-"""What the formats of Kubernetes share: the servers of a deployment, their settings, and what has no place there."""
+"""Common parts of the Kubernetes formats: a deployment's servers, and the settings that have no place there."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from deploy.resolve.decision import Decision
 from deploy.resources.environment import environment
 from deploy.spec import Spec
 from deploy.spec.options import is_aws_image
+from deploy.spec.sections import Scaling
 from deploy.spec.values import Section
 
 Manifest = dict[str, Any]
@@ -25,6 +26,9 @@ ACTIVE, QUEUED = "lmi_active_sequences", "lmi_queued_requests"
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LONGEST = 50  # of 63 characters; KServe and the operators append `-predictor` and hashes
 _COOLDOWN = 3600  # seconds; stabilizationWindowSeconds of autoscaling/v2
+_SHARE = 0.75  # of a node's cores and memory; the rest is the system's
+
+_PORT = "SAGEMAKER_BIND_TO_PORT"
 
 _REFUSED = {
     "async": "requests in a queue are SageMaker's",
@@ -66,8 +70,13 @@ class Server:
     variables: Mapping[str, str]
 
     @property
+    def env(self) -> list[Manifest]:
+        """The container's variables."""
+        return [{"name": name, "value": literal(value)} for name, value in sorted(self.variables.items())]
+
+    @property
     def port(self) -> int:
-        return int(self.variables.get("SAGEMAKER_BIND_TO_PORT", 8080))
+        return int(self.variables.get(_PORT, 8080))
 
     def resources(self) -> Manifest:
         """The container's resources. A GPU's request is its limit, as Kubernetes requires."""
@@ -104,27 +113,34 @@ def servers(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = Fa
         Refused: the environment would hold a secret, or a setting would be lost whose loss does harm.
         SpecError: a name is none in Kubernetes, or the environment is wrong.
     """
-    if lost := [f"{path}: {_REFUSED[path]}" for path in given(spec) if path in _REFUSED]:
+    if lost := [f"{path}: {_REFUSED[path]}" for path in setting_paths(spec) if path in _REFUSED]:
         raise Refused("this format has no place for " + "; ".join(lost), "Leave it out, or deploy to SageMaker.")
     variables = environment(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
+    if not (port := variables.get(_PORT, "8080")).isdecimal() or not 0 < int(port) < 1 << 16:
+        raise SpecError(f"environment.{_PORT}={port}: must be a port, 1 to 65535")
     if spec.scaling is not None:
         variables |= _with_metrics(spec, decision, variables)
     if not spec.components:
-        cpus, memory = least(decision, "vcpus"), least(decision, "ram_gib")
-        share = (None if cpus is None else cpus * 0.75, None if memory is None else memory * 768)
-        found = [Server(spec.name, spec.instance.count, decision.gpus, *share, variables)]
+        vcpus, ram = smallest(decision, "vcpus"), smallest(decision, "ram_gib")
+        cpus, memory_mib = vcpus and vcpus * _SHARE, ram and int(ram * 1024 * _SHARE)
+        result = [Server(spec.name, spec.instance.count, decision.gpus, cpus, memory_mib, variables)]
     else:
-        found = [
+        result = [
             Server(item.name, item.copies, min(item.accelerators, decision.gpus), item.cpus, item.memory_mb, variables)
             for item in spec.components
         ]
-    for server in found:
-        if not _NAME.fullmatch(server.name) or len(server.name) > _LONGEST:
+    for name in (spec.name, *[server.name for server in result]):  # the first is that of the pods' account
+        if not _NAME.fullmatch(name) or len(name) > _LONGEST:
             raise SpecError(
-                f"{server.name}: in Kubernetes a name has at most {_LONGEST} lower-case letters, digits and hyphens, "
+                f"{name}: in Kubernetes a name has at most {_LONGEST} lower-case letters, digits and hyphens, "
                 "and begins with a letter"
             )
-    return found
+    return result
+
+
+def literal(text: str) -> str:
+    """Escape `$`: in a container's variables and arguments `$(NAME)` is another variable's value, and `$$` is `$`."""
+    return text.replace("$", "$$")
 
 
 def types(decision: Decision) -> list[str]:
@@ -141,35 +157,35 @@ def types(decision: Decision) -> list[str]:
     return [pool.instance_type for pool in decision.pools] or [decision.instance_type]
 
 
-def least(decision: Decision, name: str) -> int | None:
+def smallest(decision: Decision, name: str) -> int | None:
     """Return the smallest number among the instance types; None: unknown of one."""
-    found = [getattr(item, name) for item in decision.pools or (decision,)]
-    return None if None in found else min(found)
+    numbers = [getattr(item, name) for item in decision.pools or (decision,)]
+    return None if None in numbers else min(numbers)
 
 
 def notes(spec: Spec) -> list[str]:
     """Return a sentence for each setting that the format has no place for; in the file they are comments."""
-    found = [f"{path}: no place here; {_NOTED[path]}." for path in given(spec) if path in _NOTED]
+    sentences = [f"{path}: no place here; {_NOTED[path]}." for path in setting_paths(spec) if path in _NOTED]
     if spec.update.policy == "blue_green":
-        found.append("update.policy: no place here for blue_green; pods are replaced in batches.")
-    if spec.components and "instance.count" in given(spec):
-        found.append("instance.count: no place here; the cluster's autoscaler adds nodes for the components' pods.")
-    return found
+        sentences.append("update.policy: no place here for blue_green; pods are replaced in batches.")
+    if spec.components and "instance.count" in setting_paths(spec):
+        sentences.append("instance.count: no place here; the cluster's autoscaler adds nodes for the components' pods.")
+    return sentences
 
 
-def given(section: Section, before: str = "") -> Iterator[str]:
-    """Yield the paths of all settings that the specification says, without positions in lists, each once."""
-    found: dict[str, None] = {}
+def setting_paths(section: Section, before: str = "") -> Iterator[str]:
+    """Yield the paths of all settings that the specification has, without positions in lists, each once."""
+    paths: dict[str, None] = {}
     for name in section.model_fields_set:
         value = getattr(section, name)
         if value in (None, (), {}, False):
             continue
         path = before + (type(section).model_fields[name].alias or name)
-        found[path] = None
+        paths[path] = None
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, Section):
-                found.update(dict.fromkeys(given(item, f"{path}.")))
-    yield from sorted(found)
+                paths.update(dict.fromkeys(setting_paths(item, f"{path}.")))
+    yield from sorted(paths)
 
 
 def service_account(spec: Spec, labels: Mapping[str, str] | None = None) -> Manifest:
@@ -180,14 +196,12 @@ def service_account(spec: Spec, labels: Mapping[str, str] | None = None) -> Mani
     return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
 
 
-def scaled(spec: Spec) -> tuple[int, int]:
-    """Return the bounds of automatic scaling.
+def bounds(scaling: Scaling) -> tuple[int, int]:
+    """Return the minimum and maximum number of pods.
 
     Raises:
-        Refused: they are beyond what the autoscalers of Kubernetes do.
+        Refused: a value is beyond what the autoscalers of Kubernetes do.
     """
-    scaling = spec.scaling
-    assert scaling is not None
     if scaling.min == 0:
         raise Refused(
             "scaling.min: 0: without a pod there is no /metrics that would wake one",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from deploy.resolve.candidates import Candidates
 from deploy.resolve.decision import Decision
+from deploy.resolve.devices import num_engines
 from deploy.resolve.fit import Fit
 from deploy.spec import Spec
 from deploy.spec.sections import PrefixAware
@@ -34,9 +35,10 @@ def _size(spec: Spec, chosen: Fit, fits: Sequence[Fit]) -> Iterator[str]:
         return
     wanted = _FEW if spec.scaling is None else max(_FEW, round(spec.scaling.concurrency))
     server = f"A copy on {chosen.instance.name}" if spec.components else chosen.instance.name
-    engines = _engines(spec, chosen)
-    held = f"{server} holds {chosen.sequences * engines} requests of the full context at once"
-    if chosen.sequences * engines >= wanted:
+    gpus = spec.components[0].accelerators if spec.components else chosen.instance.gpus
+    sequences = chosen.sequences * num_engines(spec, gpus, chosen.degree)
+    held = f"{server} holds {sequences} requests of the full context at once"
+    if sequences >= wanted:
         yield f"{held}: for more take more instances (instance.count, scaling.max), not a bigger one."
         return
     bigger = next((item for item in fits if item.fits and item.sequences >= wanted), None)
@@ -47,15 +49,6 @@ def _size(spec: Spec, chosen: Fit, fits: Sequence[Fit]) -> Iterator[str]:
         f"{held}: for {wanted} take {name}, or a shorter model.context. More instances divide the requests, and make "
         "no room for longer ones."
     )
-
-
-def _engines(spec: Spec, chosen: Fit) -> int:
-    """Return the engines of one server (option.replicas)."""
-    replicas = str(spec.options.get("replicas", 1))
-    gpus = spec.components[0].accelerators if spec.components else chosen.instance.gpus
-    if replicas == "auto":
-        return max(gpus // chosen.degree, 1)
-    return int(replicas) if replicas.isdigit() else 1
 
 
 def _number(spec: Spec, decision: Decision) -> Iterator[str]:

@@ -28,11 +28,23 @@ def device_warnings(spec: Spec, instance: InstanceType | None, degree: int) -> t
     return (*found, *_copies(spec, instance))
 
 
-def _engines(spec: Spec, where: str, gpus: int, degree: int) -> Iterator[str]:
+def num_engines(spec: Spec, gpus: int, degree: int) -> int:
+    """Return the engines (option.replicas) of a server with so many GPUs, `degree` of them for each."""
     replicas = str(spec.options.get("replicas", 1))
-    if spec.options.get("tensor_parallel_degree") == "max":  # they share all GPUs that there are
+    if replicas == "auto":
+        return 1 if _takes_all(spec) else max(gpus // degree, 1)
+    return int(replicas) if replicas.isdigit() else 1
+
+
+def _takes_all(spec: Spec) -> bool:
+    """Whether the engines share all GPUs that there are."""
+    return spec.options.get("tensor_parallel_degree") == "max"
+
+
+def _engines(spec: Spec, where: str, gpus: int, degree: int) -> Iterator[str]:
+    if _takes_all(spec):
         return
-    count = max(gpus // degree, 1) if replicas == "auto" else int(replicas) if replicas.isdigit() else 1
+    count = num_engines(spec, gpus, degree)
     needed = count * degree
     if needed > gpus:
         engines = f"{count} engine{'s' * (count > 1)} of {degree} GPU{'s' * (degree > 1)}"
@@ -57,7 +69,7 @@ def _copies(spec: Spec, instance: InstanceType) -> Iterator[str]:
     if first > have and not spec.instance.unchecked:
         raise SpecError(
             f"components[].copies: the first copies need {first} GPUs, and {place} have {have}",
-            "Take fewer copies, fewer accelerators each, or more instances; option.replicas adds engines to a copy.",
+            "Take fewer copies, fewer accelerators each, or more instances; options.replicas adds engines to a copy.",
         )
     if spec.scaling is not None:
         most = sum(max(spec.scaling.max, item.copies) * item.accelerators for item in spec.components)

@@ -20,6 +20,7 @@ from deploy.spec.values import (
     Name,
     Option,
     OutputUri,
+    PoolType,
     Precision,
     Repository,
     S3Prefix,
@@ -28,7 +29,6 @@ from deploy.spec.values import (
     Section,
     TopicArn,
     VpcId,
-    text,
 )
 
 
@@ -137,9 +137,7 @@ class Managed(Section):
 class Pool(Section):
     """One instance type of several, of which AWS takes the first that it has."""
 
-    type: Annotated[str, text(r"^ml\.[a-z0-9-]+\.[a-z0-9]+$", "a SageMaker type, as ml.g6e.xlarge", 64)] = Field(
-        description="Instance type."
-    )
+    type: PoolType = Field(description="Instance type.")
     priority: Annotated[int, Field(ge=1, le=5)] | None = Field(
         None, description="1 is tried first; default: its place in the list."
     )

@@ -66,9 +66,9 @@ S3Prefix = Annotated[
 ]
 """Ends in a slash: SageMaker takes nothing else as a prefix of model data."""
 
-InstanceType = Annotated[
-    str, text(r"^(auto|ml\.[a-z0-9-]+\.[a-z0-9]+)$", "auto, or a SageMaker type, as ml.g6e.xlarge", 64)
-]
+_TYPE = r"ml\.[a-z0-9-]+\.[a-z0-9]+"
+InstanceType = Annotated[str, text(rf"^(auto|{_TYPE})$", "auto, or a SageMaker type, as ml.g6e.xlarge", 64)]
+PoolType = Annotated[str, text(rf"^{_TYPE}$", "a SageMaker type, as ml.g6e.xlarge", 64)]
 ImageUri = Annotated[
     str,
     text(

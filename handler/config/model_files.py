@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.config.loader import Config
+from handler.config.config import Config
 from handler.core import child_processes
 from handler.core.errors import ConfigError
 

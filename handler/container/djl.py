@@ -10,7 +10,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from handler.config.loader import Config, read_config
+from handler.config.config import Config
+from handler.config.loader import read_config
 from handler.config.model_files import locate
 from handler.config.options.common import BY_ROLLING_BATCH, HANDLERS
 from handler.config.sources import Setting, from_environment, from_file

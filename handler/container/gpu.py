@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from handler.core.devices import Driver, visible
+from handler.core.devices import Driver, visible_gpus
 from handler.core.errors import ConfigError
 
 _COMPAT = Path("/usr/local/cuda/compat")
@@ -57,7 +57,7 @@ def check(driver: Driver | None, environ: Mapping[str, str], compat: Path = _COM
 
 
 def _describe(driver: Driver, environ: Mapping[str, str]) -> str:
-    return f"GPUs visible: {len(visible(driver, environ))}; driver {driver.version} with CUDA {_text(driver.cuda)}"
+    return f"GPUs visible: {len(visible_gpus(driver, environ))}; driver {driver.version} with CUDA {_text(driver.cuda)}"
 
 
 def _version(text: str) -> tuple[int, int] | None:

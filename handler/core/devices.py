@@ -38,7 +38,7 @@ def read_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver | None:
         nvml.nvmlShutdown()
 
 
-def visible(driver: Driver | None, environ: Mapping[str, str]) -> list[str]:
+def visible_gpus(driver: Driver | None, environ: Mapping[str, str]) -> list[str]:
     """Name the GPUs that an engine sees, as CUDA_VISIBLE_DEVICES does, which limits them up to its first negative one.
 
     Args:

@@ -111,6 +111,11 @@ class Sampling(NamedTuple):
         return None if self.seed is None else (self.seed + sequence) % (1 << 64)
 
     @property
+    def signed_seed(self) -> int | None:
+        """The seed as a signed number of 64 bits, as vLLM's generators take it."""
+        return None if self.seed is None else self.seed - (1 << 64 if self.seed >> 63 else 0)
+
+    @property
     def num_sequences(self) -> int:
         """Number of sequences to generate."""
         return max(self.n, self.best_of, self.num_beams)

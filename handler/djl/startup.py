@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from handler.config import environment, model_files
-from handler.config.loader import Config, Reading, read_config
+from handler.config.config import Config
+from handler.config.loader import Reading, read_config
 from handler.config.options.lookup import option_key
 from handler.config.sources import Setting
 from handler.core.errors import ConfigError, Problem, Problems

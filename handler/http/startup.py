@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from handler.config.loader import Config
+from handler.config.config import Config
 from handler.core import child_processes, event_loop, garbage
 from handler.core.errors import Problem, Problems, Unavailable
 from handler.engines.process.engine_loop import Spec

@@ -51,7 +51,7 @@ class ThinkingEngine:
             return self._engine.add(key, ids, sampling, adapter)
         assert self._vocabulary is not None  # such an engine's capabilities have no `thinking_token_budget`
         part = _FirstPart(key, ids, sampling, adapter, thoughts, self._vocabulary)
-        if thoughts.is_open and budget == 0:
+        if thoughts.is_open and budget == 0 and sampling.max_new_tokens > len(thoughts.closing):
             self._continue(part, _End(thoughts.closing), Output(key, (), ()), self._late, fits=True)
         else:
             self._first[key + _FIRST] = part
@@ -101,7 +101,10 @@ class ThinkingEngine:
     def _advance(self, part: _FirstPart, output: Output, others: list[Output]) -> None:
         """Take a first part's tokens, and begin the second part where the thought ends."""
         key, output = output.key, output._replace(key=part.key)
-        end = None if output.finish is Finish.ERROR else part.feed(output)
+        try:
+            end = None if output.finish is Finish.ERROR else part.feed(output)
+        except IndexError:  # an id that no token has: whoever gets it ends this request, and no other
+            return others.append(output)
         if end is not None:
             del self._first[key]
             fits = self._engine.continues(key)
@@ -202,6 +205,8 @@ class _FirstPart:
         """Add the tokens of an output; return the end where the second part has to begin."""
         if self._passes:
             return None
+        if self._is_spent:  # a budget of 0, and no room for a second part
+            return _End(self._thoughts.closing)
         # An end token in the thought only ends the thought: the rule says where the answer ends.
         ends = self._guided and output.finish is Finish.EOS and (self.undecided or bool(self._thoughts.closing))
         for index, id in enumerate(output.ids[:-1] if ends else output.ids):
@@ -219,10 +224,13 @@ class _FirstPart:
             return self._leave(id, index, answer)
         self.ids.append(id)
         self._num_thoughts += was_open and text.strip() not in self._thoughts.begin
+        return _End(self._thoughts.closing, index + 1) if self._is_spent else None
+
+    @property
+    def _is_spent(self) -> bool:
+        """Whether the open thought has as many tokens as it may."""
         budget = self.sampling.thinking_token_budget
-        if budget is not None and self._start.is_open and self._num_thoughts >= budget:
-            return _End(self._thoughts.closing, index + 1)
-        return None
+        return budget is not None and self._start.is_open and self._num_thoughts >= budget
 
     def _leave(self, id: int, index: int, answer: str) -> _End | None:
         """End the thought with a token; `answer` is its text after that."""

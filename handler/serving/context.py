@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from handler import __version__, engines
-from handler.config.loader import Config
+from handler.config.config import Config
 from handler.core.framing import FRAMINGS
 from handler.engines.process.engine_loop import Spec
 from handler.protocols.assistant.template import DEFAULTS, default_arguments

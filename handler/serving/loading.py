@@ -12,7 +12,8 @@ from pathlib import Path
 
 from handler import engines
 from handler.config import environment
-from handler.config.loader import Config, Reading
+from handler.config.config import Config
+from handler.config.loader import Reading
 from handler.config.model_files import chat_template
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.event_loop import run_in_daemon_thread

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from handler.config.loader import Config
+from handler.config.config import Config
 from handler.core.errors import ConfigError, ServingError, Unavailable
 from handler.core.event_loop import run_in_daemon_thread
 from handler.engines.base import EngineInfo, Tokenizer
@@ -43,6 +43,9 @@ class ServedModel:
         validator: tries clients' structured output; None where nothing has to be tried.
         sessions: None where they are off.
         stepped: the loop runs in a host's steps only. The host batches requests itself where batching is dynamic.
+
+    Attributes:
+        driver: for a host that waits for the engine itself.
     """
 
     def __init__(
@@ -88,12 +91,12 @@ class ServedModel:
             queue_timeout=config.predict_timeout,
             time_limit=config.request_time_limit or 0.0,
         )
-        self._driver = EngineDriver(self._batcher, rests=not stepped)
+        self.driver = EngineDriver(self._batcher, rests=not stepped)
         self.adapters, self._adapters_at_start = adapters.registry, adapters.at_start
         gauges = Gauges(
             queued=lambda: self.num_queued,
             active=lambda: self._batcher.num_active,
-            tokens=lambda: self._driver.num_tokens,
+            tokens=lambda: self.driver.num_tokens,
             restarts=lambda: engine.restarts,
             statistics=lambda: engine.statistics,
             replicas=lambda: self.replicas,
@@ -132,7 +135,7 @@ class ServedModel:
             error = refusal
         name = id or request_id(headers)
         stats = RequestStats(name, self.metrics, log_prompts=self.config.log_prompts, headers=headers)
-        task = RequestTask(self.admission, self._driver, stats, headers, schema, on_bytes, self._batches)
+        task = RequestTask(self.admission, self.driver, stats, headers, schema, on_bytes, self._batches)
         if error is not None:
             task.refuse(error)
         self._tasks.add(task)
@@ -146,15 +149,13 @@ class ServedModel:
         Args:
             body: the decoded body; None if it was not decoded.
         """
-        task = RequestTask(self.admission, self._driver, RequestStats(id, self.metrics), {}, schema, lambda task: None)
+        task = RequestTask(self.admission, self.driver, RequestStats(id, self.metrics), {}, schema, lambda task: None)
         task.refuse(error, body)
         return task
 
     def check_room(self) -> None:
         """Raise `Unavailable` where a new request would be turned away."""
-        if self.draining:
-            raise Unavailable("the server is stopping")
-        if self._engine.state is State.CLOSED:
+        if self._engine.state is State.CLOSED and not self.draining:
             raise Unavailable(f"the engine is down: {self.reason}")
         self._check_open()
         (self._batches or self._batcher).check_room()
@@ -181,7 +182,7 @@ class ServedModel:
                 self._validator.start()
             on_state(state)
 
-        self._engine.attach(watch=self._driver.watch, on_change=changed)
+        self._engine.attach(watch=self.driver.watch, on_change=changed)
 
     def drain(self) -> None:
         """Refuse new work from now on; what is under way goes on."""
@@ -197,7 +198,7 @@ class ServedModel:
         if self._closing:
             return
         self._closing = True
-        self._driver.close()
+        self.driver.close()
         self._engine.close()
         if self._validator is not None:
             self._validator.close()
@@ -215,11 +216,6 @@ class ServedModel:
     def reason(self) -> str:
         """Why the engine cannot serve, where that is known."""
         return self._engine.reason
-
-    @property
-    def driver(self) -> EngineDriver:
-        """For a host that waits for the engine itself."""
-        return self._driver
 
     @property
     def healthy(self) -> bool:

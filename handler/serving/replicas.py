@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 
 from handler import engines
-from handler.config.loader import Config
-from handler.core.devices import read_driver, visible
+from handler.config.config import Config
+from handler.core.devices import read_driver, visible_gpus
 from handler.core.errors import ConfigError, Problem
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.places import ANYWHERE, Place, on_cores, on_devices
@@ -92,7 +92,7 @@ def _cores() -> list[int]:
 
 def _devices(spec: Spec) -> list[str]:
     """Name the GPUs; none for an engine that runs on the processor."""
-    return visible(read_driver(), os.environ) if engines.ENGINES[spec.engine].spreads else []
+    return visible_gpus(read_driver(), os.environ) if engines.ENGINES[spec.engine].spreads else []
 
 
 def _refuse(config: Config, why: str) -> None:

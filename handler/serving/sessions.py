@@ -22,7 +22,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
-from handler.config.loader import Config
+from handler.config.config import Config
 from handler.core.errors import BadRequest, ConfigError, Problem, ServingError
 from handler.core.framing import JSON, dumps
 from handler.core.values import Delta

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handler.container.gpu import Check, check
-from handler.core.devices import Driver, read_driver, visible
+from handler.core.devices import Driver, read_driver, visible_gpus
 from handler.core.errors import ConfigError
 
 OLD = Driver("535.216.03", (12, 2), 4)
@@ -95,5 +95,5 @@ def test_a_newer_minor_version_needs_none(tmp_path: Path) -> None:
 )
 def test_visible_gpus_are_cuda_s(value: str | None, names: str) -> None:
     environ = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
-    assert visible(OLD, environ) == names.split()
-    assert visible(None, environ) == []
+    assert visible_gpus(OLD, environ) == names.split()
+    assert visible_gpus(None, environ) == []

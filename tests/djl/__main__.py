@@ -13,7 +13,8 @@ import threading
 from pathlib import Path
 
 from handler.cli import port
-from handler.config.loader import Config, read_config
+from handler.config.config import Config
+from handler.config.loader import read_config
 from handler.config.model_files import locate
 from handler.container.djl import RETRIES
 from handler.core.errors import ConfigError

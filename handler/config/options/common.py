@@ -114,10 +114,10 @@ COMMON = (
     Option("option.cloudwatch_metrics_interval", "cloudwatch_metrics_interval", number(0), 0.0, "the embedded server writes its metrics to stdout every so many seconds, in CloudWatch's embedded metric format; 0 is never"),
     Option("option.otlp_traces_endpoint", "otlp_traces_endpoint", string, None, "URL that gets OpenTelemetry's traces by OTLP, over HTTP as http://localhost:4318/v1/traces; by default as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says; needs lmi-handler[tracing]"),
     # read by DJL Serving's Java side only
-    Option("engine", None, Gone("DJL's own engines are not served here; write engine=Python, or leave it out", ("python", "mpi", "deepspeed")), None, OF_JAVA),
-    Option("option.entryPoint", None, Gone("no other handler runs here, and a model.py's formatters need no entry point (docs/formatters.md); leave it out", HANDLERS), None, OF_JAVA),
+    Option("engine", None, Gone("DJL's own engines are not served here; write engine=Python, or leave it out", ("python", "mpi", "deepspeed")), None, OF_JAVA, of_java=True),
+    Option("option.entryPoint", None, Gone("no other handler runs here, and a model.py's formatters need no entry point (docs/formatters.md); leave it out", HANDLERS), None, OF_JAVA, of_java=True),
     *(
-        Option(key, None, str, None, OF_JAVA)
+        Option(key, None, str, None, OF_JAVA, of_java=True)
         for key in (
             "option.handler", "option.pythonExecutable", "option.env", "option.mpi_mode",
             "option.parallel_loading", "option.enable_venv", "option.async_mode", "option.use_passive_workers",
@@ -127,7 +127,7 @@ COMMON = (
         )
     ),
     *(
-        Option(key, None, str, None, f"{OF_JAVA}; in the embedded server option.replicas says it", tuple(aliases))
+        Option(key, None, str, None, f"{OF_JAVA}; in the embedded server option.replicas says it", tuple(aliases), of_java=True)
         for key, *aliases in (
             ("minWorkers", "min_workers"), ("maxWorkers", "max_workers"),
             ("gpu.minWorkers",), ("gpu.maxWorkers",), ("cpu.minWorkers",), ("cpu.maxWorkers",),

@@ -24,6 +24,7 @@ class Option(NamedTuple):
         engines: engines that have it; others refuse to start with it. Empty for an option of all engines.
         idle: the reason why other engines ignore it; "" where they refuse it.
         argument: whether it is an argument of the engine's own constructor, by its own name.
+        of_java: DJL Serving's own.
     """
 
     key: str
@@ -35,11 +36,7 @@ class Option(NamedTuple):
     engines: tuple[str, ...] = ()
     idle: str = ""
     argument: bool = False
-
-    @property
-    def of_java(self) -> bool:
-        """Whether it is DJL Serving's own."""
-        return self.help.startswith(OF_JAVA)
+    of_java: bool = False
 
 
 _SECRET = re.compile(r"(?i)(\b|_)(token|api_?keys?|password|secret)[\"']?\s*[:=]|\bhf_[a-z0-9]{8}|://[^/\s@]*@")

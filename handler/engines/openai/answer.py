@@ -1,4 +1,4 @@
-"""One request at a server, and what has come of its answer."""
+"""Reader of one answer's events: token ids, log-probabilities, its end and errors."""
 
 from __future__ import annotations
 
@@ -41,11 +41,13 @@ class Answer:
     Args:
         stops: ids that end it as STOP, not as EOS.
         num_tops: the number of alternatives to each token.
+        most: tokens that were asked for.
         scored: its tokens have log-probabilities.
     """
 
-    def __init__(self, stops: frozenset[int], num_tops: int, *, scored: bool) -> None:
+    def __init__(self, stops: frozenset[int], num_tops: int, most: int, *, scored: bool) -> None:
         self._stops = stops
+        self._most = most
         self._num_tops = num_tops
         self._scored = scored
         self._num_ids = 0
@@ -63,13 +65,13 @@ class Answer:
             Refused, Failed: the event is an error, or cannot be read.
         """
         if event.name == b"error":
-            raise _error(event.data or event.comment)
+            raise _event_error(event.data or event.comment)
         if event.data == b"[DONE]":
             raise Failed("the stream ended without a finish_reason")
         try:
             value = orjson.loads(event.data)
             if "error" in value:
-                raise _error(event.data)
+                raise _event_error(event.data)
             choice = next(iter(value["choices"]), None)
             if choice is None:  # a count of tokens
                 return False
@@ -88,6 +90,8 @@ class Answer:
     def _take(self, ids: Sequence[int], scores: Mapping[str, Any] | None, part: Part) -> None:
         if not all(type(id) is int and id >= 0 for id in ids):
             raise ValueError("token ids are whole numbers")
+        if self._num_ids + len(ids) > self._most:
+            raise Failed(f"sent more tokens than max_tokens={self._most}")
         logprobs: Sequence[float | None] = [None] * len(ids)
         if self._scored and scores:
             given = scores["token_logprobs"]
@@ -123,7 +127,7 @@ def _ranked(entry: Any, count: int) -> Alternatives:
     return [(int(name.removeprefix(_ID)), logprob) for name, logprob in best]
 
 
-def words(data: bytes) -> str:
+def message(data: bytes) -> str:
     """Return the message of an error's body, of whichever form; else its beginning."""
     try:
         value: Any = orjson.loads(data)
@@ -135,17 +139,17 @@ def words(data: bytes) -> str:
     return value if isinstance(value, str) else _short(data)
 
 
-def _error(data: bytes) -> Refused | Failed:
+def _event_error(data: bytes) -> Refused | Failed:
     """Return the error that an event under 200 stands for, by the status that it names."""
     code: Any = None
     with contextlib.suppress(ValueError, TypeError, KeyError):
         code = orjson.loads(data)["error"]["code"]
-    return refusal(code if isinstance(code, int) else 500, data)
+    return status_error(code if isinstance(code, int) else 500, data)
 
 
-def refusal(status: int, data: bytes) -> Refused | Failed:
+def status_error(status: int, data: bytes) -> Refused | Failed:
     """Return the error of a status and its body."""
-    text = f"{status}: {words(data) or 'no message'}"
+    text = f"{status}: {message(data) or 'no message'}"
     if 400 <= status < 500 and status not in (408, 425, 429):
         return Refused(f"refused it with {text}")
     return Failed(f"failed with {text}")

@@ -1,4 +1,4 @@
-"""HTTP to the servers, by aiohttp: one pool of connections, no redirects, no proxies."""
+"""HTTP client of the servers, by aiohttp: one pool of connections, no redirects, no proxies."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import ssl
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.config.environment import server_key
 from handler.core.errors import ConfigError
-from handler.engines.openai.answer import Failed, Refused, refusal
+from handler.engines.openai.answer import Failed, Refused, status_error
 from handler.engines.openai.events import Event, EventReader
 from handler.engines.openai.kinds import KINDS
 
 _MOST_BODY = 1 << 20  # bytes that are read of an error or of the models
-_LOOK = 5.0  # seconds for /models
-_POLL = 0.5  # seconds between looks at a server that is not ready
-_SAY = 10.0  # seconds between messages about it
+_MODELS_TIMEOUT = 5.0  # seconds for /models
+_POLL_INTERVAL = 0.5  # seconds between looks at a server that is not ready
+_LOG_INTERVAL = 10.0  # seconds between messages about it
 _HINT = {401: "; its key is the variable OPENAI_API_KEY", 403: "; its key is the variable OPENAI_API_KEY"}
 
 
@@ -47,7 +47,7 @@ class Client:
         self._untrusted = aiohttp.ClientConnectorCertificateError
         self._unreachable = aiohttp.ClientConnectorError
         self._errors = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
-        self._look = aiohttp.ClientTimeout(total=_LOOK)
+        self._models_timeout = aiohttp.ClientTimeout(total=_MODELS_TIMEOUT)
         # Silence is the engine's to notice: a timer for each read would cost more than the read.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=ssl.create_default_context()),
@@ -67,7 +67,8 @@ class Client:
             Refused, Failed: with the server's words.
         """
         with self._translated():
-            async with self._session.get(f"{url}/models", timeout=self._look, allow_redirects=False) as response:
+            request = self._session.get(f"{url}/models", timeout=self._models_timeout, allow_redirects=False)
+            async with request as response:
                 data = await _body(response.content)
                 _check(response.status, response.headers.get("location", ""), data)
                 return _models(data)
@@ -86,11 +87,11 @@ class Client:
                     _check(response.status, response.headers.get("location", ""), await _body(response.content))
                 if response.content_type != "text/event-stream":
                     words = await _body(response.content)
-                    raise refusal(_status_in(words), words or response.content_type.encode())
+                    raise status_error(_status_in(words), words or response.content_type.encode())
                 yield _read(response.content)
 
     @contextlib.contextmanager
-    def _translated(self) -> Any:
+    def _translated(self) -> Iterator[None]:
         try:
             yield
         except self._untrusted as error:
@@ -110,7 +111,7 @@ async def find_model(client: Client, urls: Sequence[str], name: str | None) -> t
     Raises:
         ConfigError: a server will never have it.
     """
-    said = time.monotonic()
+    logged_at = time.monotonic()
     while True:
         reasons = []
         for url in urls:
@@ -125,10 +126,10 @@ async def find_model(client: Client, urls: Sequence[str], name: str | None) -> t
                 if name in (None, model.name):
                     return model.name, model.max_tokens
             reasons.append(f"{url} has {', '.join(one.name for one in models) or 'no model'}")
-        if time.monotonic() - said >= _SAY:
-            said = time.monotonic()
+        if time.monotonic() - logged_at >= _LOG_INTERVAL:
+            logged_at = time.monotonic()
             print(f"waiting for {name or 'a model'}: {'; '.join(reasons)}", file=sys.stderr, flush=True)
-        await asyncio.sleep(_POLL)
+        await asyncio.sleep(_POLL_INTERVAL)
 
 
 async def _body(content: Any) -> bytes:
@@ -151,7 +152,7 @@ def _check(status: int, location: str, data: bytes) -> None:
     if 300 <= status < 400:
         raise Refused(f"redirects to {location!r}, which is not followed: write that address")
     if status != 200:
-        error = refusal(status, data)
+        error = status_error(status, data)
         raise type(error)(f"{error}{_HINT.get(status, '')}")
 
 
@@ -197,8 +198,9 @@ def find_kind(urls: tuple[str, ...]) -> str:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
     reasons = []
     for url in urls:
+        request = urllib.request.Request(f"{url}/models", headers=_headers())
         try:
-            with opener.open(urllib.request.Request(f"{url}/models", headers=_headers()), timeout=_LOOK) as response:
+            with opener.open(request, timeout=_MODELS_TIMEOUT) as response:
                 models = _models(response.read(_MOST_BODY))
         except (OSError, Failed) as error:
             ending = "" if url.endswith("/v1") else "; such addresses end with /v1"

@@ -27,7 +27,7 @@ __all__ = ["UrlEngine", "capabilities", "check", "load", "load_tokenizer", "prep
 _IDLE = 0.05  # seconds without news after which a step is empty: the supervisor counts silence as a hang
 _ATTEMPTS = 3
 _PAUSE = 0.1  # seconds before the second attempt at the same server, doubled for the third
-_GOODBYE = 0.25  # seconds in which TLS connections close; uvloop's loop cannot be closed before
+_TLS_CLOSE = 0.25  # seconds in which TLS connections close; uvloop's loop cannot be closed before
 _SPINS = 16  # rounds of the event loop, in which connections close
 
 
@@ -90,8 +90,12 @@ class UrlEngine:
         answer = Answer(
             frozenset(sampling.stop_token_ids),
             sampling.top_logprobs,
+            body["max_tokens"],
             scored=sampling.logprobs or bool(sampling.top_logprobs),
         )
+        if all(running.ended for running in self._running.values()):
+            for _ in range(_SPINS):  # while the loop rested, the server may have closed connections
+                self._run_once()
         task = self._loop.create_task(self._serve(key, body, len(ids) + sampling.max_new_tokens))
         self._running[key] = _Running(key, answer, task, self._loop.time())
         task.add_done_callback(lambda _: self._running.pop(key, None))
@@ -150,13 +154,13 @@ class UrlEngine:
         for key in list(self._running):
             self.cancel(key)
         self._complete(self._client.close())
-        self._complete(asyncio.sleep(_GOODBYE if self._has_tls else 0))
+        self._complete(asyncio.sleep(_TLS_CLOSE if self._has_tls else 0))
         self._loop.close()
 
     # -- on the loop ---------------------------------------------------------------------------------------------
 
     async def _serve(self, key: int, body: Mapping[str, Any], num_tokens: int) -> None:
-        """Have the answer from one server, or before its first token from another."""
+        """Get the answer from one server; after a failure before the first token, from another."""
         running = self._running[key]
         for attempt in range(_ATTEMPTS):
             server = choose(self._servers, self._loop.time())

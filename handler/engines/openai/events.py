@@ -23,6 +23,7 @@ class EventReader:
         self._name = b""
         self._data: list[bytes] = []
         self._comments: list[bytes] = []
+        self._size = 0  # bytes of the event so far, in whole lines
 
     def feed(self, data: bytes) -> list[Event]:
         """Return the events that end in `data`.
@@ -38,15 +39,14 @@ class EventReader:
         ):  # nearly all
             return [Event(b"", data[6:-2], b"")]
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) + sum(map(len, self._data)) > _MOST:
-            raise ValueError(f"an event has more than {_MOST} bytes")
         events = []
         for line in lines:
+            self._size += len(line) + 1
             line = line.removesuffix(b"\r")
             if not line:
                 if self._data or self._name:
                     events.append(Event(self._name, b"\n".join(self._data), b" ".join(self._comments)))
-                    self._name, self._data, self._comments = b"", [], []
+                self._name, self._data, self._comments, self._size = b"", [], [], 0  # a comment alone keeps alive
                 continue
             field, _, value = line.partition(b":")
             value = value.removeprefix(b" ")
@@ -56,6 +56,8 @@ class EventReader:
                 self._name = value
             elif not field:
                 self._comments.append(value)
+        if self._size + len(self._rest) > _MOST:
+            raise ValueError(f"an event has more than {_MOST} bytes")
         return events
 
     def _between_events(self) -> bool:

@@ -1,4 +1,4 @@
-"""The servers that are known: what each has, and how it is asked for it.
+"""Kinds of servers: what each supports, and the body of a request to it.
 
 Sources: vLLM's `CompletionRequest` (vllm/entrypoints/openai/completion/protocol.py, 0.33); Dynamo's
 `NvCreateCompletionRequest` (lib/llm/src/protocols/openai, 1.6), and what its front end was seen to do.
@@ -16,7 +16,7 @@ from handler.engines.base import Capabilities
 _MOST_BIAS = 100.0
 """vLLM moves a larger one to this limit without a word."""
 
-_LACKING = {
+_UNSUPPORTED = {
     "num_beams": "there is no beam search in a stream",
     "typical_p": "there is no typical decoding",
     "no_repeat_ngram_size": "repeated n-grams cannot be forbidden",
@@ -25,7 +25,7 @@ _LACKING = {
     "return_context_logits": "there are no logits",
     "return_generation_logits": "there are no logits",
 }
-"""What no server has, by the field of Sampling."""
+"""Fields of Sampling that no server has, with the reason."""
 
 
 class Kind(NamedTuple):
@@ -33,14 +33,14 @@ class Kind(NamedTuple):
 
     Attributes:
         owner: the beginning of its models' `owned_by`; vLLM's Rust front end has `vllm-frontend-rs`.
-        lacking: the fields of Sampling that it lacks or drops, with the reason.
+        unsupported: the fields of Sampling that it lacks or drops, with the reason.
         limits: as in `Capabilities`.
-        ask: what has it return token ids.
+        ask: fields of a request that have it return token ids.
         ranked: its log-probabilities name tokens by their ids.
     """
 
     owner: str
-    lacking: Mapping[str, str]
+    unsupported: Mapping[str, str]
     limits: Mapping[str, float]
     ask: Mapping[str, Any]
     ranked: bool = True
@@ -48,7 +48,7 @@ class Kind(NamedTuple):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            {**_LACKING, **self.lacking},
+            {**_UNSUPPORTED, **self.unsupported},
             limits={"temperature": 2.0, **self.limits},
             no_adapters="its adapters are loaded at option.base_url, and are models there",
         )
@@ -77,7 +77,7 @@ KINDS = {
 
 
 def completion(kind: str, model: str, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
-    """Make the body of /v1/completions; every neutral value is said, as the server may have defaults of its own.
+    """Make the body of /v1/completions; it names every neutral value, as the server may have defaults of its own.
 
     Raises:
         ValueError: the server would not do what `sampling` says; the message says why.
@@ -107,8 +107,8 @@ def completion(kind: str, model: str, ids: Sequence[int], sampling: Sampling) ->
             "top_p": sampling.top_p or 1.0,
             "min_p": sampling.min_p,
         }
-        if sampling.seed is not None:  # a signed number of 64 bits
-            body["seed"] = sampling.seed - (1 << 64 if sampling.seed >> 63 else 0)
+        if sampling.seed is not None:
+            body["seed"] = sampling.signed_seed
     if sampling.logprobs or sampling.top_logprobs:
         body["logprobs"] = sampling.top_logprobs  # 0: the chosen token's alone
         if known.ranked:

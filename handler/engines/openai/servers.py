@@ -1,4 +1,4 @@
-"""The servers of option.base_url: which one gets the next request."""
+"""Servers of option.base_url, and the choice of one for a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an engine's process runs: the devices in its environment, or its share of the processor's cores."""
+"""Place of an engine's process: the devices in its environment, or its share of the processor's cores."""
 
 from __future__ import annotations
 

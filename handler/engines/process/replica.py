@@ -55,9 +55,9 @@ class Replica:
     def load(self) -> Load:
         return Load(self.number, len(self.work), sum(work.to_come(self.num_steps) for work in self.work.values()))
 
-    def takes(self, num_sequences: int, places: int) -> bool:
+    def takes(self, num_sequences: int, slots: int) -> bool:
         """Whether it has room, and has not been silent for long: in a long step, or hung."""
-        has_room = not self.work or len(self.work) + num_sequences <= places
+        has_room = not self.work or len(self.work) + num_sequences <= slots
         return has_room and self.engine.ready and self.engine.silence < _MAX_SILENCE
 
     def report(self) -> ReplicaReport:

@@ -1,10 +1,11 @@
-"""Several engines behind one door: the batcher sees one engine, which loses only the requests of the one that fails."""
+"""Several engines as one for the batcher; one that fails loses only its own requests."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import selectors
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ log = logging.getLogger("handler.engine")
 
 @dataclass
 class _Change:
-    """A load or a drop of an adapter that not all replicas have answered yet."""
+    """Loading or dropping an adapter, until all replicas have answered."""
 
     adapter: Adapter
     drop: bool
@@ -32,34 +33,35 @@ class _Change:
 
 
 class ReplicaSet:
-    """Engines of one model; the batcher's and the host's view is that of an `EngineSupervisor`.
+    """Engines of one model, with the interface of one `EngineSupervisor` for the batcher and the host.
 
     The set is ready for the first time when all its engines are; later as long as one is. An engine that cannot be
     loaded at first closes the set. Of one that fails later each request gets an error, and the others go on.
 
     Args:
         engines: started.
-        places: sequences that each computes at once.
+        slots: sequences that each computes at once.
         follows_prompts: a conversation stays on its replica.
     """
 
     statistics = None  # each has its own, in `reports`
 
-    def __init__(self, engines: Sequence[EngineSupervisor], places: int, *, follows_prompts: bool = True) -> None:
+    def __init__(self, engines: Sequence[EngineSupervisor], slots: int, *, follows_prompts: bool = True) -> None:
         self._replicas = [Replica(number, engine) for number, engine in enumerate(engines)]
-        self._places = places
-        self._router = Router(places, follows_prompts=follows_prompts)
+        self._slots = slots
+        self._router = Router(slots, follows_prompts=follows_prompts)
         self._chosen = self._replicas[0]
         self._by_key: dict[int, Replica] = {}
         self._ended: dict[int, Replica] = {}  # in the last step
         self._changes: dict[int, _Change] = {}  # by key
-        self._adapters: dict[int, Adapter] = {}  # loaded, by id
+        # Loaded, by id. One that is given up while no replica is ready is in nobody's hands then.
+        self._adapters = weakref.WeakValueDictionary[int, Adapter]()
         self._own_keys = itertools.count(-1, -1)
         self._selector = selectors.DefaultSelector()
         self._watch: Callable[[int | None], None] = lambda fd: None
         self._on_change: Callable[[State], None] = lambda state: None
         self._opened = False  # all have been ready
-        self._told = State.LOADING
+        self._last_state = State.LOADING
         self._to_restart: list[Replica] = []
         self._restarts = -1  # when the last one was to restart
         for replica in self._replicas:
@@ -76,7 +78,7 @@ class ReplicaSet:
     def admits(self, request: Request, prompt: Prompt) -> bool:
         """Choose the replica for a request, whose sequences `add` brings next. False: it has to wait."""
         need = request.sampling.num_sequences
-        loads = [replica.load() for replica in self._replicas if replica.takes(need, self._places)]
+        loads = [replica.load() for replica in self._replicas if replica.takes(need, self._slots)]
         if not loads or not self.ready:
             return False
         self._chosen = self._replicas[self._router.choose(request, prompt, loads)]
@@ -125,9 +127,9 @@ class ReplicaSet:
         for replica in self._replicas:
             try:
                 for step in replica.engine.step():
-                    steps.append(self._taken(replica, step))
+                    steps.append(self._read(replica, step))
             except GenerationFailed as error:
-                steps.append(Step([], [], [], list(self._lost(replica, error.message))))
+                steps.append(Step([], [], [], list(self._end_requests(replica, error.message))))
         if self._to_restart and self.restarts > self._restarts and all(one.engine.ready for one in self._replicas):
             self._restarts = self.restarts
             self._to_restart.pop().engine.restart_when_idle()
@@ -190,7 +192,7 @@ class ReplicaSet:
 
     # -- one replica ---------------------------------------------------------------------------------------------
 
-    def _taken(self, replica: Replica, step: Step) -> Step:
+    def _read(self, replica: Replica, step: Step) -> Step:
         """Take a replica's step; return what the batcher gets of it."""
         replica.num_steps += bool(step.keys)
         replica.num_tokens += len(step.keys)
@@ -204,7 +206,7 @@ class ReplicaSet:
             elif (change := self._changes.get(output.key)) is not None:
                 change.waiting.discard(replica.number)
                 change.error = change.error or output.error
-                others += self._settled(output.key, change)
+                others += self._answer(output.key, change)
             else:
                 replica.num_tokens += len(output.ids)
                 others.append(output)
@@ -213,7 +215,7 @@ class ReplicaSet:
                     del replica.work[output.key]
         return step._replace(others=others)
 
-    def _lost(self, replica: Replica, reason: str) -> Iterator[Output]:
+    def _end_requests(self, replica: Replica, reason: str) -> Iterator[Output]:
         """End a lost replica's requests, and its part in changes of adapters."""
         work, replica.work = replica.work, {}
         log.error("replica %d is lost, and %d of its sequences", replica.number, len(work))
@@ -224,9 +226,9 @@ class ReplicaSet:
             change.waiting.discard(replica.number)
             if not self.ready:
                 change.error = change.error or reason
-            yield from self._settled(key, change)
+            yield from self._answer(key, change)
 
-    def _settled(self, key: int, change: _Change) -> Iterator[Output]:
+    def _answer(self, key: int, change: _Change) -> Iterator[Output]:
         """Answer a change that all replicas have answered. One of them refused a load: none keeps the adapter."""
         if change.waiting:
             return
@@ -249,15 +251,15 @@ class ReplicaSet:
     def _changed(self, replica: Replica, state: State) -> None:
         """Give a replica that is ready the adapters, which a new engine does not have."""
         if state is State.READY:
-            for adapter in self._adapters.values():
+            for adapter in list(self._adapters.values()):
                 replica.engine.change_adapter(next(self._own_keys), adapter, drop=False)
         self._opened = self._opened or all(one.engine.ready for one in self._replicas)
         self._tell()
 
     def _tell(self) -> None:
-        if self.state is not self._told:
-            self._told = self.state
-            self._on_change(self._told)
+        if self.state is not self._last_state:
+            self._last_state = self.state
+            self._on_change(self._last_state)
 
 
 def _ignore(value: object) -> None:

@@ -13,7 +13,7 @@ from handler.core.values import Request
 _MOST_PROMPTS = 1024
 _MOST_CHARACTERS = 1 << 24  # of all prompts that are remembered
 _MOST_SESSIONS = 10_000
-_TOLERANCE = 4  # a conversation stays where a fourth of the places more is taken than elsewhere
+_TOLERANCE = 4  # the part of the slots by which a conversation's replica may be busier: a fourth
 
 _OPEN_THOUGHT = re.compile(r"(?:<think>|</think>|\s)+$")
 """How a chat template may begin an answer; it leaves that out of later turns."""
@@ -39,16 +39,17 @@ class Router:
 
     1. A session stays on its replica.
     2. A prompt that begins with an earlier one goes where the longest such prompt went, as its KV cache may be there:
-       it is a conversation's next turn. But not where a fourth of the places more is taken than on the idlest replica.
+       it is a conversation's next turn. It moves if that replica runs more sequences than the idlest one, by over a
+       fourth of the slots.
     3. All else goes where the fewest tokens are to come; of equal ones, where the last request came longest ago.
 
     Args:
-        places: sequences that a replica computes at once.
+        slots: sequences that a replica computes at once.
         follows_prompts: rule 2 holds.
     """
 
-    def __init__(self, places: int, *, follows_prompts: bool = True) -> None:
-        self._tolerance = places // _TOLERANCE
+    def __init__(self, slots: int, *, follows_prompts: bool = True) -> None:
+        self._tolerance = slots // _TOLERANCE
         self._follows_prompts = follows_prompts
         self._sessions: OrderedDict[str, int] = OrderedDict()
         self._prompts: OrderedDict[tuple[int, str], int] = OrderedDict()  # adapter and text -> replica, oldest first
@@ -62,7 +63,8 @@ class Router:
         Args:
             loads: those of the replicas that take the request; at least one.
         """
-        key = (request.adapter.id if request.adapter else 0, _beginning(prompt)) if self._follows_prompts else None
+        start = _beginning(prompt) if self._follows_prompts else ""
+        key = (request.adapter.id if request.adapter else 0, start) if start else None  # all begin with nothing
         replica = self._of_session(request.session, loads)
         if replica is None and key is not None:
             replica = self._of_prompt(*key, loads)

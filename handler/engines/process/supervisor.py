@@ -151,7 +151,7 @@ class EngineSupervisor:
         self._expects_step = bool(self._active)
         if self._failure is not None and not steps:
             self._fail(self._failure)
-        if self._restart_wanted:
+        if self._restart_wanted and not steps:  # what ended may be the first part of a request
             self._restart_if_idle()
         return steps
 

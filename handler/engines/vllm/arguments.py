@@ -1,17 +1,12 @@
-"""Translates our options and Sampling into the keywords of vLLM's EngineArgs and SamplingParams."""
+"""Translates our options into the keywords of vLLM's EngineArgs."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from importlib.metadata import version
-from importlib.util import find_spec
 from typing import Any, get_args
 
 from handler.core.errors import ConfigError, Problems
-from handler.core.values import Sampling, StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.checkpoint import TORCH_DTYPES
 
@@ -22,11 +17,6 @@ _OWN = frozenset((
     "num_speculative_tokens", "revision", *_LORA,
 ))  # fmt: skip
 """Options that are not arguments themselves; the others have the argument's name."""
-
-_FORBIDDEN = -1e9
-
-_STYLES = {"json": (0, 1, 25), **dict.fromkeys(("qwen_xml", "minimax_xml", "deepseek_xml", "glm_xml"), (0, 2))}
-"""Styles of arguments in structural tags -> the release of xgrammar that has them (`structural_tag.py` there)."""
 
 _CPU_CACHE_GIB = 4
 """vLLM itself would ask for nine tenths of a CPU's memory, and not start where less is free."""
@@ -139,67 +129,3 @@ def _construct(name: str, value: Any, declared: Any) -> Any:
     except ValidationError as error:
         found = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise ConfigError(f"option.{name}: {'; '.join(found)}") from None
-
-
-def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
-    """Make the keywords of SamplingParams, except output kind and structured output.
-
-    Stop strings are left out: `core/sequence.py` finds them, so that vLLM need not make text at all.
-    """
-    arguments: dict[str, Any] = {
-        "max_tokens": sampling.max_new_tokens,
-        "min_tokens": sampling.min_new_tokens,
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "ignore_eos": sampling.ignore_eos,
-        "detokenize": False,
-        "temperature": 0.0,
-    }
-    if sampling.do_sample and sampling.temperature > 0:
-        arguments |= {
-            "temperature": sampling.temperature,
-            "top_k": 1 if sampling.top_p == 0 else sampling.top_k,  # the smallest nucleus is one token
-            "top_p": sampling.top_p or 1.0,
-            "min_p": sampling.min_p,
-            # vLLM's generators take a signed 64-bit number
-            "seed": None if sampling.seed is None else sampling.seed - (1 << 64 if sampling.seed >> 63 else 0),
-        }
-    if sampling.logprobs or sampling.top_logprobs:
-        arguments["logprobs"] = sampling.top_logprobs  # 0: the chosen token's alone
-    if sampling.stop_token_ids:
-        arguments["stop_token_ids"] = list(sampling.stop_token_ids)
-    if sampling.bad_sequences:
-        arguments["bad_words"] = list(sampling.bad_sequences)
-    if sampling.logit_bias or sampling.bad_token_ids:
-        # A large negative bias forbids a token.
-        arguments["logit_bias"] = dict(sampling.logit_bias) | dict.fromkeys(sampling.bad_token_ids, _FORBIDDEN)
-    if sampling.prompt_logprobs:
-        arguments["prompt_logprobs"] = sampling.prompt_top_logprobs  # 0: its own tokens' alone
-    return arguments
-
-
-def structural_tags(arguments: Mapping[str, Any]) -> frozenset[str]:
-    """Return the styles of arguments in structural tags. Backends beside xgrammar have tags of an older form only.
-
-    Args:
-        arguments: the keywords of EngineArgs.
-    """
-    backend = arguments.get("structured_outputs_config", {}).get("backend", "auto")
-    if backend not in ("auto", "xgrammar") or find_spec("xgrammar") is None:
-        return frozenset()
-    release = tuple(map(int, re.findall(r"\d+", version("xgrammar"))[:3]))
-    return frozenset(style for style, since in _STYLES.items() if release >= since)
-
-
-def structured_output_arguments(structured_output: StructuredOutput) -> dict[str, Any]:
-    """Make the keywords of StructuredOutputsParams."""
-    match structured_output.kind:
-        case "json_schema":
-            return {"json": structured_output.value}
-        case "json_object":
-            return {"json_object": True}
-        case "choice":
-            return {"choice": json.loads(structured_output.value)}
-        case kind:
-            return {kind: structured_output.value}

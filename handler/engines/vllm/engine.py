@@ -29,20 +29,14 @@ from handler.engines.base import (
 from handler.engines.huggingface.checkpoint import check_model, eos_ids, load_tokenizer, prepare_checkpoint
 from handler.engines.process.process_group import end_with_children, end_with_this_process
 from handler.engines.vllm.adapter_weights import check_weights
-from handler.engines.vllm.arguments import (
-    construct,
-    engine_arguments,
-    environment,
-    sampling_arguments,
-    structural_tags,
-    structured_output_arguments,
-)
+from handler.engines.vllm.arguments import construct, engine_arguments, environment
 from handler.engines.vllm.beam import BeamSearch
 from handler.engines.vllm.lora_exclusion import LoraExclusion
 from handler.engines.vllm.patches.sync_client import patch_sync_client
 from handler.engines.vllm.results import BeamToken, Pending, Results
+from handler.engines.vllm.sampling import sampling_arguments, structured_output_arguments
 from handler.engines.vllm.statistics import Statistics
-from handler.engines.vllm.structured_output import structured_output_check
+from handler.engines.vllm.structured_output import structural_tags, structured_output_check
 
 __all__ = ["Vllm", "capabilities", "check", "load", "load_tokenizer", "prepare", "structured_output_check"]
 

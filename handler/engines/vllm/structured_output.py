@@ -15,13 +15,15 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
 from handler.engines.structured_output.structural_tag import with_schemas, without_text
-from handler.engines.vllm.arguments import engine_arguments, environment, structured_output_arguments
+from handler.engines.vllm.arguments import engine_arguments, environment
+from handler.engines.vllm.sampling import structured_output_arguments
 
 _OF_AUTO = "xgrammar"
 """Backend of vLLM's core with `auto`: it follows from the first schema, which is a plain one of ours (`engine.py`)."""
@@ -32,6 +34,9 @@ CHECK_SECONDS = 0.1
 STEP_SECONDS = 0.01
 """CPU time of a mask, averaged over a few tokens, or ten times as much once; it stops every request. Ordinary texts
 took up to 0.0003, once 0.01; an ambiguous grammar takes seconds after ten or twenty tokens."""
+
+_STYLES = {"json": (0, 1, 25), **dict.fromkeys(("qwen_xml", "minimax_xml", "deepseek_xml", "glm_xml"), (0, 2))}
+"""Styles of arguments in structural tags -> the release of xgrammar that has them (`structural_tag.py` there)."""
 
 _WINDOW = 8  # tokens of the average
 _STEPS = 64  # tokens with many alternatives; those with few, as in a long literal, cost little
@@ -189,8 +194,24 @@ class VllmCheck:
 
 def _xgrammar_support() -> XgrammarSupport:
     """Measured with xgrammar 0.2.8, which supports both; an older one, OpenVINO GenAI's, supports neither."""
-    recent = [int(part) for part in re.findall(r"\d+", version("xgrammar"))[:2]] >= [0, 2]
+    recent = _xgrammar_release() >= (0, 2)
     return XgrammarSupport(bounds=recent, others=recent)
+
+
+def _xgrammar_release() -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version("xgrammar"))[:3]))
+
+
+def structural_tags(arguments: Mapping[str, Any]) -> frozenset[str]:
+    """Return the styles of arguments in structural tags. Backends beside xgrammar have tags of an older form only.
+
+    Args:
+        arguments: the keywords of EngineArgs.
+    """
+    backend = arguments.get("structured_outputs_config", {}).get("backend", "auto")
+    if backend not in ("auto", "xgrammar") or find_spec("xgrammar") is None:
+        return frozenset()
+    return frozenset(style for style, since in _STYLES.items() if _xgrammar_release() >= since)
 
 
 def structured_output_check(config: EngineConfig) -> VllmCheck:

@@ -1,4 +1,4 @@
-"""What the replies share that render an answer's events in blocks or items."""
+"""Base of the replies that render an answer's events in blocks (Anthropic) or items (OpenAI's responses)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class BlockStream(ABC):
     def _end(self, finish: Finish) -> bytes: ...
 
 
-class WholeAnswer(NamedTuple):
+class AnswerEvents(NamedTuple):
     """The events of a whole answer, and its numbers of tokens."""
 
     events: Sequence[Event]
@@ -71,8 +71,8 @@ class WholeAnswer(NamedTuple):
     num_thoughts: int
 
 
-def read_whole(form: AnswerForm, sequence: SequenceOutput) -> WholeAnswer:
+def read_whole(form: AnswerForm, sequence: SequenceOutput) -> AnswerEvents:
     reader = form.reader()
     events: Sequence[Event] = [sequence.text] if reader is None else reader.read(sequence.tokens)[0]
     num_tokens = sum(token.id >= 0 for token in sequence.tokens)
-    return WholeAnswer(events, num_tokens, reader.num_thoughts if reader is not None else 0)
+    return AnswerEvents(events, num_tokens, reader.num_thoughts if reader is not None else 0)

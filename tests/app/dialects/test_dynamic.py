@@ -187,7 +187,7 @@ def test_one_that_fails_while_it_waits_is_not_computed_and_lets_the_next_batch_b
             waiting.fail(GenerationFailed("gone"))
             await asyncio.wait_for(asyncio.gather(ran, failed, followed), 10)
             assert (running.status, waiting.status, following.status) == (200, 424, 200)
-            assert model._driver.num_tokens == 10 + 3
+            assert model.driver.num_tokens == 10 + 3
         finally:
             model.close()
 

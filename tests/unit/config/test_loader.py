@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from handler.config.loader import Config, read_config
+from handler.config.config import Config
+from handler.config.loader import read_config
 from handler.config.options import OPTIONS
 from handler.config.options.common import LLM_ENGINES, TOOL_CALL_PARSERS
 from handler.core.errors import ConfigError

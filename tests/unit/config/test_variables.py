@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from handler.config.config import Config
 from handler.config.environment import name_hub_token
-from handler.config.loader import Config, Reading, read_config
+from handler.config.loader import Reading, read_config
 from handler.config.options.variables import UNREAD, VARIABLES, hub_token
 
 

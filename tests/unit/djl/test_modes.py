@@ -123,7 +123,7 @@ def test_a_bug_in_async_mode_is_answered(modes: Any, monkeypatch: pytest.MonkeyP
     failure = bench.loop.run(answer("two"))
     assert b"internal error: RuntimeError" in failure
     assert failure.count(b"\0\0\0\3two") == 1
-    assert not bench.model._driver.sinks
+    assert not bench.model.driver.sinks
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from handler.config.loader import Config
+from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.djl.startup import is_passive, own_sessions, prepare, read_properties
 from handler.serving import sessions

@@ -277,3 +277,19 @@ def test_a_part_goes_to_the_replica_that_has_the_request() -> None:
     rig.set.step()
     assert not rig.set.continues(100 + first), "its beginning is lost"
     assert not rig.set.continues(first), "it ended before the last step"
+
+
+def test_an_adapter_that_was_unregistered_while_none_was_ready_stays_away(adapter: Path) -> None:
+    rig = Rig()
+    outcome = rig.register(adapter)
+    for engine in rig.engines:
+        engine.answer()
+    run(rig.batcher, 1)
+    outcome.clear()
+    for engine in rig.engines:
+        engine.die()
+    run(rig.batcher, 1)
+    rig.adapters.unregister("a")
+    for engine in rig.engines:
+        engine.state = State.READY
+    assert [engine.changes for engine in rig.engines] == [[], []]

@@ -9,7 +9,6 @@ import pytest
 
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Request
-from handler.engines.process.places import on_cores, on_devices
 from handler.engines.process.routing import Load, Router
 
 NO_WORDS = Vocabulary([])
@@ -28,10 +27,10 @@ def test_the_fewest_tokens_to_come_decide_and_the_longest_pause_among_equals() -
 
 
 @pytest.mark.parametrize(
-    ("places", "ahead", "stays"), [(16, 4, True), (16, 5, False), (2, 0, True), (2, 1, False), (256, 64, True)]
+    ("slots", "ahead", "stays"), [(16, 4, True), (16, 5, False), (2, 0, True), (2, 1, False), (256, 64, True)]
 )
-def test_a_conversation_stays_unless_its_replica_is_far_busier(places: int, ahead: int, stays: bool) -> None:
-    router = Router(places)
+def test_a_conversation_stays_unless_its_replica_is_far_busier(slots: int, ahead: int, stays: bool) -> None:
+    router = Router(slots)
     first = choose(router, "user: hi\nassistant:")
     loads = [Load(first, ahead, 1000), Load(1 - first, 0, 0)]
     assert (choose(router, "user: hi\nassistant: hello\nuser: and?\nassistant:", loads) == first) is stays
@@ -52,6 +51,11 @@ def test_another_adapter_is_another_cache_and_prompts_of_ids_are_prompts() -> No
     assert choose(router, "a b d", adapter=Adapter("one", 1, "/one")) == 0
     ids = [router.choose(Request(""), Prompt("", list(range(length)), NO_WORDS), IDLE) for length in (5, 6, 70, 71)]
     assert len(set(ids)) == 1
+
+
+def test_an_empty_prompt_is_the_beginning_of_none() -> None:
+    router = Router(16)
+    assert [choose(router, text) for text in (" ", "a", "b", "", "c")] == [0, 1, 0, 1, 0]
 
 
 def test_without_a_cache_prompts_do_not_count() -> None:
@@ -101,17 +105,3 @@ def test_ten_conversations_of_ten_turns_stay_and_spread(order: str, shared: str)
     stayed = sum(one == next for of in went for one, next in itertools.pairwise(of))
     assert stayed >= 81, "of 90 turns that had one before"
     assert min(sum(of[0] == replica for of in went) for replica in range(2)) >= 3
-
-
-@pytest.mark.parametrize(
-    ("cores", "count", "wanted"),
-    [([0, 1], 2, [[0], [1]]), ([3, 1, 2, 0], 2, [[0, 1], [2, 3]]), ([0, 1, 2], 2, [[0], [1, 2]]),
-     ([0, 1], 4, [[0], [0], [1], [1]]), ([5], 2, [[5], [5]])],
-)  # fmt: skip
-def test_cores_are_divided(cores: list[int], count: int, wanted: list[list[int]]) -> None:
-    assert sorted(sorted(place.cores) for place in on_cores(cores, count)) == wanted
-
-
-def test_devices_are_divided_by_their_own_names() -> None:
-    environs = [place.environ for place in on_devices(["2", "GPU-a", "5", "7"], 2)]
-    assert environs == [{"CUDA_VISIBLE_DEVICES": "2,GPU-a"}, {"CUDA_VISIBLE_DEVICES": "5,7"}]

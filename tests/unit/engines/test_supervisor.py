@@ -169,3 +169,16 @@ def test_a_restart_waits_for_the_last_request(supervised: Supervised) -> None:
     supervised.engine.step()
     assert (supervised.engine.state, supervised.engine.restarts) == (State.RESTARTING, 1)
     assert [type(command) for command in supervised.instance.commands] == [Add, Add, Cancel]
+
+
+def test_a_restart_waits_for_a_request_that_follows_the_last_one(supervised: Supervised) -> None:
+    supervised.add()
+    supervised.engine.restart_when_idle()
+    supervised.instance.say(LAST)
+    assert len(supervised.engine.step()) == 1
+    supervised.add(2)
+    supervised.engine.step()
+    assert supervised.engine.ready
+    supervised.engine.cancel(2)
+    supervised.engine.step()
+    assert supervised.engine.state is State.RESTARTING

@@ -15,6 +15,7 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.thoughts import Thoughts
 from handler.core.values import Adapter, Finish, Request, Sampling, StructuredOutput
 from handler.engines.base import Output, Step
+from handler.scheduler.batcher import Batcher
 from handler.scheduler.thinking import ThinkingEngine
 
 PIECES = [*map(chr, range(128)), "<think>", "</think>", "<call>", "<end>", "k>{", "</thin", "<call>f"]
@@ -269,3 +270,26 @@ def test_a_rule_that_allows_text_holds_for_the_thought_too() -> None:
     script = Scripted(CLOSED)
     run(script, structured_output=rule, thoughts=thoughts(is_open=True), thinking_token_budget=9)
     assert [sampling.structured_output for _, sampling, _ in script.requests] == [None, rule]
+
+
+@pytest.mark.parametrize("at_once", [1, 9])
+def test_an_unknown_id_in_a_thought_ends_its_request_and_no_other(at_once: int) -> None:
+    script = Scripted(at_once=at_once)
+    batcher = Batcher(ThinkingEngine(script, VOCABULARY))
+    thinking = Sampling(max_new_tokens=20, structured_output=RULE, thoughts=thoughts(is_open=True))
+    prompt = Prompt("p", ids("p"), VOCABULARY)
+    lost, other = (batcher.submit(Request("p", sampling), prompt) for sampling in (thinking, Sampling()))
+    script.running[min(script.running, key=lambda key: -key)] = [len(PIECES), *ids(*END)], 20
+    ends = {delta.id: delta for _ in range(9) for delta in batcher.step() if delta.finish is not None}
+    assert "an id that the tokenizer does not have" in str(ends[lost].error)
+    assert ends[other].finish is Finish.EOS
+    assert batcher.idle
+    assert not script.running
+
+
+def test_a_budget_of_0_without_room_for_an_answer_is_answered_by_a_step() -> None:
+    script = Scripted("Hm")
+    thought = thoughts(is_open=True)
+    assert run(script, most=1, thoughts=thought, thinking_token_budget=0) == (["</think>"], Finish.LENGTH)
+    assert script.requests, "without one nothing wakes the host"
+    assert not script.running

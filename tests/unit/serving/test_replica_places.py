@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from handler.config.loader import Config, read_config
+from handler.config.config import Config
+from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
 from handler.engines.process.engine_loop import Spec
-from handler.engines.process.places import Place
+from handler.engines.process.places import Place, on_cores, on_devices
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.serving.replicas import check_replicas, replica_places
 
@@ -59,8 +60,20 @@ def test_devices(options: list[str], devices: list[str], wanted: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "wanted"), [([0, 1, 2, 3], [{0, 1}, {2, 3}]), ([4], [{4}, {4}]), ([], [set(), set()])]
-)
+    ("cores", "count", "wanted"),
+    [([0, 1], 2, [[0], [1]]), ([3, 1, 2, 0], 2, [[0, 1], [2, 3]]), ([0, 1, 2], 2, [[0], [1, 2]]),
+     ([0, 1], 4, [[0], [0], [1], [1]]), ([5], 2, [[5], [5]])],
+)  # fmt: skip
+def test_cores_are_divided(cores: list[int], count: int, wanted: list[list[int]]) -> None:
+    assert sorted(sorted(place.cores) for place in on_cores(cores, count)) == wanted
+
+
+def test_devices_are_divided_by_their_own_names() -> None:
+    environs = [place.environ for place in on_devices(["2", "GPU-a", "5", "7"], 2)]
+    assert environs == [{"CUDA_VISIBLE_DEVICES": "2,GPU-a"}, {"CUDA_VISIBLE_DEVICES": "5,7"}]
+
+
+@pytest.mark.parametrize(("cores", "wanted"), [([0, 1, 2, 3], [{0, 1}, {2, 3}]), ([], [set(), set()])])
 def test_without_devices_the_cores_are_divided(cores: list[int], wanted: list[set[int]]) -> None:
     assert [place.cores for place in replica_places(config("replicas=2", engine="openvino"), [], cores)] == wanted
 

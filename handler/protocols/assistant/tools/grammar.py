@@ -79,12 +79,13 @@ def _block(notation: Notation, tags: list[Tag], *, single: bool) -> Tag:
 
 
 def _tag(notation: Notation, name: str, schema: Mapping[str, Any]) -> Tag:
-    before, after = (text.replace(_NAME, name) for text in notation.call)
+    before, after = notation.call
+    # A tool's own name may hold the word NUMBER.
+    begin, number, rest = (part.replace(_NAME, name) for part in before.partition(_NUMBER))
     arguments: Tag = {"type": "json_schema", "json_schema": schema}
     if notation.style != "json":
         arguments = {**arguments, "style": notation.style}
-    begin, number, rest = before.partition(_NUMBER)
     if number:
         elements = [_DIGITS, {"type": "const_string", "value": rest}, arguments]
         arguments = {"type": "sequence", "elements": elements}
-    return {"type": "tag", "begin": begin, "content": arguments, "end": after}
+    return {"type": "tag", "begin": begin, "content": arguments, "end": after.replace(_NAME, name)}

@@ -25,6 +25,9 @@ _CHOICES = (
     "must be none, auto, required, a name in tools, or an object with 'type': 'function' and 'function' with a 'name' "
     "in tools"
 )
+_REFERENCE = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)([^"]{0,64})')
+"""A reference in a schema's JSON that means something else where its definitions move to another root."""
+
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
 
 
@@ -92,7 +95,10 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
         rule = calls(notation, called, single=result.single or bool(name))
         return result._replace(format=format, structured_output=_rule(f"for {choice}", lambda: structural_tag(rule)))
     schema = _parameters(called[0]) if name else _calls(tools, choice, single=result.single)
-    return result._replace(structured_output=_rule(f"for {choice}", lambda: json_schema(schema)))
+    listed = _rule(f"for {choice}", lambda: json_schema(schema))
+    if not name and (lost := _REFERENCE.search(listed.value)):
+        raise choice.refused(f"a tool's $ref {lost[1]!r} must begin with '#/$defs/' or '#/definitions/'")
+    return result._replace(structured_output=listed)
 
 
 def _notation(format: Format | None, context: ServerContext) -> Notation | None:

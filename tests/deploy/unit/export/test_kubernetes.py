@@ -13,7 +13,7 @@ from deploy.export import manifests
 from deploy.export.hyperpod import hyperpod_manifests
 from deploy.export.kserve import kserve_manifests
 from deploy.export.kubernetes import kubernetes_manifests
-from deploy.export.manifests import given, to_yaml
+from deploy.export.manifests import setting_paths, to_yaml
 from deploy.resolve.decision import Pool
 from tests.deploy.cases import decision, spec
 from tests.deploy.unit.spec.document import names
@@ -89,6 +89,7 @@ def test_the_container_has_its_variables_probes_and_gpus(format: str) -> None:
     variables = environment("hub", format)
     assert variables["OPTION_LLM_ENGINE"] == "trtllm"
     assert variables["SERVING_JOB_QUEUE_SIZE"] == "200"
+    assert environment("hub", format, environment={"WORDS": "a$$b $(PORT) $"})["WORDS"] == "a$$$$b $$(PORT) $$"
     assert "nvidia.com/gpu" not in str(container("cpu", format)["resources"])
     assert container("hub", format, environment={"SAGEMAKER_BIND_TO_PORT": "9000"})["readinessProbe"]["httpGet"] == {
         "path": "/ping",
@@ -195,6 +196,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("kserve", "single", {**SCALING, "environment": {"LMI_FRONT": "djl"}}, "environment.LMI_FRONT=djl"),
     ("kserve", "single", {"scaling": {"max": 2, "concurrency": 4, "scale_in_cooldown": 9999}}, "scale_in_cooldown"),
     ("kserve", "single", {"name": "Llama"}, "Llama: in Kubernetes a name"),
+    ("kserve", "single", {"environment": {"SAGEMAKER_BIND_TO_PORT": "http"}}, "SAGEMAKER_BIND_TO_PORT=http: must be"),
+    ("kserve", "copies", {"name": "Llama"}, "Llama: in Kubernetes a name"),  # the account's
 ]
 
 
@@ -233,4 +236,4 @@ def test_a_setting_without_a_place_is_a_comment() -> None:
         assert f"\n# {path}: " in text
     assert list(yaml.safe_load_all(text)) == manifests
     assert "&id" not in text
-    assert "instance.price" not in set(given(spec("single")))
+    assert "instance.price" not in set(setting_paths(spec("single")))

@@ -49,12 +49,14 @@ class Server:
     Attributes:
         received: the completions' requests.
         left: how many clients have left a script that hangs.
+        ended: how many scripts have ended, and their connections.
     """
 
     def __init__(self, scripts: Sequence[Sequence[bytes]] = (), owner: str = "vllm") -> None:
         self.scripts = list(scripts)
         self.received: list[Received] = []
         self.left = threading.Semaphore(0)
+        self.ended = threading.Semaphore(0)
         self.models = {"data": [{"id": "served", "owned_by": owner, "max_model_len": 64}]}
         self.url = ""
 
@@ -77,6 +79,9 @@ class Server:
                 writer.write(part)
                 await writer.drain()
                 await asyncio.sleep(PAUSE)
+            writer.close()
+            await writer.wait_closed()
+            self.ended.release()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import pytest
 from handler.core.errors import ConfigError
 from handler.core.values import Finish, Sampling
 from handler.engines.base import EngineConfig
-from handler.engines.openai import servers
+from handler.engines.openai import events, servers
 from handler.engines.openai.client import find_kind
 from handler.engines.openai.engine import UrlEngine
 from tests.process.engines.openai.server import CHUNKED, DONE, GOOD, HANG, HEAD, Server, event, listening, status
@@ -138,6 +138,7 @@ FAILED = {
     "429": (status(429, DOWN), "429: down"),
     "an error event": (HEAD + LOST, "worker lost"),
     "Dynamo's error event": (HEAD + b"event: error\n: worker lost\n\n", "worker lost"),
+    "an error event after a ping": (HEAD + b": ping\n\nevent: error\n: worker lost\n\n", "500: worker lost"),
     "a page": (b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 3\r\n\r\nHi!", "Hi!"),
     "nothing": (b"", "broke off"),
     "no HTTP": (b"SSH-2.0\r\n\r\n", "broke off"),
@@ -185,6 +186,35 @@ def test_silence_ends_a_request_and_its_connection(script: tuple[bytes, ...]) ->
         assert result.finish is Finish.ERROR
         assert "sent no token for 0.3 s (option.base_url_timeout)" in result.error
         assert server.left.acquire(timeout=PATIENCE)
+
+
+def test_more_tokens_than_were_asked_for_end_a_request() -> None:
+    with listening((HEAD, *[FIVE] * 7, event(5, 5), ENDING)) as server, engine(server) as found:
+        result = one(found)
+        assert (result.ids, result.finish) == ([5] * 7, Finish.ERROR)
+        assert "sent more tokens than max_tokens=8" in result.error
+
+
+@pytest.mark.parametrize("line", [b"data:\n", b": alive\n", b"data: x\n", b"x"])
+def test_an_event_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
+    monkeypatch.setattr(events, "_MOST", 100)
+    reader = events.EventReader()
+    for _ in range(100 // len(line)):
+        assert reader.feed(line) == []
+    with pytest.raises(ValueError, match="more than 100 bytes"):
+        reader.feed(line)
+    reader = events.EventReader()
+    for _ in range(101):
+        assert reader.feed(b": alive\n\n") == [], "comments between events are not part of one"
+
+
+def test_a_connection_that_was_closed_while_nothing_ran_is_no_failure() -> None:
+    script = (CHUNKED, b"%x\r\n%b\r\n0\r\n\r\n" % (len(ENDING), ENDING))
+    with listening(script, script) as first, listening() as second, engine(first, second) as found:
+        for key in (1, 2):
+            assert one(found, key=key) == ([6], Finish.LENGTH, "")
+            assert first.ended.acquire(timeout=PATIENCE)
+        assert (len(first.received), len(second.received)) == (2, 0)
 
 
 def test_what_a_server_keeps_open_after_the_end_delays_nobody() -> None:

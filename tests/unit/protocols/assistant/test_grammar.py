@@ -12,6 +12,7 @@ from handler.core.errors import InvalidParameter
 from handler.core.values import StructuredOutput
 from handler.protocols.assistant.tools.formats import FORMATS
 from handler.protocols.assistant.tools.formats.json_calls import HERMES
+from handler.protocols.assistant.tools.grammar import calls
 from handler.protocols.assistant.tools.parsing import NamedCall
 from handler.protocols.assistant.tools.request import Tools, read_tools
 from handler.protocols.openai.chat import OpenAiChat
@@ -135,3 +136,28 @@ def test_a_thought_comes_before_calls_in_a_text() -> None:
         sampling = request.read_prompt(request, prompt).sampling
         assert sampling.thoughts is not None
         assert (sampling.thoughts.is_open, sampling.structured_output) == (is_open, request.sampling.structured_output)
+
+
+@pytest.mark.parametrize("name", ["RANDOM_NUMBER", "NAME", "a.b-c_NUMBER_NAME"])
+def test_a_tools_name_is_no_placeholder(name: str) -> None:
+    tool = {"type": "function", "function": {"name": name, "parameters": PLAIN}}
+    for notation in (notation for format in FORMATS.values() for notation in format.notations.values()):
+        rule = calls(notation, [tool], single=True)
+        (tag,) = rule["tags"] if "tags" in rule else rule["content"]["tags"]
+        assert name in tag["begin"]
+        assert str(tag).count("[0-9]{1,4}") == ("NUMBER" in notation.call[0])
+
+
+def test_a_reference_that_a_list_of_calls_would_lose_is_refused() -> None:
+    def tool(reference: str) -> dict[str, Any]:
+        schema = {"type": "object", "properties": {"child": {"$ref": reference}}, "$defs": {"a/b": PLAIN}}
+        return {"type": "function", "function": {"name": "f", "parameters": schema}}
+
+    without = replace(TAGS, structural_tags=frozenset())
+    for reference in ("#", "#/properties/child", "https://elsewhere/"):
+        body = {"tools": [tool(reference)], "tool_choice": "required"}
+        with pytest.raises(InvalidParameter, match=rf"a tool's \$ref '{reference}' must begin with"):
+            read_tools(body, without)
+        assert read_tools(body, TAGS).structured_output, "a structural tag has each schema by itself"
+        assert read_tools({**body, "tool_choice": "f"}, without).structured_output, "and so has a single call"
+    assert read_tools({"tools": [tool("#/$defs/a~1b")], "tool_choice": "required"}, without).structured_output
