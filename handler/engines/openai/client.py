@@ -204,7 +204,8 @@ def find_kind(urls: tuple[str, ...]) -> str:
                 models = _models(response.read(_MOST_BODY))
         except (OSError, Failed) as error:
             ending = "" if url.endswith("/v1") else "; such addresses end with /v1"
-            reasons.append(f"{url}: {error}{_HINT.get(getattr(error, 'code', 0), '')}{ending}")
+            said = str(error).removeprefix("<urlopen error ").removesuffix(">")
+            reasons.append(f"{url}: {said}{_HINT.get(getattr(error, 'code', 0), '')}{ending}")
             continue
         owners = {model.owner for model in models}
         kinds = [name for name, kind in KINDS.items() if any(owner.startswith(kind.owner) for owner in owners)]
