@@ -14,7 +14,8 @@ def urls(text: str) -> tuple[str, ...]:
     found = tuple(name.strip().rstrip("/") for name in text.split(","))
     for url in found:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        is_whole = parts.hostname and parts.port != 0 and not (parts.query or parts.fragment)  # `port` may raise
+        if parts.scheme not in ("http", "https") or not is_whole:
             raise ValueError("must be http or https addresses with commas between them: http://host:8000/v1")
         if parts.username or parts.password:
             raise ValueError("must hold no password; the key is read from the variable OPENAI_API_KEY")

@@ -159,6 +159,8 @@ TOKEN, KEY = "hf_SecretSecretSecret", "sk-secret"
         f'option.engine_args={{"api_key": "{KEY}", "seed": 1',
         f"option.hf_overrides={{'token': '{KEY}'",
         f"option.env=HF_TOKEN={TOKEN}",
+        f"option.base_url=http://user:{KEY}@host/v1",
+        f"option.base_url=http://a/v1,http://{KEY}@b/v1",
     ],
 )
 def test_no_message_shows_a_secret(tmp_path: Path, setting: str, engine: str) -> None:
@@ -183,6 +185,12 @@ def test_what_is_no_secret_is_shown() -> None:
     overrides = ["option.max_num_batched_tokens=x", "option.tokenizer_mode=", "option.skip_tokenizer_init=yes"]
     said = "".join(map(str, read_config(overrides=["option.llm_engine=vllm", *overrides], environ={}).problems))
     assert all(override in said for override in overrides)
+
+
+@pytest.mark.parametrize("url", ["http://h:http/v1", "http://h:65536/v1", "http://h:0/v1", "http://[::1/v1", "h:80/v1"])
+def test_an_address_that_is_none_is_refused_before_the_start(url: str) -> None:
+    read = read_config(overrides=["option.llm_engine=openai", f"option.base_url={url}"], environ={})
+    assert f"option.base_url={url}: " in "".join(map(str, read.problems))
 
 
 _DEEP = '{"a":' * 100_000
