@@ -286,7 +286,7 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
 
     The names are the client's text: quoted, so that they fit a header, and cut to what SageMaker lets through.
     """
-    quoted = ", ".join(urllib.parse.quote(name[:64], safe="._-") for name in names[:32])
+    quoted = ", ".join(urllib.parse.quote(name[:64], safe="._-[]") for name in names[:32])
     return {"x-lmi-ignored-parameters": quoted[:1024]} if names else {}
 
 

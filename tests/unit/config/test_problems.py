@@ -152,6 +152,7 @@ TOKEN, KEY = "hf_SecretSecretSecret", "sk-secret"
     [
         f"option.hf_token={TOKEN}",
         f"option.hf_tokn={TOKEN}",
+        f"option.base_url=http://me:{KEY}@host/v1",
         f"option.api_key={KEY}",
         f"option.ssl_keyfile_password={KEY}",
         f'option.engine_args={{"hf_token": "{TOKEN}", "api_key": "{KEY}"}}',
