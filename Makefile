@@ -106,7 +106,7 @@ test-python-%: $(VENV)-%/.dev
 test-djl: dev ## 8 min: under DJL's Java engine; needs a JDK and Maven
 	$(PYTEST) -m 'djl and not vllm' tests/djl tests/container
 
-test-templates: dev $(VENV)-templates/.fetched ## 1 min: tool calls in the chat templates of 40 models, of llama-cpp-python's source distribution
+test-templates: dev $(VENV)-templates/.fetched ## 1 min: tool calls in the chat templates of 44 models, of llama-cpp-python's source distribution
 	$(PYTEST) tests/templates --templates $(VENV)-templates
 
 # Nothing of it is installed; pip prepares its metadata.

@@ -40,7 +40,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lmi-handler {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve a model over HTTP")
-    serve.add_argument("model", nargs="?", help="a .gguf file or a model directory (default: the demo model)")
+    serve.add_argument("model", nargs="?", help="a .gguf file or a model directory; with vllm and trtllm also a name "
+                       "on the Hugging Face hub (default: the demo model)")  # fmt: skip
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     serve.add_argument("--port", type=port, default=8080, help="0 takes a free one (default %(default)s)")
     serve.add_argument("--engine", help="option.llm_engine: auto, openvino, trtllm, vllm, openai, echo")

@@ -21,15 +21,15 @@ _SECRET = ("token", "secret", "key", "password")
 def messages(error: ValidationError) -> list[str]:
     """Return one line for each error, e.g. `instance.count: must be at least 1 (given: 0)`."""
     return [
-        f"{_place(item['loc'])}: {line}"
+        f"{place}: {line}" if (place := _place(item["loc"])) else line
         for item in error.errors(include_url=False)
         for line in _describe(item).splitlines()
     ]
 
 
 def _place(loc: Sequence[int | str]) -> str:
-    """Return the place with dots; a list's items by number from 0, e.g. `components.0.name`."""
-    return ".".join(str(part) for part in loc if part not in (*_TAGS, "[key]")) or "it"
+    """Return the place with dots, "" for the whole; a list's items by number from 0, e.g. `components.0.name`."""
+    return ".".join(str(part) for part in loc if part not in (*_TAGS, "[key]"))
 
 
 def _describe(error: Mapping[str, Any]) -> str:

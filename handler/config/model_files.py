@@ -126,8 +126,10 @@ def chat_template(config: Config) -> str | None:
         ConfigError: its file cannot be read, or the engine takes none.
     """
     key, given = "option.chat_template", config.chat_template
-    if given is not None and config.engine == "echo":
-        raise ConfigError(f"{config.where(key)}: {key}: the engine echo lays chats out by itself")
+    if given is not None and config.engine == "echo" and "echo_tokenizer" not in config.engine_options:
+        raise ConfigError(
+            f"{config.where(key)}: {key}: the engine echo lays chats out by itself, without option.echo_tokenizer"
+        )
     if given is None or "{%" in given or "{{" in given:
         return given
     paths = [home / given for home in (config.directory, Path()) if home is not None]

@@ -54,7 +54,9 @@ class Problem(NamedTuple):
     message: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.message}" if self.where else self.message
+        """Say where first; an argument that has the value already is not said twice."""
+        message = self.message.removeprefix(f"{self.where.removeprefix('-o ')}: ")
+        return f"{self.where}: {message}" if self.where else message
 
 
 class ConfigError(Exception):

@@ -12,6 +12,7 @@ Options:
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import re
 import threading
@@ -164,9 +165,18 @@ def _act(cue: str) -> None:
 
 
 def check(model_id: str | None, config: EngineConfig) -> None:
-    """Check that cues, which are words of echo's own, come without another tokenizer."""
-    if config.options.get("echo_cues") and config.options.get("echo_tokenizer"):
+    """Check the tokenizer; cues, which are words of echo's own, come without another one."""
+    directory = config.options.get("echo_tokenizer")
+    if directory is None:
+        return
+    if config.options.get("echo_cues"):
         raise ConfigError("option.echo_cues: has no words with option.echo_tokenizer")
+    if not Path(directory).is_dir():
+        raise ConfigError(f"option.echo_tokenizer={directory}: there is no such directory")
+    if importlib.util.find_spec("transformers") is None:
+        raise ConfigError(
+            "option.echo_tokenizer needs transformers: pip install '.[openai]' in lmi-handler's directory"
+        )
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> None:
@@ -187,4 +197,4 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
         return EchoTokenizer()
     from handler.engines.huggingface.tokenizer import HfTokenizer
 
-    return HfTokenizer(Path(directory))
+    return HfTokenizer(Path(directory), chat_template=config.chat_template)

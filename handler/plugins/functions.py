@@ -83,7 +83,7 @@ def find_formatters(directory: Path | None) -> Decorated:
     Raises:
         ConfigError: naming file and line: it cannot be imported, or a function has no known signature.
     """
-    path = _model_py(directory)
+    path = model_py(directory)
     if path is None:
         return Decorated({}, {})
     module = _find_imported(path) or import_file(path)
@@ -96,13 +96,12 @@ def find_formatters(directory: Path | None) -> Decorated:
     return Decorated(inputs, outputs)
 
 
-def check_syntax(directory: Path | None) -> None:
-    """Compile the model.py in `directory`, and run nothing of it.
+def check_syntax(path: Path | None) -> None:
+    """Compile a user's file, and run nothing of it.
 
     Raises:
         ConfigError: as `find_formatters`, for what is no Python.
     """
-    path = _model_py(directory)
     if path is None:
         return
     try:
@@ -113,7 +112,8 @@ def check_syntax(directory: Path | None) -> None:
         raise _failure(path, error) from None
 
 
-def _model_py(directory: Path | None) -> Path | None:
+def model_py(directory: Path | None) -> Path | None:
+    """Return the model.py in `directory`; None without one."""
     path = directory / "model.py" if directory is not None else None
     return path if path is not None and path.is_file() else None
 

@@ -54,17 +54,27 @@ class UsersParser:
         return None
 
 
+def find_tool_parser(given: str, homes: Iterable[Path | None]) -> Path:
+    """Find a user's file in one of the directories.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    path = next((home / given for home in homes if home is not None and (home / given).is_file()), None)
+    if path is None:
+        raise ConfigError(f"option.tool_parser_plugin={given[:200]}: there is no such file")
+    return path
+
+
 def load_tool_format(given: str, homes: Iterable[Path | None]) -> Format:
     """Load a user's format from a file in one of the directories.
 
     Raises:
         ConfigError: it is not there, cannot be imported, or defines no parser.
     """
-    path = next((home / given for home in homes if home is not None and (home / given).is_file()), None)
+    module = import_file(find_tool_parser(given, homes))
     try:
-        if path is None:
-            raise ValueError("there is no such file")
-        return _format(import_file(path))
+        return _format(module)
     except ValueError as error:
         raise ConfigError(f"option.tool_parser_plugin={given[:200]}: {error}") from None
 

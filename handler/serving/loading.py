@@ -21,8 +21,8 @@ from handler.core.framing import FRAMINGS
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec
 from handler.engines.structured_output.validator import Restartable, StructuredOutputValidator
-from handler.plugins.functions import Formatters, check_syntax, choose, find_formatters
-from handler.plugins.tool_parser import load_tool_format
+from handler.plugins.functions import Formatters, check_syntax, choose, find_formatters, model_py
+from handler.plugins.tool_parser import find_tool_parser, load_tool_format
 from handler.protocols.assistant.template import warn_of_unread
 from handler.scheduler.lora.files import adapters_in
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
@@ -80,8 +80,8 @@ async def load_model(
 def check(reading: Reading, directory: Path | None = None) -> Problems:
     """Find all problems that show before anything is loaded, fetched, converted or run.
 
-    Those of the options, the sessions' path, the replicas, the exporter of traces, model.py's syntax, the engine, its
-    arguments and files, adapters.
+    Those of the options, the sessions' path, the replicas, the exporter of traces, the syntax of a user's files, the
+    engine, its arguments and files, adapters.
 
     Args:
         directory: where serving.properties lies, or would; by default where it does.
@@ -89,9 +89,10 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     config, problems = reading.config, Problems(reading.problems)
     traces = functools.partial(find_exporter, config.otlp_traces_endpoint)
     template = functools.partial(chat_template, config)
-    syntax = functools.partial(check_syntax, directory or _directory(config))
+    syntax = functools.partial(check_syntax, model_py(directory or _directory(config)))
     sessions, replicas = functools.partial(sessions_root, config), functools.partial(check_replicas, config)
-    for part in (environment.max_adapters, sessions, replicas, traces, template, syntax):
+    plugin = functools.partial(_check_tool_parser, config)
+    for part in (environment.max_adapters, sessions, replicas, traces, template, syntax, plugin):
         with problems:
             part()
     if not reading.engine:
@@ -109,10 +110,20 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     return problems
 
 
+def _check_tool_parser(config: Config) -> None:
+    if config.tool_parser_plugin:
+        check_syntax(find_tool_parser(config.tool_parser_plugin, _homes(config)))
+
+
+def _homes(config: Config) -> tuple[Path | None, Path]:
+    """Where the files of options lie: beside serving.properties, else in the working directory."""
+    return config.directory, Path()
+
+
 def _with_origin(problem: Problem, config: Config) -> Problem:
     """Add the origin of the first option that an engine's problem names; where it names none, it is the model's."""
     named = [key for key in re.findall(r"option\.\w+", problem.message) if key in config.origins]
-    key = named[0] if named else "option.model_id"
+    key = named[0] if named else problem.name or "option.model_id"
     return Problem(config.origins.get(key, ""), key, problem.message)
 
 
@@ -221,7 +232,7 @@ def model_formatters(config: Config, directory: Path | None = None) -> Formatter
             f"model.py's output formatter {write.name!r} is for rolling batch, but option.rolling_batch=disable "
             f"({config.where('option.rolling_batch')}); option.output_formatter=json leaves it out"
         )
-    plugin = config.tool_parser_plugin and load_tool_format(config.tool_parser_plugin, (config.directory, Path()))
+    plugin = config.tool_parser_plugin and load_tool_format(config.tool_parser_plugin, _homes(config))
     return Formatters(read, write, config, plugin or None)
 
 

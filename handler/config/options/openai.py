@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from handler.config.options.option import Option, names, number, one_of, string
+from handler.config.options.option import Option, number, one_of, string
 
 _OPENAI = ("openai",)
 
 
 def urls(text: str) -> tuple[str, ...]:
     """Parse addresses with commas between them."""
-    found = tuple(name.rstrip("/") for name in names(text))
+    found = tuple(name.strip().rstrip("/") for name in text.split(","))
     for url in found:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError("must be http or https addresses with commas between them, as http://host:8000/v1")
+            raise ValueError("must be http or https addresses with commas between them: http://host:8000/v1")
         if parts.username or parts.password:
             raise ValueError("must hold no password; the key is read from the variable OPENAI_API_KEY")
     return found

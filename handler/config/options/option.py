@@ -39,13 +39,13 @@ class Option(NamedTuple):
     of_java: bool = False
 
 
-_SECRET = re.compile(r"(?i)(\b|_)(token|api_?keys?|password|secret)[\"']?\s*[:=]|\bhf_[a-z0-9]{8}")
+_SECRET = re.compile(r"(?i)(\b|_)(token|api_?keys?|password|secret)[\"']?\s*[:=]|\bhf_[a-z0-9]{8}|://[^/\s@]*@")
 _MOST_SHOWN = 400  # characters
 _MOST_NAME, _MOST_PATH = 255, 4095  # bytes that Linux takes
 
 
 def is_secret(setting: str) -> bool:
-    """Whether `name=value` holds a key, token or password, be it amid JSON."""
+    """Whether `name=value` holds a key, token or password, be it amid JSON or in an address."""
     return bool(_SECRET.search(setting))
 
 

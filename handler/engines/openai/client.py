@@ -45,6 +45,7 @@ class Client:
         import aiohttp
 
         self._untrusted = aiohttp.ClientConnectorCertificateError
+        self._unreachable = aiohttp.ClientConnectorError
         self._errors = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
         self._models_timeout = aiohttp.ClientTimeout(total=_MODELS_TIMEOUT)
         # Silence is the engine's to notice: a timer for each read would cost more than the read.
@@ -95,6 +96,8 @@ class Client:
             yield
         except self._untrusted as error:
             raise Refused(f"has a certificate of nobody that is known here: {error}") from None
+        except self._unreachable as error:
+            raise Failed(f"cannot be reached: {error.os_error}") from None
         except self._errors as error:
             raise Failed(f"broke off: {str(error) or type(error).__name__}") from None
 
@@ -200,7 +203,9 @@ def find_kind(urls: tuple[str, ...]) -> str:
             with opener.open(request, timeout=_MODELS_TIMEOUT) as response:
                 models = _models(response.read(_MOST_BODY))
         except (OSError, Failed) as error:
-            reasons.append(f"{url}: {error}")
+            ending = "" if url.endswith("/v1") else "; such addresses end with /v1"
+            said = str(error).removeprefix("<urlopen error ").removesuffix(">")
+            reasons.append(f"{url}: {said}{_HINT.get(getattr(error, 'code', 0), '')}{ending}")
             continue
         owners = {model.owner for model in models}
         kinds = [name for name, kind in KINDS.items() if any(owner.startswith(kind.owner) for owner in owners)]
@@ -208,5 +213,6 @@ def find_kind(urls: tuple[str, ...]) -> str:
             return kinds[0]
         reasons.append(f"{url}: its models are owned by {', '.join(sorted(owners)) or 'nobody'}")
     raise ConfigError(
-        f"option.base_url_kind=auto: the server does not say what it is; set {', '.join(KINDS)} ({'; '.join(reasons)})"
+        f"option.base_url_kind=auto: a server has to run, and to say what it is: {'; '.join(reasons)}. Otherwise set "
+        f"option.base_url_kind to {', '.join(KINDS)}"
     )

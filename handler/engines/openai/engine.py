@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.config import model_files
-from handler.core.errors import ConfigError
+from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Interrupted, Output, Step
 from handler.engines.huggingface.checkpoint import load_tokenizer
@@ -251,8 +251,12 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def check(model_id: str | None, config: EngineConfig) -> None:
-    _urls(config)
-    prepare(model_id, config.dtype, config.options)
+    problems = Problems()
+    with problems:
+        _urls(config)
+    with problems:
+        prepare(model_id, config.dtype, config.options)
+    problems.check()
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
@@ -262,8 +266,10 @@ def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Pat
         ConfigError: there is none.
     """
     if model_id is None or not Path(model_id).is_dir():
+        given = "" if model_id is None else f"; {model_id!r} is none"
         raise ConfigError(
             "the engine openai needs option.model_id, a directory with the tokenizer and config of the server's model"
+            + given
         )
     model_files.read_json(Path(model_id) / "tokenizer_config.json")
     return Path(model_id)
@@ -282,7 +288,8 @@ def capabilities(config: EngineConfig) -> Capabilities:
 def _urls(config: EngineConfig) -> tuple[str, ...]:
     urls: tuple[str, ...] = config.options.get("base_url", ())
     if not urls:
-        raise ConfigError("the engine openai needs option.base_url, as http://host:8000/v1")
+        key = "option.base_url"
+        raise ConfigError(Problem("", key, f"the engine openai needs {key}, as -o {key}=http://host:8000/v1"))
     return urls
 
 

@@ -86,7 +86,9 @@ class AnswerForm(NamedTuple):
             InvalidParameter: a thought has a budget, and none would be found.
         """
         if self.thinking is None and (budget := sampling.thinking_token_budget) is not None:
-            raise InvalidParameter(f"thinking_token_budget={budget}: needs option.reasoning_parser, the model's family")
+            shown = "; the chat template shows none" if context.reasoning_parser == "auto" else ""
+            why = f"needs option.reasoning_parser, the model's family{shown}"
+            raise InvalidParameter(f"thinking_token_budget={budget}: {why}")
         marks = self.tools.format.special(context.vocabulary) if self.tools.format else frozenset[str]()
         if self.thinking is not None:
             marks |= self.thinking.family.special(context.vocabulary)

@@ -72,11 +72,39 @@ def test_a_model_py_that_is_no_python_is_named_once(tmp_path: Path, checking: bo
     assert second == f"2. {tmp_path / 'model.py'}, line 3: SyntaxError: invalid syntax (model.py, line 3)"
 
 
-def test_a_check_runs_nothing_of_model_py(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text("raise SystemExit('it runs')  # '\\d'\n")
-    (tmp_path / "serving.properties").touch()
+def test_a_check_runs_nothing_of_a_users_files(tmp_path: Path) -> None:
+    for name in ("model.py", "calls.py"):
+        (tmp_path / name).write_text("raise SystemExit('it runs')  # '\\d'\n")
+    (tmp_path / "serving.properties").write_text("option.tool_parser_plugin=calls.py\n")
     ended = serve("--engine", "echo", "--properties", str(tmp_path / "serving.properties"), "--check")
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+MISSING = {
+    "option.tool_parser_plugin=calls.py": "option.tool_parser_plugin=calls.py: there is no such file",
+    "option.echo_tokenizer=/nowhere": "-o option.echo_tokenizer=/nowhere: there is no such directory",
+}
+
+
+@pytest.mark.parametrize("checking", [True, False], ids=["check", "start"])
+def test_missing_files_of_options_are_named_once(checking: bool) -> None:
+    more = ["--check"] if checking else ["--port", "0"]
+    ended = serve("--engine", "echo", *(word for option in MISSING for word in ("-o", option)), *more)
+    assert ended.returncode == 2
+    head, *lines = ended.stderr.splitlines()
+    assert head == "lmi: 2 problems:"
+    for number, (line, wanted) in enumerate(zip(lines, MISSING.values(), strict=True), 1):
+        assert line.startswith(f"{number}. {wanted}")
+
+
+def test_an_engine_by_url_names_all_that_it_needs() -> None:
+    ended = serve("demo", "--engine", "openai", "--check")
+    assert ended.stderr.splitlines() == [
+        "lmi: 2 problems:",
+        "1. the engine openai needs option.base_url, as -o option.base_url=http://host:8000/v1",
+        "2. the MODEL argument: the engine openai needs option.model_id, a directory with the tokenizer and config of "
+        "the server's model; 'demo' is none",
+    ]
 
 
 def test_without_a_problem_nothing_is_started() -> None:

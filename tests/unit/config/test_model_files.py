@@ -100,3 +100,5 @@ def test_a_chat_template_is_a_text_or_a_file(tmp_path: Path) -> None:
         found("option.chat_template=none.jinja")
     with pytest.raises(ConfigError, match="the engine echo lays chats out by itself"):
         found("option.chat_template={{ x }}", "option.llm_engine=echo")
+    echo = ("option.llm_engine=echo", f"option.echo_tokenizer={tmp_path}")
+    assert found("option.chat_template={{ x }}", *echo) == "{{ x }}"

@@ -17,6 +17,7 @@ from handler.protocols.assistant.tools.request import read_tools
 from handler.serving.loading import model_formatters
 from tests.unit.protocols.answers import CAPABLE
 
+DOCUMENT = Path(__file__).parents[3] / "docs" / "models.md"
 TOOL = {"type": "function", "function": {"name": "shout"}}
 
 PLUGIN = """
@@ -58,6 +59,13 @@ def test_calls_are_read_by_a_users_parser(tmp_path: Path) -> None:
     assert parser is not None
     assert parser.feed("!") == []
     assert parser.flush() == [CallStart(0, "shout"), Arguments(0, "{}"), CallEnd(0)]
+
+
+def test_the_documents_example_reads_calls(tmp_path: Path) -> None:
+    example = DOCUMENT.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
+    parser = load_tool_format(write(tmp_path, example), [tmp_path]).make([TOOL])
+    assert [*parser.feed('<call>shout {"a"'), *parser.feed(": 1}")] == []
+    assert parser.flush() == [CallStart(0, "shout"), Arguments(0, '{"a": 1}'), CallEnd(0)]
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_a_path_is_checked_before_it_is_made(tmp_path: Path, path: str, why: str
     on = ["option.enable_stateful_sessions=true", f"option.sessions_path={root}"]
     config = read_config(environ={}, overrides=on).checked()
     if why:
-        told = f"^-o {on[1]}: {on[1]}: no session can be kept there: {why.format(tmp_path)}"
+        told = f"^-o {on[1]}: no session can be kept there: {why.format(tmp_path)}"
         with pytest.raises(ConfigError, match=told):
             sessions_root(config)
     else:

@@ -304,8 +304,10 @@ def test_a_server_says_what_it_is(owner: str, kind: str) -> None:
 def test_a_server_that_does_not_say_what_it_is_needs_the_option() -> None:
     with listening(owner="me") as server, pytest.raises(ConfigError, match=r"base_url_kind=auto.* owned by me"):
         find_kind((server.url,))
-    with pytest.raises(ConfigError, match="base_url_kind=auto"):
+    with pytest.raises(ConfigError, match=r"base_url_kind=auto: a server has to run.*: http.*/v1: .*refused"):
         find_kind((server.url,))
+    with pytest.raises(ConfigError, match="such addresses end with /v1"):
+        find_kind((server.url.removesuffix("/v1"),))
 
 
 def test_the_key_is_sent_over_https(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
