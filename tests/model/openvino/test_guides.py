@@ -15,18 +15,12 @@ from handler.core.values import Sampling, StructuredOutput
 from handler.engines import openvino
 from handler.engines.base import EngineConfig
 from handler.engines.openvino.engine import OpenVino, structured_output_check
-from handler.engines.openvino.model import prepare_model
 from handler.engines.openvino.structured_output import OpenVinoCheck, genai_arguments
 
 pytestmark = pytest.mark.model
 
 SLOW = StructuredOutput("regex", ".{0,60}")
 """Half a second's compiling."""
-
-
-@pytest.fixture(scope="module")
-def model(demo_model: Path) -> Path:
-    return prepare_model(str(demo_model), "auto")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from handler.core.values import StructuredOutput
-from handler.engines.openvino.model import prepare_model
 from handler.engines.openvino.structured_output import _num_logits, genai_arguments
 from tests.model.openvino.scripted_model import Speaker
 from tests.unit.engines.schema_cases import CASES, NONE, Case, written
@@ -23,11 +22,6 @@ def lost(case: Case) -> str:
 
 FOLLOWED = [case for case in CASES if not lost(case)]
 REFUSED = [case for case in CASES if lost(case)]
-
-
-@pytest.fixture(scope="module")
-def model(demo_model: Path) -> Path:
-    return prepare_model(str(demo_model), "auto")
 
 
 @pytest.fixture(scope="module")

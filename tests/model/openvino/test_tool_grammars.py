@@ -9,7 +9,6 @@ import pytest
 
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
-from handler.engines.openvino.model import prepare_model
 from handler.engines.openvino.structured_output import (
     OpenVinoCheck,
     _num_logits,
@@ -48,11 +47,6 @@ def lines(notation: Notation) -> dict[str, str]:
         "text before": f"Let me look. {one}",
         **{what: write(notation, call) for what, call in OTHERS.items()},
     }
-
-
-@pytest.fixture(scope="module")
-def model(demo_model: Path) -> Path:
-    return prepare_model(str(demo_model), "auto")
 
 
 @pytest.fixture(scope="module")

@@ -99,6 +99,13 @@ def test_replicas_have_the_front_end_that_knows_them() -> None:
             {"instance": {"type": "ml.g6e.12xlarge"}, "options": {"replicas": "auto"}},
             "ml.g6e.12xlarge holds 88 requests of the full context at once: for more take more instances",
         ),
+        (  # one engine on all GPUs
+            {
+                "instance": {"type": "ml.g6.48xlarge"},
+                "options": {"replicas": "auto", "tensor_parallel_degree": "max"},
+            },
+            "ml.g6.48xlarge holds 55 requests",
+        ),
         ({"instance": {"type": "ml.g6.xlarge"}}, "or a shorter model.context"),
         ({"instance": FOUR}, "One instance has no spare"),
         (
