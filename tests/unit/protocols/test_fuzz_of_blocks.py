@@ -105,7 +105,7 @@ SAID = st.sampled_from(["", "Yes.", THOUGHT, TWO, "<think>", "<tool_call>", "\n"
 @pytest.mark.parametrize("schema", ["anthropic_messages", "anthropic_count"])
 @given(body=messages | values, said=SAID)
 def test_messages(schema: str, body: Any, said: str) -> None:
-    check(schema, body, said)
+    check(schema, body, "" if schema == "anthropic_count" else said)  # a count has no tokens
 
 
 @given(body=responses | values, said=SAID)
