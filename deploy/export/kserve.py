@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from deploy.export.kubernetes import autoscaler, pod, pod_notes, rollout, scrape
-from deploy.export.manifests import Manifest, Server, bounds, notes, servers, service_account
+from deploy.export.kubernetes import pod, rollout, scrape, with_pods
+from deploy.export.manifests import Manifest, Server, bounds, servers
 from deploy.resolve.decision import Decision
 from deploy.resources.environment import MODEL_DATA
 from deploy.spec import Spec
@@ -22,12 +22,8 @@ def kserve_manifests(
     Raises:
         Refused: a setting has no place in KServe and its loss would do harm.
     """
-    manifests = [service_account(spec)]
-    for server in servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret):
-        manifests.append(_service(spec, decision, server))
-        if spec.scaling is not None:
-            manifests.append(autoscaler(spec.scaling, server, f"{server.name}-predictor"))
-    return manifests, [*notes(spec), *pod_notes(spec)]
+    every = servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
+    return with_pods(spec, every, lambda server: [_service(spec, decision, server)], suffix="-predictor")
 
 
 def _service(spec: Spec, decision: Decision, server: Server) -> Manifest:

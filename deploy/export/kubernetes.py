@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from deploy.export.manifests import (
@@ -37,15 +38,31 @@ def kubernetes_manifests(
     Raises:
         Refused: a setting has no place in Kubernetes and its loss would do harm.
     """
+
+    def workload(server: Server) -> list[Manifest]:
+        return [_deployment(spec, decision, server), _service(server)]
+
+    return with_pods(spec, servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret), workload)
+
+
+def with_pods(
+    spec: Spec, servers: Sequence[Server], workload: Callable[[Server], list[Manifest]], suffix: str = ""
+) -> tuple[list[Manifest], list[str]]:
+    """Return the account, the servers' objects with their autoscalers, and what to know about them.
+
+    Args:
+        workload: returns the objects that run a server.
+        suffix: what the Deployment's name has after the server's.
+    """
     manifests = [service_account(spec)]
-    for server in servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret):
-        manifests += [_deployment(spec, decision, server), _service(server)]
+    for server in servers:
+        manifests += workload(server)
         if spec.scaling is not None:
-            manifests.append(autoscaler(spec.scaling, server, server.name))
-    return manifests, [*notes(spec), *pod_notes(spec)]
+            manifests.append(_autoscaler(spec.scaling, server, f"{server.name}{suffix}"))
+    return manifests, [*notes(spec), *_pod_notes(spec)]
 
 
-def pod_notes(spec: Spec) -> list[str]:
+def _pod_notes(spec: Spec) -> list[str]:
     """Return what to know about pods: a sentence each."""
     sentences = ["role: the account's role must trust the cluster's OIDC provider, or bind it by EKS Pod Identity."]
     if spec.routing != "least_outstanding" or "routing" in spec.model_fields_set:
@@ -100,7 +117,7 @@ def rollout(spec: Spec) -> Manifest:
     return {"type": "RollingUpdate", "rollingUpdate": surge}
 
 
-def autoscaler(scaling: Scaling, server: Server, deployment: str) -> Manifest:
+def _autoscaler(scaling: Scaling, server: Server, deployment: str) -> Manifest:
     """Return a HorizontalPodAutoscaler on the requests in a pod's engine, and on those that wait for it."""
     least, most = bounds(scaling)
     behavior: Manifest = {
