@@ -208,6 +208,20 @@ def raw(server: LiveServer, request: bytes, *, until: bytes = b"0\r\n\r\n", seco
         return found
 
 
+def dechunked(body: bytes) -> bytes:
+    """The content of a whole chunked body; a busy server joins what has waited, in one chunk."""
+    content = b""
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        length = int(size, 16)
+        content, mark, body = content + body[:length], body[length : length + 2], body[length + 2 :]
+        assert mark == b"\r\n", body
+        if not length:
+            assert not body, body
+            return content
+    raise AssertionError("it does not end")
+
+
 def events(server: LiveServer, path: str, body: dict[str, Any], *, end: Sequence[str] = ()) -> list[dict[str, Any]]:
     """A stream's values.
 

@@ -132,7 +132,7 @@ class UrlEngine:
         logprobs: list[float | None] = []
         others: list[Output] = []
         for key, part in parts.items():
-            if len(part.ids) == 1 and not part.tops and part.finish is None:  # nearly every one
+            if len(part.ids) == 1 and not part.tops and part.finish is None and part.error is None:  # nearly every one
                 keys.append(key)
                 ids.append(part.ids[0])
                 logprobs.append(part.logprobs[0])
@@ -162,8 +162,11 @@ class UrlEngine:
     async def _serve(self, key: int, body: Mapping[str, Any], num_tokens: int) -> None:
         """Get the answer from one server; after a failure before the first token, from another."""
         running = self._running[key]
+        failed = None
         for attempt in range(_ATTEMPTS):
             server = choose(self._servers, self._loop.time())
+            if server is failed:
+                await asyncio.sleep(_PAUSE * 2 ** (attempt - 1))
             server.outstanding += num_tokens
             try:
                 await self._stream(server, running, body)
@@ -176,8 +179,7 @@ class UrlEngine:
                 if running.answer.begun or attempt == _ATTEMPTS - 1:
                     self._fail(running, f"{server.url} {error}")
                 else:
-                    if choose(self._servers, self._loop.time()) is server:
-                        await asyncio.sleep(_PAUSE * 2**attempt)
+                    failed = server
                     continue
             except asyncio.CancelledError:
                 if not running.silent or running.ended:

@@ -165,11 +165,15 @@ def test_a_failure_is_tried_again_before_the_first_token(answer: bytes, words: s
 BROKEN = {name: script for name, script in FAILED.items() if script[0].startswith((HEAD, CHUNKED))}
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize(("answer", "words"), BROKEN.values(), ids=BROKEN)
-def test_after_the_first_token_a_failure_ends_the_request_and_no_other(answer: bytes, words: str) -> None:
+def test_after_the_first_token_a_failure_ends_the_request_and_no_other(
+    answer: bytes, words: str, at_once: bool
+) -> None:
     begun = CHUNKED + b"%x\r\n%b\r\n" % (len(FIVE), FIVE) if answer.startswith(CHUNKED) else HEAD + FIVE
     rest = answer.removeprefix(CHUNKED).removeprefix(HEAD)
-    with listening((begun, rest)) as server, engine(server) as found:
+    script = (begun + rest,) if at_once else (begun, rest)
+    with listening(script) as server, engine(server) as found:
         for key in (1, 2):
             found.add(key, [1], SAMPLING)
         broken, whole = sorted(run(found, 1, 2).values(), key=lambda result: len(result.ids))
@@ -237,19 +241,16 @@ def test_who_leaves_is_left_there_too() -> None:
         assert one(found, key=4) == ([5, 6, 7], Finish.LENGTH, "")
 
 
-def test_a_server_that_fails_is_left_out_until_it_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "_PAUSE", 0.5)
+@pytest.mark.parametrize(("pause", "count", "received"), [(3600.0, 3, (1, 3)), (0.0, 1, (3, 0))])
+def test_a_server_that_fails_is_left_out_for_a_pause(
+    monkeypatch: pytest.MonkeyPatch, pause: float, count: int, received: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(servers, "_PAUSE", pause)
     down = (status(503, DOWN),)
     with listening(down, down) as first, listening() as second, engine(first, second) as found:
-        assert one(found) == ([5, 6, 7], Finish.LENGTH, "")
-        assert (len(first.received), len(second.received)) == (1, 1)
-        assert one(found, key=2) == ([5, 6, 7], Finish.LENGTH, "")
-        assert (len(first.received), len(second.received)) == (1, 2)
-        for key in range(3, 40):
+        for key in range(count):
             assert one(found, key=key) == ([5, 6, 7], Finish.LENGTH, "")
-            if len(first.received) > 2:
-                break
-        assert len(first.received) > 2, "it never came back"
+        assert (len(first.received), len(second.received)) == received
 
 
 def test_requests_go_where_the_fewest_tokens_are() -> None:
