@@ -31,6 +31,7 @@ class Output(NamedTuple):
         tops: on request, for each of `ids`.
         logits: on request.
         prompt_tops: as `tops`, for the prompt's tokens; nothing for the first.
+        vector: of a request with Pooling, in its only output: an embedding, one score, or a number for each label.
     """
 
     key: int
@@ -43,6 +44,7 @@ class Output(NamedTuple):
     tops: Sequence[Alternatives] | None = None
     logits: Logits | None = None
     prompt_tops: Sequence[Alternatives] | None = None
+    vector: Sequence[float] | None = None
 
     @property
     def is_plain(self) -> bool:
