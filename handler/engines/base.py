@@ -18,6 +18,7 @@ from handler.core.values import (
     Logits,
     Sampling,
     StructuredOutput,
+    Task,
     TemplateOptions,
 )
 
@@ -91,6 +92,7 @@ class EngineConfig:
     devices: str = "1"  # a number, or max
     options: Mapping[str, Any] = field(default_factory=dict)
     chat_template: str | None = None  # replaces the model's own
+    task: Task = Task.GENERATION
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class EngineInfo:
     device: str
     dtype: str
     max_total_tokens: int
+    dimensions: int = 0  # numbers of an embedding
 
 
 class Engine(Protocol):

@@ -251,7 +251,8 @@ class Batcher:
 
     def _start(self, active: ActiveRequest) -> None:
         active.started()
-        sampling = active.request.sampling.with_seed()
+        request, prompt = active.request, active.prompt
+        sampling = request.sampling.with_seed()
         active.unfinished = sampling.num_sequences
         self._running[active.id] = active
         # Beams are one request of the engine; several samples are several, each with its own seed.
@@ -259,13 +260,9 @@ class Batcher:
         for first in range(0, active.unfinished, width):
             key = next(self._keys)
             active.keys.append(key)
-            self._in_engine[key] = EngineRequest(
-                active, first, [SequenceState(active.prompt, sampling) for _ in range(width)]
-            )
+            self._in_engine[key] = EngineRequest(active, first, [SequenceState(prompt, sampling) for _ in range(width)])
             own = sampling if first == 0 else sampling._replace(seed=sampling.seed_of(first), prompt_logprobs=False)
-            self._engine.add(
-                key, active.prompt.ids, active.request.pooling or own, active.request.adapter, active.prompt.images
-            )
+            self._engine.add(key, prompt.ids, request.pooling or own, request.adapter, prompt.images)
 
     def _end_sequence(self, request: EngineRequest, key: int, index: int) -> None:
         request.sequences[index] = None
