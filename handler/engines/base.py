@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from handler.core.errors import GenerationFailed, RefusedByEngine, ServingError
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import PLAIN_TEMPLATE, Adapter, Finish, Logits, Sampling, StructuredOutput, TemplateOptions
 
@@ -31,6 +32,7 @@ class Output(NamedTuple):
         tops: on request, for each of `ids`.
         logits: on request.
         prompt_tops: as `tops`, for the prompt's tokens; nothing for the first.
+        refused: `error` says what is wrong with the request, in words for its client.
     """
 
     key: int
@@ -43,6 +45,14 @@ class Output(NamedTuple):
     tops: Sequence[Alternatives] | None = None
     logits: Logits | None = None
     prompt_tops: Sequence[Alternatives] | None = None
+    refused: bool = False
+
+    @property
+    def failure(self) -> ServingError:
+        """The error of a request that ended with ERROR."""
+        if self.refused:
+            return RefusedByEngine(self.error or "")
+        return GenerationFailed(f"request failed in the engine: {self.error}")
 
     @property
     def is_plain(self) -> bool:

@@ -68,9 +68,8 @@ class UrlEngine:
         self._client: Client = self._complete(_new_client(options["base_url_connect_timeout"]))
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
-            self._model, most = self._complete(
-                find_model(self._client, options["base_url"], options.get("base_url_model"))
-            )
+            found = find_model(self._client, options["base_url"], options.get("base_url_model"))
+            self._model, most = self._complete(found)
             limits = [limit for limit in (most, config.max_total_tokens) if limit]
             if not limits:
                 raise ConfigError(
@@ -141,7 +140,7 @@ class UrlEngine:
             if part.ids or finish is not None:
                 others.append(Output(key, part.ids, part.logprobs, finish, tops=part.tops or None))
             if part.error is not None:
-                others.append(Output(key, (), (), Finish.ERROR, error=part.error))
+                others.append(Output(key, (), (), Finish.ERROR, error=part.error, refused=part.refused))
         return Step(keys, ids, logprobs, others)
 
     def load_adapter(self, adapter: Adapter) -> None:
@@ -171,7 +170,7 @@ class UrlEngine:
             try:
                 await self._stream(server, running, body)
             except Refused as error:
-                self._fail(running, f"{server.url} {error}")
+                self._fail(running, f"{server.url} {error}", error.words)
             except Failed as error:
                 if running.ended:
                     return
@@ -210,11 +209,13 @@ class UrlEngine:
             if not running.ended:
                 raise Failed("ended the stream without a finish_reason")
 
-    def _fail(self, running: _Running, reason: str) -> None:
-        """End a request; one that has ended needs no more."""
+    def _fail(self, running: _Running, reason: str, words: str = "") -> None:
+        """End a request; one that has ended needs no more. `words` are for a client who has no token yet."""
         if not running.ended:
             running.ended = True
-            self._parts.setdefault(running.key, Part()).error = reason
+            part = self._parts.setdefault(running.key, Part())
+            part.refused = bool(words) and not running.answer.begun
+            part.error = words if part.refused else reason
             self._loop.stop()
 
     def _end_silent(self, now: float) -> None:
