@@ -32,6 +32,7 @@ class Output(NamedTuple):
         tops: on request, for each of `ids`.
         logits: on request.
         prompt_tops: as `tops`, for the prompt's tokens; nothing for the first.
+        vector: of a request with Pooling, in its only output: an embedding, one score, or a number for each label.
         refused: `error` says what is wrong with the request, in words for its client.
     """
 
@@ -45,6 +46,7 @@ class Output(NamedTuple):
     tops: Sequence[Alternatives] | None = None
     logits: Logits | None = None
     prompt_tops: Sequence[Alternatives] | None = None
+    vector: Sequence[float] | None = None
     refused: bool = False
 
     @property

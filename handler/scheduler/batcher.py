@@ -186,7 +186,7 @@ class Batcher:
                 continue
             receiver = request.receiver
             if receiver is None:
-                deltas.append(new_delta((request.id, request.first, (token,), None, None, None, None)))
+                deltas.append(new_delta((request.id, request.first, (token,), None, None, None, None, None)))
                 continue
             try:
                 lines.append(receiver.line(token))
@@ -227,7 +227,7 @@ class Batcher:
             if output.finish is None:
                 self._engine.cancel(output.key)
             self._end_sequence(request, output.key, output.sequence)
-        deltas.append(Delta(id, sequence, tokens, finish, None, prefill, output.logits))
+        deltas.append(Delta(id, sequence, tokens, finish, None, prefill, output.logits, output.vector))
 
     def _failed(self, id: int, sequence: int, error: ServingError) -> Delta:
         """End a request that has failed; return its last delta."""
@@ -261,9 +261,8 @@ class Batcher:
             self._in_engine[key] = EngineRequest(
                 active, first, [SequenceState(active.prompt, sampling) for _ in range(width)]
             )
-            scored = sampling.prompt_logprobs and first == 0
-            own = sampling._replace(seed=sampling.seed_of(first), prompt_logprobs=scored)
-            self._engine.add(key, active.prompt.ids, own, active.request.adapter)
+            own = sampling if first == 0 else sampling._replace(seed=sampling.seed_of(first), prompt_logprobs=False)
+            self._engine.add(key, active.prompt.ids, active.request.pooling or own, active.request.adapter)
 
     def _end_sequence(self, request: EngineRequest, key: int, index: int) -> None:
         request.sequences[index] = None

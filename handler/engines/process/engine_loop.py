@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import ConfigError
-from handler.core.values import Adapter, Finish, Sampling
+from handler.core.values import Adapter, Finish
 from handler.engines.base import (
     Engine,
     EngineConfig,
@@ -35,7 +35,7 @@ class Add(NamedTuple):
 
     key: int
     ids: Sequence[int]
-    sampling: Sampling
+    sampling: Any  # Sampling, or Pooling where the engine was loaded for that
     adapter: Adapter | None = None
 
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from handler.core.errors import GenerationFailed
 from handler.core.text import Prompt
-from handler.core.values import Adapter, Request, Sampling
+from handler.core.values import Adapter, Pooling, Request, Sampling
 from handler.engines.base import EngineInfo, EngineStatistics, Step
 from handler.engines.process.engine_loop import Add, Cancel, ChangeAdapter, Failed, Ready, Spec
 from handler.engines.process.instance import EngineInstance
@@ -95,7 +95,7 @@ class EngineSupervisor:
     def continues(self, key: int) -> bool:
         return self.ready
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling | Pooling, adapter: Adapter | None = None) -> None:
         self._active.add(key)
         self._send(Add(key, ids, sampling, adapter))
 
