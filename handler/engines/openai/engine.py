@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from handler.config import model_files
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Interrupted, Output, Step
 from handler.engines.huggingface.checkpoint import load_tokenizer
+from handler.engines.huggingface.model_files import check_tokenizer
 from handler.engines.openai.answer import Answer, Failed, Part, Refused
 from handler.engines.openai.client import Client, find_kind, find_model
 from handler.engines.openai.kinds import KINDS, completion
@@ -266,7 +266,7 @@ def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Pat
     """Return the directory of `option.model_id`, of which tokenizer, template and config are read.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or it has no tokenizer.
     """
     if model_id is None or not Path(model_id).is_dir():
         given = "" if model_id is None else f"; {model_id!r} is none"
@@ -274,7 +274,7 @@ def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Pat
             "the engine openai needs option.model_id, a directory with the tokenizer and config of the server's model"
             + given
         )
-    model_files.read_json(Path(model_id) / "tokenizer_config.json")
+    check_tokenizer(Path(model_id))
     return Path(model_id)
 
 
