@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong, UnsupportedMedia
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Request, new_uuid
+from handler.core.values import Adapter, Image, Request, new_uuid
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.custom_request import CustomReader, FormatterTokenizer
@@ -21,6 +21,7 @@ from handler.protocols.base import ParsedRequest, Schema, ServerContext
 from handler.protocols.readers.adapters import merge_adapters, named_adapter, quote
 from handler.protocols.readers.body import decode, decode_text
 from handler.serving.large_bodies import LARGE, LargeBodies
+from handler.serving.media.placing import place_images
 from handler.serving.sessions import Sessions, answer_call, session_call, session_of
 
 NO_FORMATTERS = Formatters()
@@ -164,24 +165,25 @@ class Preprocessor:
         compat = self.schema.name == "tgi_compat"
         return with_formatter(call, self._output_formatter, body.value, body.given, tgi_compat=compat, session=session)
 
-    def encode(self, request: Request) -> tuple[Request, Prompt]:
+    def encode(self, request: Request, images: Sequence[Image] = ()) -> tuple[Request, Prompt]:
         """The request with its length settled, and the prompt's ids, cut as asked, within the model's limits.
 
         Raises:
             InvalidPayload, InvalidParameter: engines clamp or fail late where we refuse at once.
         """
-        prompt = self.tokenize(request)
-        if request.read_prompt is not None:
-            request = request.read_prompt(request, prompt.text)
+        prompt = self.tokenize(request, images)
+        request = request if request.read_prompt is None else request.read_prompt(request, prompt.text)
         self._check(request, prompt)
         return self._filled(request, prompt), prompt
 
-    def tokenize(self, request: Request) -> Prompt:
-        """The prompt's ids, cut as asked, however many. Raises InvalidPayload, PromptTooLong."""
+    def tokenize(self, request: Request, images: Sequence[Image] = ()) -> Prompt:
+        """The prompt's ids, however many, with `images`. Raises InvalidPayload, InvalidParameter, PromptTooLong."""
         if request.prompt_ids is not None:
             prompt = self._given(request, request.prompt_ids)
         elif request.messages:
             prompt = self._tokenizer.encode_chat(request.messages, request.tools, request.template)
+            if images:
+                return place_images(request, prompt, images, self._tokenizer.image_tokens)
         else:
             try:
                 prompt = self._tokenizer.encode(request.prompt)
@@ -295,5 +297,4 @@ def _decoded(body: bytes, headers: Headers) -> Any:
 
 
 def _is_plain(headers: Headers) -> bool:
-    """Whether the body is a prompt."""
     return media_type(headers) == "text/plain"
