@@ -12,7 +12,6 @@ from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Delta, Request, Token
 from handler.protocols.assistant.tools.parsing import Format
 
-
 MAX_IMAGES = 32
 """Images of one request, where option.limit_mm_per_prompt names no number."""
 

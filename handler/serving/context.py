@@ -15,7 +15,8 @@ from handler.serving.media.rules import missing_packages
 def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
     able = engines.capabilities(spec.engine, spec.config)
     names = (config.model_name, config.model_id, *(config.served_model_name or ()))
-    max_images = config.engine_options.get("limit_mm_per_prompt", {}).get("image", MAX_IMAGES)
+    options = {**config.engine_options, **config.engine_options.get("engine_args", {})}
+    max_images = options.get("limit_mm_per_prompt", {}).get("image", MAX_IMAGES)
     return ServerContext(
         engine=spec.engine,
         unsupported=able.unsupported,

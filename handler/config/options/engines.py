@@ -5,11 +5,7 @@ from __future__ import annotations
 from handler.config.options.common import LLM_ENGINES
 from handler.config.options.option import MediaLimits, Option, boolean, integer, json_object, number, path, string
 
-_MEDIA = (
-    Option("option.limit_mm_per_prompt", "limit_mm_per_prompt", MediaLimits(), None, "images of a request: {\"image\": 4}, or image=4; by default 32; limits of other media must be 0", engines=LLM_ENGINES[1:]),
-)  # fmt: skip
-
-GPU = ("vllm", "trtllm")
+_GPU = ("vllm", "trtllm")
 _GUIDED = ("openvino", *_GPU)
 
 ECHO = (

@@ -202,14 +202,12 @@ class MediaLimits:
     def __call__(self, text: str) -> dict[str, int]:
         pairs = (limit.partition("=")[::2] for limit in text.split(","))
         given = json_object(text) if text.startswith("{") else {name.strip(): value.strip() for name, value in pairs}
-        limits = {}
-        for name, value in given.items():
-            try:
-                limits[name] = integer(0, MAX_IMAGES if name == "image" else 0)(str(value))
-            except ValueError as error:
-                why = "" if name == "image" else ": audio and video are not served"
-                raise ValueError(f"{name[:64]!r} {error}{why}") from None
-        return limits
+        if any(value not in (0, "0") for name, value in given.items() if name != "image"):
+            raise ValueError('audio and video are not served; only images may have a limit above 0: {"image": 4}')
+        try:
+            return {name: integer(0, MAX_IMAGES)(str(value)) for name, value in given.items()}
+        except ValueError as error:
+            raise ValueError(f"images: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Anthropic's `system` and `messages` as those of a chat: blocks become text, images, thoughts, calls and their results."""
+"""Anthropic's `system` and `messages` as those of a chat: blocks become text, images, thoughts, calls, results."""
 
 from __future__ import annotations
 
@@ -116,8 +116,9 @@ class MessagesReader:
 
     def _read_image(self, block: Mapping[str, Any], at: str) -> ImageSource:
         check_taken("image", at, self._context)
-        source, name = block.get("source"), f"{at}.source"
-        match source.get("type") if isinstance(source, dict) else None:
+        given, name = block.get("source"), f"{at}.source"
+        source = given if isinstance(given, dict) else {}
+        match source.get("type"):
             case "base64":
                 return image_of_base64(source.get("data"), f"{name}.data")
             case "url":
@@ -164,11 +165,12 @@ def block_type(block: Any, at: str, known: tuple[str, ...]) -> str:
         InvalidPayload: it is none of `known`.
     """
     kind = block.get("type") if isinstance(block, dict) else None
+    allowed = " or ".join(filter(None, (", ".join(known[:-1]), known[-1])))
     if not isinstance(kind, str):
-        raise InvalidPayload(f"{at} must be an object with a 'type' that is {' or '.join(known)}")
+        raise InvalidPayload(f"{at} must be an object with a 'type' that is {allowed}")
     if kind not in known:
         server = kind.startswith("server_tool_use") or kind.endswith("_tool_result")
-        why = _WHY.get(kind, "server tools run at Anthropic" if server else f"it must be {' or '.join(known)}")
+        why = _WHY.get(kind, "server tools run at Anthropic" if server else f"it must be {allowed}")
         raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: {why}")
     return kind
 

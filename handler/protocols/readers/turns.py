@@ -12,7 +12,7 @@ Chat = list[dict[str, Any]]
 
 
 def add_to_turn(chat: Chat, role: str, **parts: Any) -> None:
-    """Add a text, an image or a call to the last message if it is of the same role; `join_turns` makes messages of the parts.
+    """Add a text, an image or a call to the last message if it is of the same role. `join_turns` comes at the end.
 
     A system message amid the others is the user's, between marks: most chat templates take one only as the first.
     """
