@@ -58,15 +58,32 @@ def decode(max_pixels: int, data: memoryview) -> Iterator[Any]:
 
 
 def _open(max_pixels: int, data: memoryview) -> PIL.Image.Image:
+    _check_size(_webp_size(bytes(data[:30])), max_pixels)
     with PIL.Image.open(io.BytesIO(data), formats=_FORMATS) as file:
-        width, height = file.size
-        if width * height > max_pixels:
-            raise InvalidPayload(f"the image has {width} × {height} pixels; at most {max_pixels} in all")
+        _check_size(file.size, max_pixels)
         upright: PIL.Image.Image = file
         with contextlib.suppress(Exception):  # a broken EXIF does not spoil the image
             upright = ImageOps.exif_transpose(file)
         upright.load()
         return _rgb(upright)
+
+
+def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+    if size[0] * size[1] > max_pixels:
+        raise InvalidPayload(f"the image has {size[0]} × {size[1]} pixels; at most {max_pixels} in all")
+
+
+def _webp_size(head: bytes) -> tuple[int, int]:
+    """Read a WebP's size (RFC 9649): Pillow allocates its pixels when it opens one. (0, 0) for another format."""
+    match head[8:16]:
+        case b"WEBPVP8X":
+            return 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")
+        case b"WEBPVP8L":
+            bits = int.from_bytes(head[21:25], "little")
+            return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+        case b"WEBPVP8 ":
+            return int.from_bytes(head[26:28], "little") & 0x3FFF, int.from_bytes(head[28:30], "little") & 0x3FFF
+    return 0, 0
 
 
 def _rgb(image: PIL.Image.Image) -> PIL.Image.Image:

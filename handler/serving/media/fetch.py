@@ -18,6 +18,7 @@ from handler.serving.media.rules import ANY_HOST, Rules
 _SCHEMES = ("http", "https")
 _REDIRECTS, _MAX_REDIRECTS = (301, 302, 303, 307, 308), 3
 _HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "lmi-handler"}
+_INVALID = "it is not a valid URL"
 _CHUNK = 1 << 16  # bytes
 
 
@@ -51,6 +52,8 @@ class Fetcher:
             return await asyncio.wait_for(self._follow(_read_url(url)), self._rules.seconds)
         except asyncio.TimeoutError:
             raise InvalidPayload(f"it could not be fetched in {self._rules.seconds:g} s") from None
+        except aiohttp.InvalidURL:
+            raise InvalidPayload(_INVALID) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise InvalidPayload(f"it could not be fetched: {type(error).__name__}") from None
 
@@ -131,7 +134,7 @@ def _read_url(text: str) -> URL:
     try:
         return URL(text)
     except (ValueError, TypeError):
-        raise InvalidPayload("it is not a valid URL") from None
+        raise InvalidPayload(_INVALID) from None
 
 
 def _check_size(size: int, most: int) -> None:
