@@ -64,9 +64,8 @@ class Output(NamedTuple):
     @property
     def failure(self) -> ServingError:
         """The error of a request that ended with ERROR."""
-        if self.refused:
-            return RefusedByEngine(self.error or "")
-        return GenerationFailed(f"request failed in the engine: {self.error}")
+        failed = f"request failed in the engine: {self.error}"
+        return RefusedByEngine(self.error or "") if self.refused else GenerationFailed(failed)
 
     @property
     def is_plain(self) -> bool:
