@@ -296,8 +296,3 @@ def rank_sequences(scores: Sequence[float], sampling: Sampling) -> list[int]:
     if sampling.num_beams == 1:
         ranked.sort(key=lambda index: -scores[index])
     return ranked[: sampling.n] if sampling.n > 1 else ranked
-
-
-def best_first(vectors: Vectors) -> list[tuple[int, float]]:
-    """Return the index and the score of each request that asked for one, the highest first; ties keep their order."""
-    return sorted(((index, vector[0]) for index, vector in enumerate(vectors)), key=lambda item: -item[1])

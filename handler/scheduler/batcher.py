@@ -262,8 +262,7 @@ class Batcher:
             self._in_engine[key] = EngineRequest(
                 active, first, [SequenceState(active.prompt, sampling) for _ in range(width)]
             )
-            scored = sampling.prompt_logprobs and first == 0
-            own = sampling._replace(seed=sampling.seed_of(first), prompt_logprobs=scored)
+            own = sampling if first == 0 else sampling._replace(seed=sampling.seed_of(first), prompt_logprobs=False)
             self._engine.add(key, active.prompt.ids, active.request.pooling or own, active.request.adapter)
 
     def _end_sequence(self, request: EngineRequest, key: int, index: int) -> None:

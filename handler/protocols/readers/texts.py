@@ -9,6 +9,7 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import FieldNames, Pooling, Request
 from handler.protocols.base import ServerContext
 from handler.protocols.readers.values import accepts, integer
+from handler.protocols.validation import show
 
 MAX_TEXTS = 2048
 """Texts to embed or to compare in one body: OpenAI's limit of `input`."""
@@ -60,7 +61,7 @@ def read_string(value: Any, name: str) -> str:
 def read_list(value: Any, name: str, wanted: str, most: int = MAX_TEXTS, noun: str = "texts") -> list[Any]:
     """Check the length of a list of texts; `wanted` says what the field must be."""
     if value == []:
-        raise NoTexts(f"'{name}' {wanted}; it is empty")
+        raise NoTexts(f"'{name}' {wanted}")
     if not isinstance(value, list):
         raise InvalidPayload(f"'{name}' {wanted}")
     if len(value) > most:
@@ -145,6 +146,6 @@ def check_prompt_name(name: str, context: ServerContext) -> str:
     Source: sentence-transformers' `prompts` in config_sentence_transformers.json.
     """
     if name not in context.prompts:
-        known = ", ".join(sorted(context.prompts)) or "it has none"
-        raise InvalidParameter(f"prompt_name={name[:64]}: the model's prompts are: {known}")
+        known = f"has {', '.join(sorted(context.prompts))}" if context.prompts else "has none"
+        raise InvalidParameter(f"prompt_name={show(name)}: the model has no such prompt; it {known}")
     return context.prompts[name]

@@ -22,7 +22,7 @@ from handler.protocols.readers.texts import (
     truncation_side,
 )
 from handler.protocols.readers.values import accepts, boolean, integer
-from handler.protocols.reply import VectorReply, Vectors, best_first
+from handler.protocols.reply import VectorReply, Vectors
 from handler.protocols.rerank import errors
 from handler.protocols.rerank.answers import RankedDocument, RerankAnswer
 
@@ -104,10 +104,11 @@ class Rerank:
             return {**value, "document": documents[index]} if shown else value
 
         def render(vectors: Vectors, num_tokens: int) -> RerankAnswer:
+            best_first = sorted(enumerate(vectors), key=lambda item: -item[1][0])
             return {
                 "id": f"rerank-{new_uuid()}",
                 "model": model,
-                "results": [ranked(index, score) for index, score in best_first(vectors)[:most]],
+                "results": [ranked(index, score) for index, (score,) in best_first[:most]],
                 "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
             }
 

@@ -22,7 +22,7 @@ from handler.protocols.readers.texts import (
     truncation_side,
 )
 from handler.protocols.readers.values import boolean, integer, string
-from handler.protocols.reply import VectorReply, Vectors, best_first
+from handler.protocols.reply import VectorReply, Vectors
 from handler.protocols.tei import errors
 from handler.protocols.tei.answers import TeiPrediction, TeiRank, TeiVectors
 
@@ -125,7 +125,7 @@ class TeiRerank(Tei):
         def render(vectors: Vectors, num_tokens: int) -> list[TeiRank]:
             return [
                 {"index": index, "text": texts[index], "score": score} if shown else {"index": index, "score": score}
-                for index, score in best_first(vectors)
+                for index, (score,) in sorted(enumerate(vectors), key=lambda item: -item[1][0])
             ]
 
         return self.parsed(requests, render)
@@ -203,8 +203,8 @@ def _pair(item: Any, name: str) -> tuple[str, str | None]:
 
 def _predictions(scores: Sequence[float], labels: Sequence[str]) -> list[TeiPrediction]:
     named = [labels[index] if index < len(labels) else f"LABEL_{index}" for index in range(len(scores))]
-    ranked = best_first([(score,) for score in scores])
-    return [{"score": score, "label": named[index]} for index, score in ranked]
+    ranked = sorted(zip(scores, named, strict=True), key=lambda item: -item[0])
+    return [{"score": score, "label": label} for score, label in ranked]
 
 
 def _headers(requests: Sequence[Request], timing: Timing | None) -> Headers:
