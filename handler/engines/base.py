@@ -9,7 +9,16 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import PLAIN_TEMPLATE, Adapter, Finish, Logits, Sampling, StructuredOutput, TemplateOptions
+from handler.core.values import (
+    PLAIN_TEMPLATE,
+    Adapter,
+    Finish,
+    Logits,
+    Sampling,
+    StructuredOutput,
+    Task,
+    TemplateOptions,
+)
 
 NO_LORA = "it was started without option.enable_lora=true"
 
@@ -104,6 +113,7 @@ class EngineConfig:
     devices: str = "1"  # a number, or max
     options: Mapping[str, Any] = field(default_factory=dict)
     chat_template: str | None = None  # replaces the model's own
+    task: Task = Task.GENERATION
 
 
 @dataclass(frozen=True)
@@ -115,6 +125,7 @@ class EngineInfo:
     device: str
     dtype: str
     max_total_tokens: int
+    dimensions: int = 0  # numbers of an embedding
 
 
 class Engine(Protocol):
