@@ -27,6 +27,7 @@ from handler.protocols.tgi.compat import TgiCompat
 from handler.protocols.tgi.mindie import Mindie
 from handler.protocols.tgi.native import Tgi
 from handler.protocols.triton.request import Route, Triton
+from handler.protocols.triton.response import not_found
 
 
 class DispatchByField:
@@ -161,6 +162,7 @@ _FAMILIES = {
     "/v1/rerank": rerank_errors.refused,
     "/v2/rerank": rerank_errors.refused,
     "/v1": openai_errors.refused,
+    "/v2": not_found,
     **dict.fromkeys(("/embed", "/similarity", "/rerank", "/predict", *_TEI_PATHS), tei_errors.refused),
 }
 """Where a dialect's paths begin, and how it refuses; the longer ones first."""

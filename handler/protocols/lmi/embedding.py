@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handler.core.errors import ServingError
+from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import JSON
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext, front_end_error
 from handler.protocols.lmi.answers import LmiPayloadError
@@ -31,8 +31,10 @@ class LmiEmbedding(TeiEmbed):
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if _is_of_tei(body):
             return _TEI.parse(body, context)
-        given = read_parameters_field(body) if isinstance(body, dict) else {}
-        parsed = super().parse(body if not isinstance(body, dict) else {**body, "parameters": given}, context)
+        if not isinstance(body, dict) or body.get("inputs") is None:
+            raise InvalidPayload("the body has no 'inputs': this server embeds texts (option.task=text-embedding)")
+        given = read_parameters_field(body)
+        parsed = super().parse({**body, "parameters": given}, context)
         unknown = [f"parameters.{name}" for name in given if name not in self.table.parameters]
         return parsed._replace(ignored=[*parsed.ignored, *report_unknown(unknown, body, context)])
 

@@ -111,8 +111,9 @@ def test_the_server_has_every_route_that_is_described_and_no_other(echo_server: 
         ("option.rolling_batch=disable",),
         ("option.root_schema=mindie",),
         ("option.openai_compat=true",),
+        *((f"option.task={task.value}",) for task in POOLED_ROUTES),
     ],
-    ids=["lmi", "tgi_compat", "dynamic_batch", "mindie", "openai_compat"],
+    ids=["lmi", "tgi_compat", "dynamic_batch", "mindie", "openai_compat", *POOLED_ROUTES],
 )
 def test_every_example_gets_the_answer_that_is_described(options: tuple[str, ...]) -> None:
     with serve("--engine", "echo", *(part for option in options for part in ("-o", option))) as server:
