@@ -10,6 +10,7 @@ from typing import Any
 
 from handler.config import model_files
 from handler.core.errors import ConfigError, InvalidPayload, PromptTooLong
+from handler.core.images import ImageTokens
 from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
 from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
 from handler.engines.base import EngineConfig
@@ -82,6 +83,7 @@ class OpenVinoTokenizer:
         if chat_template is not None:
             self._tokenizer.chat_template = chat_template
         self.vocabulary = _vocabulary(self._tokenizer)
+        self.image_tokens: ImageTokens | None = None
         self.chat_template = str(self._tokenizer.chat_template or "")
         # Some tokenizers have a built-in limit, and silently cut a longer prompt.
         self._longest = max(map(len, self.vocabulary.pieces))  # bytes
