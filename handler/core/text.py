@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload, PromptTooLong
+from handler.core.images import SharedImages
 from handler.core.thoughts import AnswerStart, Thoughts
 from handler.core.values import Request
 
@@ -90,11 +91,15 @@ def _decode(piece: bytes) -> str | None:
 
 
 class Prompt(NamedTuple):
-    """A prompt as text and ids, with the vocabulary of the answer."""
+    """A prompt as text and ids, with the vocabulary of the answer.
+
+    The ids have each image's placeholder as often as the engine computes tokens for it, the text has it once.
+    """
 
     text: str
     ids: list[int]
     vocabulary: Vocabulary
+    images: SharedImages | None = None
 
 
 def given_prompt(request: Request, ids: Sequence[int], vocabulary: Vocabulary | None) -> Prompt:

@@ -59,6 +59,47 @@ class Adapter:
     path: str  # a directory
 
 
+class ImageSource(NamedTuple):
+    """An image of a message, as the client sent it.
+
+    Attributes:
+        data: the file; None where `url` names it.
+        url: "" with `data`.
+        name: the field's path in the body, for messages.
+    """
+
+    data: bytes | None
+    url: str
+    name: str
+
+
+class Image(NamedTuple):
+    """A decoded image.
+
+    Attributes:
+        width, height: in pixels.
+        rgb: height × width × 3 bytes: rows from the top, without padding.
+        digest: SHA-256 of size and pixels, hexadecimal; equal images have equal ones.
+    """
+
+    width: int
+    height: int
+    rgb: bytes
+    digest: str
+
+
+class ImagePrompt(NamedTuple):
+    """A prompt with images, beside its ids.
+
+    Attributes:
+        text: the rendered chat with special tokens in it, whose ids are the prompt's.
+        images: in the order of their placeholders in the text.
+    """
+
+    text: str
+    images: tuple[Image, ...]
+
+
 class Sampling(NamedTuple):
     """Generation parameters; dialects map their own names and neutral values onto these.
 
@@ -185,7 +226,8 @@ class Request:
     """One request: a prompt, sampling parameters and the parts of the answer.
 
     The prompt is text; or messages, and then `prompt` is empty; or token ids, and then `prompt` is their text in the
-    answer.
+    answer. An image of a message is a part `{"type": "image"}` in a list of parts as its `content`; `images` has one
+    source for each, in their order.
     """
 
     prompt: str
@@ -199,6 +241,7 @@ class Request:
     details: bool = False
     full_text: bool = False  # put the prompt in front of generated_text
     messages: tuple[Mapping[str, Any], ...] = ()  # each with `role` and `content`; with `tools` see encode_chat
+    images: tuple[ImageSource, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()  # for a chat template that knows tools
     template: TemplateOptions = PLAIN_TEMPLATE
     read_prompt: Callable[[Request, str], Request] | None = None  # settles what depends on the prompt of messages

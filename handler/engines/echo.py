@@ -25,8 +25,18 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.errors import ConfigError, PromptTooLong
+from handler.core.images import ImageTokens
 from handler.core.text import Prompt, Vocabulary, cut_after
-from handler.core.values import PLAIN_TEMPLATE, Adapter, Finish, Pooling, Sampling, Task, TemplateOptions
+from handler.core.values import (
+    PLAIN_TEMPLATE,
+    Adapter,
+    Finish,
+    ImagePrompt,
+    Pooling,
+    Sampling,
+    Task,
+    TemplateOptions,
+)
 from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step, Tokenizer
 from handler.engines.huggingface.pooling import PoolingFiles
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer, fit
@@ -54,6 +64,7 @@ class EchoTokenizer:
 
     vocabulary: Vocabulary | None = None
     chat_template = ""
+    image_tokens: ImageTokens | None = None
 
     def encode(self, text: str) -> Prompt:
         ids = {word: id for id, word in enumerate(_CUES)}
@@ -111,7 +122,14 @@ class EchoPooling:
         self._files = PoolingFiles("mean", normalize=True, most_tokens=None, exclusive=True)
         self.info = EngineInfo("echo", "1", "none", "none", config.max_total_tokens or _CONTEXT, _DIMENSIONS)
 
-    def add(self, key: int, ids: Sequence[int], pooling: Pooling, adapter: Adapter | None = None) -> None:
+    def add(
+        self,
+        key: int,
+        ids: Sequence[int],
+        pooling: Pooling,
+        adapter: Adapter | None = None,
+        images: ImagePrompt | None = None,
+    ) -> None:
         if self._cues and _CUES.index("<refuse>") in ids:
             raise ValueError("refused on cue")
         self._waiting[key] = ids, pooling
@@ -158,7 +176,14 @@ class Echo:
         self._next = 0.0
         self.info = EngineInfo("echo", "1", "none", "none", config.max_total_tokens or _CONTEXT)
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
+    def add(
+        self,
+        key: int,
+        ids: Sequence[int],
+        sampling: Sampling,
+        adapter: Adapter | None = None,
+        images: ImagePrompt | None = None,
+    ) -> None:
         if self._cues and _CUES.index("<refuse>") in ids:
             raise ValueError("refused on cue")
         if not self._active:

@@ -12,9 +12,9 @@ from handler.core.errors import GenerationFailed, InternalError, Overloaded, Ser
 from handler.core.sequence import SequenceState, prompt_tokens
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, new_delta, new_token
-from handler.engines.base import Output, Step, join
+from handler.engines.base import Output, Step
 from handler.scheduler.active import ActiveRequest, EngineRequest, TokenReceiver
-from handler.scheduler.engine import SteppedEngine
+from handler.scheduler.engine import SteppedEngine, join
 from handler.scheduler.lora.registry import AdapterRegistry
 from handler.scheduler.request_queue import RequestQueue
 
@@ -263,7 +263,9 @@ class Batcher:
                 active, first, [SequenceState(active.prompt, sampling) for _ in range(width)]
             )
             own = sampling if first == 0 else sampling._replace(seed=sampling.seed_of(first), prompt_logprobs=False)
-            self._engine.add(key, active.prompt.ids, active.request.pooling or own, active.request.adapter)
+            self._engine.add(
+                key, active.prompt.ids, active.request.pooling or own, active.request.adapter, active.prompt.images
+            )
 
     def _end_sequence(self, request: EngineRequest, key: int, index: int) -> None:
         request.sequences[index] = None

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong, UnsupportedMedia
 from handler.core.text import Prompt, check_ids, given_prompt
-from handler.core.values import Adapter, Request, new_uuid
+from handler.core.values import Adapter, Image, Request, new_uuid
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.huggingface.pooling_tokenizer import encode_pooled
 from handler.engines.structured_output.validator import StructuredOutputValidator
@@ -23,6 +23,7 @@ from handler.protocols.readers.adapters import merge_adapters, named_adapter, qu
 from handler.protocols.readers.body import decode, decode_text
 from handler.protocols.validation import check_task
 from handler.serving.large_bodies import LARGE, LargeBodies
+from handler.serving.media.placing import place_images
 from handler.serving.sessions import Sessions, answer_call, session_call, session_of
 
 NO_FORMATTERS = Formatters()
@@ -168,7 +169,7 @@ class Preprocessor:
         compat = self.schema.name == "tgi_compat"
         return with_formatter(call, self._output_formatter, body.value, body.given, tgi_compat=compat, session=session)
 
-    def encode(self, request: Request) -> tuple[Request, Prompt]:
+    def encode(self, request: Request, images: Sequence[Image] = ()) -> tuple[Request, Prompt]:
         """The request with its length settled, and the prompt's ids, cut as asked, within the model's limits.
 
         Raises:
@@ -176,20 +177,21 @@ class Preprocessor:
         """
         if request.pooling is not None:
             return encode_pooled(request, self._tokenizer, self._engine_info(), self.context.max_input_len)
-        prompt = self.tokenize(request)
-        if request.read_prompt is not None:
-            request = request.read_prompt(request, prompt.text)
+        prompt = self.tokenize(request, images)
+        request = request if request.read_prompt is None else request.read_prompt(request, prompt.text)
         self._check(request, prompt)
         return self._filled(request, prompt), prompt
 
-    def tokenize(self, request: Request) -> Prompt:
-        """The prompt's ids, cut as asked, however many. Raises InvalidPayload, PromptTooLong."""
+    def tokenize(self, request: Request, images: Sequence[Image] = ()) -> Prompt:
+        """The prompt's ids, however many, with `images`. Raises InvalidPayload, InvalidParameter, PromptTooLong."""
         if request.pooling is not None:
             return encode_pooled(request, self._tokenizer)[1]
         if request.prompt_ids is not None:
             prompt = given_prompt(request, request.prompt_ids, self._tokenizer.vocabulary)
         elif request.messages:
             prompt = self._tokenizer.encode_chat(request.messages, request.tools, request.template)
+            if images:
+                return place_images(request, prompt, images, self._tokenizer.image_tokens)
         else:
             try:
                 prompt = self._tokenizer.encode(request.prompt)
@@ -289,5 +291,4 @@ def _decoded(body: bytes, headers: Headers) -> Any:
 
 
 def _is_plain(headers: Headers) -> bool:
-    """Whether the body is a prompt."""
     return media_type(headers) == "text/plain"

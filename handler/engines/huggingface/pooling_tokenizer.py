@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, PromptTooLong
+from handler.core.images import ImageTokens
 from handler.core.text import Prompt, Vocabulary, check_tokens, given_prompt
 from handler.core.values import PLAIN_TEMPLATE, Request, TemplateOptions
 from handler.engines.base import EngineInfo, Tokenizer
@@ -87,6 +88,7 @@ class HfPoolingTokenizer:
     """
 
     chat_template = ""
+    image_tokens: ImageTokens | None = None
 
     def __init__(self, model: Path) -> None:
         from tokenizers import Tokenizer as FastTokenizer

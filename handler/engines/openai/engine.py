@@ -85,7 +85,7 @@ class UrlEngine:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling, *nothing: object) -> None:
         body = completion(self._kind, self._model, ids, sampling)
         answer = Answer(
             frozenset(sampling.stop_token_ids),

@@ -10,6 +10,7 @@ from typing import Any
 
 from handler.config import model_files
 from handler.core.errors import ConfigError, InvalidPayload, PromptTooLong
+from handler.core.images import ImageTokens
 from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
 from handler.core.values import PLAIN_TEMPLATE, Task, TemplateOptions
 from handler.engines.base import EngineConfig
@@ -24,7 +25,6 @@ from handler.engines.openvino.pooling.bert_graph import is_bert
 
 log = logging.getLogger("handler.engine")
 
-_PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
 _LONG = 1 << 18  # tokens, more than any context here
 _PART = 1 << 15  # characters of a part of a long text: the tokenizer holds the GIL meanwhile
 
@@ -89,28 +89,6 @@ def _check_pooling(model: model_files.Model, task: Task) -> None:
         raise ConfigError(f"{model.path / 'tokenizer.json'} is missing; transformers' AutoTokenizer saves it")
 
 
-def properties(dtype: str) -> dict[str, str]:
-    """Make the CPU plugin's properties.
-
-    fp32 needs all three: by the precision hint alone, the KV cache and activations beside compressed weights would
-    still be quantized. Only then are greedy answers those of transformers, and independent of other requests.
-    """
-    if dtype == "auto":
-        return {}
-    import openvino
-
-    precisions = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    if dtype.upper() not in precisions:
-        raise ConfigError(f"option.dtype={dtype}: this CPU computes in {', '.join(precisions)}")
-    if dtype == "fp32":
-        return {
-            "EXECUTION_MODE_HINT": "ACCURACY",
-            "INFERENCE_PRECISION_HINT": "f32",
-            "KV_CACHE_PRECISION": "f32",
-        }
-    return {"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]}
-
-
 class OpenVinoTokenizer:
     """See `engines.base.Tokenizer`."""
 
@@ -122,6 +100,7 @@ class OpenVinoTokenizer:
             self._tokenizer.chat_template = chat_template
         self.vocabulary: Vocabulary | None
         self.vocabulary = self._vocabulary = _vocabulary(self._tokenizer)
+        self.image_tokens: ImageTokens | None = None
         self.chat_template = str(self._tokenizer.chat_template or "")
         # Some tokenizers have a built-in limit, and silently cut a longer prompt.
         self._longest = max(map(len, self._vocabulary.pieces))  # bytes

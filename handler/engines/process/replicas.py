@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from handler.core.errors import GenerationFailed
+from handler.core.images import SharedImages
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Finish, Pooling, Request, Sampling
 from handler.engines.base import EngineInfo, Output, Step
@@ -93,12 +94,19 @@ class ReplicaSet:
         self._chosen = replica
         return True
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling | Pooling, adapter: Adapter | None = None) -> None:
+    def add(
+        self,
+        key: int,
+        ids: Sequence[int],
+        sampling: Sampling | Pooling,
+        adapter: Adapter | None = None,
+        images: SharedImages | None = None,
+    ) -> None:
         replica = self._by_key[key] = self._chosen
         replica.work[key] = Work(
             len(ids), 0 if isinstance(sampling, Pooling) else sampling.max_new_tokens, replica.num_steps
         )
-        replica.engine.add(key, ids, sampling, adapter)
+        replica.engine.add(key, ids, sampling, adapter, images)
 
     def cancel(self, key: int) -> None:
         replica = self._by_key.pop(key, None)

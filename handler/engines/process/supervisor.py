@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, NoReturn
 
 from handler.core.errors import GenerationFailed
+from handler.core.images import SharedImages
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Pooling, Request, Sampling
 from handler.engines.base import EngineInfo, EngineStatistics, Step
@@ -95,9 +96,16 @@ class EngineSupervisor:
     def continues(self, key: int) -> bool:
         return self.ready
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling | Pooling, adapter: Adapter | None = None) -> None:
+    def add(
+        self,
+        key: int,
+        ids: Sequence[int],
+        sampling: Sampling | Pooling,
+        adapter: Adapter | None = None,
+        images: SharedImages | None = None,
+    ) -> None:
         self._active.add(key)
-        self._send(Add(key, ids, sampling, adapter))
+        self._send(Add(key, ids, sampling, adapter, None if images is None else images.file))
 
     def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
         self._active.add(key)

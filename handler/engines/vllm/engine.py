@@ -10,12 +10,11 @@ import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
+from handler.core.values import Adapter, Finish, ImagePrompt, Sampling, StructuredOutput
 from handler.engines.base import (
     NO_LORA,
     Capabilities,
@@ -30,7 +29,7 @@ from handler.engines.huggingface.checkpoint import check_model, eos_ids, load_to
 from handler.engines.process.process_group import end_with_children, end_with_this_process
 from handler.engines.vllm.adapter_weights import check_weights
 from handler.engines.vllm.arguments import construct, engine_arguments, environment
-from handler.engines.vllm.beam import BeamSearch
+from handler.engines.vllm.beam import Beams, BeamSearch
 from handler.engines.vllm.lora_exclusion import LoraExclusion
 from handler.engines.vllm.patches.sync_client import patch_sync_client
 from handler.engines.vllm.results import BeamToken, Pending, Results
@@ -46,18 +45,6 @@ _UNSUPPORTED = {
     "return_context_logits": "it does not give its logits",
     "return_generation_logits": "it does not give its logits",
 }
-
-
-@dataclass
-class _Beams:
-    """A beam search in progress; each beam's next token is a vLLM request."""
-
-    key: int
-    ids: Sequence[int]
-    adapter: Adapter | None
-    search: BeamSearch
-    waiting: dict[int, Pending] = field(default_factory=dict)  # by the beam's number
-    alternatives: list[Sequence[tuple[int, float]]] = field(default_factory=list)
 
 
 class Vllm:
@@ -96,7 +83,7 @@ class Vllm:
         self._statistics = Statistics()
         self._late: list[Output] = []  # of requests that failed when they were started later
         self._running: dict[int, Pending] = {}
-        self._searches: dict[int, _Beams] = {}
+        self._searches: dict[int, Beams] = {}
         assert config.model is not None
         self._eos = eos_ids(config.model)
         model = self._engine.model_config
@@ -127,10 +114,17 @@ class Vllm:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
+    def add(
+        self,
+        key: int,
+        ids: Sequence[int],
+        sampling: Sampling,
+        adapter: Adapter | None = None,
+        images: ImagePrompt | None = None,
+    ) -> None:
         if sampling.num_beams > 1:
             search = BeamSearch(sampling, () if sampling.ignore_eos else self._eos)
-            start = partial(self._search, _Beams(key, ids, adapter, search))
+            start = partial(self._search, Beams(key, ids, adapter, images, search))
         else:
             scores: list[float | None] | None = [None] if sampling.prompt_logprobs else None  # no score for the first
             pending = Pending(
@@ -146,7 +140,7 @@ class Vllm:
         self._submit(pending, ids, params, adapter)
         self._running[pending.key] = pending
 
-    def _search(self, beams: _Beams) -> None:
+    def _search(self, beams: Beams) -> None:
         self._searches[beams.key] = beams
         with ExitStack() as on_failure:
             on_failure.callback(self._drop, beams.key)
@@ -213,7 +207,7 @@ class Vllm:
 
     # -- beams ---------------------------------------------------------------------------------------------------
 
-    def _continue(self, beams: _Beams) -> None:
+    def _continue(self, beams: Beams) -> None:
         """Request the alternatives after each beam; the prefix cache has all but the last token."""
         search = beams.search
         beams.alternatives = [()] * len(search.beams)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from handler.config import model_files
 from handler.core.errors import ConfigError
-from handler.core.values import Adapter, Finish, Pooling, Task
+from handler.core.values import Adapter, Finish, ImagePrompt, Pooling, Task
 from handler.engines.base import EngineConfig, EngineInfo, Output, Step
 from handler.engines.huggingface.pooling import read_pooling
 from handler.engines.openvino.pooling.bert_graph import bert_graph
@@ -62,7 +62,14 @@ class OpenVinoPooling:
             dimensions=numbers.shape[1],
         )
 
-    def add(self, key: int, ids: Sequence[int], pooling: Pooling, adapter: Adapter | None = None) -> None:
+    def add(
+        self,
+        key: int,
+        ids: Sequence[int],
+        pooling: Pooling,
+        adapter: Adapter | None = None,
+        images: ImagePrompt | None = None,
+    ) -> None:
         self._waiting[key] = _Text(key, ids, pooling)
 
     def cancel(self, key: int) -> None:
