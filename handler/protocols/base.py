@@ -60,6 +60,7 @@ class ServerContext:
         structural_tags: xgrammar's styles of arguments that the engine's structural tags have.
         task: what the model computes; requests for anything else are refused when they have been parsed.
         labels: names of the numbers of a classification.
+        prompts: the model's own prompts for embeddings by name, each the beginning of a text.
     """
 
     engine: str
@@ -85,6 +86,7 @@ class ServerContext:
     structural_tags: frozenset[str] = frozenset()
     task: Task = Task.GENERATION
     labels: Sequence[str] = ()
+    prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class HttpResponse(NamedTuple):
