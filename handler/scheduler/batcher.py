@@ -263,9 +263,8 @@ class Batcher:
                 active, first, [SequenceState(active.prompt, sampling) for _ in range(width)]
             )
             own = sampling if first == 0 else sampling._replace(seed=sampling.seed_of(first), prompt_logprobs=False)
-            self._engine.add(
-                key, active.prompt.ids, active.request.pooling or own, active.request.adapter, active.prompt.images
-            )
+            request, prompt = active.request, active.prompt
+            self._engine.add(key, prompt.ids, request.pooling or own, request.adapter, prompt.images)
 
     def _end_sequence(self, request: EngineRequest, key: int, index: int) -> None:
         request.sequences[index] = None
