@@ -13,17 +13,6 @@ from handler.core.errors import ServingError
 from handler.core.thoughts import Thoughts
 
 
-def new_uuid() -> str:
-    """Draw a random UUID (version 4) without a system call, for which a thread may have to wait its turn again."""
-    digits = new_digits()
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
-
-
-def new_digits() -> str:
-    """Draw 128 random bits as 32 hexadecimal digits."""
-    return f"{random.getrandbits(128):032x}"
-
-
 class Finish(str, Enum):
     """Why a sequence ended; the values are LMI's and TGI's `finish_reason`."""
 
@@ -175,9 +164,10 @@ class Pooling(NamedTuple):
     """What an engine computes of a whole text in place of an answer; it comes as the `vector` of the last delta.
 
     Attributes:
-        kind: embed (the text's vector), score (one number of a pair) or classify (a number for each label).
+        kind: embed (the text's vector), score (one number, of a text or a pair) or classify (a number for each label).
         dimensions: of an embedding its first n numbers alone, as Matryoshka models learn them (arXiv 2205.13147).
-        normalize: embed: has length 1; None: as the model's modules say. Others: numbers from 0 to 1, else the logits.
+        normalize: embed: the vector has length 1; None: as the model's own modules say. score and classify: numbers
+            between 0 and 1 (sigmoid; softmax over several labels of which one holds); otherwise the logits.
         second: index of the first token of a pair's second text; set when the texts are tokenized.
     """
 
@@ -296,5 +286,6 @@ class Delta(NamedTuple):
     vector: Sequence[float] | None = None  # of a request with `pooling`, with its `finish`
 
 
-new_delta: Callable[[tuple[Any, ...]], Delta] = partial(tuple.__new__, Delta)
+_PlainDelta = tuple[int, int, Sequence[Token], None, None, None, None, None]
+new_delta: Callable[[_PlainDelta], Delta] = partial(tuple.__new__, Delta)
 """Make a delta of tokens alone, in half the time of `Delta(...)`: for the hot path."""

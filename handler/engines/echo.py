@@ -27,16 +27,7 @@ from typing import Any
 from handler.core.errors import ConfigError, PromptTooLong
 from handler.core.images import ImageTokens
 from handler.core.text import Prompt, Vocabulary, cut_after
-from handler.core.values import (
-    PLAIN_TEMPLATE,
-    Adapter,
-    Finish,
-    ImagePrompt,
-    Pooling,
-    Sampling,
-    Task,
-    TemplateOptions,
-)
+from handler.core.values import PLAIN_TEMPLATE, Adapter, Finish, ImagePrompt, Pooling, Sampling, Task, TemplateOptions
 from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step, Tokenizer
 from handler.engines.huggingface.pooling import PoolingFiles
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer, fit
@@ -122,14 +113,7 @@ class EchoPooling:
         self._files = PoolingFiles("mean", normalize=True, most_tokens=None, exclusive=True)
         self.info = EngineInfo("echo", "1", "none", "none", config.max_total_tokens or _CONTEXT, _DIMENSIONS)
 
-    def add(
-        self,
-        key: int,
-        ids: Sequence[int],
-        pooling: Pooling,
-        adapter: Adapter | None = None,
-        images: ImagePrompt | None = None,
-    ) -> None:
+    def add(self, key: int, ids: Sequence[int], pooling: Pooling, *nothing: object) -> None:
         if self._cues and _CUES.index("<refuse>") in ids:
             raise ValueError("refused on cue")
         self._waiting[key] = ids, pooling

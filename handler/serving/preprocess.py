@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong, UnsupportedMedia
+from handler.core.identifiers import new_uuid
 from handler.core.text import Prompt, check_ids, given_prompt
-from handler.core.values import Adapter, Image, Request, new_uuid
+from handler.core.values import Adapter, Image, Request
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.huggingface.pooling_tokenizer import encode_pooled
 from handler.engines.structured_output.validator import StructuredOutputValidator
@@ -178,12 +179,13 @@ class Preprocessor:
         if request.pooling is not None:
             return encode_pooled(request, self._tokenizer, self._engine_info(), self.context.max_input_len)
         prompt = self.tokenize(request, images)
-        request = request if request.read_prompt is None else request.read_prompt(request, prompt.text)
+        if request.read_prompt is not None:
+            request = request.read_prompt(request, prompt.text)
         self._check(request, prompt)
         return self._filled(request, prompt), prompt
 
     def tokenize(self, request: Request, images: Sequence[Image] = ()) -> Prompt:
-        """The prompt's ids, however many, with `images`. Raises InvalidPayload, InvalidParameter, PromptTooLong."""
+        """The prompt's ids and `images`, cut as asked. Raises InvalidPayload, InvalidParameter, PromptTooLong."""
         if request.pooling is not None:
             return encode_pooled(request, self._tokenizer)[1]
         if request.prompt_ids is not None:

@@ -168,7 +168,7 @@ def _start(engine: Engine, command: Add | ChangeAdapter) -> Output | None:
     """Run a command; returns its answer, or None where outputs will follow."""
     try:
         if isinstance(command, Add):
-            engine.add(*command[:-1], images=None if command.images is None else command.images.read())
+            engine.add(*command[:-1], None if command.images is None else command.images.read())
             return None
         change = engine.drop_adapter if command.drop else engine.load_adapter
         change(command.adapter)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.errors import InvalidPayload, ServingError
-from handler.core.values import Pooling, new_uuid
+from handler.core.identifiers import new_uuid
+from handler.core.values import Pooling
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.openai.parameters import harmless, read_model
 from handler.protocols.openai.request import unknown_fields
