@@ -12,6 +12,9 @@ from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Delta, Request, Task, Token
 from handler.protocols.assistant.tools.parsing import Format
 
+MAX_IMAGES = 32
+"""Images of one request, where option.limit_mm_per_prompt names no number."""
+
 
 class AdapterLookup(Protocol):
     """The LoRA adapters that requests may name."""
@@ -61,6 +64,8 @@ class ServerContext:
         task: what the model computes; requests for anything else are refused when they have been parsed.
         labels: names of the numbers of a classification.
         prompts: the model's own prompts for embeddings by name, each the beginning of a text.
+        no_images: why messages may have no images; "" where they may.
+        max_images: of one request.
     """
 
     engine: str
@@ -87,6 +92,8 @@ class ServerContext:
     task: Task = Task.GENERATION
     labels: Sequence[str] = ()
     prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    no_images: str = "the engine reads text only"
+    max_images: int = MAX_IMAGES
 
 
 class HttpResponse(NamedTuple):
