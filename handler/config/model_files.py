@@ -77,6 +77,14 @@ def label_names(model: Path | None) -> tuple[str, ...]:
     return tuple(str(labels[key]) for key in sorted(labels, key=int))
 
 
+def embedding_prompts(model: Path | None) -> dict[str, str]:
+    """Return the beginnings of texts that sentence-transformers names in config_sentence_transformers.json."""
+    if model is None or not model.is_dir():
+        return {}
+    prompts = read_json(model / "config_sentence_transformers.json").get("prompts") or {}
+    return {str(name): str(prompt) for name, prompt in prompts.items()}
+
+
 def cache_directory() -> Path:
     """Return `LMI_CACHE`, else lmi-handler under the user's cache."""
     if directory := os.environ.get("LMI_CACHE"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from handler.core.errors import GenerationFailed, RefusedByEngine, ServingError
 from handler.core.images import ImageTokens
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import (
@@ -44,6 +45,7 @@ class Output(NamedTuple):
         logits: on request.
         prompt_tops: as `tops`, for the prompt's tokens; nothing for the first.
         vector: of a request with Pooling, in its only output: an embedding, one score, or a number for each label.
+        refused: `error` says what is wrong with the request, in words for its client.
     """
 
     key: int
@@ -57,6 +59,13 @@ class Output(NamedTuple):
     logits: Logits | None = None
     prompt_tops: Sequence[Alternatives] | None = None
     vector: Sequence[float] | None = None
+    refused: bool = False
+
+    @property
+    def failure(self) -> ServingError:
+        """The error of a request that ended with ERROR."""
+        failed = f"request failed in the engine: {self.error}"
+        return RefusedByEngine(self.error or "") if self.refused else GenerationFailed(failed)
 
     @property
     def is_plain(self) -> bool:

@@ -202,8 +202,7 @@ class Batcher:
             return self._adapters.take(output)
         id, sequence = request.active.id, request.first + output.sequence
         if output.finish is Finish.ERROR:
-            error = GenerationFailed(f"request failed in the engine: {output.error}")
-            return deltas.append(self._failed(id, sequence, error))
+            return deltas.append(self._failed(id, sequence, output.failure))
         state = request.sequences[output.sequence]
         if state is None:
             return

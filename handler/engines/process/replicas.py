@@ -142,7 +142,7 @@ class ReplicaSet:
                 steps.append(Step([], [], [], list(self._end_requests(replica, error.message))))
         if self._to_restart and self.restarts > self._restarts and all(one.engine.ready for one in self._replicas):
             self._restarts = self.restarts
-            self._to_restart.pop().engine.restart_when_idle()
+            self._to_restart.pop(0).engine.restart_when_idle()
         return steps
 
     # -- the host's side -----------------------------------------------------------------------------------------
@@ -168,9 +168,9 @@ class ReplicaSet:
         self._selector.close()
         self._tell()
 
-    def restart_when_idle(self) -> None:
-        """Restart each replica as soon as none of its requests is in flight, one after another. Thread-safe."""
-        self._to_restart = list(self._replicas)
+    def restart_when_idle(self, replica: int) -> None:
+        """Restart a replica as soon as none of its requests is in flight, one after another. Thread-safe."""
+        self._to_restart.append(self._replicas[replica])
 
     @property
     def state(self) -> State:
@@ -194,7 +194,11 @@ class ReplicaSet:
     @property
     def restarts(self) -> int:
         """Engines that were lost and started again."""
-        return sum(replica.engine.restarts for replica in self._replicas)
+        return sum(self.replica_restarts)
+
+    @property
+    def replica_restarts(self) -> Sequence[int]:
+        return [replica.engine.restarts for replica in self._replicas]
 
     @property
     def reports(self) -> list[ReplicaReport]:

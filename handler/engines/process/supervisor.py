@@ -163,7 +163,12 @@ class EngineSupervisor:
             self._restart_if_idle()
         return steps
 
-    def restart_when_idle(self) -> None:
+    @property
+    def replica_restarts(self) -> Sequence[int]:
+        """`restarts`, as of the only replica."""
+        return (self.restarts,)
+
+    def restart_when_idle(self, replica: int = 0) -> None:
         """Restart the engine as soon as no request is in flight; others wait while it loads. Thread-safe."""
         self._restart_wanted = True
 
