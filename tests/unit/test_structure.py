@@ -51,6 +51,7 @@ ONLY_IN_HANDLER = {
     "yarl": {"serving/media"},
     "PIL": {"serving/media"},
     "boto3": {"container"},
+    "rich": {"core/child_processes"},
 }
 """A library, and where it may be imported."""
 
