@@ -126,10 +126,12 @@ def bare_engine(pipe: Connection, clients: int) -> None:
     import openvino
     import openvino_genai
 
-    from handler.engines.openvino.engine import _pipeline  # the server's own, so that both have the same properties
+    from handler.engines.openvino.pipeline import (
+        make_pipeline,  # the server's own, so that both have the same properties
+    )
 
     spec = engine_spec(read_config(overrides=_DEMO).checked())
-    pipeline = _pipeline(spec.config)
+    pipeline = make_pipeline(spec.config)
     rng, fresh = random.Random(0), itertools.count(REPEATED)
     running: dict[int, tuple[Any, int | None]] = {}
     done = abandoned = 0

@@ -7,16 +7,11 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from handler import __version__
 from handler.bench.cli import add_parser as add_bench
 from handler.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from handler.config.loader import Reading
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,11 +85,12 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     signals = StopSignals()
     signals.install()  # before the slow imports
+    from handler.config.loader import read_server_config
     from handler.http.security.access import OPEN, read_access
     from handler.http.startup import serve
     from handler.serving.loading import check
 
-    reading = _read(arguments)
+    reading = read_server_config(arguments.model, arguments.engine, arguments.properties, arguments.options)
     problems, access = check(reading), OPEN
     with problems:
         access = read_access(
@@ -125,23 +121,6 @@ def _options(arguments: argparse.Namespace) -> int:
     except BrokenPipeError:  # `lmi options | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its end
     return 0
-
-
-def _read(arguments: argparse.Namespace) -> Reading:
-    """Read the options, with the model directory's own serving.properties where no other is named, as in DJL."""
-    from handler.config.loader import read_config
-    from handler.config.sources import Setting
-
-    engine, model = arguments.engine, arguments.model
-    given = [Setting("option.llm_engine", engine, f"--engine {engine}")] if engine else []
-    named = [Setting("option.model_id", model, "the MODEL argument")] if model else []
-    reading = read_config(properties=arguments.properties, overrides=arguments.options, settings=given + named)
-    model_id = reading.config.model_id
-    own = Path(model_id or "", "serving.properties")
-    if arguments.properties is None and model_id and own.is_file():
-        reading = read_config(properties=own, overrides=arguments.options, settings=given)
-        reading = reading._replace(config=replace(reading.config, model_id=reading.config.model_id or model_id))
-    return reading
 
 
 def _log_to_stderr(level: str) -> None:

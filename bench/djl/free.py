@@ -35,7 +35,14 @@ class Free:
         watch(self._channel.fileno())
         on_change(self.state)
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
+    def add(
+        self,
+        key: int,
+        ids: Sequence[int],
+        sampling: Sampling,
+        adapter: Adapter | None = None,
+        images: object = None,
+    ) -> None:
         self._left[key] = sampling.max_new_tokens
 
     def cancel(self, key: int) -> None:

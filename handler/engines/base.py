@@ -8,10 +8,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from handler.core.errors import GenerationFailed, RefusedByEngine, ServingError
+from handler.core.images import ImageTokens
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import PLAIN_TEMPLATE, Adapter, Finish, Logits, Sampling, StructuredOutput, TemplateOptions
+from handler.core.values import (
+    PLAIN_TEMPLATE,
+    Adapter,
+    Finish,
+    ImagePrompt,
+    Logits,
+    Sampling,
+    StructuredOutput,
+    Task,
+    TemplateOptions,
+)
 
 NO_LORA = "it was started without option.enable_lora=true"
+NO_IMAGES = "the model takes text only"
 
 Alternatives = Sequence[tuple[int, float]]
 """The most likely ids at one position with their log-probabilities, best first."""
@@ -31,6 +44,8 @@ class Output(NamedTuple):
         tops: on request, for each of `ids`.
         logits: on request.
         prompt_tops: as `tops`, for the prompt's tokens; nothing for the first.
+        vector: of a request with Pooling, in its only output: an embedding, one score, or a number for each label.
+        refused: `error` says what is wrong with the request, in words for its client.
     """
 
     key: int
@@ -43,6 +58,14 @@ class Output(NamedTuple):
     tops: Sequence[Alternatives] | None = None
     logits: Logits | None = None
     prompt_tops: Sequence[Alternatives] | None = None
+    vector: Sequence[float] | None = None
+    refused: bool = False
+
+    @property
+    def failure(self) -> ServingError:
+        """The error of a request that ended with ERROR."""
+        failed = f"request failed in the engine: {self.error}"
+        return RefusedByEngine(self.error or "") if self.refused else GenerationFailed(failed)
 
     @property
     def is_plain(self) -> bool:
@@ -63,30 +86,6 @@ class Step(NamedTuple):
     others: list[Output]
 
 
-def join(steps: Sequence[Step]) -> Step:
-    """Join steps that waited together: several tokens of a sequence become one output."""
-    if len(steps) == 1:
-        return steps[0]
-    ids: dict[int, list[int]] = {}
-    logprobs: dict[int, list[float | None]] = {}
-    others: list[Output] = []
-    for step in steps:
-        for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
-            if key in ids:
-                ids[key].append(id)
-                logprobs[key].append(logprob)
-            else:
-                ids[key], logprobs[key] = [id], [logprob]
-        for output in step.others:
-            if output.key in ids:  # its earlier tokens come first
-                others.append(Output(output.key, ids.pop(output.key), logprobs.pop(output.key)))
-            others.append(output)
-    later = {output.key for output in others}  # whose tokens in columns come after these outputs
-    others += [Output(key, ids[key], logprobs[key]) for key in ids if len(ids[key]) > 1 or key in later]
-    single = [key for key in ids if len(ids[key]) == 1 and key not in later]
-    return Step(single, [ids[key][0] for key in single], [logprobs[key][0] for key in single], others)
-
-
 @dataclass(frozen=True)
 class EngineConfig:
     """Configuration of an engine. None leaves a value to the engine; `options` are its own, already validated."""
@@ -102,6 +101,7 @@ class EngineConfig:
     devices: str = "1"  # a number, or max
     options: Mapping[str, Any] = field(default_factory=dict)
     chat_template: str | None = None  # replaces the model's own
+    task: Task = Task.GENERATION
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,7 @@ class EngineInfo:
     device: str
     dtype: str
     max_total_tokens: int
+    dimensions: int = 0  # numbers of an embedding
 
 
 class Engine(Protocol):
@@ -124,7 +125,14 @@ class Engine(Protocol):
 
     info: EngineInfo
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
+    def add(
+        self,
+        key: int,
+        ids: Sequence[int],
+        sampling: Sampling,
+        adapter: Adapter | None = None,
+        images: ImagePrompt | None = None,
+    ) -> None:
         """Start a request; its first output comes from a later `step`."""
 
     def load_adapter(self, adapter: Adapter) -> None:
@@ -189,10 +197,12 @@ class Tokenizer(Protocol):
     Attributes:
         vocabulary: that of every answer; None where each prompt brings its own.
         chat_template: option.chat_template or the model's own, as text; "" where it has none.
+        image_tokens: None where it takes no images.
     """
 
     vocabulary: Vocabulary | None
     chat_template: str
+    image_tokens: ImageTokens | None
 
     def encode(self, text: str) -> Prompt:
         """Encode a prompt. Special tokens in the text are recognised; only the model's usual first token is added."""
@@ -206,8 +216,9 @@ class Tokenizer(Protocol):
         """Encode messages by the chat template. Special tokens are recognised, and none is added: it has them all.
 
         Args:
-            messages: each with `role` and `content`. Where the template knows tools, the assistant's may also have
-                `tool_calls` in OpenAI's form with `arguments` as objects, and the role `tool` is allowed.
+            messages: each with `role` and `content`, a text or a list of parts (`Request`). Where the template knows
+                tools, the assistant's may also have `tool_calls` in OpenAI's form with `arguments` as
+                objects, and the role `tool` is allowed.
             tools: in OpenAI's form; only where the template knows tools.
 
         Raises:
@@ -234,6 +245,7 @@ class Capabilities:
         unsupported: Sampling field -> reason; a value that would have an effect is refused.
         limits: Sampling field -> largest value.
         no_adapters: the reason why the engine serves no LoRA adapters; "" where it does.
+        no_images: the reason why it takes no images; "" where it does.
         sampling_defaults: Sampling field -> LMI's default for this engine, used with `do_sample`.
         structural_tags: xgrammar's styles of arguments that its structural tags have; empty where it takes none.
     """
@@ -241,6 +253,7 @@ class Capabilities:
     unsupported: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = ""
+    no_images: str = NO_IMAGES
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     structural_tags: frozenset[str] = frozenset()
 

@@ -12,9 +12,9 @@ from handler.core.errors import GenerationFailed, InternalError, Overloaded, Ser
 from handler.core.sequence import SequenceState, prompt_tokens
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, new_delta, new_token
-from handler.engines.base import Output, Step, join
+from handler.engines.base import Output, Step
 from handler.scheduler.active import ActiveRequest, EngineRequest, TokenReceiver
-from handler.scheduler.engine import SteppedEngine
+from handler.scheduler.engine import SteppedEngine, join
 from handler.scheduler.lora.registry import AdapterRegistry
 from handler.scheduler.request_queue import RequestQueue
 
@@ -186,7 +186,7 @@ class Batcher:
                 continue
             receiver = request.receiver
             if receiver is None:
-                deltas.append(new_delta((request.id, request.first, (token,), None, None, None, None)))
+                deltas.append(new_delta((request.id, request.first, (token,), None, None, None, None, None)))
                 continue
             try:
                 lines.append(receiver.line(token))
@@ -202,8 +202,7 @@ class Batcher:
             return self._adapters.take(output)
         id, sequence = request.active.id, request.first + output.sequence
         if output.finish is Finish.ERROR:
-            error = GenerationFailed(f"request failed in the engine: {output.error}")
-            return deltas.append(self._failed(id, sequence, error))
+            return deltas.append(self._failed(id, sequence, output.failure))
         state = request.sequences[output.sequence]
         if state is None:
             return
@@ -228,7 +227,7 @@ class Batcher:
             if output.finish is None:
                 self._engine.cancel(output.key)
             self._end_sequence(request, output.key, output.sequence)
-        deltas.append(Delta(id, sequence, tokens, finish, None, prefill, output.logits))
+        deltas.append(Delta(id, sequence, tokens, finish, None, prefill, output.logits, output.vector))
 
     def _failed(self, id: int, sequence: int, error: ServingError) -> Delta:
         """End a request that has failed; return its last delta."""
@@ -251,7 +250,8 @@ class Batcher:
 
     def _start(self, active: ActiveRequest) -> None:
         active.started()
-        sampling = active.request.sampling.with_seed()
+        request, prompt = active.request, active.prompt
+        sampling = request.sampling.with_seed()
         active.unfinished = sampling.num_sequences
         self._running[active.id] = active
         # Beams are one request of the engine; several samples are several, each with its own seed.
@@ -259,11 +259,9 @@ class Batcher:
         for first in range(0, active.unfinished, width):
             key = next(self._keys)
             active.keys.append(key)
-            self._in_engine[key] = EngineRequest(
-                active, first, [SequenceState(active.prompt, sampling) for _ in range(width)]
-            )
+            self._in_engine[key] = EngineRequest(active, first, [SequenceState(prompt, sampling) for _ in range(width)])
             own = sampling if first == 0 else sampling._replace(seed=sampling.seed_of(first), prompt_logprobs=False)
-            self._engine.add(key, active.prompt.ids, own, active.request.adapter)
+            self._engine.add(key, prompt.ids, request.pooling or own, request.adapter, prompt.images)
 
     def _end_sequence(self, request: EngineRequest, key: int, index: int) -> None:
         request.sequences[index] = None

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from handler.core.images import SharedImages
 from handler.core.text import Detokenizer, Prompt, Vocabulary
 from handler.core.thoughts import AnswerStart, Thoughts
-from handler.core.values import Adapter, Finish, Request, Sampling
+from handler.core.values import Adapter, Finish, Pooling, Request, Sampling
 from handler.engines.base import Output, Step
 from handler.scheduler.engine import SteppedEngine
 
@@ -45,18 +46,27 @@ class ThinkingEngine:
     def continues(self, key: int) -> bool:
         return self._engine.continues(key)
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
+    def add(
+        self,
+        key: int,
+        ids: Sequence[int],
+        sampling: Sampling | Pooling,
+        adapter: Adapter | None = None,
+        images: SharedImages | None = None,
+    ) -> None:
+        if isinstance(sampling, Pooling):
+            return self._engine.add(key, ids, sampling, adapter, images)
         thoughts, budget, rule = sampling.thoughts, sampling.thinking_token_budget, sampling.structured_output
         if thoughts is None or (budget is None and (rule is None or rule.allows_text)):
-            return self._engine.add(key, ids, sampling, adapter)
+            return self._engine.add(key, ids, sampling, adapter, images)
         assert self._vocabulary is not None  # such an engine's capabilities have no `thinking_token_budget`
-        part = _FirstPart(key, ids, sampling, adapter, thoughts, self._vocabulary)
+        part = _FirstPart(key, ids, sampling, adapter, images, thoughts, self._vocabulary)
         if thoughts.is_open and budget == 0 and sampling.max_new_tokens > len(thoughts.closing):
             self._continue(part, _End(thoughts.closing), Output(key, (), ()), self._late, fits=True)
         else:
             self._first[key + _FIRST] = part
             free = sampling._replace(structured_output=None, thinking_token_budget=None, thoughts=None)
-            self._engine.add(key + _FIRST, ids, free, adapter)
+            self._engine.add(key + _FIRST, ids, free, adapter, images)
 
     def cancel(self, key: int) -> None:
         self._engine.cancel(key if self._first.pop(key + _FIRST, None) is None else key + _FIRST)
@@ -147,7 +157,7 @@ class ThinkingEngine:
             thoughts=None,
             thinking_token_budget=None,
         )
-        self._engine.add(part.key, [*part.prompt, *ids], second, part.adapter)
+        self._engine.add(part.key, [*part.prompt, *ids], second, part.adapter, part.images)
 
 
 class _End(NamedTuple):
@@ -179,6 +189,7 @@ class _FirstPart:
         prompt: Sequence[int],
         sampling: Sampling,
         adapter: Adapter | None,
+        images: SharedImages | None,
         thoughts: Thoughts,
         vocabulary: Vocabulary,
     ) -> None:
@@ -186,6 +197,7 @@ class _FirstPart:
         self.prompt = prompt
         self.sampling = sampling
         self.adapter = adapter
+        self.images = images
         self.ids: list[int] = []
         self.held: list[Output] = []
         self._guided = sampling.structured_output is not None

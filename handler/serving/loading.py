@@ -14,10 +14,11 @@ from handler import engines
 from handler.config import environment
 from handler.config.config import Config
 from handler.config.loader import Reading
-from handler.config.model_files import chat_template
+from handler.config.model_files import chat_template, find_task
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.event_loop import run_in_daemon_thread
 from handler.core.framing import FRAMINGS
+from handler.core.values import Task
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec
 from handler.engines.structured_output.validator import Restartable, StructuredOutputValidator
@@ -27,6 +28,7 @@ from handler.protocols.assistant.template import warn_of_unread
 from handler.scheduler.lora.files import adapters_in
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
 from handler.serving.context import schema_context
+from handler.serving.media.rules import image_rules
 from handler.serving.metrics.tracing import find_exporter, make_tracer
 from handler.serving.model import ServedModel
 from handler.serving.replicas import check_replicas, start_engine
@@ -81,7 +83,7 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     """Find all problems that show before anything is loaded, fetched, converted or run.
 
     Those of the options, the sessions' path, the replicas, the exporter of traces, the syntax of a user's files, the
-    engine, its arguments and files, adapters.
+    engine, its arguments and files, adapters, the directory of images.
 
     Args:
         directory: where serving.properties lies, or would; by default where it does.
@@ -92,13 +94,15 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     syntax = functools.partial(check_syntax, model_py(directory or _directory(config)))
     sessions, replicas = functools.partial(sessions_root, config), functools.partial(check_replicas, config)
     plugin = functools.partial(_check_tool_parser, config)
-    for part in (environment.max_adapters, sessions, replicas, traces, template, syntax, plugin):
+    images = functools.partial(image_rules, config)
+    for part in (environment.max_adapters, sessions, replicas, traces, template, syntax, plugin, images):
         with problems:
             part()
     if not reading.engine:
         return problems
     arguments = engine_config(config)
     with problems:
+        arguments = replace(arguments, task=served_task(config, reading.engine))
         try:
             engines.check(reading.engine, config.model_id, arguments)
         except ConfigError as error:
@@ -151,14 +155,33 @@ def engine_spec(config: Config) -> Spec:
         ConfigError: there is no such engine or model.
     """
     name = choose_engine(config)
+    task = served_task(config, name)
     try:
-        model = engines.prepare(name, config.model_id, config.dtype, config.engine_options)
+        model = engines.prepare(name, config.model_id, config.dtype, config.engine_options, task)
     except OSError as error:
         raise ConfigError(f"the model's files cannot be had: {error}") from error
-    return Spec(name, engine_config(config, model, chat_template(config)))
+    task = served_task(config, name, model)  # what was fetched may say more
+    return Spec(name, engine_config(config, model, chat_template(config), task))
 
 
-def engine_config(config: Config, model: Path | None = None, template: str | None = None) -> EngineConfig:
+def served_task(config: Config, engine: str, model: Path | None = None) -> Task:
+    """Find what the model computes.
+
+    Args:
+        model: its files, where they are not those of `option.model_id`.
+
+    Raises:
+        ConfigError: the engine does not compute that; or as `find_task`.
+    """
+    own = Path(config.model_id) if config.model_id else None
+    task = find_task(config.task, own if own is not None and own.is_dir() else model)
+    engines.check_task(engine, task, config.task)
+    return task
+
+
+def engine_config(
+    config: Config, model: Path | None = None, template: str | None = None, task: Task = Task.GENERATION
+) -> EngineConfig:
     return EngineConfig(
         model=model,
         dtype=config.dtype,
@@ -171,6 +194,7 @@ def engine_config(config: Config, model: Path | None = None, template: str | Non
         devices=config.tensor_parallel_degree,
         options=config.engine_options,
         chat_template=template,
+        task=task,
     )
 
 

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from handler.core.errors import ServingError, Unavailable, serving_error
+from handler.core.errors import RefusedByEngine, ServingError, Unavailable, serving_error
 from handler.core.event_loop import start_now
 from handler.core.framing import JSON
 from handler.core.text import Prompt
@@ -280,7 +280,7 @@ class RequestTask:
         self.error = error.with_traceback(None)  # a traceback names this task: a cycle
         self.unsent[:] = [answer.body]
         self._stats.error = error.public
-        failed = "failed" if self._stats.engine_answered else "refused"
+        failed = "failed" if self._stats.engine_answered and not isinstance(error, RefusedByEngine) else "refused"
         self._end("overloaded" if isinstance(error, Unavailable) else failed)
         self._driver.notify(self)
 

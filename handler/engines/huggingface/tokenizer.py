@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.errors import ConfigError, InvalidPayload
+from handler.core.images import ImageTokens
 from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
 from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
+from handler.engines.huggingface.chat_content import ContentForms, find_forms, last_text
+from handler.engines.huggingface.image_tokens import read_image_tokens
 
 _SAMPLE = "Hello world, 12 times\n  indented – ÿ😀"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -44,6 +47,11 @@ class HfTokenizer:
         self.vocabulary: Vocabulary | None
         self.vocabulary = self._vocabulary = _vocabulary(self._tokenizer)
         self.chat_template = _chat_template(self._tokenizer)
+        image_tokens = read_image_tokens(model)
+        self.image_tokens: ImageTokens | None = None if isinstance(image_tokens, str) else image_tokens
+        self._forms: ContentForms | None = None
+        if self.image_tokens is not None and self.chat_template:
+            self._forms = find_forms(self._render, self.image_tokens.text)
 
     def encode(self, text: str) -> Prompt:
         return self._encode(text, "inputs", add_special_tokens=True)
@@ -60,10 +68,9 @@ class HfTokenizer:
         if not self._tokenizer.chat_template:
             raise InvalidPayload("'messages': the model has no chat template; send the prompt itself as 'inputs'")
         try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+            text = self._render(
+                [dict(message) for message in messages] if self._forms is None else self._forms.adapt(messages),
                 tools=[dict(tool) for tool in tools] or None,
-                tokenize=False,
                 add_generation_prompt=options.add_generation_prompt,
                 **dict(options.arguments),
             )
@@ -71,8 +78,11 @@ class HfTokenizer:
             reason = f"{error}{template_line(error)}"  # of raise_exception, or of a fault
             raise InvalidPayload(f"'messages': the model's chat template refuses them: {reason[:400]}") from None
         if options.continue_final_message:
-            text = cut_after(str(text), str(messages[-1]["content"]))
-        return self._encode(str(text), "messages", add_special_tokens=False)
+            text = cut_after(text, last_text(messages[-1]))
+        return self._encode(text, "messages", add_special_tokens=False)
+
+    def _render(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **options))
 
     def _encode(self, text: str, name: str, *, add_special_tokens: bool) -> Prompt:
         check_tokens(text, name, _MOST_TOKENS, _PART, lambda part: len(self._ids(part, add_special_tokens=False)))

@@ -9,14 +9,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core.errors import ConfigError
-from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, EngineStatistics, Output, Step, warm_up
+from handler.core.values import Adapter, Finish, ImagePrompt, Sampling, StructuredOutput, Task
+from handler.engines.base import (
+    Capabilities,
+    EngineConfig,
+    EngineInfo,
+    EngineStatistics,
+    Output,
+    Step,
+    Tokenizer,
+    warm_up,
+)
+from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
 from handler.engines.openvino.grammar_compiler import GrammarCompiler
-from handler.engines.openvino.logit_scorer import LogitScorer, Scores, has_logits
 from handler.engines.openvino.model import OpenVinoTokenizer, check, context_length, eos_ids, prepare_model
-from handler.engines.openvino.pipeline_scorer import NO_TOPS, PipelineScorer
+from handler.engines.openvino.pipeline import TOKENS_PER_STEP, make_pipeline, make_scorer, properties
+from handler.engines.openvino.pooling.engine import OpenVinoPooling
 from handler.engines.openvino.sampling import generation_config
+from handler.engines.openvino.scorers.logit_scorer import Scores, has_logits
+from handler.engines.openvino.scorers.pipeline_scorer import NO_TOPS
 from handler.engines.openvino.structured_output import OpenVinoCheck, structured_output_check
 
 __all__ = ["OpenVino", "capabilities", "check", "load", "load_tokenizer", "prepare", "structured_output_check"]
@@ -38,8 +49,6 @@ _CAPABILITIES = Capabilities(
     no_adapters=_NO_ADAPTERS,
 )
 
-_PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
-_TOKENS_PER_STEP = 256  # GenAI prefills all new prompts in one step: the limit keeps other requests' tokens coming
 _DEFAULT_CONTEXT = 2048  # tokens, where a model names none
 
 
@@ -64,13 +73,13 @@ class OpenVino:
         self._genai = openvino_genai
         self._in_progress = openvino_genai.GenerationStatus.RUNNING
         self._ignored = openvino_genai.GenerationStatus.IGNORED
-        self._max_beams = config.max_tokens_per_step or _TOKENS_PER_STEP
-        self._pipeline = _pipeline(config)
+        self._max_beams = config.max_tokens_per_step or TOKENS_PER_STEP
+        self._pipeline = make_pipeline(config)
         self._cache_is_fixed = config.cache_gib > 0
         self._compiler = GrammarCompiler(partial(self._compile, config.model))
         self._check: OpenVinoCheck | None = None
         self._uncompiled: dict[int, Callable[[], None]] = {}  # functions that start requests, once compiled
-        self._scorer = _scorer(config, config.model)
+        self._scorer = make_scorer(config, config.model)
         self._unscored: dict[int, Callable[[Scores], None]] = {}  # functions that start requests, given the scores
         self._eos = eos_ids(config.model, self._pipeline.get_tokenizer())
         self._running: dict[int, _Running] = {}
@@ -83,7 +92,14 @@ class OpenVino:
         )
         warm_up(self, min(self._eos, default=0))
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
+    def add(
+        self,
+        key: int,
+        ids: Sequence[int],
+        sampling: Sampling,
+        adapter: Adapter | None = None,
+        images: ImagePrompt | None = None,
+    ) -> None:
         import numpy
         import openvino
 
@@ -237,49 +253,8 @@ def _is_one_token(output: Output) -> bool:
     return output.finish is None and len(output.ids) == 1 and output.prompt_logprobs is None and not output.sequence
 
 
-def _scorer(config: EngineConfig, model: Path) -> LogitScorer | PipelineScorer:
-    if has_logits(model):
-        return LogitScorer(model, _properties(config.dtype))
-    return PipelineScorer(lambda: _pipeline(replace(config, prefix_cache=False, max_sequences=1)))
-
-
-def _pipeline(config: EngineConfig) -> Any:
-    import openvino_genai
-
-    scheduler = openvino_genai.SchedulerConfig()
-    scheduler.max_num_seqs = config.max_sequences
-    scheduler.max_num_batched_tokens = config.max_tokens_per_step or _TOKENS_PER_STEP
-    scheduler.enable_prefix_caching = bool(config.prefix_cache)
-    if config.cache_gib:
-        scheduler.cache_size = config.cache_gib
-    properties = _properties(config.dtype)
-    return openvino_genai.ContinuousBatchingPipeline(str(config.model), scheduler, "CPU", properties)
-
-
-def _properties(dtype: str) -> dict[str, str]:
-    """Make the CPU plugin's properties.
-
-    fp32 needs all three: by the precision hint alone, the KV cache and activations beside compressed weights would
-    still be quantized. Only then are greedy answers those of transformers, and independent of other requests.
-    """
-    if dtype == "auto":
-        return {}
-    import openvino
-
-    precisions = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    if dtype.upper() not in precisions:
-        raise ConfigError(f"option.dtype={dtype}: this CPU computes in {', '.join(precisions)}")
-    if dtype == "fp32":
-        return {
-            "EXECUTION_MODE_HINT": "ACCURACY",
-            "INFERENCE_PRECISION_HINT": "f32",
-            "KV_CACHE_PRECISION": "f32",
-        }
-    return {"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]}
-
-
-def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
-    return prepare_model(model_id, dtype)
+def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any], task: Task = Task.GENERATION) -> Path:
+    return prepare_model(model_id, dtype, task)
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
@@ -288,10 +263,14 @@ def capabilities(config: EngineConfig) -> Capabilities:
     return replace(_CAPABILITIES, unsupported={**_CAPABILITIES.unsupported, "prompt_top_logprobs": NO_TOPS})
 
 
-def load(config: EngineConfig) -> OpenVino:
+def load(config: EngineConfig) -> OpenVino | OpenVinoPooling:
+    if config.task is not Task.GENERATION:
+        return OpenVinoPooling(config, properties(config.dtype))
     return OpenVino(config)
 
 
-def load_tokenizer(config: EngineConfig) -> OpenVinoTokenizer:
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
     assert config.model is not None
+    if config.task is not Task.GENERATION:
+        return HfPoolingTokenizer(config.model)
     return OpenVinoTokenizer(config.model, config.chat_template)

@@ -34,6 +34,22 @@ class Load(NamedTuple):
     num_tokens: int
 
 
+class _Beginning(NamedTuple):
+    """What the later turns of a conversation begin with: adapter, digests of images, text."""
+
+    adapter: int
+    images: tuple[str, ...]
+    text: str
+
+    def continues(self, earlier: _Beginning) -> bool:
+        """Whether this begins with an earlier one."""
+        return (
+            self.adapter == earlier.adapter
+            and self.text.startswith(earlier.text)
+            and self.images[: len(earlier.images)] == earlier.images
+        )
+
+
 class Router:
     """Chooses, and remembers what it has chosen.
 
@@ -52,7 +68,7 @@ class Router:
         self._tolerance = slots // _TOLERANCE
         self._follows_prompts = follows_prompts
         self._sessions: OrderedDict[str, int] = OrderedDict()
-        self._prompts: OrderedDict[tuple[int, str], int] = OrderedDict()  # adapter and text -> replica, oldest first
+        self._prompts: OrderedDict[_Beginning, int] = OrderedDict()  # replica by beginning, oldest first
         self._num_characters = 0
         self._order: dict[int, int] = {}  # replica -> number of its last request
         self._num_chosen = 0
@@ -64,10 +80,13 @@ class Router:
             loads: those of the replicas that take the request; at least one.
         """
         start = _beginning(prompt) if self._follows_prompts else ""
-        key = (request.adapter.id if request.adapter else 0, start) if start else None  # all begin with nothing
+        key = None  # all begin with nothing
+        if start:
+            digests = prompt.images.digests if prompt.images else ()
+            key = _Beginning(request.adapter.id if request.adapter else 0, digests, start)
         replica = self._of_session(request.session, loads)
         if replica is None and key is not None:
-            replica = self._of_prompt(*key, loads)
+            replica = self._of_prompt(key, loads)
         if replica is None:
             replica = min(loads, key=lambda load: (load.num_tokens, self._order.get(load.replica, 0))).replica
         self._num_chosen += 1
@@ -85,24 +104,24 @@ class Router:
         replica = self._sessions.get(session)
         return replica if any(load.replica == replica for load in loads) else None
 
-    def _of_prompt(self, adapter: int, text: str, loads: Sequence[Load]) -> int | None:
+    def _of_prompt(self, prompt: _Beginning, loads: Sequence[Load]) -> int | None:
         least = min(load.num_sequences for load in loads)
         near = {load.replica for load in loads if load.num_sequences <= least + self._tolerance}
         earlier = (
-            (len(start), replica)
-            for (of, start), replica in self._prompts.items()
-            if replica in near and of == adapter and text.startswith(start)
+            (len(start.text), replica)
+            for start, replica in self._prompts.items()
+            if replica in near and prompt.continues(start)
         )
         return max(earlier, default=(0, None))[1]
 
-    def _remember(self, key: tuple[int, str], replica: int) -> None:
+    def _remember(self, key: _Beginning, replica: int) -> None:
         if key not in self._prompts:
-            self._num_characters += len(key[1])
+            self._num_characters += len(key.text)
         self._prompts[key] = replica
         self._prompts.move_to_end(key)
         while len(self._prompts) > _MOST_PROMPTS or self._num_characters > _MOST_CHARACTERS:
-            (_, text), _ = self._prompts.popitem(last=False)
-            self._num_characters -= len(text)
+            start, _ = self._prompts.popitem(last=False)
+            self._num_characters -= len(start.text)
 
 
 def _beginning(prompt: Prompt) -> str:

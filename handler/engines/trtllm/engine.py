@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core.values import Adapter, Sampling
+from handler.core.values import Adapter, ImagePrompt, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step, warm_up
 from handler.engines.huggingface import checkpoint
 from handler.engines.huggingface.tokenizer import HfTokenizer
@@ -86,8 +86,15 @@ class TrtLlm:
         """An id in the model's vocabulary."""
         return min(self._model.eos, default=0)
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
-        self._check_prompt(ids)
+    def add(
+        self,
+        key: int,
+        ids: Sequence[int],
+        sampling: Sampling,
+        adapter: Adapter | None = None,
+        images: ImagePrompt | None = None,
+    ) -> None:
+        support.check_prompt(ids, self._max_prompt, self._model.vocabulary)
         arguments = sampling_arguments(sampling, self._model)
         if (guide := arguments.pop("guided_decoding", None)) is not None:
             arguments["guided_decoding"] = import_name("GuidedDecodingParams", "tensorrt_llm.llmapi")(**guide)
@@ -249,17 +256,6 @@ class TrtLlm:
         )
 
     # -- one request ---------------------------------------------------------------------------------------------
-
-    def _check_prompt(self, ids: Sequence[int]) -> None:
-        if not ids:
-            raise ValueError("the prompt is empty")
-        if len(ids) > self._max_prompt:
-            raise ValueError(
-                f"the prompt has {len(ids)} tokens, more than the {self._max_prompt} that TensorRT-LLM was started for "
-                "(option.max_input_len; option.max_num_batched_tokens without option.enable_chunked_prefill=true)"
-            )
-        if not all(0 <= id < self._model.vocabulary for id in ids):
-            raise ValueError(f"the prompt's token ids must be below {self._model.vocabulary}")
 
     def _deliver(self, running: RunningRequest, step: Step) -> None:
         if running.one_token(step):  # nearly always

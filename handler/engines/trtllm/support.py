@@ -6,7 +6,7 @@ import importlib
 import importlib.metadata
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
@@ -116,3 +116,16 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
         sampling_defaults=SAMPLING_DEFAULTS,
         structural_tags=frozenset({"json"} if tags else ()),
     )
+
+
+def check_prompt(ids: Sequence[int], most: int, vocabulary: int) -> None:
+    """Raise ValueError where TensorRT-LLM, started for prompts of `most` tokens, would fail on a prompt."""
+    if not ids:
+        raise ValueError("the prompt is empty")
+    if len(ids) > most:
+        raise ValueError(
+            f"the prompt has {len(ids)} tokens, more than the {most} that TensorRT-LLM was started for "
+            "(option.max_input_len; option.max_num_batched_tokens without option.enable_chunked_prefill=true)"
+        )
+    if not all(0 <= id < vocabulary for id in ids):
+        raise ValueError(f"the prompt's token ids must be below {vocabulary}")

@@ -10,8 +10,9 @@ import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from handler.core.values import Finish, Sampling
+from handler.core.values import Adapter, Finish, ImagePrompt, Sampling
 from handler.engines.base import Alternatives
+from handler.engines.vllm.results import Pending
 
 
 @dataclass(frozen=True)
@@ -77,3 +78,16 @@ class BeamSearch:
         if id in self.sampling.stop_token_ids:
             return Finish.STOP
         return Finish.EOS if id in self.eos else None
+
+
+@dataclass
+class Beams:
+    """A request's beam search in progress; each beam's next token is a vLLM request."""
+
+    key: int
+    ids: Sequence[int]
+    adapter: Adapter | None
+    images: ImagePrompt | None
+    search: BeamSearch
+    waiting: dict[int, Pending] = field(default_factory=dict)  # by the beam's number
+    alternatives: list[Sequence[tuple[int, float]]] = field(default_factory=list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from starlette.routing import Route
@@ -75,7 +76,7 @@ class TgiRoutes:
         value = {
             "model_id": config.model_id or config.model_name,
             "model_sha": config.engine_options.get("revision"),
-            "model_pipeline_tag": "text-generation",
+            "model_pipeline_tag": self._model.context.task.value,
             "max_concurrent_requests": config.max_rolling_batch_size + config.job_queue_size,
             "max_best_of": MAX_BEST_OF,
             "max_stop_sequences": MAX_STOPS,
@@ -146,7 +147,8 @@ class TgiRoutes:
             raise OutOfRange("`tools` are not laid out by this route")  # they would change the text
         given = {name: value for name, value in body.items() if value is not None and name not in ("messages", "tools")}
         options = {name: _read(name, given.pop(name)) for name in _SHAPING if name in given}
-        messages, ignored = read_messages(body["messages"])
+        text_only = replace(self._model.context, no_images="this route lays out text only")
+        messages, _, ignored = read_messages(body["messages"], text_only)
         try:
             template, unread = read_template(options, messages, self._model.context)
         except InvalidParameter as error:

@@ -156,7 +156,9 @@ class Reporter(echo.Echo):
 
     num_added = 0
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
+    def add(
+        self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None, images: object = None
+    ) -> None:
         super().add(key, ids, sampling, adapter)
         self.num_added += 1
 

@@ -9,10 +9,10 @@ import numpy
 import pytest
 
 from handler.engines.base import EngineConfig, score
-from handler.engines.openvino import engine
 from handler.engines.openvino.engine import capabilities, prepare
-from handler.engines.openvino.logit_scorer import LogitScorer, Scores
-from handler.engines.openvino.pipeline_scorer import NO_TOPS, PipelineScorer
+from handler.engines.openvino.pipeline import make_pipeline, make_scorer
+from handler.engines.openvino.scorers.logit_scorer import LogitScorer, Scores
+from handler.engines.openvino.scorers.pipeline_scorer import NO_TOPS, PipelineScorer
 
 IDS = [504, 3575, 282, 4649, 314, 7042]  # The capital of France is Paris
 LONG = [(7 * at) % 1000 + 300 for at in range(290)]  # more than one step reads
@@ -25,7 +25,7 @@ def config(demo_model: Path) -> EngineConfig:
 
 @pytest.fixture(scope="module")
 def scorer(config: EngineConfig) -> Any:
-    found = engine._scorer(config, config.model)  # type: ignore[arg-type]
+    found = make_scorer(config, config.model)  # type: ignore[arg-type]
     assert isinstance(found, LogitScorer)
     found.check(3)
     return found
@@ -98,11 +98,11 @@ def test_a_gguf_file_as_it_is_has_scores_alone(demo_model: Path, scorer: LogitSc
     file = EngineConfig(model=demo_model)
     assert capabilities(file).unsupported["prompt_top_logprobs"] == NO_TOPS
     assert "prompt_top_logprobs" not in capabilities(config).unsupported
-    found = engine._scorer(file, demo_model)
+    found = make_scorer(file, demo_model)
     assert isinstance(found, PipelineScorer)
     with pytest.raises(ValueError, match="no alternatives"):
         found.check(1)
-    genai = PipelineScorer(lambda: engine._pipeline(config))
+    genai = PipelineScorer(lambda: make_pipeline(config))
     genai.check(0)
     ours = run(scorer, (1, LONG[:40], 0))[0].logprobs
     (theirs,) = run(genai, (1, LONG[:40], 0))

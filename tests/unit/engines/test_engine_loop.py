@@ -31,7 +31,9 @@ class Waiting:
         self._commands = fd
         return True
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
+    def add(
+        self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None, images: object = None
+    ) -> None:
         if not ids:
             raise ValueError("no ids")
         self.seen.append(f"add {key}")

@@ -78,7 +78,7 @@ def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     router = Router(16)
     for number in range(50):
         choose(router, f"{number:03} " + "x" * (number % 40), session=str(number))
-    assert sum(len(text) for _, text in router._prompts) == router._num_characters <= 100
+    assert sum(len(start.text) for start in router._prompts) == router._num_characters <= 100
     assert len(router._sessions) == 2
     choose(router, "y" * 101)
     assert not router._prompts

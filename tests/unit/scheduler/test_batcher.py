@@ -35,7 +35,9 @@ class Scripted:
     def continues(self, key: int) -> bool:
         return self.ready
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
+    def add(
+        self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None, images: object = None
+    ) -> None:
         self.active[key] = list(ids)
         self.left[key] = sampling.max_new_tokens
         self.seeds.append(sampling.seed)

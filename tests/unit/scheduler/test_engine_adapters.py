@@ -27,7 +27,7 @@ class Adapting(Scripted):
     drops: list[int] = field(default_factory=list)
     due: list[Output] = field(default_factory=list)
 
-    def add(self, key, ids, sampling, adapter=None):  # type: ignore[no-untyped-def]
+    def add(self, key, ids, sampling, adapter=None, images=None):  # type: ignore[no-untyped-def]
         super().add(key, ids, sampling, adapter)
         self.used.append(adapter.name if adapter else "")
         self.used_ids.append(adapter.id if adapter else 0)

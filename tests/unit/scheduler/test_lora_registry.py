@@ -28,7 +28,9 @@ class Engine:
         self.answers: list[Output] = []
         self.keys: dict[int, int] = {}  # by the adapter's id
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None: ...
+    def add(
+        self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None, images: object = None
+    ) -> None: ...
 
     def cancel(self, key: int) -> None: ...
 

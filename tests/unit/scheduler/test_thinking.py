@@ -51,7 +51,9 @@ class Scripted:
     def continues(self, key: int) -> bool:
         return self.ready
 
-    def add(self, key: int, ids_: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
+    def add(
+        self, key: int, ids_: Sequence[int], sampling: Sampling, adapter: Adapter | None = None, images: object = None
+    ) -> None:
         self.requests.append((list(ids_), sampling, adapter))
         said = [] if sampling.structured_output or len(self.requests) > 1 else self.thought
         self.running[key] = ids(*said, *ANSWER, "<end>"), sampling.max_new_tokens

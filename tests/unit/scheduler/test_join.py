@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 from handler.core.values import Finish
-from handler.engines.base import Output, Step, join
+from handler.engines.base import Output, Step
+from handler.scheduler.engine import join
 
 
 def random_steps(rng: random.Random) -> list[Step]:

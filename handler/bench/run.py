@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from handler.bench import machine, metrics
+from handler.bench import machine
 from handler.bench.client import Target
 from handler.bench.load import Closed, Load
 from handler.bench.machine import OthersMeter
-from handler.bench.metrics import Point, Repetition
 from handler.bench.offline import Offline, Work
 from handler.bench.processes import measure
+from handler.bench.report import metrics
+from handler.bench.report.metrics import Point, Repetition
 from handler.bench.server import lmi_serve
 from handler.config.loader import read_config
 from handler.serving.loading import engine_spec
@@ -41,17 +40,17 @@ class Plan:
     quiet: float = 0.2
 
 
-def run(plan: Plan, picture: Path | None) -> int:
-    """Measure, print, plot; return exit status 1 if a request failed."""
+def run(plan: Plan, print_result: Callable[[dict[str, Any]], int]) -> int:
+    """Measure and print; return exit status 1 if a request failed.
+
+    Args:
+        print_result: draws and prints the JSON document, after the table; returns an exit status.
+    """
     points = measure_all(plan)
     report = document(plan, points)
     print(machine.summary(report))
     show(plan, points, report)
-    if picture is not None:
-        metrics.save_plot(picture, machine.summary(report), points, report["results"])
-        print(f"plot: {picture}")
-    print(json.dumps(report))
-    return 1 if any(value["errors"] for value in report["results"]) else 0
+    return print_result(report) or int(any(value["errors"] for value in report["results"]))
 
 
 def show(plan: Plan, points: Sequence[Point], report: dict[str, Any]) -> None:

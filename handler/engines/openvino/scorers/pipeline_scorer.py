@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from handler.engines.openvino.logit_scorer import Scores
+from handler.engines.openvino.scorers.logit_scorer import Scores
 
 NO_TOPS = "of a GGUF file that is served as it is it gives no alternatives to a prompt's tokens"
 

@@ -1,0 +1,92 @@
+"""Images of prompts: their tokens, and memory that an engine's process reads too: no channel carries their bytes."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from handler.core.identifiers import new_digits
+from handler.core.values import Image, ImagePrompt
+
+
+class ImageTokens(Protocol):
+    """How a model counts the tokens of images.
+
+    Attributes:
+        placeholder: id that the chat template writes once an image.
+        text: that of an image, where the chat template takes texts only.
+    """
+
+    @property
+    def placeholder(self) -> int: ...
+
+    @property
+    def text(self) -> str: ...
+
+    def count(self, width: int, height: int) -> int:
+        """Count the tokens of an image of `width` times `height` pixels.
+
+        Raises:
+            ValueError: the model does not take such an image.
+        """
+
+
+class ImageFile(NamedTuple):
+    """Where another process of the same user finds a prompt's images.
+
+    Attributes:
+        path: of the file with the images' pixels, one after another.
+        target: what `path` links to while the file is there.
+        text: of the prompt.
+        images: width, height and digest of each.
+    """
+
+    path: str
+    target: str
+    text: str
+    images: tuple[tuple[int, int, str], ...]
+
+    def read(self) -> ImagePrompt:
+        """Read the images.
+
+        Raises:
+            OSError: their owner has freed them.
+        """
+        if os.readlink(self.path) != self.target:
+            raise FileNotFoundError("the images are gone: their request has ended")
+        with open(self.path, "rb") as file:
+            return ImagePrompt(
+                self.text,
+                tuple(
+                    Image(width, height, file.read(width * height * 3), digest) for width, height, digest in self.images
+                ),
+            )
+
+
+class SharedImages:
+    """Images of a prompt, copied once; freed with this object. Linux only (memfd_create).
+
+    Attributes:
+        file: for the engine's process.
+    """
+
+    def __init__(self, text: str, images: Sequence[Image]) -> None:
+        name = f"images-{new_digits()}"
+        fd = os.memfd_create(name)
+        weakref.finalize(self, os.close, fd)
+        with open(fd, "wb", closefd=False) as file:
+            for image in images:
+                file.write(image.rgb)
+        self.file = ImageFile(
+            f"/proc/{os.getpid()}/fd/{fd}",
+            f"/memfd:{name} (deleted)",
+            text,
+            tuple((image.width, image.height, image.digest) for image in images),
+        )
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The images' digests."""
+        return tuple(digest for _, _, digest in self.file.images)

@@ -1,0 +1,149 @@
+"""Tokens of images: how many a model computes for an image, by its configuration files.
+
+The formulas are those of transformers' processors: `smart_resize` in models/qwen2_vl/image_processing_qwen2_vl.py, and
+models/llava/processing_llava.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from handler.config import model_files
+from handler.core.images import ImageTokens
+from handler.engines.base import NO_IMAGES
+
+_VISION_CONFIGS = ("vision_config", "vision_tower", "visual", "mm_vision_tower")
+_MAX_RATIO = 200  # of an image's sides: Qwen2-VL's
+
+
+@dataclass(frozen=True)
+class LlavaTokens:
+    """LLaVA: all images are resized to one square.
+
+    Attributes:
+        placeholder: id of an image's placeholder.
+        text: its text.
+        number: tokens of an image.
+    """
+
+    placeholder: int
+    text: str
+    number: int
+
+    def count(self, width: int, height: int) -> int:
+        return self.number
+
+
+@dataclass(frozen=True)
+class QwenTokens:
+    """Qwen2-VL and Qwen2.5-VL: the more pixels, the more tokens, within two limits.
+
+    Attributes:
+        placeholder: id of an image's placeholder.
+        text: the placeholder's text, with the marks around it.
+        side: pixels of a token's side.
+        least, most: pixels of an image, after it was resized.
+    """
+
+    placeholder: int
+    text: str
+    side: int
+    least: int
+    most: int
+
+    def count(self, width: int, height: int) -> int:
+        if max(width, height) > _MAX_RATIO * min(width, height):
+            raise ValueError(f"the model takes no image with a side over {_MAX_RATIO} times as long as the other")
+        rows, columns = round(height / self.side), round(width / self.side)
+        if rows * columns * self.side**2 > self.most:
+            scale = math.sqrt(height * width / self.most)
+            rows = max(1, math.floor(height / scale / self.side))
+            columns = max(1, math.floor(width / scale / self.side))
+        elif rows * columns * self.side**2 < self.least:
+            scale = math.sqrt(self.least / (height * width))
+            rows, columns = math.ceil(height * scale / self.side), math.ceil(width * scale / self.side)
+        return rows * columns
+
+
+def read_image_tokens(model: Path | None) -> ImageTokens | str:
+    """Return how a model counts the tokens of images, or the reason why it takes none.
+
+    Args:
+        model: a Hugging Face directory, or what was made of one.
+    """
+    if model is None or not model.is_dir():
+        return NO_IMAGES
+    config = model_files.read_json(model / "config.json")
+    kind = config.get("model_type")
+    if kind in ("qwen2_vl", "qwen2_5_vl"):
+        return _qwen(config, _processor(model))
+    if kind == "llava":
+        return _llava(config)
+    if any(name in config for name in _VISION_CONFIGS):
+        return f"images are not supported for model_type {kind} (config.json)"
+    return NO_IMAGES
+
+
+def expand(ids: Sequence[int], placeholder: int, counts: Sequence[int]) -> list[int]:
+    """Repeat each placeholder as often as its image has tokens.
+
+    Raises:
+        ValueError: there are not as many placeholders as images.
+    """
+    found = ids.count(placeholder)
+    if found != len(counts):
+        raise ValueError(f"the chat template makes {found} placeholders for {len(counts)} images")
+    left = iter(counts)
+    return [id for given in ids for id in ([placeholder] * next(left) if given == placeholder else [given])]
+
+
+def collapse(ids: Sequence[int], placeholder: int, counts: Sequence[int]) -> list[int]:
+    """Undo `expand`.
+
+    Raises:
+        ValueError: a placeholder does not stand there as often as its image has tokens.
+    """
+    result: list[int] = []
+    left, position = list(counts), 0
+    while position < len(ids):
+        id = ids[position]
+        size = left.pop(0) if id == placeholder and left else 1
+        if id == placeholder and list(ids[position : position + size]) != [id] * size:
+            raise ValueError("the prompt has not as many placeholders as its images have tokens")
+        result.append(id)
+        position += size
+    if left or result.count(placeholder) != len(counts):
+        raise ValueError("the prompt has not as many placeholders as its images have tokens")
+    return result
+
+
+def _qwen(config: Mapping[str, Any], processor: Mapping[str, Any]) -> ImageTokens | str:
+    vision, size = config.get("vision_config") or {}, processor.get("size") or {}
+    placeholder = config.get("image_token_id", 151655)
+    patch = processor.get("patch_size") or vision.get("patch_size") or 14
+    merge = processor.get("merge_size") or vision.get("spatial_merge_size") or 2
+    least = processor.get("min_pixels") or size.get("shortest_edge") or 56 * 56
+    most = processor.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
+    return QwenTokens(placeholder, "<|vision_start|><|image_pad|><|vision_end|>", patch * merge, least, most)
+
+
+def _llava(config: Mapping[str, Any]) -> ImageTokens | str:
+    vision = config.get("vision_config") or {}
+    kind = vision.get("model_type", "clip_vision_model")
+    if kind not in ("clip_vision_model", "siglip_vision_model"):
+        return f"images are not supported for LLaVA with vision_config.model_type {kind} (config.json)"
+    placeholder = config.get("image_token_index", config.get("image_token_id", 32000))
+    number = (vision.get("image_size", 336) // vision.get("patch_size", 14)) ** 2
+    number += kind == "clip_vision_model"  # its class token
+    number -= config.get("vision_feature_select_strategy", "default") == "default"
+    return LlavaTokens(placeholder, "<image>", number)
+
+
+def _processor(model: Path) -> Mapping[str, Any]:
+    """Read the image processor's configuration, from either of the files in which transformers keeps it."""
+    nested = model_files.read_json(model / "processor_config.json").get("image_processor")
+    return nested if isinstance(nested, dict) else model_files.read_json(model / "preprocessor_config.json")

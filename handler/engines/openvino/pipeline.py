@@ -1,0 +1,56 @@
+"""Makes OpenVINO GenAI's pipeline, and the scorer of its prompts, by the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from handler.core.errors import ConfigError
+from handler.engines.base import EngineConfig
+from handler.engines.openvino.scorers.logit_scorer import LogitScorer, has_logits
+from handler.engines.openvino.scorers.pipeline_scorer import PipelineScorer
+
+TOKENS_PER_STEP = 256  # GenAI prefills all new prompts in one step: the limit keeps other requests' tokens coming
+
+_PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
+
+
+def make_scorer(config: EngineConfig, model: Path) -> LogitScorer | PipelineScorer:
+    if has_logits(model):
+        return LogitScorer(model, properties(config.dtype))
+    return PipelineScorer(lambda: make_pipeline(replace(config, prefix_cache=False, max_sequences=1)))
+
+
+def make_pipeline(config: EngineConfig) -> Any:
+    import openvino_genai
+
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.max_num_seqs = config.max_sequences
+    scheduler.max_num_batched_tokens = config.max_tokens_per_step or TOKENS_PER_STEP
+    scheduler.enable_prefix_caching = bool(config.prefix_cache)
+    if config.cache_gib:
+        scheduler.cache_size = config.cache_gib
+    return openvino_genai.ContinuousBatchingPipeline(str(config.model), scheduler, "CPU", properties(config.dtype))
+
+
+def properties(dtype: str) -> dict[str, str]:
+    """Make the CPU plugin's properties.
+
+    fp32 needs all three: by the precision hint alone, the KV cache and activations beside compressed weights would
+    still be quantized. Only then are greedy answers those of transformers, and independent of other requests.
+    """
+    if dtype == "auto":
+        return {}
+    import openvino
+
+    precisions = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if dtype.upper() not in precisions:
+        raise ConfigError(f"option.dtype={dtype}: this CPU computes in {', '.join(precisions)}")
+    if dtype == "fp32":
+        return {
+            "EXECUTION_MODE_HINT": "ACCURACY",
+            "INFERENCE_PRECISION_HINT": "f32",
+            "KV_CACHE_PRECISION": "f32",
+        }
+    return {"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]}

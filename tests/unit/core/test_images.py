@@ -1,0 +1,47 @@
+"""Images that another process reads: their bytes cross once, and are gone when their owner is."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from handler.core.images import SharedImages
+from handler.core.values import Image, ImagePrompt
+
+IMAGES = (Image(2, 1, b"\x00\x01\x02\x03\x04\x05", "first"), Image(1, 1, b"abc", "second"))
+
+READ = """
+import pickle, sys
+file = pickle.load(sys.stdin.buffer)
+sys.stdout.buffer.write(pickle.dumps(file.read()))
+"""
+
+
+def read_elsewhere(file: bytes) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, "-c", READ], input=file, capture_output=True, check=False)
+
+
+def test_another_process_reads_them_any_number_of_times() -> None:
+    shared = SharedImages("a <image> b <image>", IMAGES)
+    file = pickle.dumps(shared.file)
+    assert len(file) < 400  # of no pixels
+    for _ in range(2):
+        assert pickle.loads(read_elsewhere(file).stdout) == ImagePrompt("a <image> b <image>", IMAGES)
+    assert shared.digests == ("first", "second")
+
+
+def test_they_are_gone_with_their_owner_even_where_its_descriptor_is_another_file() -> None:
+    shared = SharedImages("", IMAGES)
+    file = shared.file
+    del shared
+    gc.collect()
+    with pytest.raises(FileNotFoundError):
+        file.read()
+    others = [SharedImages("", [Image(1, 1, b"xyz", "other")]) for _ in range(8)]  # one has the same number
+    assert file.path in {other.file.path for other in others}
+    with pytest.raises(FileNotFoundError, match="their request has ended"):
+        file.read()
