@@ -105,6 +105,12 @@ def test_other_families_need_the_converter(tmp_path: Path, monkeypatch: pytest.M
         engines.check("openvino", str(model), EngineConfig(task=Task.EMBEDDING))
 
 
+def test_the_demo_model_generates_text() -> None:
+    for model in (None, "demo"):
+        with pytest.raises(ConfigError, match=r"option\.task=rerank: the demo model generates text"):
+            engines.check("openvino", model, EngineConfig(task=Task.RERANK))
+
+
 def test_the_tokenizer_is_the_models(tmp_path: Path) -> None:
     config = EngineConfig(model=write_model(tmp_path, "bert"), task=Task.EMBEDDING)
     tokenizer = engines.load_tokenizer("openvino", config)
