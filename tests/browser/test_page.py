@@ -59,7 +59,7 @@ def test_a_chat_with_the_demo_model(model_server: LiveServer, open_page: Open, s
     page.fill("#p-max_tokens", "24")
     page.evaluate(
         """() => { window.seen = []; new MutationObserver(() => {
-            const text = document.querySelector('.turn.assistant .text')?.textContent;
+            const text = document.querySelector('.turn.assistant .text')?.textContent.trimEnd();
             if (text && text !== seen.at(-1)) seen.push(text);
         }).observe(document.getElementById('log'), {childList: true, subtree: true, characterData: true}) }"""
     )
