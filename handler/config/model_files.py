@@ -109,9 +109,9 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
             raise ConfigError(f"{path} is not a .gguf file; other models are directories")
         return Model("gguf", path)
     if not path.is_dir():
-        fetched = expected is _ANY_KIND and _HUB_NAME.fullmatch(model_id)
-        hint = "; option.llm_engine=vllm and trtllm take the hub's names" if fetched else ""
-        raise ConfigError(f"there is no model at {model_id!r}: give {expected}{hint}")
+        if expected is _ANY_KIND and _HUB_NAME.fullmatch(model_id):
+            raise ConfigError(f"there is no model at {model_id!r}: give {expected}. {_from_hub(model_id)}")
+        raise ConfigError(f"there is no model at {model_id!r}: give {expected}")
     if (path / "openvino_model.xml").is_file():
         return Model("openvino", path)
     ggufs = sorted(path.glob("*.gguf"))
@@ -124,6 +124,16 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
     if (path / "config.json").is_file():
         return Model("huggingface", path)
     raise ConfigError(f"{path} holds no model: no openvino_model.xml, no .gguf file, no config.json")
+
+
+def _from_hub(name: str) -> str:
+    """Return the two ways to serve a model of the Hugging Face hub: a GPU's engine fetches it, or the user does."""
+    directory = name.partition("/")[2]
+    return (
+        f"On a GPU, option.llm_engine=vllm and trtllm fetch it from the hub: lmi serve {name} --engine vllm. "
+        f"On a CPU, fetch it first; the start converts it, once: pip install '.[convert]' in lmi-handler's directory; "
+        f"hf download {name} --local-dir {directory}; lmi serve ./{directory}"
+    )
 
 
 def fetch_demo() -> Path:

@@ -16,6 +16,7 @@ from deploy.cli.console import out
 from deploy.cli.endpoint_arguments import add_endpoint_arguments, add_parameters, parameters_of, predictor_of
 from deploy.client.retry import IMPATIENT
 from handler.bench.report.arguments import add_arguments, print_result
+from handler.bench.report.progress import progress_bar
 
 
 def add(commands: Any) -> None:
@@ -49,7 +50,13 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         warm = by_invocations(predictor, *body)
         ask = by_invocations(predictor_of(arguments, patience=IMPATIENT, connections=plan.connections), *body)
-    levels = measure(plan, ask, warm, lambda text: print(text, file=sys.stderr))
+    with progress_bar(len(plan.rates or plan.clients)) as advance:
+
+        def report(text: str) -> None:
+            advance(text)
+            print(text, file=sys.stderr)
+
+        levels = measure(plan, ask, warm, report)
     values = advice(levels) if not plan.rates else None
     _show(levels)
     if values is not None:

@@ -43,7 +43,9 @@ def _table(bars: Sequence[_Bar]) -> Table:
         grid.add_column(justify="right" if column == 2 else "left", no_wrap=True)
     grid.add_column(width=_WIDTH)
     for bar in bars:
-        length = ProgressBar(total=most, completed=bar.value, width=_WIDTH)
+        length = ProgressBar(
+            total=most, completed=bar.value, width=_WIDTH, complete_style="cyan", finished_style="cyan"
+        )
         grid.add_row(f"  {bar.label}", bar.kind, f"{bar.value:,.1f}", length)
     return grid
 

@@ -33,14 +33,17 @@ class Point(NamedTuple):
 
     @property
     def name(self) -> str:
-        load = self.load
-        if isinstance(load, Closed):
-            return f"{load.clients} client{'s' * (load.clients > 1)}"
-        return f"{load.rate:g} requests/s"
+        return load_name(self.load)
 
     @property
     def results(self) -> list[Result]:
         return [result for repetition in self.repetitions for result in repetition.results]
+
+
+def load_name(load: Load) -> str:
+    if isinstance(load, Closed):
+        return f"{load.clients} client{'s' * (load.clients > 1)}"
+    return f"{load.rate:g} request{'s' * (load.rate != 1)}/s"
 
 
 def tokens_per_second(results: Sequence[Result]) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from handler.core.errors import ConfigError
 from handler.core.values import Adapter, Finish, ImagePrompt, Pooling, Task
 from handler.engines.base import EngineConfig, EngineStatistics, Output, Step
-from handler.engines.huggingface.pooling import read_pooling
+from handler.engines.huggingface.pooling import NO_POOLED_LORA, read_pooling
 from handler.engines.process.process_group import end_with_children
 from handler.engines.vllm.results import Pending, Results
 from handler.engines.vllm.starting import engine_info, start_engine
@@ -103,7 +103,7 @@ class VllmPooling:
         return self._statistics.report(idle=not self._results.pending)
 
     def load_adapter(self, adapter: Adapter) -> None:
-        raise ValueError("it computes texts without LoRA adapters")
+        raise ValueError(NO_POOLED_LORA)
 
     drop_adapter = load_adapter
 

@@ -117,6 +117,12 @@ def test_each_text_is_a_request(servers: dict[str, LiveServer]) -> None:
     }  # fmt: skip
 
 
+def test_a_body_is_taken_whole_where_the_queue_has_room_for_its_first_text() -> None:
+    room = options("option.max_rolling_batch_size=1", "job_queue_size=1")
+    with serve("--engine", "echo", *options("option.task=embed"), *room) as server:
+        assert len(ask(server, "/embed", {"inputs": [str(number) for number in range(2048)]})) == 2048
+
+
 # -- rerank and labels -------------------------------------------------------------------------------------------
 
 

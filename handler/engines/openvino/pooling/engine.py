@@ -11,7 +11,7 @@ from handler.config import model_files
 from handler.core.errors import ConfigError
 from handler.core.values import Adapter, Finish, ImagePrompt, Pooling, Task
 from handler.engines.base import EngineConfig, EngineInfo, Output, Step
-from handler.engines.huggingface.pooling import read_pooling
+from handler.engines.huggingface.pooling import NO_POOLED_LORA, read_pooling
 from handler.engines.openvino.pooling.bert_graph import bert_graph
 
 MODEL = "openvino_model.xml"
@@ -126,7 +126,7 @@ class OpenVinoPooling:
         return numpy.cumsum(real, axis=1) * real + self._padding
 
     def load_adapter(self, adapter: Adapter) -> None:
-        raise ValueError("it computes texts without LoRA adapters")
+        raise ValueError(NO_POOLED_LORA)
 
     drop_adapter = load_adapter
 

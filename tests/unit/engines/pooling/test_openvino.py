@@ -63,7 +63,7 @@ def test_numbers_are_those_of_transformers_alone_and_in_company(tmp_path: Path, 
 
 def test_texts_of_like_length_share_a_step(tmp_path: Path) -> None:
     engine = load(write_model(tmp_path, "bert"), Task.EMBEDDING, max_tokens_per_step=40, max_sequences=3)
-    assert (engine.info.dimensions, engine.info.max_total_tokens) == (32, 40)
+    assert (engine.info.dimensions, engine.info.max_total_tokens) == (64, 40)
     lengths = [10, 30, 11, 9, 10, 31, 40]
     for key, length in enumerate(lengths):
         engine.add(key, [5] * length, Pooling("embed"))
