@@ -74,6 +74,8 @@ VLLM_OWN = (
     *_refused("a request's template could end this process; write option.chat_template", "trust_request_chat_template", unless=_FALSE),
     *_idle(_IMAGES, "image_token_id", "image_input_shape", "image_feature_size"),
     *_refused("the engine gets images as pixels", "image_input_type", unless=("pixel_values",)),
+    *_refused("this server decodes images, as docs/images.md says", "media_io_kwargs"),
+    *_refused("images come as files", "enable_mm_embeds", unless=_FALSE),
     *_refused("requests bring no arguments of the model's image processor", "trust_request_mm_kwargs", unless=_FALSE),
     # how much of the machine
     *_refused(_REPLICAS, "data_parallel_size", unless=("1",)),
