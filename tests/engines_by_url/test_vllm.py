@@ -15,7 +15,7 @@ import pytest
 from tests.app.server import AppServer, serve
 from tests.app.test_http import CANCELLED
 from tests.engines_by_url import golden, streams
-from tests.engines_by_url.vllm_server import ENGINE, FREE, VllmServer, metric
+from tests.engines_by_url.vllm_server import ENGINE, FREE, MOST_LOGPROBS, VllmServer, metric
 from tests.servers import http, options, wait_for
 
 pytestmark = pytest.mark.vllm
@@ -98,9 +98,9 @@ def test_an_answer_follows_its_guide(server: AppServer, name: str) -> None:
 
 
 def test_vllms_words_are_the_error(server: AppServer) -> None:
-    answer = server.post({**TALE, "logprobs": 21}, "/v1/completions")
+    answer = server.post({**TALE, "logprobs": MOST_LOGPROBS + 1}, "/v1/completions")
     assert answer.status_code == 400
-    assert "greater than max allowed: 20" in answer.json()["error"]["message"]
+    assert f"greater than max allowed: {MOST_LOGPROBS}" in answer.json()["error"]["message"]
 
 
 def test_who_leaves_is_given_up_there(server: AppServer, vllm_server: VllmServer) -> None:

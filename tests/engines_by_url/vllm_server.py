@@ -23,12 +23,15 @@ from tests.doubles import tiny
 from tests.ports import free_port
 from tests.servers import http, wait_for
 
+MOST_LOGPROBS = 19
+"""Of a token; one less than we take."""
+
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
          "num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True}  # fmt: skip
 ARGUMENTS = (
     *("--host", "127.0.0.1", "--load-format", "dummy", "--hf-overrides", json.dumps(SHAPE), "--dtype", "float32"),
     *("--served-model-name", "model", "--max-model-len", str(tiny.CONTEXT), "--enforce-eager"),
-    *("--kv-cache-memory-bytes", str(1 << 25)),
+    *("--kv-cache-memory-bytes", str(1 << 25), "--max-logprobs", str(MOST_LOGPROBS)),
     *("--logits-processors", "tests.engines_by_url.vllm_echo:Echo", "--logprobs-mode", "processed_logprobs"),
     *("--structured-outputs-config", json.dumps({"backend": "xgrammar", "disable_any_whitespace": True})),
 )
