@@ -118,8 +118,9 @@ def refusal(loader: ImageLoader, *sources: ImageSource) -> ServingError:
 
 
 def test_memory_is_given_back_when_nothing_refers_to_it(images: ImageLoader) -> None:
-    loaded = images.load([source(image_file()), source(image_file("JPEG"))]).result()
-    assert images.memory.taken == 2 * 8 * 6 * 3
+    png, jpeg = image_file(), image_file("JPEG")
+    loaded = images.load([source(png), source(jpeg)]).result()
+    assert images.memory.taken == len(png) + len(jpeg) + 2 * 8 * 6 * 3
     assert [image.width for image in loaded.images] == [8, 8]
     del loaded
     gc.collect()
@@ -127,12 +128,12 @@ def test_memory_is_given_back_when_nothing_refers_to_it(images: ImageLoader) -> 
 
 
 def test_images_beyond_the_memory_wait_for_other_requests(images: ImageLoader) -> None:
-    images.memory = media.Memory(3 * 8 * 6 * 3)
+    images.memory = media.Memory(3 * (len(image_file()) + 8 * 6 * 3))
     two = [source(image_file())] * 2
     loaded = images.load(two).result()
     assert isinstance(refusal(images, *two), Overloaded)
-    assert isinstance(refusal(images, *two, *two), InvalidPayload)
     loaded.reservation.give_back()
+    assert isinstance(refusal(images, *two, *two), InvalidPayload)
     assert len(images.load(two).result().images) == 2
 
 
