@@ -77,6 +77,14 @@ def label_names(model: Path | None) -> tuple[str, ...]:
     return tuple(str(labels[key]) for key in sorted(labels, key=int))
 
 
+def embedding_prompts(model: Path | None) -> dict[str, str]:
+    """Return the beginnings of texts that sentence-transformers names in config_sentence_transformers.json."""
+    if model is None or not model.is_dir():
+        return {}
+    prompts = read_json(model / "config_sentence_transformers.json").get("prompts") or {}
+    return {str(name): str(prompt) for name, prompt in prompts.items()}
+
+
 def cache_directory() -> Path:
     """Return `LMI_CACHE`, else lmi-handler under the user's cache."""
     if directory := os.environ.get("LMI_CACHE"):
@@ -101,9 +109,9 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
             raise ConfigError(f"{path} is not a .gguf file; other models are directories")
         return Model("gguf", path)
     if not path.is_dir():
-        fetched = expected is _ANY_KIND and _HUB_NAME.fullmatch(model_id)
-        hint = "; option.llm_engine=vllm and trtllm take the hub's names" if fetched else ""
-        raise ConfigError(f"there is no model at {model_id!r}: give {expected}{hint}")
+        if expected is _ANY_KIND and _HUB_NAME.fullmatch(model_id):
+            raise ConfigError(f"there is no model at {model_id!r}: give {expected}. {_from_hub(model_id)}")
+        raise ConfigError(f"there is no model at {model_id!r}: give {expected}")
     if (path / "openvino_model.xml").is_file():
         return Model("openvino", path)
     ggufs = sorted(path.glob("*.gguf"))
@@ -116,6 +124,16 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
     if (path / "config.json").is_file():
         return Model("huggingface", path)
     raise ConfigError(f"{path} holds no model: no openvino_model.xml, no .gguf file, no config.json")
+
+
+def _from_hub(name: str) -> str:
+    """Return the two ways to serve a model of the Hugging Face hub: a GPU's engine fetches it, or the user does."""
+    directory = name.partition("/")[2]
+    return (
+        f"On a GPU, option.llm_engine=vllm and trtllm fetch it from the hub: lmi serve {name} --engine vllm. "
+        f"On a CPU, fetch it first; the start converts it, once: pip install '.[convert]' in lmi-handler's directory; "
+        f"hf download {name} --local-dir {directory}; lmi serve ./{directory}"
+    )
 
 
 def fetch_demo() -> Path:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from handler.core.errors import ConfigError
 from handler.core.values import Task
 from handler.engines.base import Capabilities, Engine, EngineConfig, StructuredOutputCheck, Tokenizer
+from handler.engines.huggingface.pooling import NO_POOLED_LORA
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ def check(name: str, model_id: str | None, config: EngineConfig) -> None:
 
 
 def capabilities(name: str, config: EngineConfig) -> Capabilities:
-    return cast(Capabilities, _module(name).capabilities(config))
+    able = cast(Capabilities, _module(name).capabilities(config))
+    return able if config.task is Task.GENERATION else replace(able, no_adapters=NO_POOLED_LORA)
 
 
 def checks_structured_output(name: str) -> bool:

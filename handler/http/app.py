@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from handler.config.config import Config
 from handler.config.loader import read_server_config
-from handler.core.errors import ConfigError, InvalidPayload, NotFound
+from handler.core.errors import ConfigError, InvalidPayload
 from handler.http.asgi import Endpoint, send_answer, send_error, send_json
 from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.routes.adapters import AdapterRoutes
@@ -27,8 +27,8 @@ from handler.http.security.access import OPEN, Access, read_access
 from handler.http.security.allowed_hosts import AllowedHosts
 from handler.http.security.api_keys import ApiKeys
 from handler.http.security.cors import Cors
+from handler.protocols import registry
 from handler.protocols.base import HttpResponse
-from handler.protocols.registry import refusing
 from handler.serving.admission import ATTRIBUTES, INVOKE, route_in_attributes
 from handler.serving.loading import check, load_model, model_formatters
 from handler.serving.metrics import cloudwatch
@@ -66,7 +66,7 @@ class App:
             *OpenAiRoutes(model).routes,
             *TritonRoutes(model).routes,
         ]
-        self._router = Router(self.routes, default=_not_found, redirect_slashes=False)
+        self._router = Router(self.routes, default=self._not_found, redirect_slashes=False)
         self._exact = {route.path: route.app for route in reversed(self.routes) if "{" not in route.path}
         self._keys = ApiKeys(access.keys, {("GET", "/ping"), ("GET", "/health"), *OPEN_PATHS})
         self._cors = Cors(access.origins)
@@ -147,6 +147,12 @@ class App:
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics = self._model.metrics
         await send_answer(scope, send, HttpResponse(200, metrics.content_type, metrics.render()))
+
+    async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (refused := registry.refused(scope["path"], self._model.context.task)) is not None:
+            return await send_answer(scope, send, refused)
+        message = "Requested resource is not found, please refer to API document."
+        await send_error(scope, send, 404, "ResourceNotFoundException", message)
 
 
 # -- other servers than ours -------------------------------------------------------------------------------------
@@ -241,14 +247,6 @@ def _headers(scope: Scope) -> dict[str, str]:
 
 
 # -- answers -----------------------------------------------------------------------------------------------------
-
-
-async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    if (refused := refusing(scope["path"])) is not None:
-        error = NotFound(f"{scope['path'][:64]} is not served here; /docs lists the routes that are")
-        return await send_answer(scope, send, refused(error))
-    message = "Requested resource is not found, please refer to API document."
-    await send_error(scope, send, 404, "ResourceNotFoundException", message)
 
 
 async def _model_not_found(scope: Scope, send: Send) -> None:

@@ -65,6 +65,7 @@ class ServerContext:
         labels: names of the numbers of a classification.
         no_images: why messages may have no images; "" where they may.
         max_images: of one request.
+        prompts: the model's own prompts for embeddings by name, each the beginning of a text.
     """
 
     engine: str
@@ -92,6 +93,7 @@ class ServerContext:
     labels: Sequence[str] = ()
     no_images: str = "the engine reads text only"
     max_images: int = MAX_IMAGES
+    prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class HttpResponse(NamedTuple):

@@ -98,22 +98,25 @@ class Batcher:
         if len(self._queue) >= self._max_queued:
             raise Overloaded(f"the queue is full: {self._max_queued} requests wait (job_queue_size)")
 
-    def submit(self, request: Request, prompt: Prompt, started: Callable[[], None] = lambda: None) -> int:
+    def submit(
+        self, request: Request, prompt: Prompt, started: Callable[[], None] = lambda: None, *, follows: bool = False
+    ) -> int:
         """Accept a request; later steps return its deltas under the returned id.
 
         Args:
             started: called when the engine gets the request, perhaps before this returns.
+            follows: another request of the same body was accepted, which this one follows into a full queue too.
 
         Raises:
             Overloaded: the queue is full.
             InvalidPayload: its adapter was unregistered since the request was read.
         """
-        self.check_room()
+        if not follows:
+            self.check_room()
         request = self._adapters.current(request)
         now = time.monotonic()
-        active = ActiveRequest(
-            next(self._ids), request, prompt, now + self._queue_timeout, now + self._time_limit, started
-        )
+        ends = now + self._queue_timeout, now + self._time_limit
+        active = ActiveRequest(next(self._ids), request, prompt, *ends, started)
         self._queue.add(active.id, request.priority, active)
         self._admit()
         return active.id

@@ -201,7 +201,8 @@ def engine_config(
 def make_validator(spec: Spec, engine: Restartable | None = None) -> StructuredOutputValidator | None:
     """Return the validator of clients' structured output; None where the engine takes none, or none can harm it."""
     if (
-        not engines.checks_structured_output(spec.engine)
+        spec.config.task is not Task.GENERATION
+        or not engines.checks_structured_output(spec.engine)
         or "structured_output" in engines.capabilities(spec.engine, spec.config).unsupported
     ):
         return None

@@ -186,7 +186,8 @@ class RequestTask:
         for index, (request, prompt) in enumerate(encoded):
             self._stats.num_prompt_tokens += len(prompt.ids)
             self._reply.start(index, len(prompt.ids))
-            self._ids.append(self._driver.submit(request, prompt, functools.partial(sink, index), started))
+            own = functools.partial(sink, index)
+            self._ids.append(self._driver.submit(request, prompt, own, started, follows=index > 0))
 
     # -- the answer ----------------------------------------------------------------------------------------------
 

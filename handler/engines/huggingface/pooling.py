@@ -13,6 +13,8 @@ from handler.config.model_files import label_names
 from handler.core.errors import ConfigError
 from handler.core.values import Pooling
 
+NO_POOLED_LORA = "it generates no text here (option.task)"
+
 MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",

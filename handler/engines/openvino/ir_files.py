@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from xml.parsers import expat
 
@@ -12,9 +13,9 @@ from handler.engines.huggingface.model_files import check_json
 PARTS = ("openvino_model", "openvino_tokenizer", "openvino_detokenizer")
 
 
-def check_directory(directory: Path) -> None:
+def check_directory(directory: Path, parts: Sequence[str] = PARTS) -> None:
     """Raise ConfigError where a file is missing, cut short or of a wrong format."""
-    for part in PARTS:
+    for part in parts:
         _check_part(directory / f"{part}.xml", directory / f"{part}.bin")
     check_json(directory, "config.json", "generation_config.json")
     context = context_of(directory)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from handler.http.app import create_app
 from tests.app.server import AppServer, serve
 from tests.app.test_http import CANCELLED
 from tests.engines_by_url.test_echo import GOLDEN, MIXED, ask, steady
@@ -145,3 +147,18 @@ def test_requests_need_the_key_and_the_end_ends_the_engine() -> None:
 def test_a_start_that_fails_says_why(option: str, words: str) -> None:
     with pytest.raises(AssertionError, match=words), hypercorn(option):
         pass
+
+
+def test_what_is_no_http_request_of_a_running_model_is_refused() -> None:
+    app, sent = create_app("option.llm_engine=echo"), []
+
+    async def receive() -> dict[str, str]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(app({"type": "websocket"}, receive, send))
+    assert sent == [{"type": "websocket.close"}]
+    with pytest.raises(RuntimeError, match="lifespan"):
+        asyncio.run(app({"type": "http"}, receive, send))
