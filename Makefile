@@ -116,7 +116,7 @@ $(VENV)-templates/.fetched: | $(VENV)/.dev
 	tar -xzf $(VENV)-templates/llama_cpp_python-$(LLAMA_CPP).tar.gz -C $(VENV)-templates --strip-components 5 --wildcards '*/models/templates/*.jinja'
 	@touch $@
 
-test-browser: $(VENV)/.browser ## 2 min: the pages in a headless Chromium: the system's, or CHROMIUM=...
+test-browser: $(VENV)/.browser ## 3 min: the pages in a headless Chromium: the system's, or CHROMIUM=...
 	$(BIN)/pytest tests/browser
 
 test-clients: dev ## 4 min: real client libraries; those in JavaScript and Java need Node with npm, a JDK and Maven

@@ -53,8 +53,8 @@ def prepare_model(model_id: str | None, dtype: str, task: Task = Task.GENERATION
 
 def check(model_id: str | None, config: EngineConfig) -> None:
     """See `engines.check`."""
-    if model_id not in (None, model_files.DEMO):
-        find_model(str(model_id), config.task)
+    if config.task is not Task.GENERATION or model_id not in (None, model_files.DEMO):
+        find_model(model_id or model_files.DEMO, config.task)
 
 
 def find_model(model_id: str, task: Task = Task.GENERATION) -> model_files.Model:
@@ -63,8 +63,10 @@ def find_model(model_id: str, task: Task = Task.GENERATION) -> model_files.Model
     Raises:
         ConfigError: there is no such model, or something of it is missing.
     """
-    model = model_files.locate(model_id)
     pools = task is not Task.GENERATION
+    if pools and model_id == model_files.DEMO:
+        raise ConfigError(f"option.task={task.value}: the demo model generates text; name another by option.model_id")
+    model = model_files.locate(model_id)
     if pools:
         _check_pooling(model, task)
     if model.kind == "huggingface":
