@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -13,13 +15,18 @@ import pytest
 
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError, InvalidPayload, Overloaded, ServingError, Unavailable
+from handler.core.framing import dumps
 from handler.core.values import Image, ImageSource
 from handler.serving.media import loader as media
 from handler.serving.media.addresses import is_public
 from handler.serving.media.decode import decode
 from handler.serving.media.loader import ImageLoader
 from handler.serving.media.rules import Rules, image_rules, missing_packages
-from tests.app.images.files import image_file
+from handler.serving.request_task import RequestTask
+from tests.app.images.files import data_url, image_file
+from tests.stepped import Bench, benches
+
+__all__ = ["benches"]
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 
@@ -203,3 +210,22 @@ def test_without_pillow_images_are_refused_by_its_name() -> None:
     with mock.patch("importlib.util.find_spec", return_value=None):
         assert missing_packages() == "PIL and aiohttp cannot be imported: pip install 'lmi-handler[images]'"
     assert missing_packages() == ""
+
+
+def test_under_djl_images_are_loaded_between_steps_and_freed_with_their_request() -> None:
+    bench = Bench()
+    bench.model.preprocessor.context = replace(bench.model.preprocessor.context, no_images="")
+    told: list[RequestTask] = []
+    task = bench.model.open({}, on_bytes=told.append)
+    part = {"type": "image_url", "image_url": {"url": data_url(image_file())}}
+    memory = bench.model.admission._images.memory
+    with mock.patch.object(memory, "take", wraps=memory.take) as take:
+        task.start(dumps({"messages": [{"role": "user", "content": [part]}], "max_tokens": 2}))
+        while not task.finished:
+            bench.loop.wait(0.05)
+    assert json.loads(task.take())["choices"][0]["message"]["content"] == " <image> assistant:"
+    assert [call.args for call in take.call_args_list] == [(len(image_file()),), (8 * 6 * 3,)]
+    del task
+    told.clear()
+    gc.collect()
+    assert memory.taken == 0
