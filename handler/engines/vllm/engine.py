@@ -26,10 +26,12 @@ from handler.engines.base import (
     warm_up,
 )
 from handler.engines.huggingface.checkpoint import check_model, eos_ids, load_tokenizer, prepare_checkpoint
+from handler.engines.huggingface.image_tokens import no_images, read_image_tokens
 from handler.engines.process.process_group import end_with_children, end_with_this_process
 from handler.engines.vllm.adapter_weights import check_weights
 from handler.engines.vllm.arguments import construct, engine_arguments, environment
 from handler.engines.vllm.beam import Beams, BeamSearch
+from handler.engines.vllm.images import image_input
 from handler.engines.vllm.lora_exclusion import LoraExclusion
 from handler.engines.vllm.patches.sync_client import patch_sync_client
 from handler.engines.vllm.results import BeamToken, Pending, Results
@@ -86,6 +88,7 @@ class Vllm:
         self._searches: dict[int, Beams] = {}
         assert config.model is not None
         self._eos = eos_ids(config.model)
+        self._image_tokens: Any = read_image_tokens(config.model)  # a reason where no images come
         model = self._engine.model_config
         self.info = EngineInfo(
             name="vllm",
@@ -130,14 +133,16 @@ class Vllm:
             pending = Pending(
                 key, frozenset(sampling.stop_token_ids), sampling.top_logprobs, scores, sampling.prompt_top_logprobs
             )
-            start = partial(self._run, pending, ids, self._params(sampling), adapter)
+            start = partial(self._run, pending, ids, self._params(sampling), adapter, images)
         if self._exclusion is None:
             start()
         else:
             self._exclusion.enter(key, adapter is not None, start)
 
-    def _run(self, pending: Pending, ids: Sequence[int], params: Any, adapter: Adapter | None) -> None:
-        self._submit(pending, ids, params, adapter)
+    def _run(
+        self, pending: Pending, ids: Sequence[int], params: Any, adapter: Adapter | None, images: ImagePrompt | None
+    ) -> None:
+        self._submit(pending, ids, params, adapter, images)
         self._running[pending.key] = pending
 
     def _search(self, beams: Beams) -> None:
@@ -155,15 +160,20 @@ class Vllm:
             )
         return self._sampling_params(**arguments)
 
-    def _submit(self, pending: Pending, ids: Sequence[int], params: Any, adapter: Adapter | None) -> None:
+    def _submit(
+        self, pending: Pending, ids: Sequence[int], params: Any, adapter: Adapter | None, images: ImagePrompt | None
+    ) -> None:
         lora = None
         if adapter is not None:
             if adapter.id not in self._adapters:
                 self.load_adapter(adapter)  # vLLM would load it too, but crash on a broken one
             self._adapters.move_to_end(adapter.id)
             lora = self._lora(adapter)
+        if images is None:
+            prompt = self._tokens_input(list(ids))
+        else:
+            prompt = image_input(self._engine.renderer, ids, images, self._image_tokens)
         self._results.next = pending
-        prompt = self._tokens_input(list(ids))
         self._engine.add_request(str(pending.key), prompt, params, lora_request=lora)
 
     def cancel(self, key: int) -> None:
@@ -214,7 +224,7 @@ class Vllm:
         sampling = search.sampling._replace(num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
         for number, beam in enumerate(search.beams):
             beams.waiting[number] = pending = Pending(beams.key, num_tops=search.width, beam=number)
-            self._submit(pending, [*beams.ids, *beam.ids], self._params(sampling), beams.adapter)
+            self._submit(pending, [*beams.ids, *beam.ids], self._params(sampling), beams.adapter, beams.images)
 
     def _beam_output(self, token: BeamToken) -> list[Output]:
         """Advance a search by a beam's next token; the outputs come when the search has ended."""
@@ -281,7 +291,13 @@ def capabilities(config: EngineConfig) -> Capabilities:
     if not config.options.get("guided_decoding", True):
         unsupported["structured_output"] = "option.guided_decoding=false"
     tags = structural_tags(arguments)
-    return Capabilities(unsupported, limits={"temperature": 2.0}, no_adapters=no_adapters, structural_tags=tags)
+    return Capabilities(
+        unsupported,
+        limits={"temperature": 2.0},
+        no_adapters=no_adapters,
+        no_images=no_images(config.model),
+        structural_tags=tags,
+    )
 
 
 def load(config: EngineConfig) -> Vllm:
