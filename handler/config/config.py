@@ -58,6 +58,11 @@ class Config:
     enable_stateful_sessions: bool
     sessions_expiration: int
     sessions_path: str | None
+    allowed_media_domains: tuple[str, ...] | None
+    allowed_local_media_path: str | None
+    max_image_bytes: int
+    max_image_pixels: int
+    image_fetch_timeout: float
     engine_options: Mapping[str, Any] = field(default_factory=dict)  # the engine's own, without its defaults
     warnings: tuple[str, ...] = ()
     directory: Path | None = field(default=None, compare=False)  # of serving.properties

@@ -2,6 +2,7 @@
 
 It is deterministic and fast: for tests, for trying a client, for measuring the host. The next word has probability 1,
 so parameters that only shape a distribution have no effect. With an adapter it skips as many words as the adapter's id.
+An image is the word `<image>`.
 
 Options:
     echo_tokens_per_second: steps a second, each with one token for every request; 0 (default) is no limit.
@@ -26,7 +27,7 @@ from handler.core.errors import ConfigError, PromptTooLong
 from handler.core.images import ImageTokens
 from handler.core.text import Prompt, Vocabulary, cut_after
 from handler.core.values import PLAIN_TEMPLATE, Adapter, Finish, ImagePrompt, Sampling, TemplateOptions
-from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step, Tokenizer
+from handler.engines.base import NO_IMAGES, NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step, Tokenizer
 
 _UNSUPPORTED = {
     "num_beams": "it has no beam search",
@@ -45,15 +46,27 @@ _CONTEXT = 1 << 20
 _CUES = ("<raise>", "<hang>", "<die>", "<refuse>")  # ids 0 to 3 in every prompt's vocabulary
 
 
+_IMAGE = "<image>"  # comes next, in prompts with images
+
+
+class OneWord:
+    """Each image is one word."""
+
+    placeholder, text = len(_CUES), _IMAGE
+
+    def count(self, width: int, height: int) -> int:
+        return 1
+
+
 class EchoTokenizer:
     """Numbers words in the order of their first appearance, so each prompt has its own vocabulary."""
 
     vocabulary: Vocabulary | None = None
     chat_template = ""
-    image_tokens: ImageTokens | None = None
+    image_tokens: ImageTokens | None = OneWord()
 
-    def encode(self, text: str) -> Prompt:
-        ids = {word: id for id, word in enumerate(_CUES)}
+    def encode(self, text: str, *, images: bool = False) -> Prompt:
+        ids = {word: id for id, word in enumerate((*_CUES, _IMAGE) if images else _CUES)}
         indices = []
         for match in re.finditer(r"\S+", text):  # short calls: other threads need the GIL
             indices.append(ids.setdefault(match[0], len(ids)))
@@ -68,16 +81,20 @@ class EchoTokenizer:
         options: TemplateOptions = PLAIN_TEMPLATE,
     ) -> Prompt:
         """Encode a line `role: content` for each message, and `assistant:` at the end."""
-        lines = [f"{message['role']}: {message['content']}" for message in messages]
+        lines = [f"{message['role']}: {_written(message['content'])}" for message in messages]
         if options.add_generation_prompt:
             lines.append("assistant:")
         text = "\n".join(lines)
         if options.continue_final_message:
             text = cut_after(text, messages[-1]["content"])
         try:
-            return self.encode(text)
+            return self.encode(text, images=any(isinstance(message["content"], list) for message in messages))
         except PromptTooLong as error:
             raise error.named("messages") from None
+
+
+def _written(content: str | Sequence[Mapping[str, Any]]) -> str:
+    return content if isinstance(content, str) else " ".join([part.get("text", _IMAGE) for part in content])
 
 
 class Echo:
@@ -193,7 +210,11 @@ def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Non
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    return Capabilities(_UNSUPPORTED, no_adapters="" if config.options.get("enable_lora") else NO_LORA)
+    return Capabilities(
+        _UNSUPPORTED,
+        no_adapters="" if config.options.get("enable_lora") else NO_LORA,
+        no_images=NO_IMAGES if config.options.get("echo_tokenizer") else "",
+    )
 
 
 def load(config: EngineConfig) -> Echo:

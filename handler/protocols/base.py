@@ -12,6 +12,9 @@ from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Delta, Request, Token
 from handler.protocols.assistant.tools.parsing import Format
 
+MAX_IMAGES = 32
+"""Images of one request, where option.limit_mm_per_prompt names no number."""
+
 
 class AdapterLookup(Protocol):
     """The LoRA adapters that requests may name."""
@@ -58,6 +61,8 @@ class ServerContext:
         reasoning_parser: `option.reasoning_parser`; "" without one.
         template_arguments: `option.default_chat_template_kwargs`.
         structural_tags: xgrammar's styles of arguments that the engine's structural tags have.
+        no_images: why messages may have no images; "" where they may.
+        max_images: of one request.
     """
 
     engine: str
@@ -81,6 +86,8 @@ class ServerContext:
     reasoning_parser: str = ""
     template_arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     structural_tags: frozenset[str] = frozenset()
+    no_images: str = "the engine reads text only"
+    max_images: int = MAX_IMAGES
 
 
 class HttpResponse(NamedTuple):

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from handler.core.errors import InvalidPayload
 from handler.core.text import Prompt
-from handler.core.values import Request
+from handler.core.values import Image, Request
 from handler.engines.base import Tokenizer
 from handler.plugins.formatter_thread import FormatterThread
 from handler.protocols.base import ParsedRequest, Schema
 from handler.serving.large_bodies import LARGE, is_long
+from handler.serving.media.loader import ImageLoader, Reservation
+from handler.serving.media.rules import Rules
 from handler.serving.preprocess import Decoded, Headers, Preprocessor, check_guide
 
 T = TypeVar("T")
@@ -89,11 +92,13 @@ class Admission:
     """Decodes, parses and tokenizes requests. Belongs to the event loop's thread, and uses the tokenizer on others.
 
     Args:
+        rules: for images.
         stepped: the loop runs in a host's steps only.
     """
 
-    def __init__(self, preprocessor: Preprocessor, tokenizer: Tokenizer, *, stepped: bool) -> None:
+    def __init__(self, preprocessor: Preprocessor, tokenizer: Tokenizer, rules: Rules, *, stepped: bool) -> None:
         self.preprocessor = preprocessor
+        self._images = ImageLoader(rules)
         self._tokenizer = tokenizer
         self._tokenize_inline = _TOKENIZE_STEPPED if stepped else _TOKENIZE_INLINE
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenize")
@@ -125,12 +130,16 @@ class Admission:
         return await self.run(size, functools.partial(self.preprocessor.parse, decoded, headers, schema))
 
     async def encode(self, request: Request, size: int) -> tuple[Request, Prompt]:
-        """Tokenize a request of a body of `size` bytes, and try its structured output.
+        """Load the images of a request of a body of `size` bytes, tokenize it, and try its structured output.
 
         Raises:
-            ServingError: the prompt does not fit, or the engine cannot follow the structured output.
+            ServingError: the prompt does not fit, an image cannot be had, or the engine cannot follow the structured
+                output.
         """
-        encoded = await self._tokenizing(self.preprocessor.encode, request, size)
+        images, reservation = await self._load_images(request)
+        encoded = await self._tokenizing(self.preprocessor.encode, request, size, images)
+        if reservation is not None and (placed := encoded[1].images) is not None:
+            weakref.finalize(placed, reservation.give_back)  # they are copies
         if (trial := self.preprocessor.try_guide(request)) is not None:
             check_guide(request, await asyncio.wrap_future(trial))
         return encoded
@@ -141,14 +150,23 @@ class Admission:
         Raises:
             ServingError: the prompt cannot be tokenized.
         """
-        return len((await self._tokenizing(self.preprocessor.tokenize, request, size)).ids)
+        images, _ = await self._load_images(request)
+        return len((await self._tokenizing(self.preprocessor.tokenize, request, size, images)).ids)
 
-    async def _tokenizing(self, use: Callable[[Request], T], request: Request, size: int) -> T:
+    async def _load_images(self, request: Request) -> tuple[Sequence[Image], Reservation | None]:
+        """Load a request's images; when the caller is cancelled, their fetches end."""
+        if not request.images:
+            return (), None
+        return await asyncio.wrap_future(self._images.load(request.images))
+
+    async def _tokenizing(
+        self, use: Callable[[Request, Sequence[Image]], T], request: Request, size: int, images: Sequence[Image]
+    ) -> T:
         """Call `use` on a request of a body of `size` bytes: inline, on a thread, or on one for long texts."""
-        if size < self._tokenize_inline:
-            return use(request)
+        if size < self._tokenize_inline and not images:
+            return use(request, images)
         submit = self.preprocessor.large_bodies.submit if is_long(request) else self._threads.submit
-        return await asyncio.wrap_future(submit(use, request))
+        return await asyncio.wrap_future(submit(use, request, images))
 
     async def run(self, size: int, use: Callable[[], T]) -> T:
         """Call `use` on a body of `size` bytes: inline, on a thread, or on one for large bodies."""
@@ -164,6 +182,7 @@ class Admission:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._images.close()
         self.preprocessor.close()
         if self.formatters is not None:
             self.formatters.close()

@@ -7,13 +7,16 @@ from handler.config.config import Config
 from handler.core.framing import FRAMINGS
 from handler.engines.process.engine_loop import Spec
 from handler.protocols.assistant.template import DEFAULTS, default_arguments
-from handler.protocols.base import ServerContext
+from handler.protocols.base import MAX_IMAGES, ServerContext
 from handler.scheduler.lora.registry import AdapterRegistry
+from handler.serving.media.rules import missing_packages
 
 
 def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
     able = engines.capabilities(spec.engine, spec.config)
     names = (config.model_name, config.model_id, *(config.served_model_name or ()))
+    options = {**config.engine_options, **config.engine_options.get("engine_args", {})}
+    max_images = options.get("limit_mm_per_prompt", {}).get("image", MAX_IMAGES)
     return ServerContext(
         engine=spec.engine,
         unsupported=able.unsupported,
@@ -32,4 +35,6 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         reasoning_parser=config.reasoning_parser or "",
         template_arguments=default_arguments(config.default_chat_template_kwargs, config.where(DEFAULTS)),
         structural_tags=able.structural_tags if "structured_output" not in able.unsupported else frozenset(),
+        no_images=able.no_images or missing_packages() or ("" if max_images else "option.limit_mm_per_prompt is 0"),
+        max_images=max_images,
     )

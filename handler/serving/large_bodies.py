@@ -12,7 +12,7 @@ import io
 import itertools
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -110,8 +110,13 @@ class LargeBodies:
 
 def is_long(request: Request) -> bool:
     """Whether a thread that turns its prompt into ids is busy with it for so long that others must not wait."""
-    texts = (request.prompt, request.prompt_ids or (), *(message["content"] for message in request.messages))
-    return sum(map(len, texts)) >= _LONG
+    contents = (message["content"] for message in request.messages)
+    return sum(map(_length, (request.prompt, request.prompt_ids or (), *contents))) >= _LONG
+
+
+def _length(content: Sequence[Any]) -> int:
+    """Of a text, ids, or a message's parts."""
+    return len(content) if not isinstance(content, list) else sum(len(part.get("text", "")) for part in content)
 
 
 # -- in the process ----------------------------------------------------------------------------------------------

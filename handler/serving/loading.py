@@ -27,6 +27,7 @@ from handler.protocols.assistant.template import warn_of_unread
 from handler.scheduler.lora.files import adapters_in
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
 from handler.serving.context import schema_context
+from handler.serving.media.rules import image_rules
 from handler.serving.metrics.tracing import find_exporter, make_tracer
 from handler.serving.model import ServedModel
 from handler.serving.replicas import check_replicas, start_engine
@@ -81,7 +82,7 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     """Find all problems that show before anything is loaded, fetched, converted or run.
 
     Those of the options, the sessions' path, the replicas, the exporter of traces, the syntax of a user's files, the
-    engine, its arguments and files, adapters.
+    engine, its arguments and files, adapters, the directory of images.
 
     Args:
         directory: where serving.properties lies, or would; by default where it does.
@@ -92,7 +93,8 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     syntax = functools.partial(check_syntax, model_py(directory or _directory(config)))
     sessions, replicas = functools.partial(sessions_root, config), functools.partial(check_replicas, config)
     plugin = functools.partial(_check_tool_parser, config)
-    for part in (environment.max_adapters, sessions, replicas, traces, template, syntax, plugin):
+    images = functools.partial(image_rules, config)
+    for part in (environment.max_adapters, sessions, replicas, traces, template, syntax, plugin, images):
         with problems:
             part()
     if not reading.engine:

@@ -26,6 +26,7 @@ from handler.scheduler.thinking import ThinkingEngine
 from handler.serving.admission import Admission, InferenceRoutes
 from handler.serving.dynamic_batcher import DynamicBatcher
 from handler.serving.engine_driver import EngineDriver
+from handler.serving.media.rules import image_rules
 from handler.serving.metrics.prometheus import Gauges, Metrics
 from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.metrics.tracing import Tracer
@@ -70,7 +71,7 @@ class ServedModel:
             self.schema, context, tokenizer, lambda: engine.info, formatters, validator, sessions, whole=whole
         )
         self.context = self.preprocessor.context
-        self.admission = Admission(self.preprocessor, tokenizer, stepped=stepped)
+        self.admission = Admission(self.preprocessor, tokenizer, image_rules(config), stepped=stepped)
         self.draining = self._closing = False
         self.num_requests = 0  # being read or answered, the last byte's delivery included
         self.started_at = time.time()

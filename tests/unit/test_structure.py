@@ -47,7 +47,9 @@ ONLY_IN_HANDLER = {
     "opentelemetry": {"serving/metrics/tracing"},
     "javaproperties": {"config"},
     "orjson": {"core/framing", "engines/openai"},
-    "aiohttp": {"engines/openai"},
+    "aiohttp": {"engines/openai", "serving/media"},
+    "yarl": {"serving/media"},
+    "PIL": {"serving/media"},
     "boto3": {"container"},
 }
 """A library, and where it may be imported."""

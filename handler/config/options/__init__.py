@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from handler.config.options.common import COMMON
-from handler.config.options.engines import ECHO, GPU, GUIDED
+from handler.config.options.engines import ECHO, GPU, GUIDED, MEDIA
 from handler.config.options.foreign import LMI, VLLM_OWN
 from handler.config.options.openai import OPENAI
 from handler.config.options.option import Option
@@ -12,7 +12,7 @@ from handler.config.options.vllm import VLLM
 
 __all__ = ["ENVIRONMENT", "KNOWN", "OPTIONS", "SERVER_ENVIRONMENT", "Option"]
 
-OPTIONS: tuple[Option, ...] = (*COMMON, *ECHO, *GUIDED, *GPU, *VLLM, *TRTLLM, *OPENAI, *LMI, *VLLM_OWN)
+OPTIONS: tuple[Option, ...] = (*COMMON, *ECHO, *GUIDED, *MEDIA, *GPU, *VLLM, *TRTLLM, *OPENAI, *LMI, *VLLM_OWN)
 
 KNOWN: dict[str, list[Option]] = {}
 """Options by name and alias; two engines may have different options of one name."""

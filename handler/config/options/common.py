@@ -7,6 +7,7 @@ from handler.config.options.option import (
     Gone,
     Option,
     boolean,
+    hosts,
     integer,
     json_object,
     names,
@@ -89,6 +90,12 @@ COMMON = (
     Option("option.enable_stateful_sessions", "enable_stateful_sessions", switch, False, "stateful sessions (sessions.md); off as in AWS's images, while LMI's async handler has them on"),
     Option("option.sessions_expiration", "sessions_expiration", integer(1, 10**9), 1200, "seconds that a session lives"),
     Option("option.sessions_path", "sessions_path", path, None, "directory of the sessions' directories; by default /dev/shm/sagemaker_sessions, in memory"),
+    # images (images.md)
+    Option("option.allowed_media_domains", "allowed_media_domains", hosts, None, "hosts from which images are fetched by http and https, with commas between them: `name` for their usual ports, or `name:port`; * for any public host; by default none, and images come in the body as data URLs"),
+    Option("option.allowed_local_media_path", "allowed_local_media_path", path, None, "a directory whose files requests may name by `file:` URLs; by default none"),
+    Option("option.max_image_bytes", "max_image_bytes", integer(1, 1 << 28), 20 << 20, "bytes of an image's file that is fetched; longer ones are refused"),
+    Option("option.max_image_pixels", "max_image_pixels", integer(1, 178_956_970), 1 << 25, "width times height of an image; larger ones are refused before their pixels are decoded"),
+    Option("option.image_fetch_timeout", "image_fetch_timeout", number(0.1, 600), 5.0, "seconds that fetching an image may take"),
     # how much at once
     Option("option.max_rolling_batch_size", "max_rolling_batch_size", integer(1, 4096), None, "sequences in the engine at once; by default 32, with vllm, trtllm and openai 256", ("option.max_num_seqs",)),
     Option("job_queue_size", "job_queue_size", integer(1), 1000, "requests that may wait; others get 503"),

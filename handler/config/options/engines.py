@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from handler.config.options.option import Option, boolean, integer, json_object, number, path, string
+from handler.config.options.common import LLM_ENGINES
+from handler.config.options.option import MediaLimits, Option, boolean, integer, json_object, number, path, string
 
 _GPU = ("vllm", "trtllm")
 _GUIDED = ("openvino", *_GPU)
@@ -15,6 +16,10 @@ ECHO = (
 
 GUIDED = (
     Option("option.guide_timeout", "guide_timeout", number(0, 600), 5.0, "seconds of CPU time that compiling a client's guide (schema, expression or grammar) may take; others are refused; 0 switches the check off", engines=_GUIDED),
+)  # fmt: skip
+
+MEDIA = (
+    Option("option.limit_mm_per_prompt", "limit_mm_per_prompt", MediaLimits(), None, "images of a request: {\"image\": 4}, or image=4; by default 32; limits of other media must be 0", engines=LLM_ENGINES[1:]),
 )  # fmt: skip
 
 GPU = (

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from handler.config.options.common import LLM_ENGINES
-from handler.config.options.option import Gone, Option, json_object
+from handler.config.options.option import Gone, Option
 
 ENGINES = LLM_ENGINES[1:]
 _VLLM = ("vllm",)
@@ -17,24 +15,13 @@ def _refused(why: str, *names: str, unless: tuple[str, ...] = (), engines: tuple
     return [Option(f"option.{name}", name, parse, None, f"refused: {why}", engines=engines) for name in names]
 
 
-class _MediaLimits(Gone):
-    """Limits of all 0 go to the engine, which then keeps no memory for media; also LMI's form `image=0,video=0`."""
-
-    def __call__(self, text: str) -> Any:
-        pairs = (limit.partition("=")[::2] for limit in text.split(","))
-        limits = json_object(text) if text.startswith("{") else {name.strip(): value.strip() for name, value in pairs}
-        if any(value not in (0, "0") for value in limits.values()):
-            raise ValueError(self.why)
-        return dict.fromkeys(limits, 0)
-
-
 def _idle(why: str, *names: str, engines: tuple[str, ...] = _VLLM) -> list[Option]:
     return [Option(f"option.{name}", None, str, None, why, engines=engines) for name in names]
 
 
 _FALSE = ("false",)
 _TEXT = "only text generation is served"
-_IMAGES = "images are not served yet"
+_IMAGES = "the model's own configuration says it"
 _TOKENIZER = "the tokenizer is the one in the model's directory"
 _SPECULATION = "say it in option.speculative_config"
 _REPLICAS = "write option.replicas, which runs whole engines side by side (docs/scaling.md); they do not share a model's experts"
@@ -45,6 +32,9 @@ _METRICS = "vLLM's own logs and metrics are not written here; see /metrics"
 _SCHEDULER = "vLLM's scheduler has it no more"
 _TENSORS = "answers do not carry it"
 _NEURON = "AWS Neuron is not served"
+
+NO_ARGUMENTS = ("allowed_media_domains", "allowed_local_media_path")
+"""Arguments of vLLM's that are options of this server: it fetches what a request names."""
 
 LMI = (
     *_refused("write option.quantize=bitsandbytes", "load_in_4bit", "load_in_8bit", unless=_FALSE, engines=ENGINES),
@@ -59,7 +49,7 @@ LMI = (
     *_refused("write option.kv_transfer_config={\"kv_connector\": \"LMCacheConnectorV1\", \"kv_role\": \"kv_both\"}, and set LMCache by its own LMCACHE_* variables", "lmcache_auto_config", unless=_FALSE, engines=ENGINES),
     *_refused(_NEURON, "neuron_optimize_level", "n_positions", "unroll", "load_split_model", "context_length_estimate", "amp", "compiled_graph_path", "draft_model_compiled_path", "save_mp_checkpoint_path", "group_query_attention", "model_loader", "rolling_batch_strategy", "fuse_qkv", "fuse_mlp", "on_device_embedding", "on_device_generation", "shard_over_sequence", "sequence_parallel", "override_neuron_config", "preloaded_model", "all_reduce_dtype", "attention_layout", "cache_layout", "cast_logits_dtype", "collectives_layout", "compilation_worker_count", "enable_mixed_precision_accumulation", "enable_saturate_infinity", "fused_rmsnorm_qkv", "mlp_out_weight_transpose", "multi_node", "neuron_cc_pipeline_factor", "neuron_quant", "partition_schema", "qkv_tiling", "sequence_parallel_norm_threshold", "weight_tiling", engines=ENGINES),
     *_refused("set LMCACHE_CONFIG_FILE in the environment", "lmcache_config_file", engines=ENGINES),
-    *_refused(_IMAGES, "image_placeholder_token", engines=ENGINES),
+    *_idle(_IMAGES, "image_placeholder_token", engines=()),
     Option("translatorFactory", "translatorFactory", Gone(_TEXT), None, f"refused: {_TEXT}", engines=ENGINES),
     *_idle("every request joins a running batch at its next step", "waiting_steps", "paged_attention", "max_sparsity", "max_splits", "decoding_strategy", engines=()),
     *_idle("the engine chooses how it loads and computes", "low_cpu_mem_usage", "disable_flash_attn", engines=()),
@@ -83,9 +73,9 @@ VLLM_OWN = (
     *_refused("write option.default_chat_template_kwargs", "reasoning_effort_map"),
     *_refused("a message's parts are joined to one text", "chat_template_content_format", unless=("auto", "string")),
     *_refused("a request's template could end this process; write option.chat_template", "trust_request_chat_template", unless=_FALSE),
-    *_refused(_IMAGES, "image_input_type", "image_token_id", "image_input_shape", "image_feature_size"),
-    *_refused(_IMAGES, "trust_request_mm_kwargs", unless=_FALSE),
-    Option("option.limit_mm_per_prompt", "limit_mm_per_prompt", _MediaLimits("images, audio and video are not served yet; leave it out, or write {\"image\": 0}", ("0 of each",), argument=True), None, "refused above 0: images, audio and video are not served yet", engines=_VLLM),
+    *_idle(_IMAGES, "image_token_id", "image_input_shape", "image_feature_size"),
+    *_refused("the engine gets images as pixels", "image_input_type", unless=("pixel_values",)),
+    *_refused("requests bring no arguments of the model's image processor", "trust_request_mm_kwargs", unless=_FALSE),
     # how much of the machine
     *_refused(_REPLICAS, "data_parallel_size", unless=("1",)),
     *_refused(_REPLICAS, "data_parallel_rank", "data_parallel_start_rank", "data_parallel_size_local", "data_parallel_address", "data_parallel_rpc_port", "data_parallel_supervisor_port"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from handler.config.options import ENVIRONMENT, KNOWN
 from handler.config.options.engine_arguments import NAMES, check, engine_arguments, parser, shipped
+from handler.config.options.foreign import NO_ARGUMENTS
 from handler.config.options.option import Gone, Option
 
 
@@ -93,7 +94,9 @@ def wrong_arguments(values: dict[str, Any], engine: str) -> Iterator[str]:
         option = next((one for one in KNOWN.get(f"option.{name}", ()) if engine in one.engines), None)
         found = arguments.arguments.get(name)
         try:
-            if option and isinstance(option.parse, Gone) and option.parse.argument:
+            if name in NO_ARGUMENTS:
+                yield f"{name!r}: write option.{name}, which this server reads"
+            elif option and getattr(option.parse, "argument", False):
                 option.parse(value if isinstance(value, str) else json.dumps(value))
             elif found:
                 check(value, found.types)

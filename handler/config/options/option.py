@@ -40,6 +40,9 @@ class Option(NamedTuple):
 
 
 _SECRET = re.compile(r"(?i)(\b|_)(token|api_?keys?|password|secret)[\"']?\s*[:=]|\bhf_[a-z0-9]{8}|://[^/\s]*@")
+_HOST = re.compile(r"(\*|[a-z0-9_.-]+(:[0-9]+)?|\[[0-9a-f:.]+\](:[0-9]+)?)")
+MAX_IMAGES = 1000
+"""The largest number of images that a request may be allowed."""
 _MOST_SHOWN = 400  # characters
 _MOST_NAME, _MOST_PATH = 255, 4095  # bytes that Linux takes
 
@@ -91,6 +94,15 @@ def names(text: str) -> tuple[str, ...]:
     if not all(values):
         raise ValueError("must be names with commas between them")
     return values
+
+
+def hosts(text: str) -> tuple[str, ...]:
+    """Parse host names, each perhaps with a port, with commas between them or as a JSON list; * stands for any."""
+    given = read_json(text) if text.startswith("[") else text.split(",")
+    values = [name.strip().lower() if isinstance(name, str) else "" for name in given]
+    if not values or not all(_HOST.fullmatch(name) for name in values):
+        raise ValueError("must be host names, each perhaps with a port, with commas between them; or *")
+    return tuple(values)
 
 
 def one_of(*names: str) -> Callable[[str], str]:
@@ -176,6 +188,26 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("must be a JSON object")
     return value
+
+
+class MediaLimits:
+    """Parser of the number of images in a request: {"image": n}, or LMI's image=n. Limits of other media must be 0.
+
+    Attributes:
+        argument: option.engine_args has the same limits.
+    """
+
+    argument = True
+
+    def __call__(self, text: str) -> dict[str, int]:
+        pairs = (limit.partition("=")[::2] for limit in text.split(","))
+        given = json_object(text) if text.startswith("{") else {name.strip(): value.strip() for name, value in pairs}
+        if any(value not in (0, "0") for name, value in given.items() if name != "image"):
+            raise ValueError('audio and video are not served; only images may have a limit above 0: {"image": 4}')
+        try:
+            return {name: integer(0, MAX_IMAGES)(str(value)) for name, value in given.items()}
+        except ValueError as error:
+            raise ValueError(f"images: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from starlette.routing import Route
@@ -146,7 +147,8 @@ class TgiRoutes:
             raise OutOfRange("`tools` are not laid out by this route")  # they would change the text
         given = {name: value for name, value in body.items() if value is not None and name not in ("messages", "tools")}
         options = {name: _read(name, given.pop(name)) for name in _SHAPING if name in given}
-        messages, ignored = read_messages(body["messages"])
+        text_only = replace(self._model.context, no_images="this route lays out text only")
+        messages, _, ignored = read_messages(body["messages"], text_only)
         try:
             template, unread = read_template(options, messages, self._model.context)
         except InvalidParameter as error:

@@ -1,4 +1,4 @@
-"""Anthropic's `system` and `messages` as those of a chat: blocks become text, thoughts, calls and their results."""
+"""Anthropic's `system` and `messages` as those of a chat: blocks become text, images, thoughts, calls, results."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidPayload
+from handler.core.values import ImageSource
+from handler.protocols.base import ServerContext
+from handler.protocols.readers.images import ONLY_IN, check_taken, image_of_base64, image_of_url
 from handler.protocols.readers.turns import Chat, add_to_turn, join_turns
 from handler.protocols.validation import show
 
 _ROLES = ("user", "assistant", "system")
 
 _BLOCKS: Mapping[str, tuple[str, ...]] = {
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "tool_use"),
     "system": ("text",),
 }
@@ -20,6 +23,7 @@ _BLOCKS: Mapping[str, tuple[str, ...]] = {
 
 _FIELDS: Mapping[str, frozenset[str]] = {
     "text": frozenset({"type", "text", "cache_control"}),
+    "image": frozenset({"type", "source", "cache_control"}),
     "thinking": frozenset({"type", "thinking", "signature"}),
     "tool_use": frozenset({"type", "id", "name", "input", "cache_control", "caller"}),
     "tool_result": frozenset({"type", "tool_use_id", "content", "cache_control"}),
@@ -27,7 +31,7 @@ _FIELDS: Mapping[str, frozenset[str]] = {
 """Type of a block -> its names that are read, or have no effect by what they mean."""
 
 _WHY: Mapping[str, str] = {
-    "image": "the engine reads text only",
+    "image": ONLY_IN,
     "document": "the engine reads text only",
     "search_result": "the engine reads text only",
     "redacted_thinking": "only Anthropic can read it",
@@ -39,13 +43,18 @@ _WHY: Mapping[str, str] = {
 class MessagesReader:
     """Reads one request's messages.
 
+    Images in a call's result follow the results, as a part of the user's own turn: chat templates take a result's text
+    only.
+
     Attributes:
         chat: messages in the chat's form, those of one role in a row joined.
         continues: the answer continues the last message.
         unknown: names without effect, as `messages[].content[].NAME`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._shown: list[ImageSource] = []  # by the results of calls
         self.chat: Chat = []
         self.continues = False
         self.unknown: dict[str, None] = {}
@@ -82,18 +91,41 @@ class MessagesReader:
             raise InvalidPayload(f"{at} must be a string or a non-empty list of blocks")
         for index, block in enumerate(content):
             self._read_block(role, block, f"{at}[{index}]")
+        self._add_shown()
 
     def _read_block(self, role: str, block: Any, at: str) -> None:
         kind = block_type(block, at, _BLOCKS[role])
         self._note("system[]" if at.startswith("system") else "messages[].content[]", block, _FIELDS[kind])
+        if kind != "tool_result":
+            self._add_shown()
         if kind == "text":
             add_to_turn(self.chat, role, content=_string(block, "text", at))
+        elif kind == "image":
+            add_to_turn(self.chat, role, content=self._read_image(block, at))
         elif kind == "thinking":
             add_to_turn(self.chat, role, reasoning_content=_string(block, "thinking", at))
         elif kind == "tool_use":
             add_to_turn(self.chat, role, tool_calls=self._read_call(block, at))
         else:
             self.chat.append(self._read_result(block, at))
+
+    def _add_shown(self) -> None:
+        for image in self._shown:
+            add_to_turn(self.chat, "user", content=image)
+        self._shown.clear()
+
+    def _read_image(self, block: Mapping[str, Any], at: str) -> ImageSource:
+        check_taken("image", at, self._context)
+        given, name = block.get("source"), f"{at}.source"
+        source = given if isinstance(given, dict) else {}
+        match source.get("type"):
+            case "base64":
+                return image_of_base64(source.get("data"), f"{name}.data")
+            case "url":
+                return image_of_url(source.get("url"), f"{name}.url")
+            case "file":
+                raise InvalidPayload(f"{name}: 'file' is not supported: no files are kept; send base64 or url")
+        raise InvalidPayload(f"{name} must be an object with a 'type' that is base64 or url")
 
     def _read_call(self, block: Mapping[str, Any], at: str) -> dict[str, Any]:
         id, name = _string(block, "id", at), _string(block, "name", at)
@@ -107,11 +139,16 @@ class MessagesReader:
         if id not in self._calls:
             raise InvalidPayload(f"{at}.tool_use_id={show(id)}: no tool_use before it has this id")
         if isinstance(content, list):
-            parts = [(part, f"{at}.content[{index}]") for index, part in enumerate(content)]
-            for part, where in parts:
-                block_type(part, where, ("text",))
-                self._note("messages[].content[].content[]", part, _FIELDS["text"])
-            content = "\n".join([_string(part, "text", where) for part, where in parts])
+            texts = []
+            for index, part in enumerate(content):
+                where = f"{at}.content[{index}]"
+                kind = block_type(part, where, ("text", "image"))
+                self._note("messages[].content[].content[]", part, _FIELDS[kind])
+                if kind == "image":
+                    self._shown.append(self._read_image(part, where))
+                else:
+                    texts.append(_string(part, "text", where))
+            content = "\n".join(texts)
         if not isinstance(content, str | None):
             raise InvalidPayload(f"{at}.content must be a string or a list of blocks")
         return {"role": "tool", "tool_call_id": id, "name": self._calls[id], "content": content or ""}
@@ -128,11 +165,12 @@ def block_type(block: Any, at: str, known: tuple[str, ...]) -> str:
         InvalidPayload: it is none of `known`.
     """
     kind = block.get("type") if isinstance(block, dict) else None
+    allowed = " or ".join(filter(None, (", ".join(known[:-1]), known[-1])))
     if not isinstance(kind, str):
-        raise InvalidPayload(f"{at} must be an object with a 'type' that is {' or '.join(known)}")
+        raise InvalidPayload(f"{at} must be an object with a 'type' that is {allowed}")
     if kind not in known:
         server = kind.startswith("server_tool_use") or kind.endswith("_tool_result")
-        why = _WHY.get(kind, "server tools run at Anthropic" if server else f"it must be {' or '.join(known)}")
+        why = _WHY.get(kind, "server tools run at Anthropic" if server else f"it must be {allowed}")
         raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: {why}")
     return kind
 

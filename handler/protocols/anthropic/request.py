@@ -51,7 +51,7 @@ class AnthropicMessages:
             raise InvalidPayload("the body must be a JSON object with 'messages' and 'max_tokens'")
         context = replace(context, reasoning_parser=context.reasoning_parser or "auto")  # thoughts are never text
         thinking = read_thinking(body.get("thinking"))
-        reader = MessagesReader()
+        reader = MessagesReader(context)
         reader.read(body)
         arguments, unheeded = thinking.template_arguments(context)
         translated = {

@@ -1,4 +1,4 @@
-"""Readers of a chat's `messages`, which several dialects share: roles, text, tool calls and their results."""
+"""Readers of a chat's `messages`, which several dialects share: roles, text, images, tool calls and their results."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidPayload
+from handler.core.values import ImageSource
+from handler.protocols.base import ServerContext
+from handler.protocols.readers.images import IMAGE, ONLY_IN, check_number, check_taken, image_of_url
 
 ROLES = ("system", "user", "assistant", "developer", "tool")
 
 MAX_ARGUMENTS, MAX_ALL_ARGUMENTS = 1 << 20, 1 << 22
 
-_MEDIA = ("image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "file")
+_MEDIA = ("image", "input_image", "input_audio", "audio_url", "video_url", "file")
 """Types of parts that other servers take; they are refused by name."""
 
 _THOUGHTS = ("reasoning", "reasoning_content")
@@ -23,10 +26,11 @@ _READ = {"tool": ("tool_call_id", "name"), "assistant": ("tool_calls", *_THOUGHT
 Message = Mapping[str, Any]
 
 
-def read_messages(value: Any) -> tuple[tuple[Message, ...], list[str]]:
-    """Read the messages as the tokenizer takes them, and list their unknown names.
+def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ...], list[ImageSource], list[str]]:
+    """Read the messages as the tokenizer takes them and the images in them, and list their unknown names.
 
-    `developer` means `system`, null means absent.
+    `developer` means `system`, null means absent. A dialect that is translated to this one puts an ImageSource itself
+    in the place of a part.
 
     Raises:
         InvalidPayload: naming the wrong message and what would be right; it quotes no content.
@@ -34,17 +38,20 @@ def read_messages(value: Any) -> tuple[tuple[Message, ...], list[str]]:
     if not isinstance(value, list) or not value:
         raise InvalidPayload("'messages' must be a non-empty list")
     _check_arguments(value)
-    messages, unknown = [], dict[str, None]()
+    messages, images, unknown = [], list[ImageSource](), dict[str, None]()
     for index, message in enumerate(value):
         at = f"messages[{index}]"
         if not isinstance(message, dict):
             raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
         message = {name: item for name, item in message.items() if item is not None}
         read_message = _message(message, at)
+        if read_message["role"] == "user":
+            read_message["content"] = _content(message.get("content"), f"{at}.content", context, images, unknown)
         messages.append(read_message)
         read = ("role", "content", *_READ.get(read_message["role"], ()))
         unknown |= {f"messages[].{name}": None for name in message if name not in read}
-    return tuple(messages), list(unknown)
+    check_number(images, context)
+    return tuple(messages), images, list(unknown)
 
 
 def _message(message: Message, at: str) -> dict[str, Any]:
@@ -57,6 +64,8 @@ def _message(message: Message, at: str) -> dict[str, Any]:
         if content is not None or not (calls or thoughts):
             read["content"] = _text(content, f"{at}.content")
         return {**read, **thoughts, **({"tool_calls": _tool_calls(calls, f"{at}.tool_calls")} if calls else {})}
+    if role == "user":
+        return {"role": role}
     result = {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content")}
     if role == "tool":
         result |= {name: _string(message[name], f"{at}.{name}") for name in _READ["tool"] if name in message}
@@ -127,8 +136,52 @@ def _text(content: Any, at: str) -> str:
     return "\n".join([_part(part, f"{at}[{index}]") for index, part in enumerate(content)])
 
 
+def _content(
+    content: Any, at: str, context: ServerContext, images: list[ImageSource], unknown: dict[str, None]
+) -> str | list[Message]:
+    """Read a text as `_text` does; with images a list of parts, each a text or an image's place.
+
+    Args:
+        images: gets those of the content.
+        unknown: gets names that have no effect.
+    """
+    if not isinstance(content, list) or not any(isinstance(part, ImageSource) or _is_image(part) for part in content):
+        return _text(content, at)
+    parts: list[Message] = []
+    for index, part in enumerate(content):
+        where = f"{at}[{index}]"
+        if isinstance(part, ImageSource):
+            images.append(part)
+        elif _is_image(part):
+            check_taken("image_url", where, context)
+            images.append(_image(part, where, unknown))
+        else:
+            parts.append({"type": "text", "text": _part(part, where)})
+            continue
+        parts.append(IMAGE)
+    return parts
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "image_url"
+
+
+def _image(part: Message, at: str, unknown: dict[str, None]) -> ImageSource:
+    """Read OpenAI's part; `image_url` may also be the URL itself, as in vLLM."""
+    given = part.get("image_url")
+    more = {name: value for name, value in given.items() if name != "url"} if isinstance(given, dict) else {}
+    if more.get("detail") == "auto":
+        del more["detail"]  # as if it was left out
+    unknown |= {f"messages[].content[].image_url.{name}": None for name, value in more.items() if value is not None}
+    names = [name for name in part if name not in ("type", "image_url") and part[name] is not None]
+    unknown |= {f"messages[].content[].{name}": None for name in names}
+    return image_of_url(given.get("url") if isinstance(given, dict) else given, f"{at}.image_url")
+
+
 def _part(part: Any, at: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "image_url":
+        raise InvalidPayload(f"{at}: 'image_url' is not supported: {ONLY_IN}")
     if isinstance(kind, str) and kind in _MEDIA:
         raise InvalidPayload(f"{at}: '{kind}' is not supported: the engine reads text only")
     if kind != "text" or not isinstance(part.get("text"), str):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from handler.core.values import ImageSource
+
 _TEXTS = ("content", "reasoning_content")
 
 Chat = list[dict[str, Any]]
 
 
 def add_to_turn(chat: Chat, role: str, **parts: Any) -> None:
-    """Add a text or a call to the last message if it is of the same role; `join_turns` makes messages of the parts.
+    """Add a text, an image or a call to the last message if it is of the same role. `join_turns` comes at the end.
 
     A system message amid the others is the user's, between marks: most chat templates take one only as the first.
     """
@@ -23,9 +25,13 @@ def add_to_turn(chat: Chat, role: str, **parts: Any) -> None:
 
 
 def join_turns(chat: Chat) -> None:
-    """Join the texts of each message with line ends."""
+    """Join the texts of each message with line ends; beside an image they stay parts."""
     for message in chat:
         for name in _TEXTS:
-            if isinstance(texts := message.get(name), list):
-                message[name] = "\n".join(texts)
+            if not isinstance(parts := message.get(name), list):
+                continue
+            if any(isinstance(part, ImageSource) for part in parts):
+                message[name] = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+            else:
+                message[name] = "\n".join(parts)
         message.setdefault("content", "")

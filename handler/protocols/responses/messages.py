@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidPayload
+from handler.core.values import ImageSource
+from handler.protocols.base import ServerContext
+from handler.protocols.readers.images import ONLY_IN, check_taken, image_of_url
 from handler.protocols.readers.messages import MAX_ARGUMENTS
 from handler.protocols.readers.turns import Chat, add_to_turn, join_turns
 from handler.protocols.validation import show
@@ -30,12 +33,17 @@ def full_name(namespace: Any, name: str) -> str:
 class InputReader:
     """Reads one request's input.
 
+    Images in a call's output follow the outputs, as a part of the user's own turn: chat templates take an output's text
+    only.
+
     Attributes:
         chat: messages in the chat's form, those of one role in a row joined.
         unknown: names without effect, as `input[].NAME`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._shown: list[ImageSource] = []  # by the outputs of calls
         self.chat: Chat = []
         self.unknown: dict[str, None] = {}
         self._calls: set[str] = set()
@@ -57,6 +65,7 @@ class InputReader:
             raise InvalidPayload("'input' must be a non-empty string or list of items")
         for index, item in enumerate(given):
             self._item(item, f"input[{index}]")
+        self._add_shown()
         join_turns(self.chat)
 
     def _item(self, item: Any, at: str) -> None:
@@ -70,23 +79,65 @@ class InputReader:
         if kind not in _READ:
             raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: it must be {' or '.join(_READ)}")
         self.unknown |= {f"input[].{name}": None for name in item.keys() - _READ[kind] if item[name] is not None}
+        if kind != "function_call_output":
+            self._add_shown()
         if kind == "message":
             if item.get("role") not in _ROLES:
                 raise InvalidPayload(f"{at}.role must be one of {', '.join(_ROLES)}")
             role = "system" if item["role"] == "developer" else item["role"]
-            add_to_turn(self.chat, role, content=_text(item.get("content"), f"{at}.content"))
+            content, place = item.get("content"), f"{at}.content"
+            is_user = role == "user"
+            for part in self._parts(content, place, images=True) if is_user else [self._text(content, place)]:
+                add_to_turn(self.chat, role, content=part)
         elif kind == "reasoning":
             parts = item.get("content") or item.get("summary") or []
             if parts:
-                add_to_turn(self.chat, "assistant", reasoning_content=_text(parts, f"{at}.content"))
+                add_to_turn(self.chat, "assistant", reasoning_content=self._text(parts, f"{at}.content"))
         elif kind == "function_call":
             add_to_turn(self.chat, "assistant", tool_calls=self._call(item, at))
         else:
             id = _string(item, "call_id", at)
             if id not in self._calls:
                 raise InvalidPayload(f"{at}.call_id={show(id)}: no function_call before it has this id")
-            output = _text(item.get("output"), f"{at}.output")
+            parts = self._parts(item.get("output"), f"{at}.output", images=True)
+            output = "\n".join([part for part in parts if isinstance(part, str)])
+            self._shown += [part for part in parts if isinstance(part, ImageSource)]
             self.chat.append({"role": "tool", "tool_call_id": id, "content": output})
+
+    def _add_shown(self) -> None:
+        for image in self._shown:
+            add_to_turn(self.chat, "user", content=image)
+        self._shown.clear()
+
+    def _text(self, content: Any, at: str) -> str:
+        """Read a string, or parts of text, which line ends join."""
+        return "\n".join([part for part in self._parts(content, at, images=False) if isinstance(part, str)])
+
+    def _parts(self, content: Any, at: str, *, images: bool) -> list[str | ImageSource]:
+        """Read a string, or a list of parts; `images` may be among them."""
+        if isinstance(content, str):
+            return [content]
+        if not isinstance(content, list) or not content:
+            raise InvalidPayload(f"{at} must be a string or a non-empty list of parts")
+        return [self._part(part, f"{at}[{index}]", images=images) for index, part in enumerate(content)]
+
+    def _part(self, part: Any, at: str, *, images: bool) -> str | ImageSource:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "input_image":
+            check_taken(kind, at, self._context)
+            if not images:
+                raise InvalidPayload(f"{at}: 'input_image' is not supported: {ONLY_IN}, and in outputs of calls")
+            if part.get("image_url") is None and part.get("file_id") is not None:
+                raise InvalidPayload(f"{at}.file_id is not supported: no files are kept; send image_url")
+            if part.get("detail") not in (None, "auto"):
+                self.unknown |= {"input[].content[].detail": None}
+            return image_of_url(part.get("image_url"), f"{at}.image_url")
+        if kind not in _TEXTS:
+            raise InvalidPayload(f"{at}: {show(kind)} is not supported: the engine reads text and images")
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise InvalidPayload(f"{at}.text must be a string")
+        return text
 
     def _call(self, item: Mapping[str, Any], at: str) -> dict[str, Any]:
         id, arguments = _string(item, "call_id", at), _string(item, "arguments", at)
@@ -99,24 +150,6 @@ class InputReader:
             raise InvalidPayload(f"{at}.arguments must be the JSON text of an object, of {MAX_ARGUMENTS} characters")
         self._calls.add(id)
         return {"id": id, "type": "function", "function": {"name": name, "arguments": value}}
-
-
-def _text(content: Any, at: str) -> str:
-    """Read a string, or parts of text, which line ends join."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise InvalidPayload(f"{at} must be a string or a non-empty list of parts")
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
-        if kind not in _TEXTS:
-            raise InvalidPayload(f"{at}[{index}]: {show(kind)} is not supported: the engine reads text only")
-        if not isinstance(text, str):
-            raise InvalidPayload(f"{at}[{index}].text must be a string")
-        texts.append(text)
-    return "\n".join(texts)
 
 
 def _string(value: Mapping[str, Any], name: str, at: str) -> str:

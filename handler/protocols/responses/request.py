@@ -50,7 +50,7 @@ class OpenAiResponses:
         for name, own in _OWN.items():
             if body.get(name) is not None:
                 raise InvalidParameter(f"{name}: is not supported: write {own}")
-        reader, tools, effort = InputReader(), ToolsReader(), _effort(body)
+        reader, tools, effort = InputReader(context), ToolsReader(), _effort(body)
         reader.read(body)
         tools.read(body.get("tools"))
         translated = {

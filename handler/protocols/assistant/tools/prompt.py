@@ -81,9 +81,10 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
         {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
         for call in message.get("tool_calls", ())
     ]
-    written = f"{_BEGIN}{dumps(calls)}{_END}" if calls else ""
+    if not calls:
+        return {**message}
     others = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**others, "content": "\n".join(filter(None, (message["content"], written)))}
+    return {**others, "content": "\n".join(filter(None, (message["content"], f"{_BEGIN}{dumps(calls)}{_END}")))}
 
 
 def _instructions(tools: Sequence[Mapping[str, Any]]) -> str:

@@ -25,7 +25,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "option.pipeline_parallel_degree": ("2", {"pipeline_parallel_size": 2}),
     "option.enable_chunked_prefill": ("false", {"enable_chunked_prefill": False}),
     "option.enable_lora": ("true", {"enable_lora": True, "max_loras": 4, "max_lora_rank": 16}),
-    "option.limit_mm_per_prompt": ('{"image": 0}', {"limit_mm_per_prompt": {"image": 0}}),
+    "option.limit_mm_per_prompt": ('{"image": 2}', {"limit_mm_per_prompt": {"image": 2}}),
     "option.max_loras": ("2", {}),  # with enable_lora only
     "option.max_cpu_loras": ("8", {}),
     "option.max_lora_rank": ("64", {}),

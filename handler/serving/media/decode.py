@@ -1,0 +1,97 @@
+"""Decode images by Pillow, within a sandbox's process: nobody waits for it, and its limits bound time and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import PIL.Image
+from PIL import GifImagePlugin, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+
+from handler.core.errors import InvalidPayload
+
+_FORMATS = [
+    plugin.format
+    for plugin in (
+        JpegImagePlugin.JpegImageFile,
+        PngImagePlugin.PngImageFile,
+        WebPImagePlugin.WebPImageFile,
+        GifImagePlugin.GifImageFile,
+    )
+]
+"""No others are tried: Pillow's readers of rare formats see no client's bytes."""
+
+_BACKGROUND = (255, 255, 255)
+_PART = 1 << 20  # bytes
+
+
+def decode(max_pixels: int, data: memoryview) -> Iterator[Any]:
+    """Yield width, height and digest of the first frame, as in `Image`, then its pixels in parts.
+
+    It decodes as vLLM does: upright by EXIF, transparent parts on white (vllm/multimodal/image.py).
+
+    Args:
+        max_pixels: width times height, which the header says: a larger image's pixels are not decoded.
+
+    Raises:
+        InvalidPayload: it is no such image, or too large; the message goes after the field's name.
+    """
+    try:
+        image = _open(max_pixels, data)
+    except (InvalidPayload, MemoryError):
+        raise
+    except PIL.Image.DecompressionBombError:
+        raise InvalidPayload(f"the image has too many pixels; at most {max_pixels} in all") from None
+    except PIL.UnidentifiedImageError:
+        raise InvalidPayload("it is no JPEG, PNG, WebP or GIF") from None
+    except Exception as error:  # whatever Pillow's readers raise on a broken file
+        raise InvalidPayload(f"the image is broken: {str(error)[:200] or type(error).__name__}") from None
+    rgb = image.tobytes()
+    digest = hashlib.sha256(b"%d %d " % image.size)
+    digest.update(rgb)
+    yield (*image.size, digest.hexdigest())
+    for start in range(0, len(rgb), _PART):
+        yield rgb[start : start + _PART]
+
+
+def _open(max_pixels: int, data: memoryview) -> PIL.Image.Image:
+    _check_size(_webp_size(bytes(data[:30])), max_pixels)
+    with PIL.Image.open(io.BytesIO(data), formats=_FORMATS) as file:
+        _check_size(file.size, max_pixels)
+        upright: PIL.Image.Image = file
+        with contextlib.suppress(Exception):  # a broken EXIF does not spoil the image
+            upright = ImageOps.exif_transpose(file)
+        upright.load()
+        return _rgb(upright)
+
+
+def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+    if size[0] * size[1] > max_pixels:
+        raise InvalidPayload(f"the image has {size[0]} × {size[1]} pixels; at most {max_pixels} in all")
+
+
+def _webp_size(head: bytes) -> tuple[int, int]:
+    """Read a WebP's size (RFC 9649): Pillow allocates its pixels when it opens one. (0, 0) for another format."""
+    match head[8:16]:
+        case b"WEBPVP8X":
+            return 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")
+        case b"WEBPVP8L":
+            bits = int.from_bytes(head[21:25], "little")
+            return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+        case b"WEBPVP8 ":
+            return int.from_bytes(head[26:28], "little") & 0x3FFF, int.from_bytes(head[28:30], "little") & 0x3FFF
+    return 0, 0
+
+
+def _rgb(image: PIL.Image.Image) -> PIL.Image.Image:
+    if image.mode == "RGB":
+        return image
+    if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    opaque = PIL.Image.new("RGB", image.size, _BACKGROUND)
+    opaque.paste(image, mask=image.getchannel("A"))
+    return opaque

@@ -1,0 +1,150 @@
+"""Fetch an image's file: over HTTP from hosts of an allow-list, or from one directory."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import stat
+from pathlib import Path
+
+import aiohttp
+from yarl import URL
+
+from handler.core.errors import InvalidPayload
+from handler.serving.media.addresses import PublicResolver, check_address
+from handler.serving.media.rules import ANY_HOST, Rules
+
+_SCHEMES = ("http", "https")
+_REDIRECTS, _MAX_REDIRECTS = (301, 302, 303, 307, 308), 3
+_HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "lmi-handler"}
+_INVALID = "it is not a valid URL"
+_CHUNK = 1 << 16  # bytes
+
+
+class Fetcher:
+    """Fetches over HTTP, on the event loop that made it. No proxy, no cookies, no compression.
+
+    Args:
+        connections: at a time.
+    """
+
+    def __init__(self, rules: Rules, connections: int) -> None:
+        self._rules = rules
+        connector = aiohttp.TCPConnector(
+            resolver=PublicResolver(), use_dns_cache=False, force_close=True, limit=connections
+        )
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=_HEADERS,
+            auto_decompress=False,
+            timeout=aiohttp.ClientTimeout(total=None),
+        )
+
+    async def fetch(self, url: str) -> bytes:
+        """Return the body of an http or https URL.
+
+        Raises:
+            InvalidPayload: the rules forbid it, or it could not be fetched; the message goes after the field's name.
+        """
+        try:
+            return await asyncio.wait_for(self._follow(_read_url(url)), self._rules.seconds)
+        except asyncio.TimeoutError:
+            raise InvalidPayload(f"it could not be fetched in {self._rules.seconds:g} s") from None
+        except aiohttp.InvalidURL:
+            raise InvalidPayload(_INVALID) from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise InvalidPayload(f"it could not be fetched: {type(error).__name__}") from None
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _follow(self, url: URL) -> bytes:
+        """Get a URL; redirects are followed on the same host."""
+        for _ in range(_MAX_REDIRECTS + 1):
+            self._check(url)
+            async with self._session.get(url, allow_redirects=False) as response:
+                if response.status not in _REDIRECTS:
+                    return await self._read(response)
+                target = url.join(_read_url(response.headers.get("Location", "")))
+            if target.raw_host != url.raw_host or (url.scheme == "https" and target.scheme != "https"):
+                raise InvalidPayload("its server redirects to another host, or away from HTTPS")
+            url = target
+        raise InvalidPayload(f"its server redirects more than {_MAX_REDIRECTS} times")
+
+    def _check(self, url: URL) -> None:
+        host = url.raw_host or ""
+        if url.scheme not in _SCHEMES or not host:
+            raise InvalidPayload("it must be an http, https, file or data URL")
+        if url.raw_user is not None or url.raw_password is not None:
+            raise InvalidPayload("the URL has a user or a password")
+        if not self._rules.domains:
+            raise InvalidPayload("images are not fetched: option.allowed_media_domains is not set; send a data URL")
+        name = f"[{host}]" if ":" in host else host
+        named = [f"{name}:{url.port}"] + ([name, ANY_HOST] if url.is_default_port() else [])
+        if not any(name in self._rules.domains for name in named):
+            raise InvalidPayload("its host is not among option.allowed_media_domains")
+        if _is_address(host):  # aiohttp asks no resolver then
+            check_address(host)
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        if response.status != 200:
+            raise InvalidPayload(f"its server answers {response.status}")
+        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise InvalidPayload("its server answers with a Content-Encoding")
+        _check_size(response.content_length or 0, self._rules.max_bytes)
+        chunks, size = [], 0
+        async for chunk in response.content.iter_chunked(_CHUNK):
+            size += len(chunk)
+            _check_size(size, self._rules.max_bytes)
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+
+def read_file(url: str, rules: Rules) -> bytes:
+    """Return the content of a `file:` URL. It blocks.
+
+    Raises:
+        InvalidPayload: it lies outside of the directory, or cannot be read; the message goes after the field's name.
+    """
+    if rules.directory is None:
+        raise InvalidPayload("files are not read: option.allowed_local_media_path is not set")
+    read = _read_url(url)
+    outside = InvalidPayload("it is no file below option.allowed_local_media_path")
+    if read.raw_host not in (None, "", "localhost"):
+        raise outside
+    try:
+        path = Path(read.path).resolve()
+        if rules.directory not in path.parents:
+            raise outside
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            opened = Path(os.readlink(f"/proc/self/fd/{descriptor}"))  # a folder may have become a link meanwhile
+            if rules.directory not in opened.parents or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise outside
+            data = file.read(rules.max_bytes + 1)
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: links in a circle, before Python 3.13
+        raise outside from None
+    _check_size(len(data), rules.max_bytes)
+    return data
+
+
+def _read_url(text: str) -> URL:
+    try:
+        return URL(text)
+    except (ValueError, TypeError):
+        raise InvalidPayload(_INVALID) from None
+
+
+def _check_size(size: int, most: int) -> None:
+    if size > most:
+        raise InvalidPayload(f"the file has more than {most} bytes")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,270 @@
+"""Images that a server must not fetch or decode: each is refused by its reason, and its neighbours go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import socket
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from handler.serving.media import addresses
+from tests.app.images.files import HOST, SVG, FileServer, data_url, file_server, image_file, png
+from tests.app.server import serve, short_drain
+from tests.servers import PATIENCE, LiveServer, options, wait_for
+
+CHAT = "/v1/chat/completions"
+NOT_PUBLIC = "its host has an address that is not public"
+NOT_LISTED = "its host is not among option.allowed_media_domains"
+OUTSIDE = "it is no file below option.allowed_local_media_path"
+MANY_PIXELS = "pixels; at most 1000000 in all"
+_NAMES = {"inside.example": ["10.1.2.3"], "both.example": ["93.184.216.34", "127.0.0.1"], "six.example": ["::1"]}
+_real_public, _real_getaddrinfo = addresses.is_public, socket.getaddrinfo
+
+
+def _getaddrinfo(host: Any, port: Any, *more: Any, **others: Any) -> list[Any]:
+    if host not in _NAMES:
+        return list(_real_getaddrinfo(host, port, *more, **others))
+    return [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", (one, port, 0, 0))
+        if ":" in one
+        else (socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port))
+        for one in _NAMES[host]
+    ]
+
+
+@pytest.fixture(scope="module")
+def files() -> Iterator[FileServer]:
+    """Its address counts as public."""
+    public = mock.patch.object(addresses, "is_public", lambda text: text == HOST or _real_public(text))
+    with file_server() as server, public, mock.patch.object(socket, "getaddrinfo", _getaddrinfo):
+        yield server
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("home") / "media"
+    (folder / "below").mkdir(parents=True)
+    (folder / "below" / "ok.png").write_bytes(image_file())
+    (folder.parent / "secret.png").write_bytes(image_file())
+    (folder / "link.png").symlink_to(folder.parent / "secret.png")
+    (folder / "up").symlink_to(folder.parent)
+    (folder / "loop").symlink_to(folder / "loop")
+    (folder / "large.png").write_bytes(image_file() + bytes(1 << 20))
+    os.mkfifo(folder / "pipe")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(files: FileServer, folder: Path) -> Iterator[LiveServer]:
+    settings = options(
+        f"option.allowed_media_domains=*,{files.domain}", f"option.allowed_local_media_path={folder}",
+        "option.image_fetch_timeout=0.5", "option.max_image_bytes=1048576", "option.max_image_pixels=1000000",
+        "option.limit_mm_per_prompt=image=3",
+    )  # fmt: skip
+    with serve("--engine", "echo", *settings) as server:
+        server.wait_ready()
+        yield server
+
+
+def ask(*urls: str, **more: Any) -> dict[str, Any]:
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "what"}, *parts]}], **more}
+
+
+def reason(server: LiveServer, *urls: str) -> str:
+    answer = server.post(ask(*urls), CHAT)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    name = f"messages[0].content[{len(urls)}].image_url"
+    assert message.startswith(name)
+    return str(message.removeprefix(name).lstrip(": "))
+
+
+ADDRESSES = (
+    "127.0.0.1", "127.9.9.9", "[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:a9fe:a9fe]", "[64:ff9b::7f00:1]",
+    "[64:ff9b::a9fe:a9fe]", "[64:ff9b:1::1]", "[2002:7f00:1::]", "[2001:0:7f00:1::]", "[fe80::1]", "[fe80::1%25lo]",
+    "[fd00:ec2::254]", "[fec0::1]", "[ff02::1]", "[::127.0.0.1]", "169.254.169.254", "169.254.170.2", "10.0.0.1",
+    "172.31.255.255", "192.168.0.1", "100.64.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255", "198.18.0.1",
+    "0x7f.1", "localhost", "inside.example", "both.example", "six.example",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("host", ADDRESSES)
+def test_only_public_addresses_are_connected_to(server: LiveServer, host: str) -> None:
+    assert reason(server, f"http://{host}/a.png") == NOT_PUBLIC
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        (f"http://{HOST}:22/", NOT_LISTED),
+        ("http://example.com:6379/", NOT_LISTED),
+        ("https://example.com:80/", NOT_LISTED),
+        ("http://user:word@example.com/", "the URL has a user or a password"),
+        ("http://example.com\\@127.0.0.1/", "it is not a valid URL"),
+        ("http://[::1/", "it is not a valid URL"),
+        ("http://2130706433/", "it is not a valid URL"),
+        ("http://0177.0.0.1/", "it is not a valid URL"),
+        ("http://127.1/", "it is not a valid URL"),
+        ("http://0/", "it is not a valid URL"),
+        ("http:///a.png", "it must be an http, https, file or data URL"),
+        ("ftp://example.com/a.png", "must be an http, https, file or data URL"),
+        ("gopher://127.0.0.1:11211/x", "must be an http, https, file or data URL"),
+        ("/etc/passwd", "must be an http, https, file or data URL"),
+        ("http://example.com/" + "a" * 9000, "has 9019 characters; a URL may have 8192"),
+        ("file:///etc/passwd", OUTSIDE),
+        ("file:///proc/self/environ", OUTSIDE),
+        ("file://{folder}/../secret.png", OUTSIDE),
+        ("file://{folder}/%2e%2e/secret.png", OUTSIDE),
+        ("file://{folder}/link.png", OUTSIDE),
+        ("file://{folder}/up/secret.png", OUTSIDE),
+        ("file://{folder}/loop", OUTSIDE),
+        ("file://{folder}/pipe", OUTSIDE),
+        ("file://{folder}/below", OUTSIDE),
+        ("file://{folder}", OUTSIDE),
+        ("file://{folder}/none.png", OUTSIDE),
+        ("file://{folder}/below/ok.png%00", OUTSIDE),
+        ("file://example.com{folder}/below/ok.png", OUTSIDE),
+        ("file://{folder}/large.png", "the file has more than 1048576 bytes"),
+    ],
+)
+def test_urls_stay_where_the_options_allow_them(server: LiveServer, folder: Path, url: str, message: str) -> None:
+    assert reason(server, url.replace("{folder}", str(folder))) == message
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/away", "its server redirects to another host, or away from HTTPS"),
+        ("/inside", "its server redirects to another host, or away from HTTPS"),
+        ("/file", "its server redirects to another host, or away from HTTPS"),
+        ("/port", NOT_LISTED),
+        ("/circle", "its server redirects more than 3 times"),
+        ("/slow", "it could not be fetched in 0.5 s"),
+        ("/long", "the file has more than 1048576 bytes"),
+        ("/endless", "the file has more than 1048576 bytes"),
+        ("/zip", "its server answers with a Content-Encoding"),
+        ("/short", "it could not be fetched: ClientPayloadError"),
+        ("/mute", "it could not be fetched: ServerDisconnectedError"),
+        ("/svg", "it is no JPEG, PNG, WebP or GIF"),
+        ("/none", "its server answers 404"),
+    ],
+)
+def test_servers_that_misbehave(server: LiveServer, files: FileServer, path: str, message: str) -> None:
+    assert reason(server, files.url(path)) == message
+
+
+NOISE = os.urandom(1 << 12)
+BROKEN = {
+    "a large size in the header": (png(100_000, 100_000, (b"IDAT", zlib.compress(b"x"))), "the image has .* pixels"),
+    "more pixels than allowed": (image_file(size=(1001, 1000)), f"the image has 1001 × 1000 {MANY_PIXELS}"),
+    "a small WebP of many pixels": (image_file("WEBP", (4000, 4000), lossless=True), f"4000 × 4000 {MANY_PIXELS}"),
+    "a GIF's frame beyond its screen": (
+        image_file("GIF").replace(b",\0\0\0\0\x08\0\x06\0", b",\0\0\0\0\xff\xff\xff\xff"), f".*{MANY_PIXELS}"
+    ),
+    "a text that unpacks to much": (
+        png(1, 1, (b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 27)))), "the image is broken: .*"
+    ),
+    "a truncated JPEG": (image_file("JPEG", (200, 200))[:-300], "the image is broken: .*truncated.*"),
+    "a truncated PNG": (image_file(size=(200, 200))[:-60], "the image is broken: .*"),
+    "a truncated WebP": (image_file("WEBP")[:-10], "(the image is broken: .*|it is no JPEG, PNG, WebP or GIF)"),
+    "no pixels": (png(10, 10), "the image is broken: .*"),
+    "an SVG": (SVG, "it is no JPEG, PNG, WebP or GIF"),
+    "PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is no JPEG, PNG, WebP or GIF"),
+    "a BMP": (image_file("BMP"), "it is no JPEG, PNG, WebP or GIF"),
+    "a TIFF": (image_file("TIFF"), "it is no JPEG, PNG, WebP or GIF"),
+    "noise": (NOISE, "it is no JPEG, PNG, WebP or GIF"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_files_that_are_no_images(server: LiveServer, name: str) -> None:
+    data, message = BROKEN[name]
+    found = reason(server, data_url(data))
+    assert re.search(message, found), found
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("data:image/png;base64,", "the image is empty"),
+        ("data:image/png;base64,@@@@", "the image is not base64"),
+        ("data:image/png;base64,AAAA=AAA", "the image is not base64"),
+        ("data:image/png,abc", "a data URL must be data:image/...;base64,..."),
+        ("data:", "a data URL must be data:image/...;base64,..."),
+        ("", "must be a URL"),
+    ],
+)
+def test_data_urls_that_are_wrong(server: LiveServer, url: str, message: str) -> None:
+    assert reason(server, url) == message
+
+
+def test_a_request_has_no_more_images_than_allowed(server: LiveServer) -> None:
+    message = "a request may have 3 images (option.limit_mm_per_prompt)"
+    assert reason(server, *[data_url(image_file())] * 4) == message
+
+
+def test_without_options_nothing_is_fetched_or_read(echo_server: LiveServer) -> None:
+    message = "images are not fetched: option.allowed_media_domains is not set; send a data URL"
+    assert reason(echo_server, "https://example.com/a.png") == message
+    assert reason(echo_server, "file:///etc/passwd") == (
+        "files are not read: option.allowed_local_media_path is not set"
+    )
+
+
+def test_a_name_is_resolved_once(server: LiveServer) -> None:
+    """DNS rebinding: a second look-up would find another address."""
+    asked = []
+
+    def turn(host: Any, port: Any, *more: Any, **others: Any) -> list[Any]:
+        if host != "turning.example":
+            return list(_real_getaddrinfo(host, port, *more, **others))
+        asked.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.3" if len(asked) == 1 else "127.0.0.1", port))]
+
+    public = mock.patch.object(addresses, "is_public", lambda text: text == "127.0.0.3")
+    with public, mock.patch.object(socket, "getaddrinfo", turn):
+        assert reason(server, "http://turning.example/") == "it could not be fetched: ClientConnectorError"
+    assert len(asked) == 1
+
+
+def test_neighbours_go_on_and_memory_stays(files: FileServer) -> None:
+    """While many wait for a server that does not answer, and large files are refused, other requests are served."""
+    settings = options(f"option.allowed_media_domains={files.domain}", "option.image_fetch_timeout=600")
+    bomb = data_url(png(100_000, 100_000, (b"IDAT", zlib.compress(b"x"))))
+    with short_drain(0.1), ThreadPoolExecutor(20) as clients, serve("--engine", "echo", *settings) as server:
+        server.wait_ready()
+        reason(server, bomb)  # what decodes has started
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        waiting = [clients.submit(server.post, ask(files.url("/slow")), CHAT) for _ in range(8)]
+        wait_for(lambda: files.asked.count("/slow") >= 8, PATIENCE, "the slow server was not asked")
+        refused = [clients.submit(reason, server, url) for url in [bomb, files.url("/endless")] * 4]
+        texts = [server.post(ask(max_tokens=4), CHAT) for _ in range(8)]
+        images = [server.post(ask(data_url(image_file()), max_tokens=4), CHAT) for _ in range(8)]
+        assert [answer.status_code for answer in (*texts, *images)] == [200] * 16
+        assert all(message.result() for message in refused)
+        assert not any(answer.done() for answer in waiting)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 << 10  # KiB
+
+
+def test_a_client_that_leaves_ends_the_fetch(files: FileServer) -> None:
+    settings = options(f"option.allowed_media_domains={files.domain}", "option.image_fetch_timeout=600")
+    with serve("--engine", "echo", *settings) as server:
+        server.wait_ready()
+        files.left.clear()
+        asked = files.asked.count("/slow")
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            body = json.dumps(ask(files.url("/slow"))).encode()
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            wait_for(lambda: files.asked.count("/slow") > asked, PATIENCE, "nothing was fetched")
+        assert files.left.wait(PATIENCE)
