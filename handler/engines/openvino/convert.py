@@ -11,7 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from handler.core.errors import ConfigError
+from handler.engines.huggingface.image_tokens import no_images
 from handler.engines.model_cache import fingerprint, make_once, run_converter
+from handler.engines.openvino.ir_files import parts
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +28,7 @@ if len(AutoTokenizer.from_pretrained(sys.argv[1])) < 100:  # transformers invent
     sys.exit("the checkpoint comes without its tokenizer's files")
 from optimum.exporters.openvino import main_export
 from optimum.intel import OVConfig
-main_export(sys.argv[1], sys.argv[2], task="text-generation-with-past", library_name="transformers",
+main_export(sys.argv[1], sys.argv[2], task="TASK", library_name="transformers",
             ov_config=OVConfig(), convert_tokenizer=True)
 """
 
@@ -37,7 +39,9 @@ def convert(source: Path, cache: Path) -> Path:
 
     def make(directory: Path, lock: int) -> None:
         log.info("converting %s to OpenVINO's format, once; this takes minutes", source)
-        run_converter(CONVERTER, source, directory, lock)
+        vision = not no_images(source)
+        script = CONVERTER.replace("TASK", "image-text-to-text" if vision else "text-generation-with-past")
+        run_converter(script, source, directory, lock, [f"{part}.xml" for part in parts(vision=vision)])
 
     return make_once(_target(source, cache), make)
 

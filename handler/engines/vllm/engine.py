@@ -31,7 +31,7 @@ from handler.engines.process.process_group import end_with_children, end_with_th
 from handler.engines.vllm.adapter_weights import check_weights
 from handler.engines.vllm.arguments import construct, engine_arguments, environment
 from handler.engines.vllm.beam import Beams, BeamSearch
-from handler.engines.vllm.images import image_input
+from handler.engines.vllm.images import engine_input
 from handler.engines.vllm.lora_exclusion import LoraExclusion
 from handler.engines.vllm.patches.sync_client import patch_sync_client
 from handler.engines.vllm.results import BeamToken, Pending, Results
@@ -56,14 +56,13 @@ class Vllm:
         os.environ.update(environment(config, os.environ))
         end_with_this_process()
         import vllm
-        from vllm.inputs import tokens_input
         from vllm.lora.request import LoRARequest
         from vllm.platforms import current_platform
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        self._tokens_input, self._lora_request = tokens_input, LoRARequest
+        self._lora_request = LoRARequest
         self._structured_outputs = StructuredOutputsParams
         self._sampling_params = partial(SamplingParams, output_kind=RequestOutputKind.DELTA)
         arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu())
@@ -133,16 +132,14 @@ class Vllm:
             pending = Pending(
                 key, frozenset(sampling.stop_token_ids), sampling.top_logprobs, scores, sampling.prompt_top_logprobs
             )
-            start = partial(self._run, pending, ids, self._params(sampling), adapter, images)
+            start = partial(self._run, pending, self._prompt(ids, images), self._params(sampling), adapter)
         if self._exclusion is None:
             start()
         else:
             self._exclusion.enter(key, adapter is not None, start)
 
-    def _run(
-        self, pending: Pending, ids: Sequence[int], params: Any, adapter: Adapter | None, images: ImagePrompt | None
-    ) -> None:
-        self._submit(pending, ids, params, adapter, images)
+    def _run(self, pending: Pending, prompt: Any, params: Any, adapter: Adapter | None) -> None:
+        self._submit(pending, prompt, params, adapter)
         self._running[pending.key] = pending
 
     def _search(self, beams: Beams) -> None:
@@ -152,6 +149,9 @@ class Vllm:
             self._continue(beams)
             on_failure.pop_all()
 
+    def _prompt(self, ids: Sequence[int], images: ImagePrompt | None) -> Any:
+        return engine_input(self._engine.renderer, ids, images, self._image_tokens)
+
     def _params(self, sampling: Sampling) -> Any:
         arguments = sampling_arguments(sampling)
         if sampling.structured_output is not None:
@@ -160,19 +160,13 @@ class Vllm:
             )
         return self._sampling_params(**arguments)
 
-    def _submit(
-        self, pending: Pending, ids: Sequence[int], params: Any, adapter: Adapter | None, images: ImagePrompt | None
-    ) -> None:
+    def _submit(self, pending: Pending, prompt: Any, params: Any, adapter: Adapter | None) -> None:
         lora = None
         if adapter is not None:
             if adapter.id not in self._adapters:
                 self.load_adapter(adapter)  # vLLM would load it too, but crash on a broken one
             self._adapters.move_to_end(adapter.id)
             lora = self._lora(adapter)
-        if images is None:
-            prompt = self._tokens_input(list(ids))
-        else:
-            prompt = image_input(self._engine.renderer, ids, images, self._image_tokens)
         self._results.next = pending
         self._engine.add_request(str(pending.key), prompt, params, lora_request=lora)
 
@@ -224,7 +218,8 @@ class Vllm:
         sampling = search.sampling._replace(num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
         for number, beam in enumerate(search.beams):
             beams.waiting[number] = pending = Pending(beams.key, num_tops=search.width, beam=number)
-            self._submit(pending, [*beams.ids, *beam.ids], self._params(sampling), beams.adapter, beams.images)
+            prompt = self._prompt([*beams.ids, *beam.ids], beams.images)
+            self._submit(pending, prompt, self._params(sampling), beams.adapter)
 
     def _beam_output(self, token: BeamToken) -> list[Output]:
         """Advance a search by a beam's next token; the outputs come when the search has ended."""

@@ -1,4 +1,4 @@
-"""A prompt with images in the form that vLLM's engine takes, made by vLLM's own processor of the model."""
+"""Prompts in the form that vLLM's engine takes; those with images by vLLM's own processor of the model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from handler.core.values import ImagePrompt
 from handler.engines.huggingface.image_tokens import collapse
 
 
-def image_input(renderer: Any, ids: Sequence[int], prompt: ImagePrompt, tokens: ImageTokens) -> Any:
-    """Make the engine's input.
+def engine_input(renderer: Any, ids: Sequence[int], prompt: ImagePrompt | None, tokens: ImageTokens) -> Any:
+    """Make the engine's input of a prompt, with images or without.
 
     The digests are the images' names in all of vLLM's caches: equal images hit, different ones never.
 
@@ -23,6 +23,10 @@ def image_input(renderer: Any, ids: Sequence[int], prompt: ImagePrompt, tokens: 
     Raises:
         ValueError: vLLM refuses the images, or computes other tokens than `tokens` says.
     """
+    if prompt is None:
+        from vllm.inputs import tokens_input
+
+        return tokens_input(list(ids))
     from PIL import Image
 
     counts = [tokens.count(image.width, image.height) for image in prompt.images]

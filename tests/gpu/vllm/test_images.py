@@ -8,7 +8,7 @@ import pytest
 
 from handler.engines.base import EngineStatistics
 from tests.process.engines.test_conformance import start
-from tests.vision_models import CASES, FAMILIES, Reference, Vision, write_model
+from tests.vision.models import CASES, FAMILIES, Reference, Vision, write_model
 
 pytestmark = pytest.mark.vllm
 
@@ -16,9 +16,9 @@ pytestmark = pytest.mark.vllm
 @pytest.fixture(scope="module", params=FAMILIES)
 def vision(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vision]:
     model = write_model(tmp_path_factory.mktemp("vision") / request.param, request.param)
-    reference = Reference(model)
+    answers = [Reference(model).answer(case) for case in CASES]
     driver = start("vllm", model, enforce_eager=True, max_model_len=256)
-    yield Vision(driver, reference)
+    yield Vision(driver, answers)
     driver.engine.close()
 
 

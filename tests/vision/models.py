@@ -1,11 +1,17 @@
 """Vision models with random weights, made by transformers' own classes, and what those answer; needs torch.
 
+`python -m tests.vision.models DIRECTORY` writes them and their answers, which are in tests/golden/engines/vision/.
+OpenVINO's form of them lies there too: optimum-intel 2.2 made it, of Qwen2-VL with transformers 4.57 and `rope_scaling`
+in the configuration as that reads it.
+
 Tests compare greedy tokens. Two engines never compute the same last bits, so weights and images are such that the first
 two logits differ by at least `GAP` at each position.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -82,6 +88,7 @@ def write_model(directory: Path, family: str, seed: int | None = None) -> Path:
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
     model.generation_config.pad_token_id = tokenizer.convert_tokens_to_ids("<|endoftext|>")
     model.float().save_pretrained(directory)
+    _name_as_published(directory / "model.safetensors")
     processor.save_pretrained(directory)
     processor.image_processor.save_pretrained(directory)  # in the file that OpenVINO GenAI reads
     return directory
@@ -93,6 +100,17 @@ class Answer(NamedTuple):
     num_prompt: int
     ids: list[int]
     gap: float
+
+
+def _name_as_published(file: Path) -> None:
+    """Name weights as the published LLaVA has them; transformers 5 reads both, and vLLM 0.32 only these."""
+    from safetensors.torch import load_file, save_file
+
+    def name(given: str) -> str:
+        own = "vision_tower.vision_model."
+        return given if own in given else given.replace("vision_tower.", own)
+
+    save_file({name(given): weight for given, weight in load_file(file).items()}, file, {"format": "pt"})
 
 
 class Reference:
@@ -112,31 +130,32 @@ class Reference:
 
         text = self._processor.apply_chat_template(list(case.messages), tokenize=False, add_generation_prompt=True)
         given = [Pillow.frombytes("RGB", (image.width, image.height), image.rgb) for image in case.images]
-        inputs = self._processor(text=[text], images=given or None, return_tensors="pt")
+        inputs = dict(self._processor(text=[text], images=given or None, return_tensors="pt"))
+        ids, found, gaps = inputs.pop("input_ids"), [], []
+        for _ in range(NUM_TOKENS):
+            best = self._logits(ids, inputs).topk(2)
+            found.append(int(best.indices[0]))
+            gaps.append(float(best.values[0] - best.values[1]))
+            ids = self._torch.cat([ids, best.indices[:1][None]], 1)
+        return Answer(ids.shape[1] - NUM_TOKENS, found, min(gaps))
+
+    def _logits(self, ids: Any, inputs: Mapping[str, Any]) -> Any:
+        """Compute all anew: `generate` keeps the last image's positions in the model (transformers 5.19, Qwen2-VL)."""
+        more = {**inputs, "attention_mask": self._torch.ones_like(ids)}
+        if (types := more.get("mm_token_type_ids")) is not None:
+            text = self._torch.zeros(1, ids.shape[1] - types.shape[1], dtype=types.dtype)
+            more["mm_token_type_ids"] = self._torch.cat([types, text], 1)
         with self._torch.no_grad():
-            found = self._model.generate(
-                **inputs,
-                do_sample=False,
-                max_new_tokens=NUM_TOKENS,
-                min_new_tokens=NUM_TOKENS,
-                return_dict_in_generate=True,
-                output_logits=True,
-            )
-        num_prompt = inputs["input_ids"].shape[1]
-        gaps = []
-        for logits in found.logits:
-            best = logits[0].topk(2).values
-            gaps.append(float(best[0] - best[1]))
-        return Answer(num_prompt, found.sequences[0][num_prompt:].tolist(), min(gaps))
+            return self._model(input_ids=ids, use_cache=False, **more).logits[0, -1]
 
 
 class Vision:
-    """An engine with a vision model, and what transformers answers."""
+    """An engine with a vision model, and what transformers answers to each of CASES."""
 
-    def __init__(self, driver: Driver, reference: Reference) -> None:
+    def __init__(self, driver: Driver, answers: Sequence[Answer]) -> None:
         self.driver = driver
-        self._reference = reference
-        self._answers: dict[Any, Answer] = {}
+        self._answers = answers
+        assert min(answer.gap for answer in answers) >= GAP
 
     def check(self, cases: Sequence[Case]) -> None:
         """Submit all at once, and compare."""
@@ -160,11 +179,7 @@ class Vision:
         return self.driver.batcher.submit(request, prompt)
 
     def expected(self, case: Case) -> Answer:
-        key = (len(case.images), *case.images)
-        if key not in self._answers:
-            self._answers[key] = answer = self._reference.answer(case)
-            assert answer.gap >= GAP
-        return self._answers[key]
+        return self._answers[CASES.index(case)]
 
 
 def _tokenizer(special: list[str]) -> Any:
@@ -271,3 +286,15 @@ def _llava(tokenizer: Any) -> tuple[Any, Any]:
         chat_template=_PARTS.replace("IMAGE", "<image>"),
     )
     return LlavaForConditionalGeneration(config), processor
+
+
+def main(directory: Path) -> None:
+    answers = {}
+    for family in FAMILIES:
+        reference = Reference(write_model(directory / family, family))
+        answers[family] = [reference.answer(case)._asdict() for case in CASES]
+    (directory / "answers.json").write_text(json.dumps(answers) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
