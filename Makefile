@@ -91,7 +91,7 @@ test-trtllm: dev ## 3 min: TensorRT-LLM's double, and MPI workers under Open MPI
 # Its processes listen on all interfaces, so it gets a network of its own with nothing but loopback.
 test-dynamo: dev ## 2 min: the engine openai in front of our own server, and of Dynamo with its KV router and workers
 	$(BIN)/python -m tests.engines_by_url.environment $(VENV)-dynamo
-	unshare --map-root-user --net sh -c 'ip link set lo up && exec $(BIN)/pytest -p no:cacheprovider tests/engines_by_url'
+	unshare --map-root-user --net sh -c 'ip link set lo up && exec $(BIN)/pytest -p no:cacheprovider -m "not vllm" tests/engines_by_url'
 
 test-uvicorn: dev ## 1 min: the HTTP tests on the lowest and the newest uvicorn that pyproject.toml allows
 	$(BIN)/python -m tests.accept.uvicorn_versions $(VENV)-uvicorn
@@ -129,7 +129,7 @@ environments: dev ## of test-clients, test-python and accept-vllm, installed bef
 
 # VLLM_PYTHON's, on a GPU say, else its CPU build in an environment of its own.
 accept-vllm: $(if $(VLLM_PYTHON),,$(BIN)/uv) ## 9 min: the engines' suites on the real vLLM
-	python=$$($(if $(VLLM_PYTHON),$(PYTHON),$(BIN)/python) -m tests.accept.vllm_environment $(VENV)-vllm) && $$python -m pytest --timeout 300 -m vllm tests/gpu/vllm tests/process/engines tests/unit/engines
+	python=$$($(if $(VLLM_PYTHON),$(PYTHON),$(BIN)/python) -m tests.accept.vllm_environment $(VENV)-vllm) && $$python -m pytest --timeout 300 -m vllm tests/gpu/vllm tests/process/engines tests/unit/engines tests/engines_by_url
 
 # PYTHON is the one that has TensorRT-LLM, MODEL a Hugging Face directory (docs/trtllm.md).
 accept-trtllm: ## on a GPU machine: the real TensorRT-LLM

@@ -45,7 +45,7 @@ from measurements import (
 )
 
 from handler.bench.machine import describe
-from handler.bench.metrics import table
+from handler.bench.report.metrics import table
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from cpu import cpu_seconds
 from front_ends import OURS
 
 from handler.bench.machine import OthersMeter, describe
-from handler.bench.metrics import table
+from handler.bench.report.metrics import table
 from handler.bench.server import Server, process
 
 TARGET = 2.5

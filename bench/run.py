@@ -12,8 +12,11 @@ from pathlib import Path
 
 import host_cpu
 
-from handler.bench import compare, machine, metrics
+from handler.bench import machine
+from handler.bench import run as measurement
 from handler.bench.load import Closed
+from handler.bench.report import plot
+from handler.bench.report.curves import curve_of
 
 TARGET = 0.95
 OUT = Path(__file__).parent / "out"
@@ -21,14 +24,15 @@ OUT = Path(__file__).parent / "out"
 
 def served_over_engine(model: str, repeat: int) -> dict[str, object]:
     """Compare the server with the engine alone; print the table, return its part of the JSON line."""
-    plan = compare.Plan(
+    plan = measurement.Plan(
         [Closed(clients, requests=4) for clients in (1, 8, 32)], tokens=128, engine="auto", model=model, repeat=repeat
     )
-    points = compare.measure_all(plan)
-    report = compare.document(plan, points)
-    compare.show(plan, points, report)
+    points = measurement.measure_all(plan)
+    report = measurement.document(plan, points)
+    measurement.show(plan, points, report)
     picture = OUT / "served.png"
-    metrics.save_plot(picture, machine.summary(report), points, report["results"])
+    OUT.mkdir(exist_ok=True)
+    plot.save(picture, [curve_of(report)])
     print(f"plot: {picture}")
     met = all(value["served_over_engine"] >= TARGET and not value["errors"] for value in report["results"])
     print(f"{'met' if met else 'NOT MET'}: served / engine >= {TARGET}\n")
@@ -41,7 +45,6 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=3, help="medians are of so many (default %(default)s)")
     parser.add_argument("--only", choices=("served", "host"), help="one of the two parts")
     arguments = parser.parse_args()
-    metrics.check_plot()
     report = machine.describe()
     print(machine.summary(report))
     parts = {}

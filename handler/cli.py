@@ -1,4 +1,4 @@
-"""`lmi`: serve a model, measure a server, or deploy one."""
+"""The command `lmi`: its map, and the commands that serve, list options and print completion scripts."""
 
 from __future__ import annotations
 
@@ -7,16 +7,37 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from handler import __version__
 from handler.bench.cli import add_parser as add_bench
 from handler.core.errors import ConfigError
 
-if TYPE_CHECKING:
-    from handler.config.loader import Reading
+_INSTALL = "pip install '.[cli]' in lmi-handler's directory"
+_SHELLS = ("bash", "zsh", "fish")
+_MAP = """Serve a large language model, measure it, and deploy it to SageMaker.
+
+serve
+  lmi serve [MODEL]                      serve a model over HTTP; without MODEL the demo model
+  lmi serve [MODEL] --check              list every problem that a start would meet; start nothing
+  lmi options [NAME]                     list the options, or describe one
+
+measure
+  lmi bench URL                          measure a running server: table, plot, JSON
+  lmi bench --engine                     start a server, and compare it with its engine alone
+  lmi bench --compare A.json B.json      compare results: table and plot
+
+deploy to SageMaker
+  lmi deploy plan|up|update|down         show, create, change, delete an endpoint
+  lmi deploy invoke|stream|chat|bench    send requests to it, measure it
+  lmi deploy status|logs|scale|doctor    watch it, size it, find what is wrong
+  lmi deploy export|iam|schema           write it for other tools; IAM policies; the specification's schema
+  lmi deploy local                       run the container and SageMaker's API on this machine
+
+shell
+  lmi completion SHELL                   print a completion script for bash, zsh or fish: eval "$(lmi completion bash)"
+
+Each command has its own --help. The documents begin at README.md."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,14 +52,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"lmi: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `lmi options | head`
+        if arguments.run is _serve:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its end
+        return 0
     except KeyboardInterrupt:
         return 130
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lmi", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="lmi", usage="lmi COMMAND ...", description=_MAP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--version", action="version", version=f"lmi-handler {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     serve = commands.add_parser("serve", help="serve a model over HTTP")
     serve.add_argument("model", nargs="?", help="a .gguf file or a model directory; with vllm and trtllm also a name "
                        "on the Hugging Face hub (default: the demo model)")  # fmt: skip
@@ -55,7 +83,18 @@ def _parser() -> argparse.ArgumentParser:
     options.add_argument("name", nargs="?", metavar="NAME", help="as serving.properties or the environment writes it")
     options.set_defaults(run=_options)
     add_bench(commands)
-    commands.add_parser("deploy", help="put a model on a SageMaker endpoint (lmi deploy --help)")
+    deploy = commands.add_parser("deploy", help="put a model on a SageMaker endpoint")
+    completion = commands.add_parser(
+        "completion",
+        help="print a completion script for a shell",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Print a completion script. To use it:\n"
+        '  bash  eval "$(lmi completion bash)" in ~/.bashrc\n'
+        "  zsh   lmi completion zsh > FOLDER/_lmi, where FOLDER is in $fpath\n"
+        "  fish  lmi completion fish > ~/.config/fish/completions/lmi.fish",
+    )  # fmt: skip
+    completion.add_argument("shell", choices=_SHELLS)
+    completion.set_defaults(run=lambda arguments: _completion(arguments.shell, parser, deploy))
     return parser
 
 
@@ -90,11 +129,12 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     signals = StopSignals()
     signals.install()  # before the slow imports
+    from handler.config.loader import read_server_config
     from handler.http.security.access import OPEN, read_access
     from handler.http.startup import serve
     from handler.serving.loading import check
 
-    reading = _read(arguments)
+    reading = read_server_config(arguments.model, arguments.engine, arguments.properties, arguments.options)
     problems, access = check(reading), OPEN
     with problems:
         access = read_access(
@@ -120,28 +160,36 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _options(arguments: argparse.Namespace) -> int:
     from handler.config.options import listing
 
-    try:
-        print(listing.describe(arguments.name) if arguments.name else listing.table(), flush=True)
-    except BrokenPipeError:  # `lmi options | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its end
+    print(listing.describe(arguments.name) if arguments.name else listing.table(), flush=True)
     return 0
 
 
-def _read(arguments: argparse.Namespace) -> Reading:
-    """Read the options, with the model directory's own serving.properties where no other is named, as in DJL."""
-    from handler.config.loader import read_config
-    from handler.config.sources import Setting
+def _completion(shell: str, parser: argparse.ArgumentParser, deploy: argparse.ArgumentParser) -> int:
+    """Print the script; with `lmi deploy`'s commands where its extra is installed."""
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        raise ConfigError(f"lmi completion: needs shtab: {_INSTALL}") from None
+    try:
+        from deploy.cli.main import add_commands
 
-    engine, model = arguments.engine, arguments.model
-    given = [Setting("option.llm_engine", engine, f"--engine {engine}")] if engine else []
-    named = [Setting("option.model_id", model, "the MODEL argument")] if model else []
-    reading = read_config(properties=arguments.properties, overrides=arguments.options, settings=given + named)
-    model_id = reading.config.model_id
-    own = Path(model_id or "", "serving.properties")
-    if arguments.properties is None and model_id and own.is_file():
-        reading = read_config(properties=own, overrides=arguments.options, settings=given)
-        reading = reading._replace(config=replace(reading.config, model_id=reading.config.model_id or model_id))
-    return reading
+        add_commands(deploy)
+    except ModuleNotFoundError as error:
+        print(f"lmi completion: without the commands of lmi deploy, which needs {error.name}", file=sys.stderr)
+    _complete_files(parser, shtab.FILE)
+    print(shtab.complete(parser, shell), flush=True)
+    return 0
+
+
+def _complete_files(parser: argparse.ArgumentParser, files: dict[str, str]) -> None:
+    """Let all arguments that are paths, in all commands, complete to files' names: shtab reads their `complete`."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            action.help = None  # shtab leaves out what the help does: the map has these
+            for command in action.choices.values():
+                _complete_files(command, files)
+        elif action.metavar == "FILE" or action.dest == "model":
+            action.complete = files  # type: ignore[attr-defined]
 
 
 def _log_to_stderr(level: str) -> None:

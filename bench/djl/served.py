@@ -17,12 +17,12 @@ from cpu import cpu_seconds
 from djl import environment
 from djl.handlers import FREE, NULL, UPSTREAM, Handler, ours
 from djl.ratios import over_others, verdict
-from handler.bench import metrics
 from handler.bench.client import Target
 from handler.bench.load import Closed
 from handler.bench.machine import OthersMeter
-from handler.bench.metrics import table
 from handler.bench.processes import measure
+from handler.bench.report import metrics
+from handler.bench.report.metrics import table
 from tests.djl.servers import DjlServer
 from tests.environment import clean_environment
 

@@ -67,10 +67,15 @@ class _AnyOrder(argparse.ArgumentParser):
 
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description="Deploy a model to a SageMaker endpoint, and call it.")
+    add_commands(parser)
+    return parser
+
+
+def add_commands(parser: argparse.ArgumentParser) -> None:
+    """Add the parsers of all commands."""
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_AnyOrder)
     for name, package in COMMANDS.items():
         importlib.import_module(f"deploy.cli.{package}.{name}").add(commands)
-    return parser
 
 
 def _print_error(error: DeployError) -> int:

@@ -133,7 +133,8 @@ def _scaling(scaling: Scaling, server: Server, prometheus: str | None) -> Manife
             "scaling: HyperPod asks a Prometheus for the pods' metrics, and the specification names none",
             "Add --prometheus URL, e.g. of the cluster's Amazon Managed Prometheus workspace.",
         )
-    pods = f'{{pod=~"{server.name}-.+"}}'
+    # The operator makes a Deployment of that name: NAME-HASH-SUFFIX is a pod of it, and of no NAME-OTHER.
+    pods = f'{{pod=~"{server.name}-[a-z0-9]+-[a-z0-9]{{5}}"}}'
     return {
         "minReplicaCount": least,
         "maxReplicaCount": most,

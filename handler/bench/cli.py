@@ -6,15 +6,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from handler.bench.report.arguments import add_arguments, draw, print_result
 from handler.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from handler.bench.load import Load
 
-_PLOT = Path("lmi-bench.png")
+_PICTURE = Path("lmi-bench.png")
 _DESCRIPTION = """Measure a server that streams LMI's schema: tokens/s, times to the first token (TTFT) and between
 tokens (ITL), errors. With --engine also the engine alone on the same work, in turns with the server. A table comes
-first, one line of JSON last. Ends with status 1 when a request failed."""
+first, one line of JSON last. Ends with status 1 when a request failed. --compare measures nothing: it reads results."""
 
 
 def add_parser(commands: Any) -> None:
@@ -79,15 +80,22 @@ def add_parser(commands: Any) -> None:
         metavar="CORES",
         help="a repetition during which other processes took more is made again (default %(default)s)",
     )
-    picture = parser.add_mutually_exclusive_group()
-    picture.add_argument("--plot", type=Path, metavar="FILE", help=f"(default {_PLOT}, where matplotlib is installed)")
-    picture.add_argument("--no-plot", action="store_true")
+    add_arguments(parser, _PICTURE)
+    parser.add_argument(
+        "--compare",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="compare results with the first one, of this command or of `lmi deploy bench`: files of --output, or "
+        "what it printed; one file alone is drawn again",
+    )
     parser.set_defaults(run=_bench)  # fmt: skip
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from handler.bench import metrics
-    from handler.bench.compare import Plan, run
+    if arguments.compare:
+        return _compare(arguments)
+    from handler.bench.run import Plan, run
     from handler.engines import entry
 
     if not arguments.url and not arguments.engine:
@@ -96,10 +104,6 @@ def _bench(arguments: argparse.Namespace) -> int:
         raise ConfigError("lmi bench: the engine alone has no arrivals; leave out --engine or --rate")
     if arguments.engine not in (None, "auto"):
         entry(arguments.engine)
-    if arguments.plot:
-        metrics.check_plot()
-    elif not arguments.no_plot and metrics.can_plot():
-        arguments.plot = _PLOT
     plan = Plan(
         url=arguments.url,
         engine=arguments.engine,
@@ -113,7 +117,18 @@ def _bench(arguments: argparse.Namespace) -> int:
         repeat=arguments.repeat,
         quiet=arguments.quiet,
     )
-    return run(plan, arguments.plot)
+    return run(plan, lambda report: print_result(arguments, report))
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from handler.bench.report import comparison
+    from handler.bench.report.curves import read_curves
+
+    if arguments.url or arguments.engine:
+        raise ConfigError("lmi bench: --compare measures nothing; leave out the URL and --engine")
+    curves = read_curves(arguments.compare)
+    print(comparison.show(curves))
+    return draw(arguments, curves)
 
 
 def _loads(arguments: argparse.Namespace) -> list[Load]:

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,21 @@ def describe() -> dict[str, Any]:
 
 def summary(report: dict[str, Any]) -> str:
     """Return the description in one line for people."""
+    return f"{taken(report)}; {where(report)}"
+
+
+def taken(report: Mapping[str, Any]) -> str:
+    """Return the time and the commit of a measurement."""
+    commit = f", commit {report['commit']}" if report["commit"] else ""
+    return f"{report['date']}{commit}"
+
+
+def where(report: Mapping[str, Any]) -> str:
+    """Return the machine and the versions."""
     machine = report["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    commit = f", commit {report['commit']}" if report["commit"] else ""
-    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB"
-    return f"{report['date']}{commit}; {where}; Python {report['python']}, {versions}"
+    hardware = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB"
+    return f"{hardware}; Python {report['python']}, {versions}"
 
 
 def _versions() -> dict[str, str]:

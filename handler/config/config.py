@@ -20,6 +20,7 @@ class Config:
     llm_engine: str
     rolling_batch: str
     max_rolling_batch_size: int
+    task: str
     dtype: str
     tensor_parallel_degree: str
     replicas: str

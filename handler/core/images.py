@@ -7,7 +7,8 @@ import weakref
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from handler.core.values import Image, ImagePrompt, new_digits
+from handler.core.identifiers import new_digits
+from handler.core.values import Image, ImagePrompt
 
 
 class ImageTokens(Protocol):

@@ -11,9 +11,10 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from handler.core.errors import InvalidPayload, PromptTooLong
+from handler.core.errors import InvalidParameter, InvalidPayload, PromptTooLong
 from handler.core.images import SharedImages
 from handler.core.thoughts import AnswerStart, Thoughts
+from handler.core.values import Request
 
 _SPACES = b" \t\n\r\v\f"
 """Characters that a tokenizer may omit between words; str.strip() would also remove control characters."""
@@ -99,6 +100,28 @@ class Prompt(NamedTuple):
     ids: list[int]
     vocabulary: Vocabulary
     images: SharedImages | None = None
+
+
+def given_prompt(request: Request, ids: Sequence[int], vocabulary: Vocabulary | None) -> Prompt:
+    """Make the prompt that came as ids.
+
+    Args:
+        vocabulary: the model's; None where each prompt brings its own.
+
+    Raises:
+        InvalidPayload, InvalidParameter: nothing says what the ids mean.
+    """
+    if vocabulary is None:
+        raise InvalidPayload(f"'{request.names.prompt}': the engine has no vocabulary of its own; send text")
+    check_ids(request.names.prompt, ids, vocabulary)
+    return Prompt(request.prompt, list(ids), vocabulary)
+
+
+def check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:
+    """Raise InvalidParameter where one of the client's ids is none of the vocabulary's."""
+    for id in ids:
+        if not 0 <= id < len(vocabulary):
+            raise InvalidParameter(f"{name}: {id} is not in the vocabulary of {len(vocabulary)} tokens")
 
 
 def cut_after(text: str, part: str) -> str:

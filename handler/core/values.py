@@ -13,17 +13,6 @@ from handler.core.errors import ServingError
 from handler.core.thoughts import Thoughts
 
 
-def new_uuid() -> str:
-    """Draw a random UUID (version 4) without a system call, for which a thread may have to wait its turn again."""
-    digits = new_digits()
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
-
-
-def new_digits() -> str:
-    """Draw 128 random bits as 32 hexadecimal digits."""
-    return f"{random.getrandbits(128):032x}"
-
-
 class Finish(str, Enum):
     """Why a sequence ended; the values are LMI's and TGI's `finish_reason`."""
 
@@ -162,6 +151,32 @@ class Sampling(NamedTuple):
         return max(self.n, self.best_of, self.num_beams)
 
 
+class Task(str, Enum):
+    """What a server computes (`option.task`); the values are Hugging Face's names, as in `HF_TASK`."""
+
+    GENERATION = "text-generation"
+    EMBEDDING = "text-embedding"
+    CLASSIFICATION = "text-classification"
+    RERANK = "rerank"
+
+
+class Pooling(NamedTuple):
+    """What an engine computes of a whole text in place of an answer; it comes as the `vector` of the last delta.
+
+    Attributes:
+        kind: embed (the text's vector), score (one number, of a text or a pair) or classify (a number for each label).
+        dimensions: of an embedding its first n numbers alone, as Matryoshka models learn them (arXiv 2205.13147).
+        normalize: embed: the vector has length 1; None: as the model's own modules say. score and classify: numbers
+            between 0 and 1 (sigmoid; softmax over several labels of which one holds); otherwise the logits.
+        second: index of the first token of a pair's second text; set when the texts are tokenized.
+    """
+
+    kind: str
+    dimensions: int | None = None
+    normalize: bool | None = True
+    second: int | None = None
+
+
 class FieldNames(NamedTuple):
     """Names of the client's dialect, for messages."""
 
@@ -171,6 +186,7 @@ class FieldNames(NamedTuple):
     bad_token_ids: str = "parameters.bad_words_list"
     logit_bias: str = "parameters.logit_bias"
     logits: str = "parameters.outputs"
+    dimensions: str = "dimensions"
     structured_output: str = "parameters.grammar"
 
 
@@ -205,7 +221,12 @@ class Request:
 
     prompt: str
     sampling: Sampling = field(default_factory=Sampling)
-    truncate: int | None = None  # keep only the last n prompt tokens
+    pooling: Pooling | None = None  # what is computed of the prompt; the sampling then does not count
+    pair: str | None = None  # with `pooling`: a second text, tokenized with the prompt as the model's pair
+    truncate: int | None = (
+        None  # keep only the last n prompt tokens; with `pooling`: a limit of its own, see truncation
+    )
+    truncation: str = "refuse"  # with `pooling`, of too many tokens: refuse, or cut them off on the left or the right
     details: bool = False
     full_text: bool = False  # put the prompt in front of generated_text
     messages: tuple[Mapping[str, Any], ...] = ()  # each with `role` and `content`; with `tools` see encode_chat
@@ -262,7 +283,9 @@ class Delta(NamedTuple):
     error: ServingError | None = None
     prefill: Sequence[Token] | None = None  # the prompt's tokens, with the first delta, on request
     logits: Logits | None = None
+    vector: Sequence[float] | None = None  # of a request with `pooling`, with its `finish`
 
 
-new_delta: Callable[[tuple[int, int, Sequence[Token], None, None, None, None]], Delta] = partial(tuple.__new__, Delta)
+_PlainDelta = tuple[int, int, Sequence[Token], None, None, None, None, None]
+new_delta: Callable[[_PlainDelta], Delta] = partial(tuple.__new__, Delta)
 """Make a delta of tokens alone, in half the time of `Delta(...)`: for the hot path."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from handler.core.errors import ConfigError
+from handler.core.values import Task
 from handler.engines.base import Capabilities, Engine, EngineConfig, StructuredOutputCheck, Tokenizer
+from handler.engines.huggingface.pooling import NO_POOLED_LORA
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class EngineEntry:
         needs: the import that shows whether the engine is installed.
         install: the command that installs it.
         isolated: runs in a process of its own; a thread is enough where a step costs nothing.
+        pools: computes embeddings, scores and classifications too.
         spreads: can spread a model over several devices, as every GPU engine can and no CPU engine.
     """
 
@@ -30,14 +33,18 @@ class EngineEntry:
     needs: str | None
     install: str
     isolated: bool = True
+    pools: bool = False
     spreads: bool = False
 
 
 ENGINES = {
     "openvino": EngineEntry(
-        "handler.engines.openvino.engine", "openvino_genai", "pip install '.[cpu]' in lmi-handler's directory"
+        "handler.engines.openvino.engine",
+        "openvino_genai",
+        "pip install '.[cpu]' in lmi-handler's directory",
+        pools=True,
     ),
-    "echo": EngineEntry("handler.engines.echo", None, "", isolated=False),
+    "echo": EngineEntry("handler.engines.echo", None, "", isolated=False, pools=True),
     "openai": EngineEntry(
         "handler.engines.openai.engine", "aiohttp", "pip install '.[openai]' in lmi-handler's directory"
     ),
@@ -68,9 +75,22 @@ def load_tokenizer(name: str, config: EngineConfig) -> Tokenizer:
     return cast(Tokenizer, _module(name).load_tokenizer(config))
 
 
-def prepare(name: str, model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path | None:
+def prepare(
+    name: str, model_id: str | None, dtype: str, options: Mapping[str, Any], task: Task = Task.GENERATION
+) -> Path | None:
     """Fetch or convert the files of `option.model_id` where that is needed; return those that the engine loads."""
-    return cast(Path | None, _module(name).prepare(model_id, dtype, options))
+    more = () if task is Task.GENERATION else (task,)
+    return cast(Path | None, _module(name).prepare(model_id, dtype, options, *more))
+
+
+def check_task(name: str, task: Task, option: str) -> None:
+    """Raise ConfigError where the engine does not compute `task`, which `option.task` says, or by auto the model."""
+    if task is not Task.GENERATION and not ENGINES[name].pools:
+        able = ", ".join(sorted(name for name, one in ENGINES.items() if one.pools))
+        raise ConfigError(
+            f"option.task={option}: {'the model is for ' + task.value + ', but ' if option == 'auto' else ''}"
+            f"the engine {name} generates text only; {able} compute embeddings and scores"
+        )
 
 
 def check(name: str, model_id: str | None, config: EngineConfig) -> None:
@@ -86,7 +106,8 @@ def check(name: str, model_id: str | None, config: EngineConfig) -> None:
 
 
 def capabilities(name: str, config: EngineConfig) -> Capabilities:
-    return cast(Capabilities, _module(name).capabilities(config))
+    able = cast(Capabilities, _module(name).capabilities(config))
+    return able if config.task is Task.GENERATION else replace(able, no_adapters=NO_POOLED_LORA)
 
 
 def checks_structured_output(name: str) -> bool:

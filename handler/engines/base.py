@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from handler.core.errors import GenerationFailed, RefusedByEngine, ServingError
 from handler.core.images import ImageTokens
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import (
@@ -18,6 +19,7 @@ from handler.core.values import (
     Logits,
     Sampling,
     StructuredOutput,
+    Task,
     TemplateOptions,
 )
 
@@ -42,6 +44,8 @@ class Output(NamedTuple):
         tops: on request, for each of `ids`.
         logits: on request.
         prompt_tops: as `tops`, for the prompt's tokens; nothing for the first.
+        vector: of a request with Pooling, in its only output: an embedding, one score, or a number for each label.
+        refused: `error` says what is wrong with the request, in words for its client.
     """
 
     key: int
@@ -54,6 +58,14 @@ class Output(NamedTuple):
     tops: Sequence[Alternatives] | None = None
     logits: Logits | None = None
     prompt_tops: Sequence[Alternatives] | None = None
+    vector: Sequence[float] | None = None
+    refused: bool = False
+
+    @property
+    def failure(self) -> ServingError:
+        """The error of a request that ended with ERROR."""
+        failed = f"request failed in the engine: {self.error}"
+        return RefusedByEngine(self.error or "") if self.refused else GenerationFailed(failed)
 
     @property
     def is_plain(self) -> bool:
@@ -89,6 +101,7 @@ class EngineConfig:
     devices: str = "1"  # a number, or max
     options: Mapping[str, Any] = field(default_factory=dict)
     chat_template: str | None = None  # replaces the model's own
+    task: Task = Task.GENERATION
 
 
 @dataclass(frozen=True)
@@ -100,6 +113,7 @@ class EngineInfo:
     device: str
     dtype: str
     max_total_tokens: int
+    dimensions: int = 0  # numbers of an embedding
 
 
 class Engine(Protocol):

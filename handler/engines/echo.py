@@ -13,11 +13,13 @@ Options:
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import itertools
 import re
 import threading
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,8 +28,10 @@ from typing import Any
 from handler.core.errors import ConfigError, PromptTooLong
 from handler.core.images import ImageTokens
 from handler.core.text import Prompt, Vocabulary, cut_after
-from handler.core.values import PLAIN_TEMPLATE, Adapter, Finish, ImagePrompt, Sampling, TemplateOptions
+from handler.core.values import PLAIN_TEMPLATE, Adapter, Finish, ImagePrompt, Pooling, Sampling, Task, TemplateOptions
 from handler.engines.base import NO_IMAGES, NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step, Tokenizer
+from handler.engines.huggingface.pooling import PoolingFiles
+from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer, fit
 
 _UNSUPPORTED = {
     "num_beams": "it has no beam search",
@@ -43,6 +47,7 @@ _UNSUPPORTED = {
 }
 
 _CONTEXT = 1 << 20
+_DIMENSIONS = 8
 _CUES = ("<raise>", "<hang>", "<die>", "<refuse>")  # ids 0 to 3 in every prompt's vocabulary
 
 
@@ -74,6 +79,24 @@ class EchoTokenizer:
                 raise PromptTooLong("inputs", len(indices), _CONTEXT - 1, exact=False)
         return Prompt(text, indices, Vocabulary([f" {word}".encode() for word in ids]))
 
+    def encode_pooled(
+        self, text: str, pair: str | None, most: int | None, truncation: str
+    ) -> tuple[Prompt, int | None]:
+        """Encode the words of one text or two; a word's id is its hash, so that it is the same in every text."""
+        words = [one.split() for one in (text, pair) if one is not None]
+        lengths = [len(one) for one in words]
+        if most is not None and sum(lengths) > most:
+            if truncation == "refuse":
+                raise PromptTooLong("inputs", sum(lengths), most)
+            lengths = fit(lengths, most)
+            words = [
+                one[:length] if truncation == "right" else one[len(one) - length :]
+                for one, length in zip(words, lengths, strict=True)
+            ]
+        cues = {cue: id for id, cue in enumerate(_CUES)}
+        ids = [cues.get(word, len(cues) + zlib.crc32(word.encode())) for one in words for word in one]
+        return Prompt(text, ids, Vocabulary([])), None if pair is None else lengths[0]
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -95,6 +118,51 @@ class EchoTokenizer:
 
 def _written(content: str | Sequence[Mapping[str, Any]]) -> str:
     return content if isinstance(content, str) else " ".join([part.get("text", _IMAGE) for part in content])
+
+
+class EchoPooling:
+    """Computes numbers of a text's words: equal texts have equal ones, and the order of the words counts."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._cues = bool(config.options.get("echo_cues", 0))
+        self._waiting: dict[int, tuple[Sequence[int], Pooling]] = {}
+        self._labels = 2
+        self._files = PoolingFiles("mean", normalize=True, most_tokens=None, exclusive=True)
+        self.info = EngineInfo("echo", "1", "none", "none", config.max_total_tokens or _CONTEXT, _DIMENSIONS)
+
+    def add(self, key: int, ids: Sequence[int], pooling: Pooling, *nothing: object) -> None:
+        if self._cues and _CUES.index("<refuse>") in ids:
+            raise ValueError("refused on cue")
+        self._waiting[key] = ids, pooling
+
+    def cancel(self, key: int) -> None:
+        self._waiting.pop(key, None)
+
+    def step(self) -> Step:
+        outputs = []
+        for key, (ids, pooling) in self._waiting.items():
+            if self._cues and (cue := min(ids)) < len(_CUES):
+                _act(_CUES[cue])
+            outputs.append(
+                Output(key, (), (), Finish.EOS, vector=self._files.finish(self._numbers(ids, pooling), pooling))
+            )
+        self._waiting.clear()
+        return Step([], [], [], outputs)
+
+    def _numbers(self, ids: Sequence[int], pooling: Pooling) -> Any:
+        import numpy
+
+        size = {"embed": _DIMENSIONS, "score": 1, "classify": self._labels}[pooling.kind]
+        digest = hashlib.shake_128(repr((*ids, pooling.second)).encode()).digest(2 * size)
+        return numpy.frombuffer(digest, dtype="<i2").astype(numpy.float32) / (1 << 13)  # from -4 to 4
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        raise ValueError(NO_LORA)
+
+    drop_adapter = load_adapter
+
+    def close(self) -> None:
+        self._waiting.clear()
 
 
 class Echo:
@@ -205,7 +273,7 @@ def check(model_id: str | None, config: EngineConfig) -> None:
         )
 
 
-def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> None:
+def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any], task: Task = Task.GENERATION) -> None:
     """Prepare nothing: it needs no files."""
 
 
@@ -217,14 +285,16 @@ def capabilities(config: EngineConfig) -> Capabilities:
     )
 
 
-def load(config: EngineConfig) -> Echo:
-    return Echo(config)
+def load(config: EngineConfig) -> Echo | EchoPooling:
+    return Echo(config) if config.task is Task.GENERATION else EchoPooling(config)
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
     directory = config.options.get("echo_tokenizer")
     if directory is None:
         return EchoTokenizer()
+    if config.task is not Task.GENERATION:
+        return HfPoolingTokenizer(Path(directory))
     from handler.engines.huggingface.tokenizer import HfTokenizer
 
     return HfTokenizer(Path(directory), chat_template=config.chat_template)

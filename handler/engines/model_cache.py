@@ -87,7 +87,14 @@ def run_converter(
     command = [sys.executable, "-c", script, str(source.absolute()), str(target.absolute())]
     pipe = subprocess.PIPE
     try:
-        process = child_processes.run(command, stdout=pipe, stderr=pipe, env=os.environ | QUIET, pass_fds=(lock,))
+        process = child_processes.run(
+            command,
+            doing=f"converting {source} to {form}",
+            stdout=pipe,
+            stderr=pipe,
+            env=os.environ | QUIET,
+            pass_fds=(lock,),
+        )
     except child_processes.Stopped:
         raise ConfigError(f"stopped while {source} was being converted") from None
     # Converters only warn of a tokenizer that they cannot convert, but no engine loads the result.

@@ -5,33 +5,39 @@ Starlette routes and nothing more: its wrappers around `send` would cost each st
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from handler.core.errors import InvalidPayload, NotFound
+from handler.config.config import Config
+from handler.config.loader import read_server_config
+from handler.core.errors import ConfigError, InvalidPayload
 from handler.http.asgi import Endpoint, send_answer, send_error, send_json
+from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.routes.adapters import AdapterRoutes
 from handler.http.routes.inference import Inference
 from handler.http.routes.openai import OpenAiRoutes
 from handler.http.routes.pages import OPEN_PATHS, PageRoutes
 from handler.http.routes.tgi import TgiRoutes
 from handler.http.routes.triton import TritonRoutes
-from handler.http.security.access import OPEN, Access
+from handler.http.security.access import OPEN, Access, read_access
 from handler.http.security.allowed_hosts import AllowedHosts
 from handler.http.security.api_keys import ApiKeys
 from handler.http.security.cors import Cors
+from handler.protocols import registry
 from handler.protocols.base import HttpResponse
-from handler.protocols.registry import refusing
 from handler.serving.admission import ATTRIBUTES, INVOKE, route_in_attributes
+from handler.serving.loading import check, load_model, model_formatters
+from handler.serving.metrics import cloudwatch
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import request_id
 
 
 class App:
-    """The ASGI application around a served model.
+    """The application around a served model; it needs our server's extension of ASGI (`http/exchange.py`).
 
     Args:
         access: who may speak to it.
@@ -60,13 +66,13 @@ class App:
             *OpenAiRoutes(model).routes,
             *TritonRoutes(model).routes,
         ]
-        self._router = Router(self.routes, default=_not_found, redirect_slashes=False)
+        self._router = Router(self.routes, default=self._not_found, redirect_slashes=False)
         self._exact = {route.path: route.app for route in reversed(self.routes) if "{" not in route.path}
         self._keys = ApiKeys(access.keys, {("GET", "/ping"), ("GET", "/health"), *OPEN_PATHS})
         self._cors = Cors(access.origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope["type"] == "http", "the server runs without lifespan and websockets"
+        assert scope["type"] == "http", "our server runs without lifespan and websockets"
         headers = scope["headers_by_name"] = _headers(scope)
         scope["request_id"] = request_id(headers)
         host = headers.get("host", "")
@@ -142,6 +148,95 @@ class App:
         metrics = self._model.metrics
         await send_answer(scope, send, HttpResponse(200, metrics.content_type, metrics.render()))
 
+    async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (refused := registry.refused(scope["path"], self._model.context.task)) is not None:
+            return await send_answer(scope, send, refused)
+        message = "Requested resource is not found, please refer to API document."
+        await send_error(scope, send, 404, "ResourceNotFoundException", message)
+
+
+# -- other servers than ours -------------------------------------------------------------------------------------
+
+
+def create_app(
+    *options: str, model: str | None = None, origins: tuple[str, ...] = (), hosts: tuple[str, ...] = ()
+) -> MountedApp:
+    """Make the application for any ASGI server: `hypercorn 'handler.http.app:create_app()'`.
+
+    Further options come from the environment (`OPTION_*`), and keys from LMI_API_KEY, as with `lmi serve`.
+
+    Args:
+        options: `option.NAME=VALUE`, as `lmi serve -o` takes them.
+        model: as the argument of `lmi serve`.
+        origins, hosts: those of `--allow-origin` and `--allow-host`.
+
+    Raises:
+        ConfigError: with all problems that show before the model is loaded.
+    """
+    reading = read_server_config(model, overrides=options)
+    problems, access = check(reading), OPEN
+    with problems:
+        access = read_access(origins=origins, hosts=hosts, environ=os.environ)
+    problems.check()
+    return MountedApp(reading.config, access)
+
+
+class MountedApp:
+    """The application of any ASGI server: it loads the model at the lifespan's start, and ends it at its end."""
+
+    def __init__(self, config: Config, access: Access) -> None:
+        self._config = config
+        self._access = access
+        self._model: ServedModel | None = None
+        self._apps: dict[str, App] = {}  # by the server's own address, which decides which hosts are allowed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self._live(receive, send)
+        if scope["type"] == "websocket":
+            return await send({"type": "websocket.close"})
+        if self._model is None:
+            raise RuntimeError("the model is not loaded: the server has to run the lifespan protocol")
+        address = str((scope.get("server") or ("",))[0])
+        if address not in self._apps:
+            self._apps[address] = App(self._model, self._access, AllowedHosts.of(self._access, address, address))
+        root, path = scope.get("root_path", "").rstrip("/"), scope["path"]
+        exchange = AsgiExchange(receive, send, scope["http_version"])
+        inner = {
+            **scope,
+            "path": path.removeprefix(root) if path.startswith(f"{root}/") else path,
+            "root_path": "",
+            "extensions": {**(scope.get("extensions") or {}), EXCHANGE: exchange},
+        }
+        try:
+            await self._apps[address](inner, receive, exchange.send)
+        finally:
+            exchange.close()
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()  # lifespan.startup
+        try:
+            model = await load_model(self._config, model_formatters(self._config))
+        except ConfigError as error:
+            return await send({"type": "lifespan.startup.failed", "message": str(error)})
+        try:
+            model.start()
+            try:
+                await model.opened
+            except ConfigError as error:
+                return await send({"type": "lifespan.startup.failed", "message": str(error)})
+            self._model = model
+            with cloudwatch.reporting(
+                model.metrics.registry, self._config.label, self._config.cloudwatch_metrics_interval
+            ):
+                await send({"type": "lifespan.startup.complete"})
+                await receive()  # lifespan.shutdown
+            model.drain()
+            model.give_up()
+        finally:
+            model.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
 
 # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -152,14 +247,6 @@ def _headers(scope: Scope) -> dict[str, str]:
 
 
 # -- answers -----------------------------------------------------------------------------------------------------
-
-
-async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    if (refused := refusing(scope["path"])) is not None:
-        error = NotFound(f"{scope['path'][:64]} is not served here; /docs lists the routes that are")
-        return await send_answer(scope, send, refused(error))
-    message = "Requested resource is not found, please refer to API document."
-    await send_error(scope, send, 404, "ResourceNotFoundException", message)
 
 
 async def _model_not_found(scope: Scope, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""A request and its answer on a connection, as an ASGI extension."""
+"""A request and its answer on a connection, as an ASGI extension; made of plain ASGI for other servers than ours."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from time import monotonic
 
+from starlette.types import Message, Receive, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 EXCHANGE = "lmi.http.exchange"
@@ -74,3 +75,80 @@ class Exchange:
             self.written_at = monotonic()
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
+
+
+class AsgiExchange:
+    """The same by `receive` and `send` alone: a task listens for the client's end, and another one sends the chunks.
+
+    `send` takes the place of the server's own. Attributes as in `Exchange`.
+    """
+
+    is_held = True  # `send` writes everything
+
+    def __init__(self, receive: Receive, send: Send, http_version: str) -> None:
+        self._receive = receive
+        self._send = send
+        self._has_connection_headers = http_version.startswith("1")
+        self._event = asyncio.Event()
+        self._listener: asyncio.Task[None] | None = None
+        self.is_over = False
+        self.written_at = 0.0
+        self.wake = self._event.set
+
+    def send_whole(self) -> None:
+        """Without effect: whether a client that ended its own side has gone is the server's decision."""
+
+    def open(self) -> None:
+        """Without effect: there is no shorter way than `send`."""
+
+    def write_chunk(self, data: bytes) -> bool:
+        return False
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """As `Exchange.wait`."""
+        if self._listener is None:
+            self._listener = asyncio.ensure_future(self._listen())
+        timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self.wake)
+        try:
+            await self._event.wait()
+            self._event.clear()
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def send(self, message: Message) -> None:
+        """Send a message of the answer, from a task: `BodyWriter` steps this up to its first wait only.
+
+        Raises:
+            OSError: the server could not send it.
+        """
+        await asyncio.sleep(0)
+        if self.is_over:
+            return
+        if message["type"] == "http.response.start" and not self._has_connection_headers:
+            headers = [(name, value) for name, value in message["headers"] if name != b"connection"]
+            message = {**message, "headers": headers}
+        try:
+            await self._send(message)
+        except Exception as error:  # each server has its own for a client that has gone
+            self._end()
+            raise OSError(f"the ASGI server could not send: {error}") from error
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self._end()
+
+    def close(self) -> None:
+        """The request is over."""
+        if self._listener is not None:
+            self._listener.cancel()
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._end()
+
+    def _end(self) -> None:
+        self.is_over = True
+        self.wake()
+
+
+AnyExchange = Exchange | AsgiExchange

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from handler.config.config import Config
 from handler.core import child_processes, event_loop, garbage
 from handler.core.errors import Problem, Problems, Unavailable
+from handler.core.values import Task
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import State
 from handler.http.app import App
@@ -142,7 +143,7 @@ async def _serve_model(
             server.stop()
         elif state is State.READY and not model.restarts:
             print(f"{CLEAR}ready after {progress.seconds:.1f} s: {_describe(model)}", file=sys.stderr)
-            print(_greeting(listener, access), file=sys.stderr, flush=True)
+            print(_greeting(listener, access, model.context.task), file=sys.stderr, flush=True)
 
     garbage.keep_collecting()
     app.open(model, App(model, access, hosts))
@@ -165,12 +166,20 @@ def _describe(model: ServedModel) -> str:
     return f"{count}{info.name} {info.version} on {info.device}, dtype {info.dtype}, {info.max_total_tokens} tokens"
 
 
-def _greeting(listener: socket.socket, access: Access) -> str:
+_EXAMPLES = {
+    Task.GENERATION: '{"inputs":"The capital of France is","parameters":{"max_new_tokens":8}}',
+    Task.EMBEDDING: '{"inputs":"The capital of France"}',
+    Task.CLASSIFICATION: '{"inputs":"I like you."}',
+    Task.RERANK: '{"query":"pets","texts":["A cat","A car"]}',
+}
+"""A body for /invocations of each task."""
+
+
+def _greeting(listener: socket.socket, access: Access, task: Task) -> str:
     host, port = listener.getsockname()[:2]
     at = f"{access.scheme}://{'[' + host + ']' if ':' in host else host}:{port}"
     key = ' -H "Authorization: Bearer ${LMI_API_KEY%%,*}"' if access.keys else ""  # its name, never the key itself
-    body = '{"inputs":"The capital of France is","parameters":{"max_new_tokens":8}}'
-    ask = f"curl -s {at}/invocations -H 'Content-Type: application/json'{key} -d '{body}'"
+    ask = f"curl -s {at}/invocations -H 'Content-Type: application/json'{key} -d '{_EXAMPLES[task]}'"
     return f"listening on {at}; open it in a browser, or try:\n  {ask}"
 
 

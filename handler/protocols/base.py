@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypedDic
 
 from handler.core.errors import ServingError
 from handler.core.text import Vocabulary
-from handler.core.values import Adapter, Delta, Request, Token
+from handler.core.values import Adapter, Delta, Request, Task, Token
 from handler.protocols.assistant.tools.parsing import Format
 
 MAX_IMAGES = 32
@@ -61,8 +61,11 @@ class ServerContext:
         reasoning_parser: `option.reasoning_parser`; "" without one.
         template_arguments: `option.default_chat_template_kwargs`.
         structural_tags: xgrammar's styles of arguments that the engine's structural tags have.
+        task: what the model computes; requests for anything else are refused when they have been parsed.
+        labels: names of the numbers of a classification.
         no_images: why messages may have no images; "" where they may.
         max_images: of one request.
+        prompts: the model's own prompts for embeddings by name, each the beginning of a text.
     """
 
     engine: str
@@ -86,8 +89,11 @@ class ServerContext:
     reasoning_parser: str = ""
     template_arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     structural_tags: frozenset[str] = frozenset()
+    task: Task = Task.GENERATION
+    labels: Sequence[str] = ()
     no_images: str = "the engine reads text only"
     max_images: int = MAX_IMAGES
+    prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class HttpResponse(NamedTuple):

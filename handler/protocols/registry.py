@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from handler.core.errors import ServingError
+from handler.core.errors import NotFound, ServingError
+from handler.core.values import Task
 from handler.protocols.anthropic import errors as anthropic_errors
 from handler.protocols.anthropic.request import AnthropicCount, AnthropicMessages
 from handler.protocols.base import HttpResponse, ParsedRequest, Schema, ServerContext
 from handler.protocols.lmi.chat import Chat
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
+from handler.protocols.lmi.embedding import LmiEmbedding
 from handler.protocols.lmi.request import Lmi
 from handler.protocols.openai import errors as openai_errors
 from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.completions import OpenAiCompletions
+from handler.protocols.openai.embeddings import OpenAiEmbeddings
+from handler.protocols.rerank import errors as rerank_errors
+from handler.protocols.rerank.request import Rerank
 from handler.protocols.responses.request import OpenAiResponses
+from handler.protocols.tei import errors as tei_errors
+from handler.protocols.tei.request import TeiEmbed, TeiPredict, TeiRerank, TeiSimilarity
 from handler.protocols.tgi.compat import TgiCompat
 from handler.protocols.tgi.mindie import Mindie
 from handler.protocols.tgi.native import Tgi
 from handler.protocols.triton.request import Route, Triton
+from handler.protocols.triton.response import not_found
 
 
 class DispatchByField:
@@ -88,33 +96,92 @@ ROUTES: dict[str, Schema] = {
     "/v1/messages/count_tokens": AnthropicCount(),
     **{f"{model}/{route.value}": Triton(route) for model in TRITON_MODEL for route in (Route.GENERATE, Route.STREAM)},
 }
-"""The embedded server's other inference routes, each with its dialect. The host checks `{model}` and `{version}`."""
+"""The routes for inference of a model that generates, beside / and /invocations, each with its dialect.
+
+The host checks `{model}` and `{version}`.
+"""
+
+_EMBEDDINGS, _EMBED, _PREDICT = OpenAiEmbeddings(), TeiEmbed(), TeiPredict()
+_RERANK = Rerank("rerank", return_documents=True, truncation="refuse")
+_RANKS = DispatchByField(TeiRerank(), {"documents": _RERANK})
+
+POOLED_ROUTES: dict[Task, dict[str, Schema]] = {
+    Task.EMBEDDING: {"/": _EMBED, "/v1/embeddings": _EMBEDDINGS, "/embed": _EMBED, "/similarity": TeiSimilarity()},
+    Task.RERANK: {
+        "/": _RANKS,
+        "/rerank": _RANKS,
+        "/v1/rerank": _RERANK,
+        "/v2/rerank": Rerank("rerank_v2", return_documents=False, truncation="right"),
+    },
+    Task.CLASSIFICATION: {"/": _PREDICT, "/predict": _PREDICT},
+}
+"""The same of models that compute something else of a text."""
+
+POOLED_SCHEMAS: dict[Task, Schema] = {
+    Task.EMBEDDING: DispatchByField(LmiEmbedding(), {"input": _EMBEDDINGS}),
+    Task.RERANK: _RANKS,
+    Task.CLASSIFICATION: _PREDICT,
+}
+"""Dialects of /invocations of those models."""
 
 
-def routes(root_schema: str) -> dict[str, Schema]:
-    """Return ROUTES with `/`."""
-    return {"/": ROOTS[root_schema], **ROUTES}
+def routes(root_schema: str, task: Task = Task.GENERATION) -> dict[str, Schema]:
+    """Return the routes of a model's task, with `/`."""
+    return POOLED_ROUTES[task] if task in POOLED_ROUTES else {"/": ROOTS[root_schema], **ROUTES}
 
 
-def choose(rolling_batch: str, tgi_compat: bool, openai_compat: bool) -> Schema:
+def choose(rolling_batch: str, tgi_compat: bool, openai_compat: bool, task: Task = Task.GENERATION) -> Schema:
     """Choose the dialect of /invocations.
 
     Args:
+        tgi_compat: answers have the form of Hugging Face's containers.
         openai_compat: chats are answered as on /v1/chat/completions.
     """
+    if task in POOLED_SCHEMAS:
+        return _BY_TEI if tgi_compat and task is Task.EMBEDDING else POOLED_SCHEMAS[task]
     name = "dynamic_batch" if rolling_batch == "disable" else "tgi_compat" if tgi_compat else "lmi"
     return _by_field(_MODES[name], ROUTES["/v1/chat/completions"]) if openai_compat else SCHEMAS[name]
 
 
+_BY_TEI = DispatchByField(_EMBED, {"input": _EMBEDDINGS})
+
+# -- paths that are not served -----------------------------------------------------------------------------------
+
+_TEI_PATHS = {
+    "/embed_all": "the engines return one vector for a whole text",
+    "/embed_sparse": "no engine here computes sparse vectors",
+    "/embeddings": "call /v1/embeddings",
+    "/decode": "no route turns ids into text",
+    "/vertex": "send each instance as a body of its own",
+}
+"""Other routes of text-embeddings-inference, and why they are not served."""
+
 _FAMILIES = {
     "/v1/messages": anthropic_errors.refused,
     "/v1/complete": anthropic_errors.refused,
+    "/v1/rerank": rerank_errors.refused,
+    "/v2/rerank": rerank_errors.refused,
     "/v1": openai_errors.refused,
+    "/v2": not_found,
+    **dict.fromkeys(("/embed", "/similarity", "/rerank", "/predict", *_TEI_PATHS), tei_errors.refused),
 }
 """Where a dialect's paths begin, and how it refuses; the longer ones first."""
 
 
-def refusing(path: str) -> Callable[[ServingError], HttpResponse] | None:
-    """Return how the dialect refuses whose paths begin as this one; None where there is none."""
-    families = (refused for family, refused in _FAMILIES.items() if path == family or path.startswith(f"{family}/"))
-    return next(families, None)
+def refused(path: str, task: Task) -> HttpResponse | None:
+    """Return the refusal of a path that is not served, in its dialect's form; None where it is of no dialect."""
+    error = NotFound(f"{path[:64]} is not served here{_why(path, task)}; /docs lists the routes that are")
+    for other in (ROUTES, *POOLED_ROUTES.values()):
+        if path in other:
+            return other[path].refused(error)
+    families = (refuse for family, refuse in _FAMILIES.items() if path == family or path.startswith(f"{family}/"))
+    return next((refuse(error) for refuse in families), None)
+
+
+def _why(path: str, task: Task) -> str:
+    if path in _TEI_PATHS:
+        return f": {_TEI_PATHS[path]}"
+    needed = [other for other, served in {Task.GENERATION: ROUTES, **POOLED_ROUTES}.items() if path in served]
+    if not needed:
+        return ""
+    return f": it is for option.task={needed[0].value}, and this model's task is {task.value}"

@@ -12,6 +12,9 @@ from handler.core.values import NO_TOKEN, Delta, Finish, Request, Sampling, Toke
 from handler.protocols.base import HttpResponse, TokenLine
 from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, document
 
+Vectors = Sequence[Sequence[float]]
+"""A vector of each request."""
+
 
 @functools.lru_cache
 def line_template(chunk: Callable[[Token, int], Any], framing: Framing, slots: Token) -> bytes:
@@ -221,6 +224,32 @@ class WholeReply:
 
     def _document(self) -> Any:
         raise NotImplementedError
+
+
+class VectorReply(WholeReply):
+    """The document that a dialect makes of its requests' vectors.
+
+    Args:
+        render: takes the vectors, in the order of the requests, and the number of all their tokens.
+        refused: renders a failure.
+    """
+
+    def __init__(
+        self, num_requests: int, render: Callable[[Vectors, int], Any], refused: Callable[[ServingError], HttpResponse]
+    ) -> None:
+        super().__init__(num_requests)
+        self._vectors: list[Sequence[float]] = [()] * num_requests
+        self._render, self.refused = render, refused
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens += num_prompt_tokens
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        self._vectors[index] = delta.vector or ()
+        return super().feed(index, delta._replace(sequence=index))
+
+    def _document(self) -> Any:
+        return self._render(self._vectors, self._num_prompt_tokens)
 
 
 class DocumentReply(WholeReply):

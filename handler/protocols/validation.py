@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from handler.core.errors import InvalidParameter
-from handler.core.values import Sampling
+from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.values import Request, Sampling, Task
 from handler.protocols.base import ServerContext
 
 SAMPLED = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p", "seed"})
@@ -23,6 +23,24 @@ _NOT_WITH_BEAMS: Sequence[str] = (
 _ONLY_WITH_BEAMS: Sequence[str] = ("length_penalty", "early_stopping")
 
 DEFAULTS = Sampling._field_defaults
+
+
+_ROUTES = {
+    Task.GENERATION: "/v1/chat/completions, /generate and their like",
+    Task.EMBEDDING: "/v1/embeddings, /embed and their like",
+    Task.CLASSIFICATION: "/predict",
+    Task.RERANK: "/rerank and its like",
+}
+_KINDS = {"embed": Task.EMBEDDING, "score": Task.RERANK, "classify": Task.CLASSIFICATION}
+
+
+def check_task(request: Request, task: Task) -> None:
+    """Raise InvalidPayload where the model computes something else than is asked for."""
+    wanted = Task.GENERATION if request.pooling is None else _KINDS[request.pooling.kind]
+    if wanted is not task:
+        raise InvalidPayload(
+            f"this server is for {task.value} (option.task): it answers {_ROUTES[task]}; this is {wanted.value}"
+        )
 
 
 class Named(NamedTuple):

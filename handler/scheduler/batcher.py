@@ -98,22 +98,25 @@ class Batcher:
         if len(self._queue) >= self._max_queued:
             raise Overloaded(f"the queue is full: {self._max_queued} requests wait (job_queue_size)")
 
-    def submit(self, request: Request, prompt: Prompt, started: Callable[[], None] = lambda: None) -> int:
+    def submit(
+        self, request: Request, prompt: Prompt, started: Callable[[], None] = lambda: None, *, follows: bool = False
+    ) -> int:
         """Accept a request; later steps return its deltas under the returned id.
 
         Args:
             started: called when the engine gets the request, perhaps before this returns.
+            follows: another request of the same body was accepted, which this one follows into a full queue too.
 
         Raises:
             Overloaded: the queue is full.
             InvalidPayload: its adapter was unregistered since the request was read.
         """
-        self.check_room()
+        if not follows:
+            self.check_room()
         request = self._adapters.current(request)
         now = time.monotonic()
-        active = ActiveRequest(
-            next(self._ids), request, prompt, now + self._queue_timeout, now + self._time_limit, started
-        )
+        ends = now + self._queue_timeout, now + self._time_limit
+        active = ActiveRequest(next(self._ids), request, prompt, *ends, started)
         self._queue.add(active.id, request.priority, active)
         self._admit()
         return active.id
@@ -186,7 +189,7 @@ class Batcher:
                 continue
             receiver = request.receiver
             if receiver is None:
-                deltas.append(new_delta((request.id, request.first, (token,), None, None, None, None)))
+                deltas.append(new_delta((request.id, request.first, (token,), None, None, None, None, None)))
                 continue
             try:
                 lines.append(receiver.line(token))
@@ -202,8 +205,7 @@ class Batcher:
             return self._adapters.take(output)
         id, sequence = request.active.id, request.first + output.sequence
         if output.finish is Finish.ERROR:
-            error = GenerationFailed(f"request failed in the engine: {output.error}")
-            return deltas.append(self._failed(id, sequence, error))
+            return deltas.append(self._failed(id, sequence, output.failure))
         state = request.sequences[output.sequence]
         if state is None:
             return
@@ -228,7 +230,7 @@ class Batcher:
             if output.finish is None:
                 self._engine.cancel(output.key)
             self._end_sequence(request, output.key, output.sequence)
-        deltas.append(Delta(id, sequence, tokens, finish, None, prefill, output.logits))
+        deltas.append(Delta(id, sequence, tokens, finish, None, prefill, output.logits, output.vector))
 
     def _failed(self, id: int, sequence: int, error: ServingError) -> Delta:
         """End a request that has failed; return its last delta."""
@@ -251,7 +253,8 @@ class Batcher:
 
     def _start(self, active: ActiveRequest) -> None:
         active.started()
-        sampling = active.request.sampling.with_seed()
+        request, prompt = active.request, active.prompt
+        sampling = request.sampling.with_seed()
         active.unfinished = sampling.num_sequences
         self._running[active.id] = active
         # Beams are one request of the engine; several samples are several, each with its own seed.
@@ -259,12 +262,9 @@ class Batcher:
         for first in range(0, active.unfinished, width):
             key = next(self._keys)
             active.keys.append(key)
-            self._in_engine[key] = EngineRequest(
-                active, first, [SequenceState(active.prompt, sampling) for _ in range(width)]
-            )
-            scored = sampling.prompt_logprobs and first == 0
-            own = sampling._replace(seed=sampling.seed_of(first), prompt_logprobs=scored)
-            self._engine.add(key, active.prompt.ids, own, active.request.adapter, active.prompt.images)
+            self._in_engine[key] = EngineRequest(active, first, [SequenceState(prompt, sampling) for _ in range(width)])
+            own = sampling if first == 0 else sampling._replace(seed=sampling.seed_of(first), prompt_logprobs=False)
+            self._engine.add(key, prompt.ids, request.pooling or own, request.adapter, prompt.images)
 
     def _end_sequence(self, request: EngineRequest, key: int, index: int) -> None:
         request.sequences[index] = None

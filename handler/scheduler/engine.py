@@ -7,7 +7,7 @@ from typing import Protocol
 
 from handler.core.images import SharedImages
 from handler.core.text import Prompt
-from handler.core.values import Adapter, Request, Sampling
+from handler.core.values import Adapter, Pooling, Request, Sampling
 from handler.engines.base import Output, Step
 
 
@@ -27,7 +27,7 @@ class SteppedEngine(Protocol):
         self,
         key: int,
         ids: Sequence[int],
-        sampling: Sampling,
+        sampling: Sampling | Pooling,
         adapter: Adapter | None = None,
         images: SharedImages | None = None,
     ) -> None: ...

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from handler.core.images import SharedImages
 from handler.core.text import Detokenizer, Prompt, Vocabulary
 from handler.core.thoughts import AnswerStart, Thoughts
-from handler.core.values import Adapter, Finish, Request, Sampling
+from handler.core.values import Adapter, Finish, Pooling, Request, Sampling
 from handler.engines.base import Output, Step
 from handler.scheduler.engine import SteppedEngine
 
@@ -50,10 +50,12 @@ class ThinkingEngine:
         self,
         key: int,
         ids: Sequence[int],
-        sampling: Sampling,
+        sampling: Sampling | Pooling,
         adapter: Adapter | None = None,
         images: SharedImages | None = None,
     ) -> None:
+        if isinstance(sampling, Pooling):
+            return self._engine.add(key, ids, sampling, adapter, images)
         thoughts, budget, rule = sampling.thoughts, sampling.thinking_token_budget, sampling.structured_output
         if thoughts is None or (budget is None and (rule is None or rule.allows_text)):
             return self._engine.add(key, ids, sampling, adapter, images)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from handler import __version__, engines
 from handler.config.config import Config
+from handler.config.model_files import embedding_prompts, label_names
 from handler.core.framing import FRAMINGS
 from handler.engines.process.engine_loop import Spec
 from handler.protocols.assistant.template import DEFAULTS, default_arguments
@@ -34,6 +35,9 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser or "",
         template_arguments=default_arguments(config.default_chat_template_kwargs, config.where(DEFAULTS)),
+        task=spec.config.task,
+        prompts=embedding_prompts(spec.config.model),
+        labels=label_names(spec.config.model) or ("LABEL_0", "LABEL_1"),
         structural_tags=able.structural_tags if "structured_output" not in able.unsupported else frozenset(),
         no_images=able.no_images or missing_packages() or ("" if max_images else "option.limit_mm_per_prompt is 0"),
         max_images=max_images,

@@ -82,18 +82,26 @@ class EngineDriver:
         else:  # the next one is started by a tick
             self._tick_in(_SHORT_TICK)
 
-    def submit(self, request: Request, prompt: Prompt, sink: Sink, started: Callable[[], None] = lambda: None) -> int:
+    def submit(
+        self,
+        request: Request,
+        prompt: Prompt,
+        sink: Sink,
+        started: Callable[[], None] = lambda: None,
+        *,
+        follows: bool = False,
+    ) -> int:
         """Submit a request; return its id.
 
         Args:
             sink: gets its deltas until the finishing one.
-            started: called when the engine gets it.
+            started, follows: as in Batcher.submit.
 
         Raises:
             Overloaded: the queue is full.
             InvalidPayload: its adapter was dropped since it was parsed.
         """
-        id = self._batcher.submit(request, prompt, started)
+        id = self._batcher.submit(request, prompt, started, follows=follows)
         self.sinks[id] = sink
         return id
 

@@ -14,10 +14,11 @@ from handler import engines
 from handler.config import environment
 from handler.config.config import Config
 from handler.config.loader import Reading
-from handler.config.model_files import chat_template
+from handler.config.model_files import chat_template, find_task
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.event_loop import run_in_daemon_thread
 from handler.core.framing import FRAMINGS
+from handler.core.values import Task
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec
 from handler.engines.structured_output.validator import Restartable, StructuredOutputValidator
@@ -101,6 +102,7 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
         return problems
     arguments = engine_config(config)
     with problems:
+        arguments = replace(arguments, task=served_task(config, reading.engine))
         try:
             engines.check(reading.engine, config.model_id, arguments)
         except ConfigError as error:
@@ -153,14 +155,33 @@ def engine_spec(config: Config) -> Spec:
         ConfigError: there is no such engine or model.
     """
     name = choose_engine(config)
+    task = served_task(config, name)
     try:
-        model = engines.prepare(name, config.model_id, config.dtype, config.engine_options)
+        model = engines.prepare(name, config.model_id, config.dtype, config.engine_options, task)
     except OSError as error:
         raise ConfigError(f"the model's files cannot be had: {error}") from error
-    return Spec(name, engine_config(config, model, chat_template(config)))
+    task = served_task(config, name, model)  # what was fetched may say more
+    return Spec(name, engine_config(config, model, chat_template(config), task))
 
 
-def engine_config(config: Config, model: Path | None = None, template: str | None = None) -> EngineConfig:
+def served_task(config: Config, engine: str, model: Path | None = None) -> Task:
+    """Find what the model computes.
+
+    Args:
+        model: its files, where they are not those of `option.model_id`.
+
+    Raises:
+        ConfigError: the engine does not compute that; or as `find_task`.
+    """
+    own = Path(config.model_id) if config.model_id else None
+    task = find_task(config.task, own if own is not None and own.is_dir() else model)
+    engines.check_task(engine, task, config.task)
+    return task
+
+
+def engine_config(
+    config: Config, model: Path | None = None, template: str | None = None, task: Task = Task.GENERATION
+) -> EngineConfig:
     return EngineConfig(
         model=model,
         dtype=config.dtype,
@@ -173,13 +194,15 @@ def engine_config(config: Config, model: Path | None = None, template: str | Non
         devices=config.tensor_parallel_degree,
         options=config.engine_options,
         chat_template=template,
+        task=task,
     )
 
 
 def make_validator(spec: Spec, engine: Restartable | None = None) -> StructuredOutputValidator | None:
     """Return the validator of clients' structured output; None where the engine takes none, or none can harm it."""
     if (
-        not engines.checks_structured_output(spec.engine)
+        spec.config.task is not Task.GENERATION
+        or not engines.checks_structured_output(spec.engine)
         or "structured_output" in engines.capabilities(spec.engine, spec.config).unsupported
     ):
         return None

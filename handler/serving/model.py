@@ -64,8 +64,8 @@ class ServedModel:
         tracer: Tracer | None = None,
     ) -> None:
         self.config = config
-        self.schema = registry.choose(config.rolling_batch, config.tgi_compat, config.openai_compat)
-        self.routes = InferenceRoutes(config.model_name, registry.routes(config.root_schema))
+        self.schema = registry.choose(config.rolling_batch, config.tgi_compat, config.openai_compat, context.task)
+        self.routes = InferenceRoutes(config.model_name, registry.routes(config.root_schema, context.task))
         whole = stepped and config.rolling_batch == "disable" and not config.enable_streaming
         self.preprocessor = Preprocessor(
             self.schema, context, tokenizer, lambda: engine.info, formatters, validator, sessions, whole=whole

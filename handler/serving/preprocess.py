@@ -10,9 +10,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong, UnsupportedMedia
-from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Image, Request, new_uuid
+from handler.core.identifiers import new_uuid
+from handler.core.text import Prompt, check_ids, given_prompt
+from handler.core.values import Adapter, Image, Request
 from handler.engines.base import EngineInfo, Tokenizer
+from handler.engines.huggingface.pooling_tokenizer import encode_pooled
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.custom_request import CustomReader, FormatterTokenizer
 from handler.plugins.custom_response import with_formatter
@@ -20,6 +22,7 @@ from handler.plugins.functions import Formatters
 from handler.protocols.base import ParsedRequest, Schema, ServerContext
 from handler.protocols.readers.adapters import merge_adapters, named_adapter, quote
 from handler.protocols.readers.body import decode, decode_text
+from handler.protocols.validation import check_task
 from handler.serving.large_bodies import LARGE, LargeBodies
 from handler.serving.media.placing import place_images
 from handler.serving.sessions import Sessions, answer_call, session_call, session_of
@@ -154,6 +157,8 @@ class Preprocessor:
         if body.session_call:
             return answer_call(self._sessions, body.session_call, headers, self.schema.refused)
         call = (schema or self.schema).parse(body.value, self.context)
+        for request in call.requests:
+            check_task(request, self.context.task)
         if call.streams and self._whole:
             raise InvalidPayload("'stream': DJL's dynamic batches are answered whole; streams need rolling batch")
         if (adapter := self._adapter(headers)) is not None:
@@ -171,15 +176,20 @@ class Preprocessor:
         Raises:
             InvalidPayload, InvalidParameter: engines clamp or fail late where we refuse at once.
         """
+        if request.pooling is not None:
+            return encode_pooled(request, self._tokenizer, self._engine_info(), self.context.max_input_len)
         prompt = self.tokenize(request, images)
-        request = request if request.read_prompt is None else request.read_prompt(request, prompt.text)
+        if request.read_prompt is not None:
+            request = request.read_prompt(request, prompt.text)
         self._check(request, prompt)
         return self._filled(request, prompt), prompt
 
     def tokenize(self, request: Request, images: Sequence[Image] = ()) -> Prompt:
-        """The prompt's ids, however many, with `images`. Raises InvalidPayload, InvalidParameter, PromptTooLong."""
+        """The prompt's ids and `images`, cut as asked. Raises InvalidPayload, InvalidParameter, PromptTooLong."""
+        if request.pooling is not None:
+            return encode_pooled(request, self._tokenizer)[1]
         if request.prompt_ids is not None:
-            prompt = self._given(request, request.prompt_ids)
+            prompt = given_prompt(request, request.prompt_ids, self._tokenizer.vocabulary)
         elif request.messages:
             prompt = self._tokenizer.encode_chat(request.messages, request.tools, request.template)
             if images:
@@ -195,14 +205,6 @@ class Preprocessor:
         """Has the request's guide tried; None where there is nothing to wait for. `check_guide` reads the outcome."""
         output = request.sampling.structured_output
         return None if output is None or self._validator is None else self._validator.check(output)
-
-    def _given(self, request: Request, ids: Sequence[int]) -> Prompt:
-        """A prompt that came as ids."""
-        vocabulary = self._tokenizer.vocabulary
-        if vocabulary is None:
-            raise InvalidPayload(f"'{request.names.prompt}': the engine has no vocabulary of its own; send text")
-        _check_ids(request.names.prompt, ids, vocabulary)
-        return Prompt(request.prompt, list(ids), vocabulary)
 
     def _adapter(self, headers: Headers) -> Adapter | None:
         """The adapter that the headers name."""
@@ -222,9 +224,9 @@ class Preprocessor:
         if not num_prompt:
             raise InvalidPayload(f"'{names.prompt}' has no tokens")
         sampling, vocabulary = request.sampling, prompt.vocabulary
-        _check_ids(names.stop_token_ids, sampling.stop_token_ids, vocabulary)
-        _check_ids(names.bad_token_ids, sampling.bad_token_ids, vocabulary)
-        _check_ids(names.logit_bias, [id for id, _ in sampling.logit_bias], vocabulary)
+        check_ids(names.stop_token_ids, sampling.stop_token_ids, vocabulary)
+        check_ids(names.bad_token_ids, sampling.bad_token_ids, vocabulary)
+        check_ids(names.logit_bias, [id for id, _ in sampling.logit_bias], vocabulary)
         rows = num_prompt * sampling.return_context_logits
         rows += wanted * sampling.num_sequences * sampling.return_generation_logits
         if rows * len(vocabulary) > MAX_LOGITS:
@@ -262,12 +264,6 @@ def check_guide(request: Request, why: str) -> None:
 
 def _for_adapter(request: Request, adapter: Adapter) -> Request:
     return replace(request, adapter=merge_adapters(adapter, request.adapter, "the body"))
-
-
-def _check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:
-    for id in ids:
-        if not 0 <= id < len(vocabulary):
-            raise InvalidParameter(f"{name}: {id} is not in the vocabulary of {len(vocabulary)} tokens")
 
 
 def request_id(headers: Headers) -> str:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from handler.core.errors import ServingError, Unavailable, serving_error
+from handler.core.errors import RefusedByEngine, ServingError, Unavailable, serving_error
 from handler.core.event_loop import start_now
 from handler.core.framing import JSON
 from handler.core.text import Prompt
@@ -186,7 +186,8 @@ class RequestTask:
         for index, (request, prompt) in enumerate(encoded):
             self._stats.num_prompt_tokens += len(prompt.ids)
             self._reply.start(index, len(prompt.ids))
-            self._ids.append(self._driver.submit(request, prompt, functools.partial(sink, index), started))
+            own = functools.partial(sink, index)
+            self._ids.append(self._driver.submit(request, prompt, own, started, follows=index > 0))
 
     # -- the answer ----------------------------------------------------------------------------------------------
 
@@ -280,7 +281,7 @@ class RequestTask:
         self.error = error.with_traceback(None)  # a traceback names this task: a cycle
         self.unsent[:] = [answer.body]
         self._stats.error = error.public
-        failed = "failed" if self._stats.engine_answered else "refused"
+        failed = "failed" if self._stats.engine_answered and not isinstance(error, RefusedByEngine) else "refused"
         self._end("overloaded" if isinstance(error, Unavailable) else failed)
         self._driver.notify(self)
 

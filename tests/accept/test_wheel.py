@@ -67,9 +67,10 @@ def test_it_serves_the_pages(python: Path, tmp_path: Path, monkeypatch: pytest.M
             found = http.get(server.url + page, headers={"accept": "text/html"})
             assert found.status_code == 200
             assert "<title>" in found.text
-        for path in (ROOT / "handler" / "http" / "static").iterdir():
-            if path.suffix != ".html":
-                found = http.get(f"{server.url}/page/{path.name}")
+        static = ROOT / "handler" / "http" / "static"
+        for path in static.rglob("*"):
+            if path.suffix in (".js", ".css", ".svg"):
+                found = http.get(f"{server.url}/page/{path.relative_to(static).as_posix()}")
                 assert found.content == path.read_bytes(), path.name
 
 

@@ -11,23 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from handler.bench import metrics
 from handler.cli import main
-from handler.core.errors import ConfigError
 from tests.servers import LiveServer
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["--seconds", "1", "--repeat", "1", "--quiet", "99", "--tokens", "16", "--prompt-words", "8", "--no-plot"]
 
 
-def test_a_running_server(echo_server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", echo_server.url, "--clients", "2", *SHORT]) == 0
+def test_a_running_server(echo_server: LiveServer, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    saved, picture = tmp_path / "a.json", tmp_path / "a.png"
+    assert main(["bench", echo_server.url, "--clients", "2", *SHORT, "--output", str(saved)]) == 0
     shown = capsys.readouterr().out.splitlines()
+    assert saved.read_text().splitlines() == shown[-1:]
+    assert main(["bench", "--compare", str(saved), str(saved), "--plot", str(picture)]) == 0
+    assert "(+0.0%)" in capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG")
     (value,) = json.loads(shown[-1])["results"]
     assert value["errors"] == {}
     assert value["num_requests"] >= 2
     assert 0 < value["tokens_per_second"] < 16 * value["num_requests"] * 1.2, "it measured for a second or more"
     assert value["ttft_ms"]["p50"] <= value["ttft_ms"]["p99"]
+    assert value["ttft_ms"]["p50"] < value["latency_ms"]["p50"]
     assert any("2 clients" in line for line in shown)
 
 
@@ -59,12 +63,6 @@ def test_served_over_engine(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_makes_no_sense_is_refused(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--no-plot", *arguments]) == 2
     assert why in capsys.readouterr().err
-
-
-def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install '\.\[bench\]'"):
-        metrics.check_plot()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

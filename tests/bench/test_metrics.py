@@ -9,8 +9,8 @@ from array import array
 import pytest
 
 from handler.bench.load import Closed, Open, Result, percentiles
-from handler.bench.metrics import Point, Repetition, show, summarize, tokens_per_second
 from handler.bench.offline import Run
+from handler.bench.report.metrics import Point, Repetition, show, summarize, tokens_per_second
 
 
 def result(start: float, *arrivals: float, error: str = "") -> Result:

@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 import shlex
-import subprocess
 from typing import Any
 
 import pytest
@@ -75,7 +74,7 @@ def test_a_chat_with_the_demo_model(model_server: LiveServer, open_page: Open, s
         "max_tokens": 24,
     }
     alone = model_server.post(body, f"/{ROUTE}").json()["choices"][0]["message"]["content"]
-    assert page.evaluate("document.querySelector('.turn.assistant .text').textContent") == alone
+    assert whole(page) == alone.strip()
     assert re.fullmatch(r"\d+ tokens · first after .* tokens/s( · .*)?", page.inner_text(f"{ANSWER} .note"))
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
@@ -108,10 +107,9 @@ def test_the_conversation_goes_along_until_a_new_chat(slow_server: LiveServer, o
         "model": "mine",
         "messages": [{"role": "user", "content": "one"}],
         "max_tokens": 2,
-        "temperature": 0.7,
         "stream": True,
     }
-    assert [message["content"] for message in two["messages"]] == ["Be brief.", "one", first, "two"]
+    assert [message["content"] for message in two["messages"]] == ["Be brief.", "one", f" {first}", "two"]
     assert [message["role"] for message in two["messages"]] == ["system", "user", "assistant", "user"]
     assert [message["content"] for message in three["messages"]] == ["Be brief.", "three"]
     assert [message["content"] for message in four["messages"]] == ["Be brief.", "four"]
@@ -140,7 +138,7 @@ def test_an_answer_in_one_piece(slow_server: LiveServer, open_page: Open) -> Non
     page.uncheck("#p-stream")
     page.fill("#p-max_tokens", "3")
     send(page, "a b")
-    assert whole(page) == " user: a b"
+    assert whole(page) == "user: a b"
     assert page.inner_text(f"{ANSWER} .note").endswith("cut at max_tokens")
 
 
@@ -150,7 +148,7 @@ def test_a_chat_in_tgi_compat(tgi_compat_server: LiveServer, open_page: Open) ->
     ready(page)
     page.fill("#p-max_tokens", "3")
     send(page, "a ö")
-    assert whole(page) == " user: a ö"
+    assert whole(page) == "user: a ö"
 
 
 def test_live_metrics(slow_server: LiveServer, open_page: Open) -> None:
@@ -168,29 +166,34 @@ def test_live_metrics(slow_server: LiveServer, open_page: Open) -> None:
 # -- what goes wrong ---------------------------------------------------------------------------------------------
 
 
-def test_a_refusal_is_readable_and_the_text_comes_back(slow_server: LiveServer, open_page: Open) -> None:
+def test_a_refusal_is_shown_and_retried(slow_server: LiveServer, open_page: Open) -> None:
     page = open_page(slow_server)
     ready(page)
     page.fill("#p-max_tokens", "99999999")
     send(page, "hello")
-    page.wait_for_selector("#error:not([hidden])")
-    assert re.match(r"The server refused \(4\d\d\): max_tokens=99999999: with ", page.inner_text("#error"))
-    assert page.input_value("#prompt") == "hello"
-    assert page.locator(".turn").count() == 0
+    page.wait_for_selector(f"{ANSWER}.broken .error")
+    assert re.match(r"The server refused \(4\d\d\): max_tokens=99999999: with ", page.inner_text(".error"))
+    assert "not part of the chat" in page.inner_text(".error")
     assert ["status of 4" in text for text in page.problems] == [True]  # the browser's own note
     page.problems.clear()
     page.fill("#p-max_tokens", "-1")  # the browser itself says what is wrong
-    page.press("#prompt", "Enter")
+    page.click("button:text('Retry')")
     assert page.evaluate("document.activeElement.id") == "p-max_tokens"
+    page.fill("#p-max_tokens", "2")
+    page.click("button:text('Retry')")
+    page.wait_for_selector(".broken", state="detached")
+    assert whole(page) == "user: hello"
+    assert page.locator(".turn").count() == 2
 
 
 def test_a_failure_in_the_stream_keeps_what_came(slow_server: LiveServer, open_page: Open) -> None:
     page = open_page(slow_server)
     ready(page)
     send(page, "x y <raise>")
-    page.wait_for_selector("#error:not([hidden])")
-    assert "raised on cue" in page.inner_text("#error")
-    assert whole(page) == " user: x y"
+    page.wait_for_selector(f"{ANSWER}.broken .error")
+    assert "raised on cue" in page.inner_text(".error")
+    assert whole(page) == "user: x y"
+    page.wait_for_selector(f"{ANSWER} button:text('Retry')")
 
 
 def test_a_server_that_goes_away(open_page: Open) -> None:
@@ -199,8 +202,8 @@ def test_a_server_that_goes_away(open_page: Open) -> None:
         ready(page)
     page.wait_for_selector("#state[data-state=down]")
     send(page, "hello")
-    page.wait_for_selector("#error:not([hidden])")
-    assert page.inner_text("#error") == "The server cannot be reached. Is it still running?"
+    page.wait_for_selector(".error")
+    assert page.inner_text(".error").startswith("The server cannot be reached. Is it still running?")
     page.wait_for_timeout(100)
     assert all("ERR_" in text for text in page.problems)
     page.problems.clear()
@@ -220,7 +223,7 @@ def test_the_key_is_asked_for_and_kept_in_the_tab_only(locked_server: LiveServer
     ready(page)
     page.fill("#p-max_tokens", "2")
     send(page, "a b")
-    assert whole(page) == " user: a"
+    assert whole(page) == "user: a"
     assert page.evaluate("JSON.stringify([Object.values(sessionStorage), {...localStorage}, document.cookie])") == (
         '[["second"],{},""]'
     )
@@ -251,11 +254,9 @@ def test_the_code_follows_the_parameters(slow_server: LiveServer, open_page: Ope
     page.fill("#prompt", 'It\'s "here"\nand there $HOME')
     page.fill("#p-seed", "7")
     page.fill("#p-stop", "END")
-    page.fill("#p-temperature", "")
     wanted = {
         "model": "mine",
         "messages": [{"role": "user", "content": 'It\'s "here"\nand there $HOME'}],
-        "max_tokens": 256,
         "seed": 7,
         "stop": "END",
         "stream": True,
@@ -277,16 +278,6 @@ def test_the_code_follows_the_parameters(slow_server: LiveServer, open_page: Ope
     page.press("#tab-boto3", "ArrowLeft")
     assert page.evaluate("document.activeElement.id") == "tab-curl"
     assert page.get_attribute("#tab-curl", "aria-selected") == "true"
-
-
-def test_the_curl_command_works(slow_server: LiveServer, open_page: Open) -> None:
-    page = open_page(slow_server)
-    ready(page)
-    page.fill("#prompt", "it's a test")
-    page.fill("#p-max_tokens", "3")
-    page.uncheck("#p-stream")
-    found = subprocess.run(["bash", "-c", code(page, "curl")], capture_output=True, text=True, timeout=30, check=True)
-    assert json.loads(found.stdout)["choices"][0]["message"]["content"] == " user: it's a"
 
 
 # -- access ------------------------------------------------------------------------------------------------------
@@ -330,4 +321,4 @@ def test_the_keyboard_alone(slow_server: LiveServer, open_page: Open) -> None:
     page.fill("#p-max_tokens", "2")
     page.focus("#prompt")
     page.keyboard.press("Enter")
-    assert whole(page) == " user: a"
+    assert whole(page) == "user: a"

@@ -17,32 +17,14 @@ import pytest
 from tests.app.server import AppServer, serve
 from tests.app.test_http import CANCELLED
 from tests.doubles import tiny
+from tests.engines_by_url import golden
 from tests.engines_by_url.cluster import Cluster, cluster
-from tests.engines_by_url.test_echo import GOLDEN, MIXED, OTHER_ABILITIES, REFUSED, ask, steady
 from tests.servers import http, options, wait_for
 
-ALTERNATIVES = {"chat/top_logprobs", "chat/stream_top_logprobs"}
-"""Echo has none but the chosen token."""
-
-ROLLING = {
-    name: asked for name, asked in GOLDEN.items() if asked.mode == "rolling" and name not in {*ALTERNATIVES, *REFUSED}
-}
 DROPPED = {"logit_bias": {"5": 5}, "bad_words": ["a"], "top_logprobs": 6}
 """What Dynamo would drop, refuse, or cut."""
 
 TOKENS = 200
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The chat template has none of its end tokens: an echo of the prompt does not end there."""
-    directory = tiny.make(tmp_path_factory.mktemp("tiny"))
-    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
-        values = json.loads((directory / name).read_text())
-        end = {"eos_token_id": tiny.EOS[1], "eos_token": tiny.SPECIAL[tiny.EOS[1]]}
-        values |= {key: value for key, value in end.items() if key in values}
-        (directory / name).write_text(json.dumps(values))
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -59,23 +41,9 @@ def server(dynamo: Cluster, model: Path) -> Iterator[AppServer]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def echo(model: Path) -> Iterator[AppServer]:
-    given = options(f"option.echo_tokenizer={model}", f"option.max_model_len={tiny.CONTEXT}")
-    with serve("--engine", "echo", *given) as found:
-        found.wait_ready()
-        yield found
-
-
-@pytest.mark.parametrize("name", ROLLING)
+@pytest.mark.parametrize("name", golden.BY_ROLLING_BATCH)
 def test_a_golden_request_is_answered_as_by_echo(server: AppServer, echo: AppServer, name: str) -> None:
-    direct, by_url = (ask(one, ROLLING[name]) for one in (echo, server))
-    if OTHER_ABILITIES.search(direct.text):  # what echo lacks and Dynamo has, or lacks too
-        assert by_url.status_code in (200, direct.status_code)
-    elif name in MIXED:
-        assert sorted(steady(by_url).splitlines()) == sorted(steady(direct).splitlines())
-    else:
-        assert steady(by_url) == steady(direct)
+    golden.check(name, echo, server)
 
 
 @pytest.mark.parametrize("name", DROPPED)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -15,13 +15,15 @@ from deploy.bench.run import Plan, measure
 from deploy.cli.console import out
 from deploy.cli.endpoint_arguments import add_endpoint_arguments, add_parameters, parameters_of, predictor_of
 from deploy.client.retry import IMPATIENT
+from handler.bench.report.arguments import add_arguments, print_result
+from handler.bench.report.progress import progress_bar
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "bench", help="measure an endpoint under load", description="Streams answers at rising load and prints time to "
         "first token, time between tokens, throughput and errors, with advice on scaling.concurrency; the last line is "
-        "JSON. It costs what its requests cost.")  # fmt: skip
+        "JSON. It costs what its requests cost. `lmi bench --compare` compares results.")  # fmt: skip
     add_endpoint_arguments(parser)
     add_parameters(parser)
     loads = parser.add_mutually_exclusive_group()
@@ -35,6 +37,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--max-tokens", type=int, default=64, help="tokens of an answer (default %(default)s)")
     parser.add_argument("--route", choices=["invocations", "openai"], default="invocations",
                         help="InvokeEndpointWithResponseStream, or chat completions (default %(default)s)")  # fmt: skip
+    add_arguments(parser, Path("lmi-deploy-bench.png"))
     parser.set_defaults(run=_run)
 
 
@@ -47,15 +50,21 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         warm = by_invocations(predictor, *body)
         ask = by_invocations(predictor_of(arguments, patience=IMPATIENT, connections=plan.connections), *body)
-    levels = measure(plan, ask, warm, lambda text: print(text, file=sys.stderr))
+    with progress_bar(len(plan.rates or plan.clients)) as advance:
+
+        def report(text: str) -> None:
+            advance(text)
+            print(text, file=sys.stderr)
+
+        levels = measure(plan, ask, warm, report)
     values = advice(levels) if not plan.rates else None
     _show(levels)
     if values is not None:
         print(values.text)
-    print(json.dumps({"endpoint": arguments.name, "route": arguments.route, "words": arguments.words,
-                      "max_tokens": arguments.max_tokens, "levels": levels, "knee": values and values.knee,
-                      "scaling_concurrency": values and values.concurrency}))  # fmt: skip
-    return 1 if all(level["requests_per_second"] == 0 for level in levels) else 0
+    document = {"endpoint": arguments.name, "route": arguments.route, "words": arguments.words,
+                "max_tokens": arguments.max_tokens, "levels": levels, "knee": values and values.knee,
+                "scaling_concurrency": values and values.concurrency}  # fmt: skip
+    return print_result(arguments, document) or int(all(level["requests_per_second"] == 0 for level in levels))
 
 
 def _show(levels: list[dict[str, Any]]) -> None:

@@ -63,6 +63,20 @@ def switch(text: str) -> bool:
     return text == "1" or boolean(text)
 
 
+TASKS = {
+    "text-generation": ("generate", "conversational"),
+    "text-embedding": ("feature-extraction", "embed", "embedding", "sentence-similarity"),
+    "text-classification": ("classify",),
+    "rerank": ("score", "text-ranking"),
+}
+"""Tasks with the other names that LMI, vLLM and Hugging Face give them."""
+
+
+def task(text: str) -> str:
+    one_of("auto", *(name for own, others in TASKS.items() for name in (own, *others)))(text)
+    return next((own for own, others in TASKS.items() if text in others), text)
+
+
 COMMON = (
     # what is served
     Option("option.model_id", "model_id", path, None, "a .gguf file, a model directory, or `demo`; with vllm and trtllm also a name on the Hugging Face hub; with openai a directory with the tokenizer and config of the server's model", ("option.model",)),
@@ -70,6 +84,7 @@ COMMON = (
     Option("option.served_model_name", "served_model_name", names, None, "further model names for OpenAI's clients, with commas between them (on SageMaker the endpoint's name, which a container cannot know); * for any"),
     Option("option.llm_engine", "llm_engine", one_of(*LLM_ENGINES), "auto", "the engine; auto: the one that option.rolling_batch names, else openvino"),
     Option("option.rolling_batch", "rolling_batch", rolling_batch, "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler means auto, and DJL Serving does not change it"),
+    Option("option.task", "task", task, "auto", "what the model computes (embeddings.md): text-generation, text-embedding (or feature-extraction), text-classification (or classify) or rerank (or score); auto: by its configuration"),
     Option("option.dtype", "dtype", precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available)", ("option.data_type",)),
     Option("option.tensor_parallel_degree", "tensor_parallel_degree", parallel_degree, "1", "number of devices for a model, or max; CPU engines have one", ("option.tensor_parallel_size",)),
     Option("option.replicas", "replicas", number_or_auto, "1", "engines side by side, each a process with its own devices or its share of the cores, behind one queue (scaling.md); auto: as many as the devices allow; option.max_rolling_batch_size and option.kv_cache_gib are each one's"),

@@ -90,7 +90,7 @@ VARIABLES: dict[str, Variable] = {
     "HF_MODEL_QUANTIZE": Variable("OPTION_QUANTIZE"),
     "HF_MODEL_TRUST_REMOTE_CODE": Variable("OPTION_TRUST_REMOTE_CODE"),
     "HF_TRUST_REMOTE_CODE": Variable("OPTION_TRUST_REMOTE_CODE"),
-    "HF_TASK": _refused("only text generation is served", "text-generation", "conversational"),
+    "HF_TASK": Variable("OPTION_TASK"),
     "HUGGING_FACE_HUB_TOKEN": Variable("HF_TOKEN"),
     "HUGGINGFACE_HUB_TOKEN": Variable("HF_TOKEN"),
     "HF_API_TOKEN": Variable("HF_TOKEN"),

@@ -19,9 +19,17 @@ _WHOLE = "model.safetensors"
 _MAX_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 
 
+def check_tokenizer(directory: Path) -> None:
+    """Raise ConfigError where the directory has no tokenizer, or a file beside it holds no JSON object."""
+    check_json(directory, *_JSON_FILES)
+    own_code = model_files.read_json(directory / "tokenizer_config.json").get("auto_map")
+    if not own_code and not any(any(directory.glob(name)) for name in _TOKENIZERS):
+        raise ConfigError(f"{directory} has no tokenizer: none of {', '.join(_TOKENIZERS)}")
+
+
 def check_checkpoint(directory: Path) -> None:
     """Raise ConfigError where a file is missing, cut short or of a wrong format."""
-    check_json(directory, *_JSON_FILES)
+    check_tokenizer(directory)
     if not (directory / _WHOLE).is_file():  # transformers ignores an index beside it
         weight_map = model_files.read_json(directory / _INDEX).get("weight_map", {})
         for name in sorted(set(weight_map.values())) if isinstance(weight_map, dict) else ():
@@ -29,9 +37,6 @@ def check_checkpoint(directory: Path) -> None:
                 raise ConfigError(f"{directory / str(name)} is missing; {_INDEX} names it")
     for path in sorted(directory.glob("*.safetensors")):
         check_safetensors(path)
-    own_code = model_files.read_json(directory / "tokenizer_config.json").get("auto_map")
-    if not own_code and not any(any(directory.glob(name)) for name in _TOKENIZERS):
-        raise ConfigError(f"{directory} has no tokenizer: none of {', '.join(_TOKENIZERS)}")
 
 
 def check_json(directory: Path, *names: str) -> None:

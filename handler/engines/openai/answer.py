@@ -14,10 +14,20 @@ from handler.engines.base import Alternatives
 from handler.engines.openai.events import Event
 
 _ID = "token_id:"
+_OF_THE_REQUEST = (400, 413, 422)
+"""Statuses by which a server finds fault with the request; others of 4xx are about keys, paths and models."""
 
 
 class Refused(Exception):
-    """The server does not take the request, and no other would."""
+    """The server does not take the request, and no other would.
+
+    Attributes:
+        words: the server's own, where it finds fault with the request itself; else the operator has to do something.
+    """
+
+    def __init__(self, text: str, words: str = "") -> None:
+        super().__init__(text)
+        self.words = words
 
 
 class Failed(Exception):
@@ -33,6 +43,7 @@ class Part:
     tops: list[Alternatives] = field(default_factory=list)
     finish: Finish | None = None
     error: str | None = None
+    refused: bool = False
 
 
 class Answer:
@@ -149,10 +160,10 @@ def _event_error(data: bytes) -> Refused | Failed:
 
 def status_error(status: int, data: bytes) -> Refused | Failed:
     """Return the error of a status and its body."""
-    text = f"{status}: {message(data) or 'no message'}"
+    words = message(data) or "no message"
     if 400 <= status < 500 and status not in (408, 425, 429):
-        return Refused(f"refused it with {text}")
-    return Failed(f"failed with {text}")
+        return Refused(f"refused it with {status}: {words}", words if status in _OF_THE_REQUEST else "")
+    return Failed(f"failed with {status}: {words}")
 
 
 def _short(data: bytes) -> str:

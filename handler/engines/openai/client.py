@@ -23,7 +23,11 @@ _MOST_BODY = 1 << 20  # bytes that are read of an error or of the models
 _MODELS_TIMEOUT = 5.0  # seconds for /models
 _POLL_INTERVAL = 0.5  # seconds between looks at a server that is not ready
 _LOG_INTERVAL = 10.0  # seconds between messages about it
-_HINT = {401: "; its key is the variable OPENAI_API_KEY", 403: "; its key is the variable OPENAI_API_KEY"}
+_HINT = {
+    401: "; its key is the variable OPENAI_API_KEY",
+    403: "; its key is the variable OPENAI_API_KEY",
+    404: "; its model is option.base_url_model, and its address ends with /v1",
+}
 
 
 class Model(NamedTuple):
@@ -153,7 +157,7 @@ def _check(status: int, location: str, data: bytes) -> None:
         raise Refused(f"redirects to {location!r}, which is not followed: write that address")
     if status != 200:
         error = status_error(status, data)
-        raise type(error)(f"{error}{_HINT.get(status, '')}")
+        raise Refused(f"{error}{_HINT[status]}") if status in _HINT else error
 
 
 def _status_in(data: bytes) -> int:

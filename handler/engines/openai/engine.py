@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from handler.config import model_files
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Interrupted, Output, Step
 from handler.engines.huggingface.checkpoint import load_tokenizer
+from handler.engines.huggingface.model_files import check_tokenizer
 from handler.engines.openai.answer import Answer, Failed, Part, Refused
 from handler.engines.openai.client import Client, find_kind, find_model
 from handler.engines.openai.kinds import KINDS, completion
@@ -68,9 +68,8 @@ class UrlEngine:
         self._client: Client = self._complete(_new_client(options["base_url_connect_timeout"]))
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
-            self._model, most = self._complete(
-                find_model(self._client, options["base_url"], options.get("base_url_model"))
-            )
+            found = find_model(self._client, options["base_url"], options.get("base_url_model"))
+            self._model, most = self._complete(found)
             limits = [limit for limit in (most, config.max_total_tokens) if limit]
             if not limits:
                 raise ConfigError(
@@ -141,7 +140,7 @@ class UrlEngine:
             if part.ids or finish is not None:
                 others.append(Output(key, part.ids, part.logprobs, finish, tops=part.tops or None))
             if part.error is not None:
-                others.append(Output(key, (), (), Finish.ERROR, error=part.error))
+                others.append(Output(key, (), (), Finish.ERROR, error=part.error, refused=part.refused))
         return Step(keys, ids, logprobs, others)
 
     def load_adapter(self, adapter: Adapter) -> None:
@@ -171,7 +170,7 @@ class UrlEngine:
             try:
                 await self._stream(server, running, body)
             except Refused as error:
-                self._fail(running, f"{server.url} {error}")
+                self._fail(running, f"{server.url} {error}", error.words)
             except Failed as error:
                 if running.ended:
                     return
@@ -210,11 +209,13 @@ class UrlEngine:
             if not running.ended:
                 raise Failed("ended the stream without a finish_reason")
 
-    def _fail(self, running: _Running, reason: str) -> None:
-        """End a request; one that has ended needs no more."""
+    def _fail(self, running: _Running, reason: str, words: str = "") -> None:
+        """End a request; one that has ended needs no more. `words` are for a client who has no token yet."""
         if not running.ended:
             running.ended = True
-            self._parts.setdefault(running.key, Part()).error = reason
+            part = self._parts.setdefault(running.key, Part())
+            part.refused = bool(words) and not running.answer.begun
+            part.error = words if part.refused else reason
             self._loop.stop()
 
     def _end_silent(self, now: float) -> None:
@@ -265,7 +266,7 @@ def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Pat
     """Return the directory of `option.model_id`, of which tokenizer, template and config are read.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or it has no tokenizer.
     """
     if model_id is None or not Path(model_id).is_dir():
         given = "" if model_id is None else f"; {model_id!r} is none"
@@ -273,7 +274,7 @@ def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Pat
             "the engine openai needs option.model_id, a directory with the tokenizer and config of the server's model"
             + given
         )
-    model_files.read_json(Path(model_id) / "tokenizer_config.json")
+    check_tokenizer(Path(model_id))
     return Path(model_id)
 
 

@@ -9,13 +9,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core.values import Adapter, Finish, ImagePrompt, Sampling, StructuredOutput
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, EngineStatistics, Output, Step, warm_up
+from handler.core.values import Adapter, Finish, ImagePrompt, Sampling, StructuredOutput, Task
+from handler.engines.base import (
+    Capabilities,
+    EngineConfig,
+    EngineInfo,
+    EngineStatistics,
+    Output,
+    Step,
+    Tokenizer,
+    warm_up,
+)
 from handler.engines.huggingface.image_tokens import no_images, read_image_tokens
+from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
 from handler.engines.openvino.grammar_compiler import GrammarCompiler
 from handler.engines.openvino.ir_files import is_vision
 from handler.engines.openvino.model import OpenVinoTokenizer, check, context_length, eos_ids, prepare_model
-from handler.engines.openvino.pipeline import TOKENS_PER_STEP, make_pipeline, make_scorer
+from handler.engines.openvino.pipeline import TOKENS_PER_STEP, make_pipeline, make_scorer, properties
+from handler.engines.openvino.pooling.engine import OpenVinoPooling
 from handler.engines.openvino.sampling import generation_config
 from handler.engines.openvino.scorers.logit_scorer import Scores, has_logits
 from handler.engines.openvino.scorers.pipeline_scorer import NO_TOPS
@@ -253,8 +264,8 @@ def _is_one_token(output: Output) -> bool:
     return output.finish is None and len(output.ids) == 1 and output.prompt_logprobs is None and not output.sequence
 
 
-def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
-    return prepare_model(model_id, dtype)
+def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any], task: Task = Task.GENERATION) -> Path:
+    return prepare_model(model_id, dtype, task)
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
@@ -266,10 +277,14 @@ def capabilities(config: EngineConfig) -> Capabilities:
     return replace(_CAPABILITIES, unsupported={**_CAPABILITIES.unsupported, "prompt_top_logprobs": NO_TOPS})
 
 
-def load(config: EngineConfig) -> OpenVino:
+def load(config: EngineConfig) -> OpenVino | OpenVinoPooling:
+    if config.task is not Task.GENERATION:
+        return OpenVinoPooling(config, properties(config.dtype))
     return OpenVino(config)
 
 
-def load_tokenizer(config: EngineConfig) -> OpenVinoTokenizer:
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
     assert config.model is not None
+    if config.task is not Task.GENERATION:
+        return HfPoolingTokenizer(config.model)
     return OpenVinoTokenizer(config.model, config.chat_template)

@@ -29,9 +29,12 @@ def language_model(model: Path) -> Path:
     return model / (f"{_VISION[0]}.xml" if is_vision(model) else "openvino_model.xml")
 
 
-def check_directory(directory: Path) -> None:
-    """Raise ConfigError where a file is missing, cut short or of a wrong format."""
-    names = parts(vision=is_vision(directory))
+def check_directory(directory: Path, names: Sequence[str]) -> None:
+    """Raise ConfigError where a file is missing, cut short or of a wrong format.
+
+    Args:
+        names: of the graphs that are needed.
+    """
     for name in names:
         _check_part(directory / f"{name}.xml", directory / f"{name}.bin", names)
     check_json(directory, "config.json", "generation_config.json")

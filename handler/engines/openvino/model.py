@@ -12,16 +12,18 @@ from handler.config import model_files
 from handler.core.errors import ConfigError, InvalidPayload, PromptTooLong
 from handler.core.images import ImageTokens, SharedImages
 from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
-from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
+from handler.core.values import PLAIN_TEMPLATE, Task, TemplateOptions
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.chat_content import ContentForms, find_forms, last_text
 from handler.engines.huggingface.image_tokens import no_images, read_image_tokens
 from handler.engines.huggingface.model_files import check_checkpoint
+from handler.engines.huggingface.pooling import read_pooling
 from handler.engines.model_cache import UnknownLayout
 from handler.engines.openvino import gguf
 from handler.engines.openvino.convert import check_converter, convert
 from handler.engines.openvino.gguf_weights import exact_model, writable
-from handler.engines.openvino.ir_files import check_directory, context_of, is_vision
+from handler.engines.openvino.ir_files import check_directory, context_of, is_vision, parts
+from handler.engines.openvino.pooling.bert_graph import is_bert
 
 log = logging.getLogger("handler.engine")
 
@@ -33,12 +35,14 @@ _PART = 1 << 15  # characters of a part of a long text: the tokenizer holds the 
 _SMALL_GGUF = 256 << 20
 
 
-def prepare_model(model_id: str | None, dtype: str) -> Path:
+def prepare_model(model_id: str | None, dtype: str, task: Task = Task.GENERATION) -> Path:
     """Check the model's files, and return them or their cached conversion."""
-    model = find_model(model_id or model_files.DEMO)
+    model = find_model(model_id or model_files.DEMO, task)
     cache = model_files.cache_directory() / "converted"
+    if task is not Task.GENERATION and (model.kind == "openvino" or is_bert(model.path)):
+        return model.path
     if model.kind == "huggingface":
-        return convert(model.path, cache)
+        return convert(model.path, cache, task)
     if model.kind == "gguf" and dtype == "fp32":
         return exact_model(model.path, cache, "f32")
     if model.kind == "gguf" and model.path.stat().st_size <= _SMALL_GGUF:
@@ -52,7 +56,7 @@ def prepare_model(model_id: str | None, dtype: str) -> Path:
 def check(model_id: str | None, config: EngineConfig) -> None:
     """See `engines.check`."""
     if model_id not in (None, model_files.DEMO):
-        model = find_model(str(model_id))
+        model = find_model(str(model_id), config.task)
         if config.prefix_cache and model.path.is_dir() and not no_images(model.path):
             raise ConfigError(
                 "option.enable_prefix_caching: OpenVINO GenAI's prefix cache could take one image for another: "
@@ -60,24 +64,37 @@ def check(model_id: str | None, config: EngineConfig) -> None:
             )
 
 
-def find_model(model_id: str) -> model_files.Model:
+def find_model(model_id: str, task: Task = Task.GENERATION) -> model_files.Model:
     """Check the files of `option.model_id`, and whether they can be converted where they must be.
 
     Raises:
         ConfigError: there is no such model, or something of it is missing.
     """
     model = model_files.locate(model_id)
+    pools = task is not Task.GENERATION
+    if pools:
+        _check_pooling(model, task)
     if model.kind == "huggingface":
         check_checkpoint(model.path)
-        check_converter(model.path, model_files.cache_directory() / "converted")
+        if not pools or not is_bert(model.path):
+            check_converter(model.path, model_files.cache_directory() / "converted", task)
     if model.kind == "openvino":
-        check_directory(model.path)
+        names = parts(vision=is_vision(model.path))
+        check_directory(model.path, names[:1] if pools else names)
     if model.kind == "gguf":
         try:
             gguf.check_complete(model.path)
         except (OSError, ValueError) as error:
             raise ConfigError(str(error)) from None
     return model
+
+
+def _check_pooling(model: model_files.Model, task: Task) -> None:
+    if model.kind == "gguf":
+        raise ConfigError(f"{model.path}: option.task={task.value} needs a Hugging Face or OpenVINO directory")
+    read_pooling(model.path)
+    if not (model.path / "tokenizer.json").is_file():
+        raise ConfigError(f"{model.path / 'tokenizer.json'} is missing; transformers' AutoTokenizer saves it")
 
 
 class OpenVinoTokenizer:
@@ -89,7 +106,8 @@ class OpenVinoTokenizer:
         self._tokenizer = openvino_genai.Tokenizer(str(model))
         if chat_template is not None:
             self._tokenizer.chat_template = chat_template
-        self.vocabulary = _vocabulary(self._tokenizer)
+        self.vocabulary: Vocabulary | None
+        self.vocabulary = self._vocabulary = _vocabulary(self._tokenizer)
         self.chat_template = str(self._tokenizer.chat_template or "")
         image_tokens = read_image_tokens(model) if is_vision(model) else ""
         self.image_tokens: ImageTokens | None = None if isinstance(image_tokens, str) else image_tokens
@@ -97,7 +115,7 @@ class OpenVinoTokenizer:
         if self.image_tokens is not None and self.chat_template:
             self._forms = find_forms(lambda messages: self._render(messages, PLAIN_TEMPLATE), self.image_tokens.text)
         # Some tokenizers have a built-in limit, and silently cut a longer prompt.
-        self._longest = max(map(len, self.vocabulary.pieces))  # bytes
+        self._longest = max(map(len, self._vocabulary.pieces))  # bytes
         self._limit = self._tokenizer.encode("a " * _LONG).input_ids.shape[1]
 
     def encode(self, text: str) -> Prompt:
@@ -155,7 +173,7 @@ class OpenVinoTokenizer:
         if len(ids) >= self._limit:
             raise PromptTooLong(name, self._limit, self._limit - 1, exact=False)
         # A vision model's engine takes the text.
-        return Prompt(text, ids, self.vocabulary, None if self.image_tokens is None else SharedImages(text, ()))
+        return Prompt(text, ids, self._vocabulary, None if self.image_tokens is None else SharedImages(text, ()))
 
 
 def _size(value: Any) -> int:

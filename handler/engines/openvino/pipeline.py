@@ -18,7 +18,7 @@ _PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
 
 def make_scorer(config: EngineConfig, model: Path) -> LogitScorer | PipelineScorer:
     if has_logits(model):
-        return LogitScorer(model, _properties(config.dtype))
+        return LogitScorer(model, properties(config.dtype))
     return PipelineScorer(lambda: make_pipeline(replace(config, prefix_cache=False, max_sequences=1)))
 
 
@@ -31,11 +31,10 @@ def make_pipeline(config: EngineConfig) -> Any:
     scheduler.enable_prefix_caching = bool(config.prefix_cache)
     if config.cache_gib:
         scheduler.cache_size = config.cache_gib
-    properties = _properties(config.dtype)
-    return openvino_genai.ContinuousBatchingPipeline(str(config.model), scheduler, "CPU", properties)
+    return openvino_genai.ContinuousBatchingPipeline(str(config.model), scheduler, "CPU", properties(config.dtype))
 
 
-def _properties(dtype: str) -> dict[str, str]:
+def properties(dtype: str) -> dict[str, str]:
     """Make the CPU plugin's properties.
 
     fp32 needs all three: by the precision hint alone, the KV cache and activations beside compressed weights would

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import ConfigError
 from handler.core.images import ImageFile
-from handler.core.values import Adapter, Finish, Sampling
+from handler.core.values import Adapter, Finish
 from handler.engines.base import (
     Engine,
     EngineConfig,
@@ -36,7 +36,7 @@ class Add(NamedTuple):
 
     key: int
     ids: Sequence[int]
-    sampling: Sampling
+    sampling: Any  # Sampling, or Pooling where the engine was loaded for that
     adapter: Adapter | None = None
     images: ImageFile | None = None
 
@@ -168,7 +168,7 @@ def _start(engine: Engine, command: Add | ChangeAdapter) -> Output | None:
     """Run a command; returns its answer, or None where outputs will follow."""
     try:
         if isinstance(command, Add):
-            engine.add(*command[:-1], images=None if command.images is None else command.images.read())
+            engine.add(*command[:-1], None if command.images is None else command.images.read())
             return None
         change = engine.drop_adapter if command.drop else engine.load_adapter
         change(command.adapter)

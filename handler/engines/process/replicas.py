@@ -14,7 +14,7 @@ from functools import partial
 from handler.core.errors import GenerationFailed
 from handler.core.images import SharedImages
 from handler.core.text import Prompt
-from handler.core.values import Adapter, Finish, Request, Sampling
+from handler.core.values import Adapter, Finish, Pooling, Request, Sampling
 from handler.engines.base import EngineInfo, Output, Step
 from handler.engines.process.replica import Replica, ReplicaReport, Work
 from handler.engines.process.routing import Router
@@ -98,12 +98,14 @@ class ReplicaSet:
         self,
         key: int,
         ids: Sequence[int],
-        sampling: Sampling,
+        sampling: Sampling | Pooling,
         adapter: Adapter | None = None,
         images: SharedImages | None = None,
     ) -> None:
         replica = self._by_key[key] = self._chosen
-        replica.work[key] = Work(len(ids), sampling.max_new_tokens, replica.num_steps)
+        replica.work[key] = Work(
+            len(ids), 0 if isinstance(sampling, Pooling) else sampling.max_new_tokens, replica.num_steps
+        )
         replica.engine.add(key, ids, sampling, adapter, images)
 
     def cancel(self, key: int) -> None:
@@ -140,7 +142,7 @@ class ReplicaSet:
                 steps.append(Step([], [], [], list(self._end_requests(replica, error.message))))
         if self._to_restart and self.restarts > self._restarts and all(one.engine.ready for one in self._replicas):
             self._restarts = self.restarts
-            self._to_restart.pop().engine.restart_when_idle()
+            self._to_restart.pop(0).engine.restart_when_idle()
         return steps
 
     # -- the host's side -----------------------------------------------------------------------------------------
@@ -166,9 +168,9 @@ class ReplicaSet:
         self._selector.close()
         self._tell()
 
-    def restart_when_idle(self) -> None:
-        """Restart each replica as soon as none of its requests is in flight, one after another. Thread-safe."""
-        self._to_restart = list(self._replicas)
+    def restart_when_idle(self, replica: int) -> None:
+        """Restart a replica as soon as none of its requests is in flight, one after another. Thread-safe."""
+        self._to_restart.append(self._replicas[replica])
 
     @property
     def state(self) -> State:
@@ -192,7 +194,11 @@ class ReplicaSet:
     @property
     def restarts(self) -> int:
         """Engines that were lost and started again."""
-        return sum(replica.engine.restarts for replica in self._replicas)
+        return sum(self.replica_restarts)
+
+    @property
+    def replica_restarts(self) -> Sequence[int]:
+        return [replica.engine.restarts for replica in self._replicas]
 
     @property
     def reports(self) -> list[ReplicaReport]:

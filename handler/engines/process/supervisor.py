@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from handler.core.errors import GenerationFailed
 from handler.core.images import SharedImages
 from handler.core.text import Prompt
-from handler.core.values import Adapter, Request, Sampling
+from handler.core.values import Adapter, Pooling, Request, Sampling
 from handler.engines.base import EngineInfo, EngineStatistics, Step
 from handler.engines.process.engine_loop import Add, Cancel, ChangeAdapter, Failed, Ready, Spec
 from handler.engines.process.instance import EngineInstance
@@ -100,7 +100,7 @@ class EngineSupervisor:
         self,
         key: int,
         ids: Sequence[int],
-        sampling: Sampling,
+        sampling: Sampling | Pooling,
         adapter: Adapter | None = None,
         images: SharedImages | None = None,
     ) -> None:
@@ -163,7 +163,12 @@ class EngineSupervisor:
             self._restart_if_idle()
         return steps
 
-    def restart_when_idle(self) -> None:
+    @property
+    def replica_restarts(self) -> Sequence[int]:
+        """`restarts`, as of the only replica."""
+        return (self.restarts,)
+
+    def restart_when_idle(self, replica: int = 0) -> None:
         """Restart the engine as soon as no request is in flight; others wait while it loads. Thread-safe."""
         self._restart_wanted = True
 

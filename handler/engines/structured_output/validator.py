@@ -13,8 +13,9 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from handler.core.errors import ServingError, Unavailable, serving_error
@@ -60,14 +61,14 @@ class Verdict(NamedTuple):
 
 
 class Restartable(Protocol):
-    """An engine that may have to be restarted to free memory (`EngineSupervisor`)."""
+    """An engine that may have to be restarted to free memory (`EngineSupervisor`), or several (`ReplicaSet`)."""
 
     @property
-    def restarts(self) -> int:
-        """Number of restarts so far."""
+    def replica_restarts(self) -> Sequence[int]:
+        """Number of restarts so far, of each replica. Thread-safe."""
 
-    def restart_when_idle(self) -> None:
-        """Restart the engine as soon as no request is in flight. Thread-safe."""
+    def restart_when_idle(self, replica: int) -> None:
+        """Restart a replica as soon as no request of its own is in flight. Thread-safe."""
 
 
 class _Waiting(NamedTuple):
@@ -231,30 +232,42 @@ class StructuredOutputValidator:
             self._known_seconds -= 0.0 if oldest.refusal else oldest.seconds
 
 
+@dataclass
+class _Count:
+    """Texts that a replica may keep since its last start: any replica may get any text."""
+
+    restarts: int
+    hashes: set[int] = field(default_factory=set)
+    num_bytes: int = 0
+    is_told: bool = False  # to restart
+
+
 class _Kept:
-    """Counts the memory that an engine keeps of texts since its last start."""
+    """Counts the memory that each replica of an engine may keep of texts since its last start."""
 
     def __init__(self, engine: Restartable | None) -> None:
         self._engine = engine
-        self._num_restarts = 0
-        self._hashes: set[int] = set()
-        self._bytes = 0
+        self._counts: dict[int, _Count] = {}
 
     def add(self, subject: StructuredOutput, verdict: Verdict) -> bool:
         """Count a text; False where the engine has no memory left for it."""
         if self._engine is None or not verdict.kept:
             return True
-        if self._engine.restarts != self._num_restarts:
-            self._num_restarts, self._bytes = self._engine.restarts, 0
-            self._hashes.clear()
-        if hash(subject) in self._hashes:
-            return True
-        if self._bytes + verdict.kept > _RESTART_BYTES:
-            self._engine.restart_when_idle()
-        if self._bytes + verdict.kept > _MAX_BYTES:
+        new = []
+        for replica, restarts in enumerate(self._engine.replica_restarts):
+            count = self._counts.get(replica)
+            if count is None or count.restarts != restarts:
+                count = self._counts[replica] = _Count(restarts)
+            if hash(subject) not in count.hashes:
+                new.append(count)
+                if count.num_bytes + verdict.kept > _RESTART_BYTES and not count.is_told:
+                    count.is_told = True
+                    self._engine.restart_when_idle(replica)
+        if any(count.num_bytes + verdict.kept > _MAX_BYTES for count in new):
             return False
-        self._hashes.add(hash(subject))
-        self._bytes += verdict.kept
+        for count in new:
+            count.hashes.add(hash(subject))
+            count.num_bytes += verdict.kept
         return True
 
 

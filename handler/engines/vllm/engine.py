@@ -5,7 +5,6 @@ This half only passes ids: vLLM makes no text (`detokenize=False`), and reports 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -14,28 +13,31 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core.values import Adapter, Finish, ImagePrompt, Sampling, StructuredOutput
+from handler.core.values import Adapter, Finish, ImagePrompt, Sampling, StructuredOutput, Task
 from handler.engines.base import (
     NO_LORA,
     Capabilities,
     EngineConfig,
-    EngineInfo,
     EngineStatistics,
     Output,
     Step,
+    Tokenizer,
     warm_up,
 )
-from handler.engines.huggingface.checkpoint import check_model, eos_ids, load_tokenizer, prepare_checkpoint
+from handler.engines.huggingface import checkpoint
+from handler.engines.huggingface.checkpoint import check_model, eos_ids, prepare_checkpoint
 from handler.engines.huggingface.image_tokens import no_images, read_image_tokens
-from handler.engines.process.process_group import end_with_children, end_with_this_process
+from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
+from handler.engines.process.process_group import end_with_children
 from handler.engines.vllm.adapter_weights import check_weights
-from handler.engines.vllm.arguments import construct, engine_arguments, environment
+from handler.engines.vllm.arguments import engine_arguments
 from handler.engines.vllm.beam import Beams, BeamSearch
 from handler.engines.vllm.images import engine_input
 from handler.engines.vllm.lora_exclusion import LoraExclusion
-from handler.engines.vllm.patches.sync_client import patch_sync_client
+from handler.engines.vllm.pooling import VllmPooling
 from handler.engines.vllm.results import BeamToken, Pending, Results
 from handler.engines.vllm.sampling import sampling_arguments, structured_output_arguments
+from handler.engines.vllm.starting import engine_info, start_engine
 from handler.engines.vllm.statistics import Statistics
 from handler.engines.vllm.structured_output import structural_tags, structured_output_check
 
@@ -53,25 +55,14 @@ class Vllm:
     """See `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
-        os.environ.update(environment(config, os.environ))
-        end_with_this_process()
-        import vllm
+        self._engine, arguments = start_engine(config)
         from vllm.lora.request import LoRARequest
         from vllm.platforms import current_platform
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
-        from vllm.usage.usage_lib import UsageContext
-        from vllm.v1.engine.llm_engine import LLMEngine
 
         self._lora_request = LoRARequest
         self._structured_outputs = StructuredOutputsParams
         self._sampling_params = partial(SamplingParams, output_kind=RequestOutputKind.DELTA)
-        arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu())
-        # By this vLLM chooses how many tokens a step computes.
-        context = UsageContext.OPENAI_API_SERVER
-        with patch_sync_client():
-            self._engine: Any = LLMEngine.from_engine_args(
-                vllm.EngineArgs(**construct(arguments, vllm.EngineArgs)), context, enable_multiprocessing=True
-            )
         self._core = self._engine.engine_core
         self._results = self._engine.output_processor = Results()
         self._stop_watch = end_with_children()  # vLLM notices its core's death only when it sends something
@@ -88,14 +79,7 @@ class Vllm:
         assert config.model is not None
         self._eos = eos_ids(config.model)
         self._image_tokens: Any = read_image_tokens(config.model)  # a reason where no images come
-        model = self._engine.model_config
-        self.info = EngineInfo(
-            name="vllm",
-            version=vllm.__version__,
-            device=str(current_platform.device_name),
-            dtype=str(model.dtype).removeprefix("torch."),
-            max_total_tokens=model.max_model_len,
-        )
+        self.info = engine_info(self._engine)
         first = min(self._eos, default=0)
         warm_up(self, first)
         if config.options.get("guided_decoding", True):
@@ -272,7 +256,7 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     check_model(model_id, config, partial(engine_arguments, num_devices=1, cpu=False))
 
 
-def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
+def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any], task: Task = Task.GENERATION) -> Path:
     return prepare_checkpoint(model_id, options)
 
 
@@ -295,5 +279,11 @@ def capabilities(config: EngineConfig) -> Capabilities:
     )
 
 
-def load(config: EngineConfig) -> Vllm:
-    return Vllm(config)
+def load(config: EngineConfig) -> Vllm | VllmPooling:
+    return Vllm(config) if config.task is Task.GENERATION else VllmPooling(config)
+
+
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    if config.task is Task.GENERATION or config.model is None:
+        return checkpoint.load_tokenizer(config)
+    return HfPoolingTokenizer(config.model)

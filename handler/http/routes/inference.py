@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from handler.core.errors import GenerationFailed, ModelNotFound, ServingError
 from handler.http.asgi import Headers, read_body, send_answer, send_start
-from handler.http.exchange import EXCHANGE, Exchange
+from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.http.streaming import BodyWriter, WholeBody
 from handler.protocols.base import HttpResponse, ParsedRequest, Schema
 from handler.serving.model import ServedModel
@@ -51,7 +51,7 @@ class Inference:
         return self._model.refused(error, self._schema, id=request_id).take_whole()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope["extensions"][EXCHANGE]
+        exchange: AnyExchange = scope["extensions"][EXCHANGE]
         task = self._open(scope, exchange)
         await self._parse(scope, receive, task)
         parsed = task.parsed
@@ -67,7 +67,7 @@ class Inference:
         finally:
             task.cancel()
 
-    def _open(self, scope: Scope, exchange: Exchange) -> RequestTask:
+    def _open(self, scope: Scope, exchange: AnyExchange) -> RequestTask:
         """Begin a request; it wakes `exchange` when there is something to answer."""
         wake = exchange.wake
 
@@ -95,7 +95,7 @@ class Inference:
             task.refuse(error)
 
 
-async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTask, exchange: Exchange) -> None:
+async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTask, exchange: AnyExchange) -> None:
     """Write a request's answer as it comes, until the last byte or until the client is gone."""
     ignored = list(ignored_header(parsed.ignored).items())
     chunked = scope["http_version"] != "1.0"
@@ -154,7 +154,7 @@ async def _start_stream(scope: Scope, send: Send, parsed: ParsedRequest, extra: 
     await send_start(scope, send, 200, parsed.reply.content_type, extra)
 
 
-async def _end_of(writer: BodyWriter, exchange: Exchange, sign: bytes) -> None:
+async def _end_of(writer: BodyWriter, exchange: AnyExchange, sign: bytes) -> None:
     """Wait until a stream has ended, or its client is gone; in long silences the stream says that it is there."""
     writer.broken.add_done_callback(lambda broken: exchange.wake())
     while not (exchange.is_over or writer.broken.done()):

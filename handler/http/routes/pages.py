@@ -29,9 +29,10 @@ _TYPES = {
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types dompurify"
 )
-"""The browser is told to fetch nothing from elsewhere, and to run nothing that is not in a file of ours."""
+"""Fetch nothing from elsewhere, run nothing but our files, and make elements of text by DOMPurify alone."""
 
 _GUARDS: Headers = [
     (b"content-security-policy", _POLICY.encode()),
@@ -39,7 +40,12 @@ _GUARDS: Headers = [
     (b"referrer-policy", b"no-referrer"),
 ]
 
-ASSETS = {f"/page/{path.name}": path for path in sorted(_DIRECTORY.iterdir()) if path.suffix in (".js", ".css", ".svg")}
+ASSETS = {
+    f"/page/{path.relative_to(_DIRECTORY).as_posix()}": path
+    for path in sorted(_DIRECTORY.rglob("*"))
+    if path.suffix in (".js", ".css", ".svg")
+}
+"""By path, the libraries of `vendor/` included."""
 
 OPEN_PATHS = frozenset(("GET", path) for path in ("/", "/docs", *ASSETS))
 """Need no key: they say nothing of the model, and ask for the key that the rest needs."""

@@ -76,7 +76,7 @@ class TgiRoutes:
         value = {
             "model_id": config.model_id or config.model_name,
             "model_sha": config.engine_options.get("revision"),
-            "model_pipeline_tag": "text-generation",
+            "model_pipeline_tag": self._model.context.task.value,
             "max_concurrent_requests": config.max_rolling_batch_size + config.job_queue_size,
             "max_best_of": MAX_BEST_OF,
             "max_stop_sequences": MAX_STOPS,

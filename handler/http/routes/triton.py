@@ -31,7 +31,6 @@ class TritonRoutes:
             _route("/v2/health/ready", "GET", self._ready),
             _route("/v2/repository/index", "POST", self._index),
             *[_route(path + end, "GET", handle) for path in TRITON_MODEL for end, handle in of_model.items()],
-            Route("/v2/{rest:path}", _Nowhere()),
         ]
 
     # -- the server ----------------------------------------------------------------------------------------------
@@ -104,13 +103,6 @@ def _route(path: str, method: str, handle: Any) -> Route:
 
 async def _send_state(scope: Scope, send: Send, *, fine: bool) -> None:
     await send_answer(scope, send, HttpResponse(200 if fine else 503, "text/plain", b""))
-
-
-class _Nowhere:
-    """All that is not there, in Triton's form."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(scope, send, 404, {"error": "Not Found"})
 
 
 def _described(datatypes: Datatypes) -> list[dict[str, Any]]:

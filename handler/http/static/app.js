@@ -1,16 +1,15 @@
-// The chat page: what the user does, what the server answers, and what is shown of both.
+// The chat page: what the user does with the conversation, the parameters and the code.
 
-import { CHAT_ROUTE, Refusal, ask, keep, key, request } from "./client.js";
-import { figures, parse } from "./metrics.js";
+import { CHAT_ROUTE, Refusal, ask } from "./client.js";
+import { Answer, Exchange, button } from "./conversation.js";
 import { SAMPLES } from "./samples.js";
+import { lockedOut, server, watch } from "./server.js";
 
 const $ = (id) => document.getElementById(id);
-const POLL = 1000; // milliseconds between looks at /metrics
 const FINISHED = { length: "cut at max_tokens", stop_sequence: "ended by a stop string" };
+const ON_TOUCH = matchMedia("(pointer: coarse)").matches; // where the focus on a field opens a keyboard
 
-let history = []; // the messages so far, without the system's; a new chat has one of its own
-let model = "";
-let locked = key() !== "";
+let exchanges = [];
 let running = null; // the AbortController of the answer that is coming
 let sample = "curl";
 
@@ -25,19 +24,37 @@ function parameters() {
     else if (field.type !== "checkbox") found[field.name] = field.value;
     else if (field.checked) found[field.name] = true;
   }
-  return found;
+  return { ...found, ...moreFields() };
 }
 
-function body(text) {
-  const system = $("p-system").value.trim();
-  const messages = [...(system ? [{ role: "system", content: system }] : []), ...history, { role: "user", content: text }];
-  return { ...(model ? { model } : {}), messages, ...parameters() };
+/** The fields that the user writes as JSON; the form does not send what is no object. */
+function moreFields() {
+  const field = $("p-more");
+  let value = {};
+  try {
+    value = JSON.parse(field.value || "{}");
+  } catch (error) {
+    field.setCustomValidity(`This is not JSON: ${error.message}`);
+    return {};
+  }
+  const isObject = typeof value === "object" && value !== null && !Array.isArray(value);
+  field.setCustomValidity(isObject ? "" : "This must be a JSON object.");
+  return isObject ? value : {};
 }
+
+function body(messages) {
+  const system = $("p-system").value.trim();
+  const all = [...(system ? [{ role: "system", content: system }] : []), ...messages];
+  return { ...(server.model ? { model: server.model } : {}), messages: all, ...parameters() };
+}
+
+const history = () => exchanges.flatMap((exchange) => exchange.messages);
 
 function showSample() {
   const base = new URL(".", location.href).href.replace(/\/$/, "");
-  const asked = body($("prompt").value.trim() || "Hello!");
-  $("code").textContent = SAMPLES[sample]({ base, route: CHAT_ROUTE, locked, body: asked });
+  const question = { role: "user", content: $("prompt").value.trim() || "Hello!" };
+  const request = { base, route: CHAT_ROUTE, locked: server.locked, body: body([...history(), question]) };
+  $("code").textContent = SAMPLES[sample](request);
 }
 
 // -- the conversation --------------------------------------------------------------------------------------------
@@ -45,32 +62,11 @@ function showSample() {
 const atEnd = () => $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 40;
 const scrollToEnd = () => ($("log").scrollTop = $("log").scrollHeight);
 
-function addTurn(role, text) {
-  $("welcome")?.remove();
-  const turn = document.createElement("div");
-  turn.className = `turn ${role}`;
-  const who = document.createElement("span");
-  who.className = "hidden";
-  who.textContent = role === "user" ? "You: " : "Model: ";
-  const said = document.createElement("div");
-  said.className = "text";
-  said.textContent = text;
-  turn.append(who, said);
-  $("log").append(turn);
-  scrollToEnd();
-  return turn;
-}
-
-function addNote(turn, text) {
-  const note = document.createElement("div");
-  note.className = "note";
-  note.textContent = text;
-  turn.append(note);
-}
-
-function showError(text) {
-  $("error").textContent = text;
-  $("error").hidden = !text;
+/** Change what is shown, and stay at its end, unless the reader has scrolled up. */
+function following(change) {
+  const follow = atEnd();
+  change();
+  if (follow) scrollToEnd();
 }
 
 function busy(controller) {
@@ -80,61 +76,71 @@ function busy(controller) {
   $("log").setAttribute("aria-busy", String(controller !== null)); // read out when it is whole, not piece by piece
 }
 
-async function send() {
-  const text = $("prompt").value.trim();
-  if (!text || running || !$("parameters").reportValidity()) return;
-  const asked = body(text);
-  const chat = history;
-  const mine = addTurn("user", text);
-  const turn = addTurn("assistant", "");
-  const said = turn.querySelector(".text");
-  turn.classList.add("busy");
+const ready = () => !running && $("parameters").reportValidity();
+
+const actions = { ask: run, ready };
+
+function send(text) {
+  if (!text || !ready()) return;
   $("prompt").value = "";
-  showError("");
+  run(new Exchange(text, actions));
+}
+
+/** Ask an exchange's question, also once more; later exchanges go. */
+async function run(exchange) {
+  if (!ready()) return;
+  const index = exchanges.indexOf(exchange);
+  const later = index < 0 ? [] : exchanges.splice(index);
+  for (const old of later.flatMap(({ elements }) => elements)) if (old !== exchange.asked) old.remove();
+  const asked = body([...history(), ...exchange.opening]);
+  const answer = new Answer(following);
+  exchange.answer = answer;
+  exchanges.push(exchange);
+  $("welcome").hidden = true;
+  $("log").append(...exchange.elements);
+  if (ON_TOUCH) document.activeElement.blur();
+  $("log").scrollIntoView({ block: "nearest" });
+  scrollToEnd();
   busy(new AbortController());
-  const began = performance.now();
-  let first = 0;
-  let count = 0;
-  let finish = "";
+  const progress = { began: performance.now(), first: 0, count: 0, finish: "" };
   let failure = null;
   try {
     for await (const piece of ask(asked, running.signal)) {
-      first ||= performance.now();
-      count += 1;
-      finish = piece.finish ?? finish;
-      const follow = atEnd(); // unless the reader has scrolled up
-      said.append(piece.text);
-      if (follow) scrollToEnd();
+      progress.first ||= performance.now();
+      progress.count += 1;
+      progress.finish = piece.finish;
+      answer.take(piece);
     }
   } catch (error) {
     failure = error;
   }
-  turn.classList.remove("busy");
   busy(null);
-  if (chat !== history) return; // a new chat was begun meanwhile
-  settle({ text, mine, turn, failure, summary: summary(asked.stream, count, began, first, finish) });
+  if (exchanges.at(-1) === exchange) settle(exchange, failure, summary(asked.stream, progress)); // else a new chat began
 }
 
-/** Keep what was said, or take back what came to nothing. */
-function settle({ text, mine, turn, failure, summary }) {
-  const answer = turn.querySelector(".text").textContent;
+function settle(exchange, failure, figures) {
+  const { answer } = exchange;
   const stopped = failure?.name === "AbortError";
-  if (!failure || answer || stopped) {
-    history.push({ role: "user", content: text }, { role: "assistant", content: answer });
-    const follow = atEnd();
-    addNote(turn, stopped ? `stopped · ${summary}` : summary);
-    if (follow) scrollToEnd();
-  } else {
-    mine.remove();
-    turn.remove();
-    $("prompt").value ||= text;
-  }
-  if (failure && !stopped) refused(failure);
-  if (document.activeElement === document.body) $("prompt").focus();
+  const broken = failure && !stopped;
+  const again = button(broken ? "Retry" : "Regenerate", () => run(exchange), broken ? "quiet stop" : "quiet");
+  const copy = button("Copy", (event) => copyText(event.target, answer.content, answer.text));
+  const results = button("Send results", () => run(new Exchange(null, actions)), "main quiet");
+  answer.end({
+    failure: broken ? reason(failure, answer) : null,
+    note: stopped ? `stopped · ${figures}` : figures,
+    actions: [again, ...(answer.content ? [copy] : []), ...(answer.awaitsResults && !broken ? [results] : [])],
+  });
+  if (failure?.status === 401) lockedOut();
+  else if (document.activeElement === document.body && !ON_TOUCH) $("prompt").focus();
   showSample();
 }
 
-function summary(streamed, count, began, first, finish) {
+function reason(error, answer) {
+  const words = error instanceof Refusal && error.status ? `The server refused (${error.status}): ${error.message}` : error.message;
+  return answer.empty ? `${words}\nThis message is not part of the chat until a retry succeeds.` : words;
+}
+
+function summary(streamed, { began, first, count, finish }) {
   const now = performance.now();
   const seconds = (milliseconds) => `${(milliseconds / 1000).toFixed(2)} s`;
   const parts = [seconds(now - began)];
@@ -144,91 +150,35 @@ function summary(streamed, count, began, first, finish) {
   return parts.join(" · ");
 }
 
-function refused(error) {
-  if (error.status === 401) return lockedOut();
-  showError(error instanceof Refusal && error.status ? `The server refused (${error.status}): ${error.message}` : error.message);
-}
+// -- copying -----------------------------------------------------------------------------------------------------
 
-// -- the key -----------------------------------------------------------------------------------------------------
-
-/** The server said 401: a key that it did not take is of no more use. */
-function lockedOut() {
-  const had = key() !== "";
-  keep("");
-  locked = true;
-  before = null;
-  $("metrics-link").hidden = true; // a browser opens links without the key
-  showState("down", "Locked: an API key is needed");
-  showSample();
-  askForKey(had ? "The server did not take the key that you gave." : undefined);
-}
-
-function askForKey(why = "It is kept for this tab only, and sent to this server only.") {
-  $("key-button").hidden = false;
-  $("key-why").textContent = why;
-  $("key-input").value = "";
-  $("key-forget").hidden = !key();
-  if (!$("key-dialog").open) $("key-dialog").showModal();
-}
-
-$("key-button").addEventListener("click", () => askForKey());
-$("key-form").addEventListener("submit", (event) => {
-  const given = $("key-input").value.trim();
-  if (event.submitter?.value === "forget") {
-    keep("");
-    showState("down", "Locked: an API key is needed");
-  } else if (given) keep(given);
-});
-$("key-dialog").addEventListener("close", () => poll());
-
-// -- the server's state ------------------------------------------------------------------------------------------
-
-let before = null; // the last figures, and when they came
-let timer = 0;
-
-function showState(state, text) {
-  $("state").dataset.state = state;
-  if ($("state-text").textContent !== text) $("state-text").textContent = text;
-}
-
-/** Look at the server now, and again after a while. */
-async function poll() {
-  clearTimeout(timer);
-  const barred = locked && !key(); // nothing is to be had without one
-  if (!document.hidden && !$("key-dialog").open && !barred) await look();
-  clearTimeout(timer);
-  timer = setTimeout(poll, POLL);
-}
-
-async function look() {
+/** `shown` has the text, for a page over plain HTTP, which may not write: the reader can. */
+async function copyText(pressed, text, shown) {
+  pressed.dataset.label ??= pressed.textContent;
   try {
-    const found = parse(await (await request("metrics")).text());
-    const now = performance.now();
-    for (const [id, text] of Object.entries(figures(found, before?.found, (now - before?.now) / 1000))) $(id).textContent = text;
-    before = { found, now };
-    if (!model) await findModel();
-    const ready = found.get("lmi_engine_ready") === 1;
-    showState(ready ? "ready" : "wait", ready ? `Ready: ${model}` : "The model is not ready yet");
-    $("key-button").hidden = !locked;
-    $("metrics-link").hidden = locked;
-  } catch (error) {
-    before = null;
-    if (error.status === 401) lockedOut();
-    else showState("down", error.status ? error.message : "The server cannot be reached");
+    await navigator.clipboard.writeText(text);
+    $("copied").textContent = "Copied";
+    pressed.textContent = "Copied ✓";
+  } catch {
+    getSelection().selectAllChildren(shown);
+    $("copied").textContent = "Selected: press Ctrl+C";
+    pressed.textContent = "Press Ctrl+C";
   }
+  setTimeout(() => (pressed.textContent = pressed.dataset.label), 2000);
 }
 
-async function findModel() {
-  const listed = await (await request("models")).json();
-  model = listed.models[0].modelName;
-  showSample();
-}
+$("copy").addEventListener("click", () => copyText($("copy"), $("code").textContent, $("code")));
+$("log").addEventListener("click", ({ target }) => {
+  if (!target.matches(".code-block .copy")) return;
+  const code = target.closest(".code-block").querySelector("pre");
+  copyText(target, code.textContent, code);
+});
 
 // -- what the user does ------------------------------------------------------------------------------------------
 
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
-  send();
+  send($("prompt").value.trim());
 });
 $("prompt").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -237,19 +187,20 @@ $("prompt").addEventListener("keydown", (event) => {
 });
 $("stop").addEventListener("click", () => {
   running?.abort();
-  $("prompt").focus();
+  if (!ON_TOUCH) $("prompt").focus();
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !$("key-dialog").open) running?.abort();
 });
 $("clear").addEventListener("click", () => {
   running?.abort();
-  history = [];
-  $("log").replaceChildren();
-  showError("");
+  for (const old of exchanges.flatMap(({ elements }) => elements)) old.remove();
+  exchanges = [];
+  $("welcome").hidden = false;
   showSample();
-  $("prompt").focus();
+  if (!ON_TOUCH) $("prompt").focus();
 });
+$("starters").addEventListener("click", ({ target }) => target.matches("button") && send(target.textContent));
 $("prompt").addEventListener("input", showSample);
 $("parameters").addEventListener("input", showSample);
 $("parameters").addEventListener("submit", (event) => event.preventDefault());
@@ -261,7 +212,7 @@ for (const [index, tab] of tabs.entries()) {
       other.setAttribute("aria-selected", String(other === tab));
       other.tabIndex = other === tab ? 0 : -1;
     }
-    sample = tab.textContent;
+    sample = tab.id.replace("tab-", "");
     $("code").setAttribute("aria-labelledby", tab.id);
     showSample();
   });
@@ -274,22 +225,8 @@ for (const [index, tab] of tabs.entries()) {
   });
 }
 
-$("copy").addEventListener("click", async () => {
-  try {
-    await navigator.clipboard.writeText($("code").textContent);
-    $("copied").textContent = "Copied";
-    $("copy").textContent = "Copied ✓";
-  } catch {
-    getSelection().selectAllChildren($("code")); // a page over plain HTTP may not write; the reader can
-    $("copied").textContent = "Selected: press Ctrl+C";
-    $("copy").textContent = "Press Ctrl+C";
-  }
-  setTimeout(() => ($("copy").textContent = "Copy"), 2000);
-});
-
 if (matchMedia("(max-width: 56rem)").matches) {
   for (const panel of document.querySelectorAll("details.panel")) panel.open = false;
 }
-document.addEventListener("visibilitychange", () => document.hidden || poll());
 showSample();
-poll();
+watch(showSample);

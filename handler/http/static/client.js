@@ -66,7 +66,7 @@ export async function* values(response) {
   }
 }
 
-/** The pieces of a chat's answer: `{text, finish}` each. Aborting `signal` makes the server stop too. */
+/** The pieces of a chat's answer: `{text, reasoning, calls, finish}` each. Aborting `signal` makes the server stop too. */
 export async function* ask(body, signal) {
   const response = await request(CHAT_ROUTE, {
     method: "POST",
@@ -74,15 +74,19 @@ export async function* ask(body, signal) {
     body: JSON.stringify(body),
     signal,
   });
+  let finish = null;
   try {
     for await (const value of values(response)) {
       if (value.error) throw new Refusal(reason(JSON.stringify(value)), value.code ?? 0);
       const choice = value.choices?.[0];
       if (!choice) continue; // OpenAI's last chunk holds the usage alone
-      yield { text: (choice.delta ?? choice.message).content ?? "", finish: choice.finish_reason };
+      const { content, reasoning, reasoning_content, tool_calls } = choice.delta ?? choice.message;
+      finish ??= choice.finish_reason;
+      yield { text: content ?? "", reasoning: reasoning ?? reasoning_content ?? "", calls: tool_calls ?? [], finish };
     }
   } catch (error) {
     if (error instanceof Refusal || error.name === "AbortError") throw error;
     throw new Refusal("The connection broke before the answer was complete.");
   }
+  if (!finish) throw new Refusal("The connection ended before the answer was complete.");
 }

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from handler.core.framing import dumps
+from handler.core.identifiers import new_digits
 from handler.core.text import StopMatcher
-from handler.core.values import new_digits
 from handler.protocols.anthropic.answers import Block, BlockDelta, BlockEvent
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
 

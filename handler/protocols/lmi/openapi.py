@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handler.protocols.base import ServerContext
+from handler.protocols.base import FrontEndError, ServerContext
 from handler.protocols.lmi import chat
 from handler.protocols.lmi.answers import (
     BatchError,
@@ -18,6 +18,7 @@ from handler.protocols.lmi.answers import (
     LmiError,
     LmiFailedLine,
     LmiLine,
+    LmiPayloadError,
 )
 from handler.protocols.openai.openapi import chat_request
 from handler.protocols.openapi.description import Description
@@ -33,6 +34,9 @@ from handler.protocols.openapi.json_schema import (
     record,
     request_fields,
 )
+from handler.protocols.openapi.texts import texts
+from handler.protocols.tei.answers import TeiError, TeiVectors
+from handler.protocols.tei.request import EMBED
 from handler.protocols.tensors import inputs as tensors
 
 _ADAPTERS = {"anyOf": [TEXT, listing(TEXT), NULL], "description": "The name of a LoRA adapter, or one for each prompt"}
@@ -105,6 +109,11 @@ def chat_description(error: Any, failure: Any, streams: tuple[str, ...]) -> Desc
     )  # fmt: skip
 
 
+def _embedding_request(context: ServerContext) -> Shape:
+    more = {**record({}, parameters(EMBED.parameters, context)), "type": ["object", "null"]}
+    return record({"inputs": texts()}, {"parameters": more})
+
+
 DESCRIPTIONS: Mapping[str, Description] = {
     "lmi": Description(
         "LMI", "LmiRequest", LMI_REQUEST, LmiError, EXAMPLE, LmiAnswer, _LMI_ANSWER, LmiLine | LmiFailedLine,
@@ -117,6 +126,10 @@ DESCRIPTIONS: Mapping[str, Description] = {
         lmi_request({"anyOf": [TEXT, listing({"type": "string", "minLength": 1}, minItems=1)]}), BatchError,
         {"inputs": ["One, two,", "A, B,"], "parameters": {"max_new_tokens": 8}},
         list[BatchText], [{"generated_text": " three,"}, {"generated_text": " C,"}], BatchLine | BatchError, (LINES,),
+    ),
+    "lmi_embedding": Description(
+        "LMI embedding", "LmiEmbeddingRequest", _embedding_request, LmiPayloadError | FrontEndError | TeiError,
+        {"inputs": "What is deep learning?"}, list[float] | TeiVectors, [0.6, -0.8],
     ),
 }  # fmt: skip
 """By the dialect's name."""

@@ -154,6 +154,29 @@ class OpenAiTextAnswer(_OpenAiTextChunk):
     usage: TokenUsage
 
 
+# -- embeddings --------------------------------------------------------------------------------------------------
+
+
+class PromptUsage(TypedDict):
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class Embedding(TypedDict):
+    """A text's vector; base64 holds little-endian numbers of 32 bits."""
+
+    object: Literal["embedding"]
+    index: Count
+    embedding: list[float] | str
+
+
+class EmbeddingAnswer(TypedDict):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: PromptUsage
+
+
 # -- errors ------------------------------------------------------------------------------------------------------
 
 

@@ -101,7 +101,8 @@ class OpenAiChat:
             thoughts=parameters.others.get("include_reasoning", True),
         )
         head = self.head(*identity("chatcmpl"), model, context.fingerprint)
-        usage = usage._replace(null=usage.null or for_tgi)
+        if for_tgi:
+            usage = usage._replace(null=True)
         return self.answer(ParsedChat(request, head, format, framing, usage, ignored))
 
     @functools.cached_property

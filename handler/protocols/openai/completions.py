@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,16 +15,13 @@ from handler.protocols.openai.request import defaults, names, read_stream, strea
 from handler.protocols.openai.response import Head, identity
 from handler.protocols.parameters import read_all
 from handler.protocols.readers.body import report_unknown
-from handler.protocols.readers.values import integer
+from handler.protocols.readers.texts import read_texts, text_of
 
 MAX_PROMPTS = 256
 MAX_SEQUENCES = 1024  # of all prompts together: more would hold the engine for one client
 
 _MAX_TOKENS = 16  # OpenAI's and vLLM's default
 _READ = {*COMPLETIONS.parameters, "prompt", "model", "stream", "stream_options"}
-_WANTED = "must be a string, a list of strings, a list of token ids, or a list of those"
-
-Prompt = str | tuple[int, ...]
 
 
 class OpenAiCompletions:
@@ -38,7 +34,7 @@ class OpenAiCompletions:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'prompt'")
         model, adapter = read_model(body, context)
-        prompts = _read_prompts(body.get("prompt"))
+        prompts = read_texts(body.get("prompt"), "prompt", MAX_PROMPTS, "prompts")
         stream, usage = read_stream(body)
         prompt_only = body.get("max_tokens") == 0
         # A new token's alternatives are not wanted where no token is shown.
@@ -59,7 +55,7 @@ class OpenAiCompletions:
             sampling = sampling._replace(max_new_tokens=1, logprobs=False, top_logprobs=0)
         requests = tuple(
             Request(
-                _text(prompt, context),
+                text_of(prompt, "prompt", context),
                 sampling,
                 truncate=parameters.others.get("truncate"),
                 prompt_ids=None if isinstance(prompt, str) else prompt,
@@ -113,45 +109,3 @@ def _with_prompt_logprobs(sampling: Sampling, logprobs: int, context: ServerCont
 def _with_support_for(context: ServerContext, field: str) -> ServerContext:
     """Return the context of an engine that supports `field`."""
     return replace(context, unsupported={name: why for name, why in context.unsupported.items() if name != field})
-
-
-def _read_prompts(value: Any) -> Sequence[Prompt]:
-    """Read one or more prompts, each a text or token ids."""
-    if isinstance(value, str):
-        return [_read_prompt(value)]
-    if not isinstance(value, list) or not value:
-        raise InvalidPayload(f"'prompt' {_WANTED}")
-    if _is_number(value[0]):
-        return [_read_prompt(value)]
-    if len(value) > MAX_PROMPTS:
-        raise InvalidPayload(f"'prompt' has {len(value)} prompts; at most {MAX_PROMPTS}")
-    return [_read_prompt(prompt) for prompt in value]
-
-
-def _read_prompt(value: Any) -> Prompt:
-    if isinstance(value, str) and value:
-        return value
-    if value in ("", []):
-        raise InvalidPayload("'prompt' must not be empty")
-    if not isinstance(value, list) or not all(map(_is_number, value)):
-        raise InvalidPayload(f"'prompt' {_WANTED}")
-    try:
-        return tuple(map(integer(0), value))
-    except ValueError:
-        raise InvalidPayload("'prompt' must hold token ids of at least 0") from None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _text(prompt: Prompt, context: ServerContext) -> str:
-    """Return the text that an answer shows for a prompt. Ids become their tokens' text, special tokens included."""
-    if isinstance(prompt, str):
-        return prompt
-    vocabulary = context.vocabulary
-    if vocabulary is None:
-        raise InvalidPayload("'prompt': the engine has no vocabulary of its own; send text")
-    if any(id >= len(vocabulary) for id in prompt):
-        raise InvalidPayload(f"'prompt' holds ids that are not in the vocabulary of {len(vocabulary)} tokens")
-    return vocabulary.decode(prompt)

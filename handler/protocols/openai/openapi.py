@@ -7,7 +7,9 @@ from functools import partial
 
 from handler.protocols.assistant.tools.request import MAX_TOOLS
 from handler.protocols.base import ServerContext
+from handler.protocols.openai import embeddings
 from handler.protocols.openai.answers import (
+    EmbeddingAnswer,
     OpenAiChatAnswer,
     OpenAiChatChunk,
     OpenAiError,
@@ -29,6 +31,7 @@ from handler.protocols.openapi.json_schema import (
     ref,
 )
 from handler.protocols.openapi.operations import Operation
+from handler.protocols.openapi.texts import texts
 from handler.protocols.parameters import Table
 
 _STREAM = {
@@ -64,10 +67,13 @@ def chat_request(table: Table, context: ServerContext) -> Shape:
 
 
 def _completion_request(context: ServerContext) -> Shape:
-    ids = listing(COUNT, minItems=1)
-    several = listing({"anyOf": [TEXT, ids]}, minItems=1, maxItems=MAX_PROMPTS)
     known = parameters(COMPLETIONS.parameters, context)
-    return record({"prompt": {"anyOf": [{**TEXT, "minLength": 1}, ids, several]}}, {**_STREAM, **known})
+    return record({"prompt": texts(MAX_PROMPTS)}, {**_STREAM, **known})
+
+
+def _embedding_request(context: ServerContext) -> Shape:
+    known = parameters(embeddings.TABLE.parameters, context)
+    return record({"input": texts()}, {"model": _STREAM["model"], **known})
 
 
 _HEAD = {"id": "cmpl-0", "created": 1760000000, "model": "model", "system_fingerprint": "lmi"}
@@ -90,6 +96,13 @@ DESCRIPTIONS: Mapping[str, Description] = {
         {**_HEAD, "object": "text_completion", "usage": _USAGE,
          "choices": [{"index": 0, "text": " Paris.", "logprobs": None, "finish_reason": "stop"}]},
         OpenAiTextChunk | OpenAiError, ("text/event-stream",),
+    ),
+    "openai_embeddings": Description(
+        "OpenAI embeddings", "OpenAiEmbeddingRequest", _embedding_request, OpenAiError,
+        {"model": "", "input": ["What is deep learning?"]},
+        EmbeddingAnswer,
+        {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.6, -0.8]}], "model": "model",
+         "usage": {"prompt_tokens": 7, "total_tokens": 7}},
     ),
 }  # fmt: skip
 """By the dialect's name."""

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSON_TEXTS, NUMBER, SLOT, SSE_DONE, Framing, fill, template
-from handler.core.values import NO_TOKEN, Delta, Finish, Token, new_digits
+from handler.core.identifiers import new_digits
+from handler.core.values import NO_TOKEN, Delta, Finish, Token
 from handler.protocols.base import HttpResponse, TokenLine
 from handler.protocols.openai import errors
 from handler.protocols.openai.answers import TokenUsage

@@ -16,7 +16,9 @@ from handler.protocols.openapi.description import Description
 from handler.protocols.openapi.json_schema import TEXT, Shape, components_of, ref, schema_of_type
 from handler.protocols.openapi.operations import PATH_PARAMETERS, Operation
 from handler.protocols.registry import DispatchByField
+from handler.protocols.rerank import openapi as rerank
 from handler.protocols.responses import openapi as responses
+from handler.protocols.tei import openapi as tei
 from handler.protocols.tgi import openapi as tgi
 from handler.protocols.triton import openapi as triton
 
@@ -38,6 +40,8 @@ DESCRIPTIONS: Mapping[str, Description] = {
     **triton.DESCRIPTIONS,
     **anthropic.DESCRIPTIONS,
     **responses.DESCRIPTIONS,
+    **tei.DESCRIPTIONS,
+    **rerank.DESCRIPTIONS,
 }
 """Dialect's name -> its bodies."""
 
@@ -170,7 +174,7 @@ def _inference(dialects: Sequence[Description]) -> dict[str, Any]:
     titles = [dialect.title for dialect in dialects]
     return {
         "tags": [titles[0] if titles else "Inference"],
-        "summary": f"Generate text: {', '.join(titles)}",
+        "summary": f"Inference: {', '.join(titles)}",
         "requestBody": {
             "required": True,
             "content": {

@@ -22,7 +22,7 @@ def decode(body: bytes | memoryview) -> Any:
     if not text or text.isspace():
         raise NotJson("the body is empty")
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = _DECODER.decode(text)
         if "\\u" in text:  # only an escape can bring half a surrogate pair in
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -59,6 +59,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
 
 
 def report_unknown(names: list[str], body: Mapping[str, Any], context: ServerContext) -> list[str]:

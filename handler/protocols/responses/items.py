@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from handler.core.values import new_digits
+from handler.core.identifiers import new_digits
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
 
 Value = dict[str, Any]

@@ -44,6 +44,11 @@ class OneResponse(InvalidPayload):
         )
 
 
+def not_found(error: ServingError) -> HttpResponse:
+    """Render the answer of a path that there is not."""
+    return HttpResponse(404, JSON.content_type, JSON.encode({"error": "Not Found"}))
+
+
 def refusal(error: ServingError) -> HttpResponse:
     """Render a refusal before any response was sent.
 

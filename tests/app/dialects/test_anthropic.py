@@ -110,8 +110,7 @@ def test_who_has_no_key_is_told_so_in_its_form(short: LiveServer, path: str) -> 
     [
         ("/v1/messages/batches", "not_found_error"),
         ("/v1/complete", "not_found_error"),
-        ("/v1/embeddings", "invalid_request_error"),
-        ("/v1/rerank", "invalid_request_error"),
+        ("/v1/moderations", "invalid_request_error"),
     ],
 )
 def test_routes_that_are_not_served_say_so_in_their_form(echo_server: LiveServer, path: str, kind: str) -> None:

@@ -17,6 +17,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from handler.core.framing import dumps
 from handler.protocols.base import Schema, ServerContext
 from handler.protocols.lmi import chat
+from handler.protocols.openai import embeddings
 from handler.protocols.openai import parameters as openai_parameters
 from handler.protocols.openapi.document import (
     DESCRIPTIONS,
@@ -27,7 +28,9 @@ from handler.protocols.openapi.document import (
 )
 from handler.protocols.openapi.json_schema import parameters, ref, schema_of_type
 from handler.protocols.readers.values import integer, number, schema_of_reader
-from handler.protocols.registry import ROOTS, ROUTES, SCHEMAS, DispatchByField
+from handler.protocols.registry import POOLED_ROUTES, POOLED_SCHEMAS, ROOTS, ROUTES, SCHEMAS, DispatchByField
+from handler.protocols.rerank import request as rerank
+from handler.protocols.tei import request as tei
 from handler.protocols.tensors import inputs as tensors
 from handler.protocols.triton import inputs as triton_inputs
 from tests.app.server import serve
@@ -63,7 +66,8 @@ def values_of(kind: str, body: str) -> list[Any]:
 
 
 def known_schemas() -> Iterator[Schema]:
-    for schema in (*SCHEMAS.values(), *ROUTES.values(), *ROOTS.values()):
+    pooled = [*POOLED_SCHEMAS.values(), *(schema for routes in POOLED_ROUTES.values() for schema in routes.values())]
+    for schema in (*SCHEMAS.values(), *ROUTES.values(), *ROOTS.values(), *pooled):
         yield from schema.dialects if isinstance(schema, DispatchByField) else (schema,)
 
 
@@ -107,8 +111,9 @@ def test_the_server_has_every_route_that_is_described_and_no_other(echo_server: 
         ("option.rolling_batch=disable",),
         ("option.root_schema=mindie",),
         ("option.openai_compat=true",),
+        *((f"option.task={task.value}",) for task in POOLED_ROUTES),
     ],
-    ids=["lmi", "tgi_compat", "dynamic_batch", "mindie", "openai_compat"],
+    ids=["lmi", "tgi_compat", "dynamic_batch", "mindie", "openai_compat", *POOLED_ROUTES],
 )
 def test_every_example_gets_the_answer_that_is_described(options: tuple[str, ...]) -> None:
     with serve("--engine", "echo", *(part for option in options for part in ("-o", option))) as server:
@@ -190,6 +195,7 @@ CASES = [
     path
     for name in (
         *("lmi", "tgi_compat", "dynamic_batch", "chat", "tgi", "mindie", "triton", "anthropic", "responses"),
+        *("embeddings", "tei", "rerank"),
         *("openai/chat", "openai/completion"),
     )
     for path in sorted((GOLDEN / name).glob("*.txt"))
@@ -208,6 +214,12 @@ def dialect_of(path: Path) -> str:
         return "anthropic_count" if path.stem == "count" else "anthropic_messages"
     if mode == "triton":
         return "triton_shape"
+    if mode == "embeddings":
+        return {"openai": "openai_embeddings", "lmi": "lmi_embedding"}[path.stem.partition("_")[0]]
+    if mode == "tei":
+        return f"tei_{path.stem.partition('_')[0]}"
+    if mode == "rerank":
+        return "rerank_v2" if path.stem.startswith("v2") else "rerank"
     if mode != "chat":
         return "openai_completions" if path.stem == "completion" else mode
     return next((f"{mode}_chat" for mode in ("tgi_compat", "dynamic_batch") if path.stem.startswith(mode)), "lmi_chat")
@@ -254,6 +266,10 @@ TABLES = {
     "ChatRequest": (chat.TABLE.parameters, CHAT_VALUES),
     "OpenAiChatRequest": (openai_parameters.CHAT.parameters, {}),
     "OpenAiCompletionRequest": (openai_parameters.COMPLETIONS.parameters, {}),
+    "OpenAiEmbeddingRequest": (embeddings.TABLE.parameters, {}),
+    "TeiEmbedRequest": (tei.EMBED.parameters, {}),
+    "TeiRerankRequest": (tei.RERANK.parameters, {}),
+    "RerankRequest": (rerank.TABLE.parameters, {}),
     "TritonRequest": (triton_inputs.TABLE.parameters, {}),
 }
 

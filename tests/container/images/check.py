@@ -22,6 +22,7 @@ from typing import Any
 
 from tests.container.images.dockerfile import ROOT, SECOND, read
 from tests.container.images.engine import DEBIAN, PROGRAMS, Container, ContainerEngine, call
+from tests.doubles import tiny
 from tests.servers import wait_for
 
 _PROMPT = "The capital of France is"
@@ -56,7 +57,7 @@ def check() -> None:
     if "cpu" in images:
         _check_cpu(engine, scratch)
     if others := [name for name in images if name != "cpu"]:
-        _check_laid_over(engine, others)
+        _check_laid_over(engine, scratch, others)
 
 
 # -- cpu -----------------------------------------------------------------------------------------------------------
@@ -69,6 +70,8 @@ def _check_cpu(engine: ContainerEngine, scratch: Path) -> None:
         _own_model(engine, done)
     with _timed("cpu: read-only model data, converted at the start") as done:
         _model_data(engine, scratch / "model", done)
+    with _timed("cpu: --engine openai, in front of echo") as done:
+        _by_url(engine, "cpu", scratch / "tokenizer", done)
 
 
 def _own_model(engine: ContainerEngine, done: list[str]) -> None:
@@ -122,10 +125,26 @@ def _model_data(engine: ContainerEngine, model: Path, done: list[str]) -> None:
     done += [f"ready after {seconds:.1f} s", f"SIGTERM amid a stream: its {len(lines)} tokens came, exit status 0"]
 
 
+# -- each image ----------------------------------------------------------------------------------------------------
+
+
+def _by_url(engine: ContainerEngine, tag: str, model: Path, done: list[str]) -> None:
+    """The engine is another server in the same container, with the tokenizer in `model`."""
+    echo = ("--engine", "echo", "--port", "8081", "-o", "option.echo_tokenizer=/opt/ml/model")
+    options = {"LLM_ENGINE": "openai", "BASE_URL": "http://127.0.0.1:8081/v1", "BASE_URL_KIND": "lmi"}
+    environment = {"LMI_FRONT": "embedded", **{f"OPTION_{name}": value for name, value in options.items()}}
+    with _running(engine, tag, ["--volume", f"{tiny.make(model)}:/opt/ml/model:ro"], environment) as container:
+        container.start("env", *(f"--unset={name}" for name in environment), "python3", "-m", "handler", "serve", *echo)
+        done.append(f"ready after {_ready(container, 120):.1f} s")
+        _generated(container, "France")
+        container.stop()
+        assert container.ended(15) == 0
+
+
 # -- trtllm and lmi ------------------------------------------------------------------------------------------------
 
 
-def _check_laid_over(engine: ContainerEngine, names: Sequence[str]) -> None:
+def _check_laid_over(engine: ContainerEngine, scratch: Path, names: Sequence[str]) -> None:
     """The engine's packages are as they were, ours are there, and the entry point runs."""
     arguments, stages = read()
     djl = f"/usr/local/djl-serving-{arguments['DJL_VERSION']}"
@@ -158,6 +177,7 @@ def _check_laid_over(engine: ContainerEngine, names: Sequence[str]) -> None:
                 assert {f"{key}={value}" for key, value in expected.items()} <= set(environment), environment
                 container.stop()
                 assert container.ended(15) == 0
+            _by_url(engine, tag, scratch / "tokenizer", done)
 
 
 # -- one container -------------------------------------------------------------------------------------------------
@@ -194,13 +214,13 @@ def _body(tokens: int, *, stream: bool = False, **more: Any) -> dict[str, Any]:
     return {"inputs": _PROMPT, "parameters": {"max_new_tokens": tokens, "details": True, **more}, "stream": stream}
 
 
-def _generated(container: Container) -> str:
+def _generated(container: Container, words: str = "Paris") -> str:
     answer = container.ask("/invocations", _body(8))
     output, errors = answer.communicate(timeout=60)
     assert answer.returncode == 0, errors
     found = json.loads(output)["generated_text"]
     assert isinstance(found, str)
-    assert "Paris" in found
+    assert words in found, found
     return found
 
 

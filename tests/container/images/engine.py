@@ -170,6 +170,10 @@ class Container:
     def execute(self, *command: str) -> str:
         return call([*self._podman, "exec", self._name, *command])
 
+    def start(self, *command: str) -> None:
+        """Run another process in it, which ends with it."""
+        call([*self._podman, "exec", "--detach", self._name, *command])
+
     def stop(self) -> None:
         """SIGTERM by the engine, which would kill after 30 s as SageMaker does."""
         subprocess.Popen(

@@ -135,7 +135,11 @@ def test_hadolint_finds_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "extras"), [("constraints-cpu.txt", ("cpu", "container")), ("constraints-gpu.txt", ("container",))]
+    ("file", "extras"),
+    [
+        ("constraints-cpu.txt", ("cpu", "images", "container", "openai")),
+        ("constraints-gpu.txt", ("container", "openai")),
+    ],
 )
 def test_constraints_pin_what_the_package_needs(file: str, extras: tuple[str, ...]) -> None:
     lines = [line for line in (ROOT / "docker" / file).read_text().splitlines() if not line.startswith("#")]

@@ -241,34 +241,36 @@ class Engine:
     """What keeps guides."""
 
     def __init__(self) -> None:
-        self.restarts = 0
-        self.renewals = 0
+        self.replica_restarts = [0, 0]
+        self.told: list[int] = []
 
-    def restart_when_idle(self) -> None:
-        self.renewals += 1
+    def restart_when_idle(self, replica: int) -> None:
+        self.told.append(replica)
 
 
-def test_an_engine_that_keeps_guides_is_replaced_in_time_and_gets_no_more_than_it_may_have() -> None:
+def test_replicas_that_keep_guides_are_replaced_in_time_and_get_no_more_than_they_may_have() -> None:
     engine = Engine()
     checks = StructuredOutputValidator(fake_guides.make, seconds=1.0, engine=engine)
     try:
         for n in range(2):
             assert outcome(checks, f"keep 250 {n}") == ""
             assert outcome(checks, f"keep 250 {n}") == "", "known, and kept already"
-        assert engine.renewals == 0
+        assert engine.told == []
         for n in range(2, 4):
             assert outcome(checks, f"keep 250 {n}") == ""
-        assert engine.renewals == 2
+        assert engine.told == [0, 1], "each once"
         for _ in range(2):  # tried, then known
             with pytest.raises(Unavailable, match="keeps 1024 MiB of them already"):
                 outcome(checks, "keep 250 more")
         assert outcome(checks, "keep 250 3") == outcome(checks, "fine") == outcome(checks, "keep 20") == ""
-        engine.restarts += 1
-        renewals = engine.renewals
+        engine.replica_restarts[0] += 1
+        with pytest.raises(Unavailable, match="keeps 1024 MiB of them already"):  # the other replica still does
+            outcome(checks, "keep 250 more")
+        engine.replica_restarts[1] += 1
         assert outcome(checks, "keep 250 more") == outcome(checks, "keep 250 0") == ""
-        assert engine.renewals == renewals
+        assert engine.told == [0, 1]
         assert outcome(checks, "keep 250 1") == ""
-        assert engine.renewals == renewals + 1, "what it had before it has no longer"
+        assert engine.told == [0, 1, 0, 1], "what they had before they have no longer"
     finally:
         checks.close()
 

@@ -107,6 +107,13 @@ def test_an_engine_by_url_names_all_that_it_needs() -> None:
     ]
 
 
+def test_an_engine_by_url_needs_a_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    ended = serve(str(tmp_path), "--engine", "openai", "-o", "option.base_url=http://127.0.0.1:1/v1", "--check")
+    assert ended.returncode == 2
+    assert f"{tmp_path} has no tokenizer: none of tokenizer.json, " in ended.stderr
+
+
 def test_without_a_problem_nothing_is_started() -> None:
     ended = serve("--engine", "openvino", "--check", OPTION_ECHO_CUES="true")
     assert (ended.returncode, ended.stderr) == (0, "")

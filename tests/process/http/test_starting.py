@@ -82,4 +82,5 @@ def test_a_conversion_that_fails_ends_it_with_the_reason(tmp_path: Path) -> None
         assert process.stderr is not None
         text = process.stderr.read()
         assert "cannot convert" in text
+        assert all(line.isprintable() for line in text.splitlines()), "a pipe gets no control characters"
         assert "Traceback" not in text

@@ -50,7 +50,7 @@ from handler.config.sources import Setting, from_environment
             ["  same: `OPTION_USE_CUDA_GRAPH` (trtllm), `OPTION_ENFORCE_EAGER` (vllm)", "option.enforce_eager"],
         ),
         ("PORT", ["  no effect: `lmi serve --port` and SAGEMAKER_BIND_TO_PORT say it"]),
-        ("HF_TASK", ["  refused, but for text-generation or conversational: only text generation is served"]),
+        ("HF_TASK", ["  same: `OPTION_TASK`", "option.task"]),
         ("HF_API_TOKEN", ["  same: `HF_TOKEN`"]),
         ("HF_TOKEN", ["  left alone: huggingface_hub reads it"]),
         ("SM_VLLM_MAX_NUM_SEQS", ["option.max_rolling_batch_size"]),

@@ -41,7 +41,9 @@ def test_a_directory_without_a_model_says_so(tmp_path: Path, names: tuple[str, .
 
 
 def test_a_hub_name_is_not_fetched() -> None:
-    with pytest.raises(ConfigError, match=r"nothing is fetched from a hub; option.llm_engine=vllm and trtllm take"):
+    with pytest.raises(
+        ConfigError, match=r"--engine vllm\. On a CPU, .* hf download \S+/(\S+) --local-dir \1; lmi serve \./\1$"
+    ):
         locate("org/model-1B")
 
 

@@ -30,7 +30,8 @@ def reading(environ: dict[str, str], *overrides: str) -> Reading:
         ({"MAX_BATCH_SIZE": "8", "PAYLOAD_LIMIT": "99"}, {"max_rolling_batch_size": 8, "max_request_size": 99}),
         ({"MODEL_ID": "a/b", "DTYPE": "bfloat16"}, {"model_id": "a/b", "dtype": "bf16"}),
         ({"MAX_CONCURRENT_REQUESTS": ""}, {"job_queue_size": 1000}),
-        ({"HF_TASK": "text-generation"}, {}),
+        ({"HF_TASK": "text-generation"}, {"task": "text-generation"}),
+        ({"HF_TASK": "feature-extraction"}, {"task": "text-embedding"}),
         ({"OPTION_ROLLING_BATCH": "vllm", "QUANTIZE": "awq", "HF_MODEL_QUANTIZE": "awq"}, {"quantization": "awq"}),
         ({"OPTION_ROLLING_BATCH": "vllm", "CUDA_MEMORY_FRACTION": "0.5"}, {"gpu_memory_utilization": 0.5}),
         ({"OPTION_ROLLING_BATCH": "vllm", "ENABLE_CUDA_GRAPHS": "false"}, {"enforce_eager": True}),
@@ -82,7 +83,7 @@ def value(config: Config, name: str) -> Any:
             "environment variables HF_API_TOKEN and HF_TOKEN contradict each",
         ),
         ({"QUANTIZE": "awq"}, "environment variable QUANTIZE: option.quantize is for vllm and trtllm; the engine here"),
-        ({"HF_TASK": "fill-mask"}, "environment variable HF_TASK: HF_TASK=fill-mask: only text generation is served"),
+        ({"HF_TASK": "fill-mask"}, "environment variable HF_TASK: option.task=fill-mask: must be one of auto, text"),
         ({"ROPE_FACTOR": "2"}, "environment variable ROPE_FACTOR: ROPE_FACTOR=2: write OPTION_HF_OVERRIDES"),
         ({"SHARDED": "x"}, "environment variable SHARDED: SHARDED=x: must be true or false"),
         (

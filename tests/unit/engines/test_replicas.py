@@ -239,7 +239,8 @@ def test_an_adapter_that_no_engine_lived_to_load_is_refused(adapter: Path) -> No
 
 def test_replicas_that_hold_memory_restart_one_after_another() -> None:
     rig = Rig(3)
-    rig.set.restart_when_idle()
+    for replica in range(3):
+        rig.set.restart_when_idle(replica)
 
     def wanted() -> Sequence[int]:
         return [engine.restarts_wanted for engine in rig.engines]

@@ -10,9 +10,11 @@ from handler.core.text import Vocabulary
 from handler.core.values import Delta, Finish, Logits, Token
 from handler.protocols.base import HttpResponse, Schema, ServerContext
 from handler.protocols.readers.body import decode
-from handler.protocols.registry import ROOTS, ROUTES, SCHEMAS
+from handler.protocols.registry import POOLED_ROUTES, POOLED_SCHEMAS, ROOTS, ROUTES, SCHEMAS
 
-DIALECTS = {**SCHEMAS, **{schema.name: schema for schema in (*ROOTS.values(), *ROUTES.values())}}
+_POOLED = [*POOLED_SCHEMAS.values(), *(schema for routes in POOLED_ROUTES.values() for schema in routes.values())]
+
+DIALECTS = {**SCHEMAS, **{schema.name: schema for schema in (*ROOTS.values(), *ROUTES.values(), *_POOLED)}}
 
 CONTEXT = ServerContext(
     engine="openvino", unsupported={"typical_p": "it has no typical decoding", "bad_sequences": "no"}
@@ -30,6 +32,14 @@ TOKENS = (
     Token(2, "", -0.125, True),
 )
 PREFILL = (Token(504, "What", None, False), Token(314, " is", -3.5, False))
+
+
+VECTORS = {
+    "embed": [[0.6, -0.8, 0.0], [0.0, 1.0, 0.10000000149011612], [1.0, 0.0, 0.0]],
+    "score": [[0.25], [0.75], [0.5]],
+    "classify": [[0.125, 0.625, 0.25], [-1.5, 2.0, 0.5]],
+}
+"""Of the first requests of a body."""
 
 
 def deltas(sequence: int = 0, *, prefill: bool = False, shift: float = 0.0) -> list[Delta]:
@@ -85,11 +95,13 @@ def answer(
         call = dialect.parse(value, context)
     except ServingError as error:
         return dialect.refused(error, value, context)
-    sampling = call.requests[0].sampling
+    sampling, pooling = call.requests[0].sampling, call.requests[0].pooling
     sent = b""
     for index in range(len(call.requests)):
         call.reply.start(index, 2)
-        if script is None:
+        if script is None and pooling is not None:
+            lines = [Delta(1, 0, (), Finish.STOP, vector=VECTORS[pooling.kind][index])]
+        elif script is None:
             lines = [
                 delta
                 for sequence in range(sampling.num_sequences)

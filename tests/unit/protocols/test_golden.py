@@ -21,10 +21,21 @@ from handler.protocols.anthropic import blocks
 from handler.protocols.openai import chat, chat_response, completions
 from handler.protocols.responses import items
 from handler.protocols.responses import request as response_request
-from tests.unit.protocols.answers import CONTEXT, answer, deltas, failing, refused, shorter, with_logits, with_tops
+from tests.unit.protocols.answers import (
+    CONTEXT,
+    VOCABULARY,
+    answer,
+    deltas,
+    failing,
+    refused,
+    shorter,
+    with_logits,
+    with_tops,
+)
 from tests.unit.protocols.anthropic import golden as golden_anthropic
 from tests.unit.protocols.openai.requests import NAME_IT, TOOLS, saying
 from tests.unit.protocols.responses import golden as golden_responses
+from tests.unit.protocols.tei import golden as golden_tei
 from tests.unit.protocols.tgi import golden as golden_tgi
 from tests.unit.protocols.triton import golden as golden_triton
 
@@ -165,6 +176,7 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     **golden_triton.CASES,
     **golden_anthropic.CASES,
     **golden_responses.CASES,
+    **golden_tei.CASES,
 }
 
 
@@ -185,6 +197,8 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
         output_formatter="sse" if schema.endswith("_sse") else None,
         reasoning_parser="qwen3" if schema.endswith("_reasoning") else "",
         chat_template=golden_anthropic.TEMPLATE if schema.endswith("_thinking") else "",
+        labels=("no", "yes", "perhaps"),
+        vocabulary=VOCABULARY if "embed" in schema else None,
     )
     found = answer(re.sub("_(streaming|sse|thinking|reasoning)$", "", schema), body, script, context)
     asked = body.decode() if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False)

@@ -9,9 +9,12 @@ import pytest
 from handler import engines
 from handler.protocols.lmi.chat import TABLE as CHAT_TABLE
 from handler.protocols.lmi.chat import Chat
+from handler.protocols.openai import embeddings
 from handler.protocols.openai import parameters as openai_parameters
 from handler.protocols.openai.parameters import HARMLESS
 from handler.protocols.parameters import PARAMETERS, REQUEST_FIELDS
+from handler.protocols.rerank import request as rerank
+from handler.protocols.tei import request as tei
 from handler.protocols.tensors import inputs
 from handler.protocols.tgi import mindie
 from handler.protocols.tgi import request as tgi_request
@@ -74,6 +77,28 @@ def test_every_field_of_openais_has_its_row() -> None:
     tools = {"tools", "tool_choice", "parallel_tool_calls"}
     assert sorted(found["chat"]) == sorted({*openai_parameters.CHAT.parameters, *every, *tools, "messages"})
     assert sorted(found["completions"]) == sorted({*openai_parameters.COMPLETIONS.parameters, *every, "prompt"})
+
+
+def test_every_field_of_embeddings_and_rerank_has_its_row() -> None:
+    section = matrix.DOCUMENT.read_text().split("\n## Embeddings, rerank, labels\n")[1].split("\n## ")[0]
+    openai, tei_routes, ranking = (
+        re.findall(r"^\| (`.*?)\|(.*?)\|", section.split(f"\n### {title}\n")[1].split("\n### ")[0], re.MULTILINE)
+        for title in ("OpenAI's embeddings", "TEI's routes", "Rerank")
+    )
+    fields = [name for names, _ in openai for name in re.findall(r"`(\w+)`", names)]
+    assert sorted(fields) == sorted({*embeddings.TABLE.parameters, "input", "model", "user"})
+    fields = [name for names, _ in ranking for name in re.findall(r"`(\w+)`", names)]
+    assert sorted(fields) == sorted({*rerank.TABLE.parameters, "query", "documents", "model"})
+    of_route: dict[str, set[str]] = {"/embed": set(), "/similarity": set(), "/rerank": set(), "/predict": set()}
+    for names, routes in tei_routes:
+        for route in of_route if routes.strip() == "all" else re.findall(r"`(/\w+)`", routes):
+            of_route[route] |= set(re.findall(r"`(\w+)`", names))
+    assert of_route == {
+        "/embed": {*tei.EMBED.parameters, "inputs"},
+        "/similarity": {*tei.SIMILARITY.parameters, "inputs", "parameters"},
+        "/rerank": {*tei.RERANK.parameters, "query", "texts"},
+        "/predict": {*tei.PREDICT.parameters, "inputs"},
+    }
 
 
 def _refuses(name: str) -> bool:

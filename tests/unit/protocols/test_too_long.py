@@ -17,6 +17,7 @@ INPUTS = {"inputs": "a"}
 TALK = {"messages": [{"role": "user", "content": "a"}]}
 TEXT = {"prompt": "a"}
 TRITON = {"text_input": "a", "max_tokens": 2}
+RERANK = {"query": "a", "documents": ["b"]}
 BODIES: dict[str, list[dict[str, Any]]] = {
     "lmi": [INPUTS, TALK, TEXT, TRITON],
     "tgi_compat": [INPUTS, TALK, TEXT, TRITON],
@@ -30,6 +31,14 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "anthropic_messages": [{**TALK, "max_tokens": 2}],
     "anthropic_count": [TALK],
     "openai_responses": [{"input": "a"}],
+    "openai_embeddings": [{"input": "a"}],
+    "lmi_embedding": [INPUTS, {"input": "a"}],
+    "tei_embed": [INPUTS],
+    "tei_similarity": [{"inputs": {"source_sentence": "a", "sentences": ["b"]}}],
+    "tei_rerank": [{"query": "a", "texts": ["b"]}, RERANK],
+    "tei_predict": [INPUTS],
+    "rerank": [RERANK],
+    "rerank_v2": [RERANK],
     "triton_generate": [TRITON],
     "triton_generate_stream": [TRITON],
 }

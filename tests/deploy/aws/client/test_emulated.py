@@ -185,8 +185,20 @@ def test_components(predictor: Predictor, emulated: tuple[str, Endpoint, Path], 
 
 @pytest.mark.parametrize("route", ["invocations", "openai"])
 def test_bench(emulated: tuple[str, Endpoint, Path], capsys: pytest.CaptureFixture[str], route: str) -> None:
-    arguments = ["--clients", "1,4", "--requests", "8", "--max-tokens", "6", "--words", "20", "--route", route]
-    assert main(["bench", "local", "--endpoint-url", emulated[0], *arguments]) == 0
+    arguments = [
+        "--clients",
+        "1,4",
+        "--requests",
+        "8",
+        "--max-tokens",
+        "6",
+        "--words",
+        "20",
+        "--route",
+        route,
+        "--no-plot",
+    ]
+    assert main(["bench", "local", "--no-plot", "--endpoint-url", emulated[0], *arguments]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [level["errors"] for level in found["levels"]] == [{}, {}]
     for level in found["levels"]:

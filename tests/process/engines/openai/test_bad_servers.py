@@ -13,7 +13,7 @@ import pytest
 
 from handler.core.errors import ConfigError
 from handler.core.values import Finish, Sampling
-from handler.engines.base import EngineConfig
+from handler.engines.base import EngineConfig, Output
 from handler.engines.openai import events, servers
 from handler.engines.openai.client import find_kind
 from handler.engines.openai.engine import UrlEngine
@@ -60,8 +60,12 @@ def run(found: UrlEngine, *keys: int) -> dict[int, Result]:
         for output in step.others:
             ids[output.key] += output.ids
             if output.finish is not None:
-                results[output.key] = Result(ids[output.key], output.finish, output.error or "")
+                results[output.key] = Result(ids[output.key], output.finish, _words(output))
     return results
+
+
+def _words(output: Output) -> str:
+    return f"{'to the client: ' * output.refused}{output.error or ''}"
 
 
 def one(found: UrlEngine, sampling: Sampling = SAMPLING, key: int = 1) -> Result:
@@ -110,23 +114,44 @@ NO = {"error": {"message": "no such thing", "type": "x", "code": 400}}
 DOWN = {"object": "error", "message": "down", "code": 503}
 UNDER_200 = b'data: {"error": {"message": "no such thing", "code": 400}}\n\n' + DONE
 LOST = b'data: {"error": {"message": "worker lost"}}\n\n' + DONE
-REFUSED = {
-    "400": (status(400, NO), "refused it with 400: no such thing"),
-    "400, flat": (status(400, {"message": "no such thing", "code": 400}), "refused it with 400: no such thing"),
-    "422": (status(422, {"detail": "no such thing"}), "422: no such thing"),
-    "401": (status(401, "who?"), "OPENAI_API_KEY"),
+OF_THE_REQUEST = {
+    "400": status(400, NO),
+    "400, flat": status(400, {"message": "no such thing", "code": 400}),
+    "413": status(413, NO),
+    "422": status(422, {"detail": "no such thing"}),
+    "an error event": HEAD + UNDER_200,
+    "an error's JSON under 200": status(200, NO),
+}
+OF_THE_OPERATOR = {
+    "401": (status(401, "who?"), "refused it with 401: who?; its key is the variable OPENAI_API_KEY"),
+    "403": (status(403, NO), "OPENAI_API_KEY"),
+    "404": (status(404, NO), "option.base_url_model"),
     "a redirect": (status(307, "", "Location: http://elsewhere/\r\n"), "redirects to 'http://elsewhere/'"),
-    "an error event": (HEAD + UNDER_200, "refused it with 400: no such thing"),
-    "an error's JSON under 200": (status(200, NO), "refused it with 400: no such thing"),
     "text without ids": (HEAD + event(text="Hi", finish="stop"), "no token ids"),
+    "a status of an event": (HEAD + UNDER_200.replace(b"400", b"404"), "refused it with 404: no such thing"),
 }
 
 
-@pytest.mark.parametrize(("answer", "words"), REFUSED.values(), ids=REFUSED)
-def test_a_refusal_has_the_servers_words_and_is_not_tried_again(answer: bytes, words: str) -> None:
+@pytest.mark.parametrize("answer", OF_THE_REQUEST.values(), ids=OF_THE_REQUEST)
+def test_a_request_that_the_server_refuses_ends_with_its_words_alone(answer: bytes) -> None:
+    with listening((answer,)) as server, engine(server) as found:
+        assert one(found) == ([], Finish.ERROR, "to the client: no such thing")
+        assert len(server.received) == 1, "it is not tried again"
+        assert one(found, key=2) == ([5, 6, 7], Finish.LENGTH, "")
+
+
+def test_after_the_first_token_a_refusal_is_a_failure() -> None:
+    with listening((HEAD, FIVE, UNDER_200)) as server, engine(server) as found:
+        result = one(found)
+        assert result == ([5], Finish.ERROR, f"{server.url} refused it with 400: no such thing")
+
+
+@pytest.mark.parametrize(("answer", "words"), OF_THE_OPERATOR.values(), ids=OF_THE_OPERATOR)
+def test_what_the_operator_has_to_change_is_named_and_not_tried_again(answer: bytes, words: str) -> None:
     with listening((answer,)) as server, engine(server) as found:
         result = one(found)
         assert (result.ids, result.finish) == ([], Finish.ERROR)
+        assert result.error.startswith(server.url)
         assert words in result.error
         assert len(server.received) == 1
         assert one(found, key=2) == ([5, 6, 7], Finish.LENGTH, "")

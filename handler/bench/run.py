@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from handler.bench import machine, metrics
+from handler.bench import machine
 from handler.bench.client import Target
 from handler.bench.load import Closed, Load
 from handler.bench.machine import OthersMeter
-from handler.bench.metrics import Point, Repetition
 from handler.bench.offline import Offline, Work
 from handler.bench.processes import measure
+from handler.bench.report import metrics
+from handler.bench.report.metrics import Point, Repetition, load_name
+from handler.bench.report.progress import Advance, progress_bar
 from handler.bench.server import lmi_serve
 from handler.config.loader import read_config
 from handler.serving.loading import engine_spec
@@ -41,17 +41,17 @@ class Plan:
     quiet: float = 0.2
 
 
-def run(plan: Plan, picture: Path | None) -> int:
-    """Measure, print, plot; return exit status 1 if a request failed."""
+def run(plan: Plan, print_result: Callable[[dict[str, Any]], int]) -> int:
+    """Measure and print; return exit status 1 if a request failed.
+
+    Args:
+        print_result: draws and prints the JSON document, after the table; returns an exit status.
+    """
     points = measure_all(plan)
     report = document(plan, points)
     print(machine.summary(report))
     show(plan, points, report)
-    if picture is not None:
-        metrics.save_plot(picture, machine.summary(report), points, report["results"])
-        print(f"plot: {picture}")
-    print(json.dumps(report))
-    return 1 if any(value["errors"] for value in report["results"]) else 0
+    return print_result(report) or int(any(value["errors"] for value in report["results"]))
 
 
 def show(plan: Plan, points: Sequence[Point], report: dict[str, Any]) -> None:
@@ -69,12 +69,13 @@ def document(plan: Plan, points: Sequence[Point]) -> dict[str, Any]:
 
 def measure_all(plan: Plan) -> list[Point]:
     with contextlib.ExitStack() as stack:
+        advance = stack.enter_context(progress_bar(len(plan.loads) * plan.repeat))
         offline = stack.enter_context(_engine(plan)) if plan.engine else None
         url = plan.url or stack.enter_context(lmi_serve(_serve_arguments(plan))).url
         target = Target(url, plan.tokens, plan.prompt_words, plan.timeout)
         points = []
         for load in plan.loads:
-            point = _measure(plan, target, load, offline)
+            point = _measure(plan, target, load, offline, advance)
             values = metrics.summarize(point)
             ratio = f", served / engine {values['served_over_engine']:.3f}" if offline else ""
             print(f"{point.name}: {values['tokens_per_second']:.1f} tokens/s{ratio}", file=sys.stderr, flush=True)
@@ -82,11 +83,13 @@ def measure_all(plan: Plan) -> list[Point]:
     return points
 
 
-def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None) -> Point:
+def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None, advance: Advance) -> Point:
     """Measure `plan.repeat` repetitions; repeat those that other processes disturbed, up to twice as many in all."""
     kept: list[Repetition] = []
     disturbed: list[Repetition] = []
     for turn in range(2 * plan.repeat):
+        if turn < plan.repeat:
+            advance(f"{load_name(load)}, repetition {turn + 1} of {plan.repeat}")
         repetition = _repeat(plan, replace(target, first=turn * _PROMPTS_EACH), load, offline, turn)
         (disturbed if (repetition.others or 0.0) > plan.quiet else kept).append(repetition)
         if len(kept) == plan.repeat:

@@ -1,19 +1,16 @@
-"""Metrics of a load: throughput, latencies, errors; as a table, as JSON and as a plot."""
+"""Metrics of a load: throughput, latencies, errors; as a table and as JSON."""
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.bench.load import Closed, Load, Result, percentiles
 from handler.bench.offline import Run
-from handler.core.errors import ConfigError
 
 
 class Repetition(NamedTuple):
@@ -36,14 +33,17 @@ class Point(NamedTuple):
 
     @property
     def name(self) -> str:
-        load = self.load
-        if isinstance(load, Closed):
-            return f"{load.clients} client{'s' * (load.clients > 1)}"
-        return f"{load.rate:g} requests/s"
+        return load_name(self.load)
 
     @property
     def results(self) -> list[Result]:
         return [result for repetition in self.repetitions for result in repetition.results]
+
+
+def load_name(load: Load) -> str:
+    if isinstance(load, Closed):
+        return f"{load.clients} client{'s' * (load.clients > 1)}"
+    return f"{load.rate:g} request{'s' * (load.rate != 1)}/s"
 
 
 def tokens_per_second(results: Sequence[Result]) -> float:
@@ -62,6 +62,11 @@ def gaps(results: Sequence[Result]) -> list[float]:
     return [later - earlier for result in results for earlier, later in itertools.pairwise(result.arrivals)]
 
 
+def answer_times(results: Sequence[Result]) -> list[float]:
+    """Return the seconds from each request's start to the end of its answer, of answers without an error."""
+    return [result.end - result.start for result in results if not result.error]
+
+
 def errors(results: Sequence[Result]) -> dict[str, int]:
     """Return the number of errors by kind."""
     return dict(Counter(result.error for result in results if result.error))
@@ -77,6 +82,7 @@ def summarize(point: Point) -> dict[str, Any]:
         "tokens_per_second_each": served,
         "ttft_ms": _milliseconds(first_token_times(point.results)),
         "itl_ms": _milliseconds(gaps(point.results)),
+        "latency_ms": _milliseconds(answer_times(point.results)),
         "errors": errors(point.results),
         "others_cores": max((repetition.others or 0.0 for repetition in point.repetitions), default=None),
         "repetitions_disturbed": point.disturbed,
@@ -130,43 +136,3 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     rule = "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|"
     return "\n".join([line(head), rule, *map(line, rows)])
-
-
-def can_plot() -> bool:
-    return importlib.util.find_spec("matplotlib") is not None
-
-
-def check_plot() -> None:
-    """Check before the measurement that matplotlib is installed."""
-    if not can_plot():
-        raise ConfigError("the plot needs matplotlib: pip install '.[bench]' in lmi-handler's directory")
-
-
-def save_plot(path: Path, title: str, points: Sequence[Point], values: Sequence[dict[str, Any]]) -> None:
-    """Save a plot of throughput by load, and of the distributions of first-token times and gaps."""
-    from matplotlib.figure import Figure  # without pyplot: no display, no global state
-
-    figure = Figure(figsize=(15, 4.5), layout="constrained")
-    figure.suptitle(title)
-    throughput, first, between = figure.subplots(1, 3)
-    names = [point.name for point in points]
-    throughput.plot(names, [value["tokens_per_second"] for value in values], "o-", label="served")
-    if all("served_over_engine" in value for value in values):
-        throughput.plot(names, [value["engine_tokens_per_second"] for value in values], "x--", label="engine alone")
-        for name, value in zip(names, values, strict=True):
-            text = f"{value['served_over_engine']:.2f}"
-            throughput.annotate(text, (name, value["tokens_per_second"]), (0, -14), textcoords="offset points")
-    throughput.set(ylabel="tokens/s", ylim=(0, None), title="throughput (median)")
-    throughput.legend()
-    for axes, title, times in (
-        (first, "time to first token", first_token_times),
-        (between, "time between tokens", gaps),
-    ):
-        for point in points:
-            if seconds := times(point.results):
-                axes.ecdf([1000 * value for value in seconds], label=point.name)
-        axes.set(xlabel="ms", ylabel="share of requests" if axes is first else "share of tokens", title=title)
-        axes.set_xscale("symlog", linthresh=1)
-        axes.grid(alpha=0.3)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)

@@ -1,0 +1,1 @@
+"""Models that read whole texts on OpenVINO: embeddings, scores and classifications."""

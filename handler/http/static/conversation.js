@@ -1,0 +1,197 @@
+// The conversation: its exchanges as elements, and as the messages of the next request.
+
+import { MarkdownView } from "./markdown.js";
+
+/** An element with properties, and children. */
+export function element(name, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
+
+export const button = (text, action, className = "quiet") =>
+  element("button", { type: "button", className, textContent: text, onclick: action });
+
+function pretty(json) {
+  try {
+    return JSON.stringify(JSON.parse(json), null, 2);
+  } catch {
+    return json; // a call that is not complete
+  }
+}
+
+/** One answer of the model: its thoughts, text and tool calls, as they come. */
+export class Answer {
+  #thoughts = null; // {box, summary, text, began}, once there are some
+  #calls = []; // {call, title, arguments, result}
+  #markdown;
+  #frame = 0;
+  #cost = 0; // milliseconds that the last frame took
+  #rendered;
+
+  /** `rendered` is called before and after each change of what is shown. */
+  constructor(rendered) {
+    this.#rendered = rendered;
+    this.text = element("div", { className: "text" });
+    this.#markdown = new MarkdownView(this.text);
+    this.element = element("div", { className: "turn assistant busy" }, element("span", { className: "hidden" }, "Model: "), this.text);
+    this.complete = false; // it came to an end, or was stopped, with something in it
+  }
+
+  get content() {
+    return this.#markdown.text;
+  }
+
+  get reasoning() {
+    return this.#thoughts?.text.textContent ?? "";
+  }
+
+  get empty() {
+    return !this.content && !this.#thoughts && !this.#calls.length;
+  }
+
+  get awaitsResults() {
+    return this.#calls.length > 0;
+  }
+
+  /** The answer for the next request, with the results of its calls. */
+  get messages() {
+    const calls = this.#calls.map(({ call }) => ({ ...call, type: "function" }));
+    const results = this.#calls.map(({ call, result }) => ({ role: "tool", tool_call_id: call.id, content: result.value }));
+    const message = { role: "assistant", content: this.content };
+    if (calls.length) Object.assign(message, { tool_calls: calls }, this.reasoning ? { reasoning_content: this.reasoning } : {});
+    return [message, ...results];
+  }
+
+  take({ text, reasoning, calls }) {
+    if (reasoning) this.#think(reasoning);
+    if (text) this.#markdown.append(text);
+    for (const call of calls) this.#take(call);
+    if (!reasoning && (text || calls.length)) this.#thought();
+    this.#frame ||= setTimeout(() => requestAnimationFrame(() => this.#render()), 5 * this.#cost); // a sixth of the time at most
+  }
+
+  #render() {
+    if (!this.#frame) return; // it has ended meanwhile
+    this.#frame = 0;
+    const began = performance.now();
+    this.#rendered(() => this.#markdown.render());
+    this.#cost = performance.now() - began;
+  }
+
+  #think(text) {
+    if (!this.#thoughts) {
+      const summary = element("summary", {}, "Thinking …");
+      const thoughts = element("div", { className: "thoughts", dir: "auto" }, "");
+      const box = element("details", { className: "reasoning" }, summary, thoughts);
+      this.#thoughts = { box, summary, text: thoughts, began: performance.now() };
+      this.text.before(box);
+    }
+    this.#thoughts.text.append(text);
+  }
+
+  /** The thoughts have ended. */
+  #thought() {
+    const thoughts = this.#thoughts;
+    if (!thoughts?.began) return;
+    thoughts.summary.textContent = `Thought for ${((performance.now() - thoughts.began) / 1000).toFixed(1)} s`;
+    thoughts.began = 0;
+    thoughts.text.normalize();
+  }
+
+  /** A call, or a further piece of one. */
+  #take({ index = this.#calls.length, id, function: { name = "", arguments: piece = "" } = {} }) {
+    let entry = this.#calls[index];
+    if (!entry) {
+      const title = element("code");
+      const shown = element("pre", { tabIndex: 0 });
+      const result = element("textarea", { rows: 2, placeholder: "What the tool returned" });
+      entry = { call: { id: id ?? `call_${index}`, function: { name: "", arguments: "" } }, title, shown, result };
+      result.setAttribute("aria-label", `Result of call ${index + 1}`);
+      const head = element("div", { className: "bar" }, element("span", {}, "Tool call"), title);
+      this.element.append(element("div", { className: "call" }, head, shown, result));
+      this.#calls[index] = entry;
+    }
+    entry.call.function.name += name;
+    entry.call.function.arguments += piece;
+    entry.title.textContent = entry.call.function.name;
+    entry.shown.textContent = pretty(entry.call.function.arguments);
+  }
+
+  /** No more comes. `failure` is the reason if it broke, `note` says how it went, `actions` are buttons. */
+  end({ failure, note, actions }) {
+    clearTimeout(this.#frame);
+    this.#frame = 0;
+    this.complete = !failure || !this.empty;
+    this.element.classList.remove("busy");
+    this.element.classList.toggle("broken", Boolean(failure));
+    this.#rendered(() => {
+      this.#thought();
+      this.#markdown.finish();
+      if (failure) this.element.append(element("div", { className: "error" }, failure));
+      this.element.append(element("div", { className: "foot" }, element("span", { className: "note" }, note), ...actions));
+    });
+  }
+}
+
+/** A question and its answer. After tool calls, their results are the question, and `question` is null. */
+export class Exchange {
+  #actions;
+
+  /** `actions.ready()` says if a question may be asked now, `actions.ask(exchange)` asks it. */
+  constructor(question, actions) {
+    this.question = question;
+    this.answer = null;
+    this.#actions = actions;
+    this.asked = question === null ? null : element("div", { className: "turn user" });
+    this.#showQuestion();
+  }
+
+  get messages() {
+    if (!this.answer?.complete) return [];
+    return [...this.opening, ...this.answer.messages];
+  }
+
+  /** The question's own message. */
+  get opening() {
+    return this.question === null ? [] : [{ role: "user", content: this.question }];
+  }
+
+  get elements() {
+    return [this.asked, this.answer?.element].filter(Boolean);
+  }
+
+  #showQuestion() {
+    if (!this.asked) return;
+    const who = element("span", { className: "hidden" }, "You: ");
+    const text = element("div", { className: "text", dir: "auto" }, this.question);
+    const edit = button("Edit", () => this.#edit());
+    this.asked.replaceChildren(who, text, element("div", { className: "foot" }, edit));
+  }
+
+  /** The question as a form in its own place. */
+  #edit() {
+    const field = element("textarea", { value: this.question, rows: Math.min(8, this.question.split("\n").length + 1) });
+    field.setAttribute("aria-label", "Edit your message");
+    const cancel = () => {
+      this.#showQuestion();
+      this.asked.querySelector("button").focus();
+    };
+    const save = () => {
+      if (!field.value.trim() || !this.#actions.ready()) return;
+      this.question = field.value.trim();
+      this.#showQuestion();
+      this.#actions.ask(this);
+    };
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") cancel();
+      else if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      else save();
+      event.preventDefault();
+      event.stopPropagation();
+    });
+    const foot = element("div", { className: "foot" }, button("Ask again", save, "main quiet"), button("Cancel", cancel));
+    this.asked.replaceChildren(field, foot);
+    field.focus();
+  }
+}

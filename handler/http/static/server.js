@@ -1,0 +1,106 @@
+// The server's state in the header and the panels, and the API key that it may want.
+
+import { keep, key, request } from "./client.js";
+import { figures, parse } from "./metrics.js";
+
+const $ = (id) => document.getElementById(id);
+const POLL = 1000; // milliseconds between looks at /metrics
+
+/** `model` is the served model's name once it is known; `locked`: the server wants a key. */
+export const server = { model: "", locked: key() !== "" };
+
+let before = null; // the last figures, and when they came
+let timer = 0;
+let changed = () => {};
+
+/** Begin to look at the server; `onChange` is called when `server` changes. */
+export function watch(onChange) {
+  changed = onChange;
+  poll();
+}
+
+function showState(state, text) {
+  $("state").dataset.state = state;
+  if ($("state-text").textContent !== text) $("state-text").textContent = text;
+}
+
+/** Look at the server now, and again after a while. */
+async function poll() {
+  clearTimeout(timer);
+  const barred = server.locked && !key(); // nothing is to be had without one
+  if (!document.hidden && !$("key-dialog").open && !barred) await look();
+  clearTimeout(timer);
+  timer = setTimeout(poll, POLL);
+}
+
+async function look() {
+  try {
+    const found = parse(await (await request("metrics")).text());
+    const now = performance.now();
+    show(figures(found, before?.found, (now - before?.now) / 1000));
+    if (!before) await describe(); // at the start, and after the server was away
+    before = { found, now };
+    const ready = found.get("lmi_engine_ready") === 1;
+    showState(ready ? "ready" : "wait", ready ? `Ready: ${server.model}` : "The model is not ready yet");
+    $("key-button").hidden = !server.locked;
+    $("metrics-link").hidden = server.locked;
+  } catch (error) {
+    before = null;
+    if (error.status === 401) lockedOut();
+    else showState("down", error.status ? error.message : "The server cannot be reached");
+  }
+}
+
+function show(texts) {
+  for (const [id, text] of Object.entries(texts)) if (text !== null && $(id).textContent !== text) $(id).textContent = text;
+}
+
+/** Name the model, its engine, its context, its device and replicas. */
+async function describe() {
+  const [{ modelName }] = (await (await request("models")).json()).models;
+  const [[{ models: [details] }], { data }] = await Promise.all(
+    [`models/${encodeURIComponent(modelName)}`, "v1/models"].map(async (path) => (await request(path)).json()),
+  );
+  const [group] = details.workerGroups;
+  const context = data.find(({ id }) => id === modelName)?.max_model_len;
+  show({
+    "s-model": modelName,
+    "s-engine": details.engine,
+    "s-context": context?.toLocaleString("en") ?? "–",
+    "s-device": group.device.deviceType,
+    "s-replicas": String(group.maxWorkers),
+  });
+  server.model = modelName;
+  changed();
+}
+
+/** The server said 401: a key that it did not take is of no more use. */
+export function lockedOut() {
+  const had = key() !== "";
+  keep("");
+  server.locked = true;
+  before = null;
+  $("metrics-link").hidden = true; // a browser opens links without the key
+  showState("down", "Locked: an API key is needed");
+  changed();
+  askForKey(had ? "The server did not take the key that you gave." : undefined);
+}
+
+function askForKey(why = "It is kept for this tab only, and sent to this server only.") {
+  $("key-button").hidden = false;
+  $("key-why").textContent = why;
+  $("key-input").value = "";
+  $("key-forget").hidden = !key();
+  if (!$("key-dialog").open) $("key-dialog").showModal();
+}
+
+$("key-button").addEventListener("click", () => askForKey());
+$("key-form").addEventListener("submit", (event) => {
+  const given = $("key-input").value.trim();
+  if (event.submitter?.value === "forget") {
+    keep("");
+    showState("down", "Locked: an API key is needed");
+  } else if (given) keep(given);
+});
+$("key-dialog").addEventListener("close", () => poll());
+document.addEventListener("visibilitychange", () => document.hidden || poll());

@@ -1,0 +1,60 @@
+"""LMI's embeddings at /invocations: the vector of one text, or those of a list.
+
+Source: docs.djl.ai, "LMI Text Embedding User Guide". Hugging Face's container for SageMaker has TEI's bodies there: one
+with a field of TEI's own gets TEI's answer, as /embed does. Where a list is sent, both answers are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from handler.core.errors import InvalidPayload, ServingError
+from handler.core.framing import JSON
+from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext, front_end_error
+from handler.protocols.lmi.answers import LmiPayloadError
+from handler.protocols.lmi.body import read_parameters_field
+from handler.protocols.readers.body import report_unknown
+from handler.protocols.reply import VectorReply
+from handler.protocols.tei.request import EMBED, TeiEmbed, as_lists
+
+_TEI = TeiEmbed()
+
+
+class LmiEmbedding(TeiEmbed):
+    """LMI has `inputs` alone; TEI's parameters may stand under `parameters` too."""
+
+    name = "lmi_embedding"
+    table = EMBED._replace(prefix="parameters.")
+    fields = frozenset({"inputs", "parameters"})
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        if _is_of_tei(body):
+            return _TEI.parse(body, context)
+        if not isinstance(body, dict) or body.get("inputs") is None:
+            raise InvalidPayload("the body has no 'inputs': this server embeds texts (option.task=text-embedding)")
+        given = read_parameters_field(body)
+        parsed = super().parse({**body, "parameters": given}, context)
+        unknown = [f"parameters.{name}" for name in given if name not in self.table.parameters]
+        return parsed._replace(ignored=[*parsed.ignored, *report_unknown(unknown, body, context)])
+
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        inputs = body.get("inputs")
+        requests = self.requests(inputs, body["parameters"], context)
+        alone = len(requests) == 1 and not (isinstance(inputs, list) and isinstance(inputs[0], str | list))
+        reply = VectorReply(
+            len(requests), lambda vectors, _: [*vectors[0]] if alone else as_lists(vectors), self.refused
+        )
+        return ParsedRequest(requests, reply)
+
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
+        if _is_of_tei(body):
+            return _TEI.refused(error)
+        value: LmiPayloadError = {"error": error.message, "code": error.status}
+        return HttpResponse(
+            error.status, JSON.content_type, JSON.encode(value if error.status == 424 else front_end_error(error))
+        )
+
+
+def _is_of_tei(body: Any) -> bool:
+    return isinstance(body, dict) and not EMBED.parameters.keys().isdisjoint(body)

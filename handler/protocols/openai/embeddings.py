@@ -1,0 +1,103 @@
+"""OpenAI's embeddings at /v1/embeddings, with vLLM's additions (vllm/entrypoints/pooling/embed/protocol.py)."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from handler.core.errors import InvalidPayload, ServingError
+from handler.core.values import Pooling
+from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.openai import errors
+from handler.protocols.openai.answers import EmbeddingAnswer
+from handler.protocols.openai.parameters import harmless, read_model
+from handler.protocols.openai.request import unknown_fields
+from handler.protocols.parameters import PARAMETERS, Parameter, Table, read_all, unsupported
+from handler.protocols.readers.body import report_unknown
+from handler.protocols.readers.texts import (
+    embedding_requests,
+    read_texts,
+    truncate_prompt_tokens,
+    truncation_side,
+)
+from handler.protocols.readers.values import accepts, boolean, integer
+from handler.protocols.reply import VectorReply, Vectors
+
+
+@accepts(enum=["float", "base64"])
+def _encoding_format(value: Any) -> str:
+    if value not in ("float", "base64"):
+        raise ValueError("must be float or base64")
+    return str(value)
+
+
+TABLE = Table(
+    {
+        "dimensions": Parameter("dimensions", integer(1)),
+        "encoding_format": Parameter("encoding_format", _encoding_format),
+        "use_activation": Parameter("normalize", boolean),
+        "truncate_prompt_tokens": Parameter("truncate", truncate_prompt_tokens),
+        "truncation_side": Parameter("truncation", truncation_side),
+        "priority": PARAMETERS["priority"],
+        "add_special_tokens": unsupported("send token ids for a text without them", True),
+        "embed_dtype": unsupported("numbers have 32 bits", "float32"),
+        "endianness": unsupported("base64 is little-endian, as OpenAI's", "little", "native"),
+        "padding": unsupported("the engine pads its batches itself", "do_not_pad"),
+        "messages": unsupported("send texts as input", []),
+        "mm_processor_kwargs": unsupported("the engine reads text only", {}),
+        "normalize": unsupported("write use_activation"),
+        "truncate": unsupported("write truncate_prompt_tokens=-1", False),
+    }
+)
+
+_READ = {*TABLE.parameters, "input", "model"}
+
+
+class OpenAiEmbeddings:
+    """A vector of length 1 for each text of `input`."""
+
+    name = "openai_embeddings"
+    any_media = False
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        if not isinstance(body, dict):
+            raise InvalidPayload("the body must be a JSON object with 'input'")
+        model, adapter = read_model(body, context)
+        texts = read_texts(body.get("input"), "input")
+        others = read_all(body, context, defaults={}, table=TABLE).others
+        ignored = [*report_unknown(unknown_fields(body, _READ), body, context), *harmless(body)]
+        truncate = others.get("truncate")
+        requests = embedding_requests(
+            texts,
+            "input",
+            Pooling("embed", others.get("dimensions"), others.get("normalize", True)),
+            context,
+            truncate=None if truncate == -1 else truncate,
+            truncation="refuse" if truncate is None else others.get("truncation", "right"),
+            adapter=adapter,
+            priority=others.get("priority", 0),
+        )
+        encode = _base64 if others.get("encoding_format") == "base64" else list
+
+        def render(vectors: Vectors, num_tokens: int) -> EmbeddingAnswer:
+            return {
+                "object": "list",
+                "data": [
+                    {"object": "embedding", "index": index, "embedding": encode(vector)}
+                    for index, vector in enumerate(vectors)
+                ],
+                "model": model,
+                "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+            }
+
+        return ParsedRequest(requests, VectorReply(len(requests), render, self.refused), ignored)
+
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
+        return errors.refused(error)
+
+
+def _base64(vector: Sequence[float]) -> str:
+    """Encode a vector as OpenAI does: its numbers of 32 bits, little-endian."""
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

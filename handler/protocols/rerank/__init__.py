@@ -1,0 +1,1 @@
+"""The dialect of Cohere's rerank, which vLLM and Jina AI imitate."""

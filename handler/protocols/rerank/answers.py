@@ -1,0 +1,33 @@
+"""The types of rerank's answers. Each field of the wire is declared here, for the API's document too."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from handler.protocols.base import Count, NotRequired
+
+
+class RankedDocument(TypedDict):
+    """One of the ranked documents, the best first; with `text`, and the fields of a document that was an object."""
+
+    index: Count
+    relevance_score: float | None
+    document: NotRequired[dict[str, Any]]
+
+
+class RerankUsage(TypedDict):
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class RerankAnswer(TypedDict):
+    """Cohere's `id` and `results`; vLLM's `model` and `usage`."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: RerankUsage
+
+
+class RerankError(TypedDict):
+    message: str

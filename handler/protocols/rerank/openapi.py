@@ -1,0 +1,44 @@
+"""Rerank's bodies in the API's document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from handler.protocols.base import ServerContext
+from handler.protocols.openapi.description import Description
+from handler.protocols.openapi.json_schema import TEXT, Shape, nullable, parameters, record
+from handler.protocols.openapi.texts import NON_EMPTY, text_list
+from handler.protocols.rerank.answers import RerankAnswer, RerankError
+from handler.protocols.rerank.request import TABLE
+
+
+def _request(context: ServerContext) -> Shape:
+    documents = text_list({"anyOf": [NON_EMPTY, record({"text": NON_EMPTY})]})
+    return record(
+        {"query": NON_EMPTY, "documents": {"anyOf": [NON_EMPTY, documents]}},
+        {"model": nullable(TEXT), **parameters(TABLE.parameters, context)},
+    )
+
+
+def _description(title: str, **fields: object) -> Description:
+    return Description(
+        title,
+        "RerankRequest",
+        _request,
+        RerankError,
+        {"model": "", "query": "What is deep learning?", "documents": ["A cheese", "A kind of machine learning"]},
+        RerankAnswer,
+        {
+            "id": "rerank-0",
+            "model": "model",
+            "results": [{"index": 1, "relevance_score": 0.9, **fields}],
+            "usage": {"prompt_tokens": 20, "total_tokens": 20},
+        },
+    )
+
+
+DESCRIPTIONS: Mapping[str, Description] = {
+    "rerank": _description("Rerank", document={"text": "A kind of machine learning"}),
+    "rerank_v2": _description("Rerank, version 2"),
+}
+"""By the dialect's name."""

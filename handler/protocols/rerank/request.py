@@ -1,0 +1,130 @@
+"""Cohere's rerank, versions 1 and 2, with the additions of vLLM and Jina AI.
+
+Sources: docs.cohere.com, "Rerank API" v1 and v2; vllm/entrypoints/pooling/scoring/protocol.py; jina.ai/reranker.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from handler.core.errors import InvalidPayload, ServingError
+from handler.core.identifiers import new_uuid
+from handler.core.values import Pooling
+from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.openai.parameters import harmless, read_model
+from handler.protocols.openai.request import unknown_fields
+from handler.protocols.parameters import PARAMETERS, Parameter, Table, read_all, unsupported
+from handler.protocols.readers.body import report_unknown
+from handler.protocols.readers.texts import (
+    read_list,
+    read_string,
+    score_requests,
+    truncate_prompt_tokens,
+    truncation_side,
+)
+from handler.protocols.readers.values import accepts, boolean, integer
+from handler.protocols.reply import VectorReply, Vectors
+from handler.protocols.rerank import errors
+from handler.protocols.rerank.answers import RankedDocument, RerankAnswer
+
+
+@accepts(type="integer", minimum=0)
+def _max_tokens_per_doc(value: Any, context: ServerContext) -> None:
+    """Read Cohere's limit of a document's tokens, where the model's own is as low; 0 is no limit, as in vLLM."""
+    tokens, most = integer(0)(value), context.most_tokens()
+    if tokens and most is not None and tokens < most:
+        raise ValueError(f"is not supported below the model's own limit, {most}; write truncate_prompt_tokens")
+
+
+TABLE = Table(
+    {
+        "top_n": Parameter("top_n", integer(0)),
+        "return_documents": Parameter("return_documents", boolean),
+        "max_tokens_per_doc": Parameter("", _max_tokens_per_doc, informed=True),
+        "rank_fields": unsupported("documents are ranked by their field text", ["text"]),
+        "max_chunks_per_doc": unsupported("a document is scored as a whole", 1),
+        "relevant_spans": unsupported("a document is scored as a whole"),
+        "use_activation": Parameter("normalize", boolean),
+        "truncate_prompt_tokens": Parameter("truncate", truncate_prompt_tokens),
+        "truncation_side": Parameter("truncation", truncation_side),
+        "priority": PARAMETERS["priority"],
+        "max_tokens_per_query": unsupported("write truncate_prompt_tokens", 0),
+        "padding": unsupported("the engine pads its batches itself", "do_not_pad"),
+        "instruction": unsupported("write it into the query", ""),
+        "chat_template_kwargs": unsupported("pairs have no chat template", {}),
+        "mm_processor_kwargs": unsupported("the engine reads text only", {}),
+        "raw_scores": unsupported("write use_activation=false", False),
+        "return_text": unsupported("write return_documents"),
+        "truncate": unsupported("write truncate_prompt_tokens=-1", False),
+    }
+)
+"""The fields of all three, by name."""
+
+_READ = {*TABLE.parameters, "query", "documents", "model"}
+
+
+class Rerank:
+    """The documents by their relevance to the query.
+
+    Args:
+        return_documents: unless the body says; vLLM and Jina do, Cohere's second version does not.
+        truncation: of a pair with too many tokens, unless the body says; Cohere's second version cuts documents off.
+    """
+
+    any_media = False
+
+    def __init__(self, name: str, *, return_documents: bool, truncation: str) -> None:
+        self.name = name
+        self._return_documents = return_documents
+        self._truncation = truncation
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        if not isinstance(body, dict):
+            raise InvalidPayload("the body must be a JSON object with 'query' and 'documents'")
+        model, adapter = read_model(body, context)
+        query = read_string(body.get("query"), "query")
+        documents = _read_documents(body.get("documents"))
+        others = read_all(body, context, defaults={}, table=TABLE).others
+        ignored = [*report_unknown(unknown_fields(body, _READ), body, context), *harmless(body)]
+        truncate = others.get("truncate")
+        requests = score_requests(
+            query,
+            [document["text"] for document in documents],
+            "documents",
+            Pooling("score", normalize=others.get("normalize", True)),
+            truncate=None if truncate == -1 else truncate,
+            truncation=others.get("truncation", "right") if truncate else self._truncation,
+            adapter=adapter,
+            priority=others.get("priority", 0),
+        )
+        most = others.get("top_n") or len(documents)
+        shown = others.get("return_documents", self._return_documents)
+
+        def ranked(index: int, score: float) -> RankedDocument:
+            value: RankedDocument = {"index": index, "relevance_score": score}
+            return {**value, "document": documents[index]} if shown else value
+
+        def render(vectors: Vectors, num_tokens: int) -> RerankAnswer:
+            best_first = sorted(enumerate(vectors), key=lambda item: -item[1][0])
+            return {
+                "id": f"rerank-{new_uuid()}",
+                "model": model,
+                "results": [ranked(index, score) for index, (score,) in best_first[:most]],
+                "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+            }
+
+        return ParsedRequest(requests, VectorReply(len(requests), render, errors.refused), ignored)
+
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
+        return errors.refused(error)
+
+
+def _read_documents(value: Any) -> list[dict[str, Any]]:
+    """Read documents, each a text or an object with `text`."""
+    wanted = "must be a list of strings, or of objects with 'text'"
+    items = read_list([value] if isinstance(value, str) else value, "documents", wanted, noun="documents")
+    documents = [item if isinstance(item, dict) else {"text": item} for item in items]
+    for index, document in enumerate(documents):
+        at = f"documents[{index}]"
+        read_string(document.get("text"), f"{at}.text" if isinstance(items[index], dict) else at)
+    return documents

@@ -1,0 +1,1 @@
+"""The dialect of Hugging Face's text-embeddings-inference (TEI)."""

@@ -1,0 +1,33 @@
+"""The types of TEI's answers. Each field of the wire is declared here, for the API's document too."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypedDict
+
+from handler.protocols.base import Count, NotRequired
+
+TeiVectors = list[list[float]]
+"""A vector for each text, of one text too."""
+
+
+class TeiRank(TypedDict):
+    """One of the ranked texts, the best first."""
+
+    index: Count
+    text: NotRequired[str]
+    score: float | None
+
+
+class TeiPrediction(TypedDict):
+    """One of a text's labels, the most likely first."""
+
+    score: float | None
+    label: str
+
+
+TeiErrorType = Annotated[str, ("enum", ("Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"))]
+
+
+class TeiError(TypedDict):
+    error: str
+    error_type: TeiErrorType

@@ -1,0 +1,224 @@
+"""TEI's routes /embed, /rerank, /predict and /similarity (text-embeddings-inference 1, router/src/http/types.rs)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from handler.core.errors import InvalidPayload, ServingError
+from handler.core.values import FieldNames, Pooling, Request
+from handler.protocols.base import Headers, HttpResponse, ParsedRequest, ServerContext, Timing
+from handler.protocols.parameters import Parameter, Table, read_all, unsupported
+from handler.protocols.readers.body import report_unknown
+from handler.protocols.readers.texts import (
+    check_prompt_name,
+    embedding_requests,
+    read_list,
+    read_string,
+    read_strings,
+    read_texts,
+    score_requests,
+    truncation_side,
+)
+from handler.protocols.readers.values import boolean, integer, string
+from handler.protocols.reply import VectorReply, Vectors
+from handler.protocols.tei import errors
+from handler.protocols.tei.answers import TeiPrediction, TeiRank, TeiVectors
+
+_TRUNCATION: Mapping[str, Parameter] = {
+    "truncate": Parameter("truncate", boolean),
+    "truncation_direction": Parameter("truncation", truncation_side),
+}
+_PROMPT_NAME = Parameter("prompt_name", string)
+
+EMBED = Table(
+    {
+        **_TRUNCATION,
+        "prompt_name": _PROMPT_NAME,
+        "normalize": Parameter("normalize", boolean),
+        "dimensions": Parameter("dimensions", integer(1)),
+        "encoding_format": unsupported("/v1/embeddings has it", "float"),
+    }
+)
+RERANK = Table(
+    {
+        **_TRUNCATION,
+        "raw_scores": Parameter("raw_scores", boolean),
+        "return_text": Parameter("return_text", boolean),
+    }
+)
+PREDICT = Table({**_TRUNCATION, "raw_scores": Parameter("raw_scores", boolean)})
+_INPUTS = "must be a string, a pair of strings [a, b], or a list of lists of one or two strings"
+SIMILARITY = Table({**_TRUNCATION, "prompt_name": _PROMPT_NAME}, "parameters.")
+
+
+class Tei:
+    """One of TEI's routes. Too many tokens are refused unless `truncate` is true, as by TEI's own defaults.
+
+    Attributes:
+        table: the fields that set parameters.
+        fields: the others.
+    """
+
+    name: str
+    any_media = False
+    table: Table
+    fields: frozenset[str] = frozenset({"inputs"})
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        if not isinstance(body, dict):
+            raise InvalidPayload(f"the body must be a JSON object with {' and '.join(map(repr, sorted(self.fields)))}")
+        known = self.fields | self.table.parameters.keys()
+        ignored = report_unknown([name for name in body if name not in known], body, context)
+        return self.read(body, context)._replace(ignored=ignored)
+
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        raise NotImplementedError
+
+    def parameters(self, given: Mapping[str, Any], context: ServerContext) -> tuple[Mapping[str, Any], str]:
+        """Read the table's parameters; return the side of truncation too."""
+        others = read_all(given, context, defaults={}, table=self.table).others
+        return others, others.get("truncation", "right") if others.get("truncate") else "refuse"
+
+    def parsed(self, requests: Sequence[Request], render: Callable[[Vectors, int], Any]) -> ParsedRequest:
+        reply = VectorReply(len(requests), render, self.refused)
+        return ParsedRequest(requests, reply, headers=functools.partial(_headers, requests))
+
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
+        return errors.refused(error)
+
+
+class TeiEmbed(Tei):
+    name = "tei_embed"
+    table = EMBED
+
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        return self.parsed(self.requests(body.get("inputs"), body, context), lambda vectors, _: as_lists(vectors))
+
+    def requests(self, inputs: Any, given: Mapping[str, Any], context: ServerContext) -> list[Request]:
+        """Read the texts and the parameters `given`; return a request for each text."""
+        others, truncation = self.parameters(given, context)
+        texts = read_texts(inputs, "inputs")
+        if (name := others.get("prompt_name")) is not None:
+            start = check_prompt_name(name, context)
+            texts = [start + text if isinstance(text, str) else text for text in texts]
+        pooling = Pooling("embed", others.get("dimensions"), others.get("normalize", True))
+        return embedding_requests(texts, "inputs", pooling, context, truncation=truncation)
+
+
+class TeiRerank(Tei):
+    """The texts by their scores, between 0 and 1 unless `raw_scores` is true."""
+
+    name = "tei_rerank"
+    table = RERANK
+    fields = frozenset({"query", "texts"})
+
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        others, truncation = self.parameters(body, context)
+        query = read_string(body.get("query"), "query")
+        texts = read_strings(body.get("texts"), "texts")
+        pooling = Pooling("score", normalize=not others.get("raw_scores"))
+        requests = score_requests(query, texts, "texts", pooling, truncation=truncation)
+        shown = others.get("return_text")
+
+        def render(vectors: Vectors, num_tokens: int) -> list[TeiRank]:
+            return [
+                {"index": index, "text": texts[index], "score": score} if shown else {"index": index, "score": score}
+                for index, (score,) in sorted(enumerate(vectors), key=lambda item: -item[1][0])
+            ]
+
+        return self.parsed(requests, render)
+
+
+class TeiPredict(Tei):
+    """The labels of a text, or of several, by their probabilities."""
+
+    name = "tei_predict"
+    table = PREDICT
+
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        others, truncation = self.parameters(body, context)
+        pooling = Pooling("classify", normalize=not others.get("raw_scores"))
+        inputs, several = _read_inputs(body.get("inputs"))
+        requests = [
+            Request(text, pooling=pooling, pair=pair, truncation=truncation, names=FieldNames(prompt="inputs"))
+            for text, pair in inputs
+        ]
+
+        def render(vectors: Vectors, num_tokens: int) -> list[TeiPrediction] | list[list[TeiPrediction]]:
+            answers = [_predictions(vector, context.labels) for vector in vectors]
+            return answers if several else answers[0]
+
+        return self.parsed(requests, render)
+
+
+class TeiSimilarity(Tei):
+    """The cosine of the angle between a sentence and each of several."""
+
+    name = "tei_similarity"
+    table = SIMILARITY
+    fields = frozenset({"inputs", "parameters"})
+
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        inputs, parameters = body.get("inputs"), body.get("parameters")
+        if not isinstance(inputs, dict) or not isinstance(parameters, dict | None):
+            raise InvalidPayload("'inputs' must be an object with 'source_sentence' and 'sentences'")
+        others, truncation = self.parameters(parameters or {}, context)
+        source = read_string(inputs.get("source_sentence"), "inputs.source_sentence")
+        texts = [source, *read_strings(inputs.get("sentences"), "inputs.sentences")]
+        if (name := others.get("prompt_name")) is not None:
+            start = check_prompt_name(name, context)
+            texts = [start + text for text in texts]
+        requests = embedding_requests(texts, "inputs", Pooling("embed"), context, truncation=truncation)
+
+        def render(vectors: Vectors, num_tokens: int) -> list[float]:
+            first, *rest = vectors
+            return [sum(one * other for one, other in zip(first, vector, strict=True)) for vector in rest]
+
+        return self.parsed(requests, render)
+
+
+def as_lists(vectors: Vectors) -> TeiVectors:
+    return [list(vector) for vector in vectors]
+
+
+def _read_inputs(value: Any) -> tuple[list[tuple[str, str | None]], bool]:
+    """Read a text or a pair, or a list of those, each in a list of its own; say whether it is one."""
+    if not isinstance(value, list) or not value or not isinstance(value[0], list):
+        return [_pair(value, "inputs")], False
+    items = read_list(value, "inputs", _INPUTS)
+    return [_pair(item, f"inputs[{index}]") for index, item in enumerate(items)], True
+
+
+def _pair(item: Any, name: str) -> tuple[str, str | None]:
+    """Read a text, or a list of one or of two that belong together."""
+    if isinstance(item, list) and 1 <= len(item) <= 2:
+        first, *second = (read_string(text, name) for text in item)
+        return first, second[0] if second else None
+    if isinstance(item, str) and item:
+        return item, None
+    raise InvalidPayload(f"'{name}' {_INPUTS}")
+
+
+def _predictions(scores: Sequence[float], labels: Sequence[str]) -> list[TeiPrediction]:
+    named = [labels[index] if index < len(labels) else f"LABEL_{index}" for index in range(len(scores))]
+    ranked = sorted(zip(scores, named, strict=True), key=lambda item: -item[0])
+    return [{"score": score, "label": label} for score, label in ranked]
+
+
+def _headers(requests: Sequence[Request], timing: Timing | None) -> Headers:
+    """Return TEI's headers: times in whole milliseconds."""
+    characters = sum(len(request.prompt) + len(request.pair or "") for request in requests)
+    known = [("x-compute-characters", str(characters))]
+    if timing is None:
+        return known
+    seconds = {
+        "x-compute-time": timing.total,
+        "x-total-time": timing.total,
+        "x-tokenization-time": timing.validation,
+        "x-queue-time": timing.queue,
+        "x-inference-time": timing.inference,
+    }
+    times = [(name, str(int(value * 1000))) for name, value in seconds.items()]
+    return [*known, ("x-compute-tokens", str(timing.num_prompt_tokens)), *times]

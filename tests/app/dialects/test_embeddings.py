@@ -1,0 +1,197 @@
+"""Embeddings, rerank and labels over HTTP: the routes of one model agree, and name what is not served."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.app.server import serve
+from tests.servers import LiveServer, http, options
+
+TEXTS = ["a b", "c", "ü 日本 d"]
+QUERY = "a b"
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[dict[str, LiveServer]]:
+    """A server of the echo engine by task."""
+    with (
+        serve("--engine", "echo", *options("option.task=feature-extraction")) as embedding,
+        serve("--engine", "echo", *options("option.task=rerank")) as rerank,
+        serve("--engine", "echo", *options("option.task=classify")) as labels,
+        serve("--engine", "echo") as chat,
+    ):
+        yield {"text-embedding": embedding, "rerank": rerank, "text-classification": labels, "text-generation": chat}
+
+
+def ask(server: LiveServer, path: str, body: Any, status: int = 200) -> Any:
+    found = http.post(server.url + path, json=body)
+    assert found.status_code == status, found.text
+    return found.json()
+
+
+# -- embeddings --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def vectors(servers: dict[str, LiveServer]) -> list[list[float]]:
+    found: list[list[float]] = ask(servers["text-embedding"], "/embed", {"inputs": TEXTS})
+    return found
+
+
+def test_all_routes_have_the_same_vectors(servers: dict[str, LiveServer], vectors: list[list[float]]) -> None:
+    server = servers["text-embedding"]
+    assert len({tuple(vector) for vector in vectors}) == len(TEXTS)
+    assert all(sum(number * number for number in vector) == pytest.approx(1) for vector in vectors)
+    answer = ask(server, "/v1/embeddings", {"input": TEXTS})
+    assert [item["embedding"] for item in answer["data"]] == vectors
+    assert [item["index"] for item in answer["data"]] == [0, 1, 2]
+    assert answer["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
+    assert ask(server, "/", {"inputs": TEXTS}) == vectors
+    assert ask(server, "/invocations", {"inputs": TEXTS}) == vectors
+    assert [ask(server, "/invocations", {"inputs": text}) for text in TEXTS] == vectors
+    assert ask(server, "/invocations", {"inputs": TEXTS[0], "truncate": True}) == vectors[:1]
+    assert ask(server, "/invocations", {"input": TEXTS[0]})["data"][0]["embedding"] == vectors[0]
+    assert (
+        http.post(f"{server.url}/invocations", content="a b", headers={"content-type": "text/plain"}).json()
+        == (vectors[0])
+    )
+
+
+def test_by_the_custom_attributes_too(servers: dict[str, LiveServer], vectors: list[list[float]]) -> None:
+    headers = {"x-amzn-sagemaker-custom-attributes": "route=/embed"}
+    assert servers["text-embedding"].post({"inputs": TEXTS[0]}, headers=headers).json() == vectors[:1]
+    headers = {"x-amzn-sagemaker-custom-attributes": "route=/v1/chat/completions"}
+    refused = servers["text-embedding"].post({"messages": []}, headers=headers)
+    assert "these are: /invocations" in refused.text
+    assert "/v1/embeddings" in refused.text
+
+
+def test_base64_has_the_same_numbers(servers: dict[str, LiveServer], vectors: list[list[float]]) -> None:
+    answer = ask(servers["text-embedding"], "/v1/embeddings", {"input": TEXTS, "encoding_format": "base64"})
+    data = [base64.b64decode(item["embedding"]) for item in answer["data"]]
+    assert [list(struct.unpack(f"<{len(one) // 4}f", one)) for one in data] == [
+        pytest.approx(vector, rel=1e-6) for vector in vectors
+    ]
+
+
+def test_dimensions_and_length(servers: dict[str, LiveServer], vectors: list[list[float]]) -> None:
+    server, num = servers["text-embedding"], len(vectors[0])
+    (short,) = ask(server, "/embed", {"inputs": "a b", "dimensions": 2})
+    assert len(short) == 2
+    assert sum(number * number for number in short) == pytest.approx(1)
+    refused = ask(server, "/v1/embeddings", {"input": "a b", "dimensions": num + 1}, 400)
+    assert refused["error"]["param"] == "dimensions"
+    (raw,) = ask(server, "/embed", {"inputs": "a b", "normalize": False})
+    assert sum(number * number for number in raw) > 2
+    assert ask(server, "/v1/embeddings", {"input": "a b", "use_activation": False})["data"][0]["embedding"] == raw
+
+
+def test_similarity_is_the_cosine(servers: dict[str, LiveServer], vectors: list[list[float]]) -> None:
+    inputs = {"source_sentence": TEXTS[0], "sentences": TEXTS}
+    cosines = [sum(one * other for one, other in zip(vectors[0], vector, strict=True)) for vector in vectors]
+    assert ask(servers["text-embedding"], "/similarity", {"inputs": inputs}) == pytest.approx(cosines)
+
+
+def test_truncation(servers: dict[str, LiveServer]) -> None:
+    server, long = servers["text-embedding"], "a b c d"
+    for side, kept in {"right": "a b", "left": "c d"}.items():
+        cut = {"truncate_prompt_tokens": 2, "truncation_side": side}
+        answer = ask(server, "/v1/embeddings", {"input": long, **cut})
+        assert answer["usage"]["prompt_tokens"] == 2
+        assert answer["data"] == ask(server, "/v1/embeddings", {"input": kept})["data"]
+
+
+def test_each_text_is_a_request(servers: dict[str, LiveServer]) -> None:
+    server = servers["text-embedding"]
+    found = http.post(f"{server.url}/embed", json={"inputs": [f"{number} a" for number in range(300)]})
+    assert len({tuple(vector) for vector in found.json()}) == 300
+    assert found.headers["x-compute-tokens"] == "600"
+    assert found.headers["x-compute-characters"] == "1390"
+    assert ask(server, "/embed", {"inputs": ["a"] * 2049}, 413) == {
+        "error": "'inputs' has 2049 texts; at most 2048", "error_type": "Validation",
+    }  # fmt: skip
+
+
+def test_a_body_is_taken_whole_where_the_queue_has_room_for_its_first_text() -> None:
+    room = options("option.max_rolling_batch_size=1", "job_queue_size=1")
+    with serve("--engine", "echo", *options("option.task=embed"), *room) as server:
+        assert len(ask(server, "/embed", {"inputs": [str(number) for number in range(2048)]})) == 2048
+
+
+# -- rerank and labels -------------------------------------------------------------------------------------------
+
+
+def test_all_routes_have_the_same_ranks(servers: dict[str, LiveServer]) -> None:
+    server = servers["rerank"]
+    ranks = ask(server, "/rerank", {"query": QUERY, "texts": TEXTS, "return_text": True})
+    scores = [rank["score"] for rank in ranks]
+    assert scores == sorted(scores, reverse=True)
+    assert all(0 < score < 1 for score in scores)
+    assert [rank["text"] for rank in ranks] == [TEXTS[rank["index"]] for rank in ranks]
+    assert {rank["index"] for rank in ranks} == {0, 1, 2}
+    expected = [{"index": rank["index"], "relevance_score": rank["score"]} for rank in ranks]
+    shown = [{**item, "document": {"text": TEXTS[item["index"]]}} for item in expected]
+    for path, results in {"/rerank": shown, "/v1/rerank": shown, "/v2/rerank": expected, "/invocations": shown}.items():
+        answer = ask(server, path, {"query": QUERY, "documents": TEXTS})
+        assert answer["results"] == results
+        assert answer["usage"]["prompt_tokens"] > 0
+    top = ask(server, "/v2/rerank", {"query": QUERY, "documents": TEXTS, "top_n": 1, "return_documents": True})
+    assert top["results"] == shown[:1]
+    assert ask(server, "/invocations", {"query": QUERY, "texts": TEXTS}) == [
+        {"index": rank["index"], "score": rank["score"]} for rank in ranks
+    ]
+    raw = ask(server, "/", {"query": QUERY, "texts": TEXTS, "raw_scores": True})
+    assert [rank["index"] for rank in raw] == [rank["index"] for rank in ranks]
+    assert not all(0 < rank["score"] < 1 for rank in raw)
+
+
+def test_labels(servers: dict[str, LiveServer]) -> None:
+    server = servers["text-classification"]
+    one = ask(server, "/predict", {"inputs": "a b"})
+    assert sum(label["score"] for label in one) == pytest.approx(1)
+    assert one == sorted(one, key=lambda label: -label["score"])
+    assert {label["label"] for label in one} == {"LABEL_0", "LABEL_1"}
+    assert ask(server, "/invocations", {"inputs": [["a b"], ["c", "d"]]})[0] == one
+    assert ask(server, "/", {"inputs": ["c", "d"]}) != one
+
+
+# -- what is not served ------------------------------------------------------------------------------------------
+
+ROUTES = {
+    "text-generation": ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate"],
+    "text-embedding": ["/v1/embeddings", "/embed", "/similarity"],
+    "rerank": ["/rerank", "/v1/rerank", "/v2/rerank"],
+    "text-classification": ["/predict"],
+}
+
+
+@pytest.mark.parametrize("task", ROUTES)
+def test_routes_for_other_tasks_say_what_the_model_is_for(servers: dict[str, LiveServer], task: str) -> None:
+    for other, paths in ROUTES.items():
+        for path in paths if other != task else ():
+            found = http.post(servers[task].url + path, json={"inputs": "a"})
+            assert found.status_code == 404, path
+            assert f"it is for option.task={other}, and this model's task is {task}" in found.text
+            assert found.json().keys() <= {"error", "error_type", "message", "type"}
+
+
+@pytest.mark.parametrize("path", ["/embed_all", "/embed_sparse", "/embeddings", "/decode", "/vertex"])
+def test_other_routes_of_tei_are_refused_by_name(servers: dict[str, LiveServer], path: str) -> None:
+    answer = ask(servers["text-embedding"], path, {"inputs": "a"}, 404)
+    assert answer["error"].startswith(f"{path} is not served here: ")
+
+
+@pytest.mark.parametrize("task", ROUTES)
+def test_the_task_is_told(servers: dict[str, LiveServer], task: str) -> None:
+    assert http.get(f"{servers[task].url}/info").json()["model_pipeline_tag"] == task
+
+
+def test_tgi_compat_has_teis_answer_at_invocations(vectors: list[list[float]]) -> None:
+    with serve("--engine", "echo", *options("option.task=embed", "option.tgi_compat=true")) as server:
+        assert server.post({"inputs": TEXTS[0]}).json() == vectors[:1]
+        assert server.post({"inputs": ""}).json()["error_type"] == "Validation"

@@ -1,0 +1,154 @@
+"""Bars in a terminal, comparisons, and where a result goes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler.bench.report import arguments, bars, comparison
+from handler.bench.report.curves import curve_of
+from handler.cli import main
+from tests.bench.report.documents import endpoint, level, served
+
+
+def parsed(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    arguments.add_arguments(parser, Path("default.png"))
+    return parser.parse_args(argv)
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in packages else find(name))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_bars_are_as_long_as_their_values(encoding: str) -> None:
+    """No control characters, and nothing that an old terminal cannot show."""
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding)
+    bars.show([curve_of(served(8, 16))], file)
+    file.flush()
+    lines = raw.getvalue().decode(encoding).splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert lines[0] == "throughput [tokens/s]"
+    mark = "━" if encoding == "utf-8" else "-"
+    assert [(line.split()[:3], line.count(mark)) for line in lines[1:3]] == [
+        (["8", "clients", "800.0"], 20),
+        (["16", "clients", "1,600.0"], 40),
+    ]
+    assert [line for line in lines if line.endswith("]")] == [
+        "throughput [tokens/s]",
+        "time to first token [ms]",
+        "time between tokens [ms]",
+        "time of a whole answer [ms]",
+    ]
+    assert [line.split()[:4] for line in lines[4:6]] == [
+        ["8", "clients", "p50", "18.0"],
+        ["8", "clients", "p99", "48.0"],
+    ]
+
+
+def test_without_matplotlib_bars_and_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without(monkeypatch, "matplotlib")
+    assert arguments.print_result(parsed(), served(1)) == 0
+    out, err = capsys.readouterr()
+    assert "throughput [tokens/s]\n" in out
+    assert json.loads(out.splitlines()[-1]) == served(1)
+    assert "pip install '.[bench]'" in err
+    with pytest.raises(SystemExit):
+        parsed("--plot", "x.png")
+    assert "--plot: needs matplotlib: pip install '.[bench]'" in capsys.readouterr().err
+
+
+def test_a_base_installation_prints_the_document(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without(monkeypatch, "matplotlib", "rich")
+    assert arguments.print_result(parsed(), served(1)) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == served(1)
+    assert "pip install '.[bench]'" in err
+
+
+@pytest.mark.parametrize("name", ["x.gif", "x", "png"])
+def test_other_formats_are_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--plot", name)
+    assert f"{name}: must end with .png, .svg or .pdf" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_loses_no_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "taken").write_text("")
+    below = tmp_path / "taken" / "x"
+    assert arguments.print_result(parsed("--output", f"{below}.json", "--plot", f"{below}.png"), served(1)) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out) == served(1)
+    assert [line.partition(": ")[0] for line in err.splitlines()] == [
+        f"cannot write {below}.{it}" for it in ("json", "png")
+    ]
+
+
+def test_a_comparison_names_changes_and_what_may_be_chance() -> None:
+    slow, near = served(1, 8, options=["option.a=1"]), served(1, 16, scale=1.05)
+    far = endpoint({"clients": 8, **level(8, 2.0, errors={"Throttled": 3})})
+    shown = comparison.show([curve_of(slow, "slow"), curve_of(near, "near"), curve_of(far, "far")]).splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown if line.startswith("|")]
+    assert rows[0] == ["load", "", "slow", "near", "far"]
+    assert rows[2] == ["1 client", "tokens/s", "100.0", "~ 105.0 (+5.0%)", "-"]
+    assert rows[9] == ["8 clients", "tokens/s", "800.0", "-", "1,600.0 (+100.0%)"]
+    assert ["", "failed requests", "0", "-", "3"] in rows
+    assert ["16 clients", "tokens/s", "-", "1,680.0", "-"] in rows
+    assert "subject of slow: tiny, engine vllm, option.a=1" in shown
+    assert "work of far: answers of 64 tokens, prompts of 100 words" in shown
+    assert "machine of far: not known" in shown
+
+
+def test_compare_reads_what_either_command_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / "a.json", tmp_path / "b.log"]
+    files[0].write_text(json.dumps(served(1, 8), indent=1))
+    files[1].write_text("a table\n" + json.dumps(endpoint({"clients": 1, **level(1, 3.0)})) + "\n")
+    picture = tmp_path / "ab.svg"
+    assert main(["bench", "--compare", *map(str, files), "--plot", str(picture)]) == 0
+    assert "300.0 (+200.0%)" in capsys.readouterr().out
+    assert picture.is_file()
+
+
+RATES = served(1, kind="rate")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("nonsense", "its last line is no JSON"),
+        ("[1]", "is no JSON object"),
+        ('{"a": 1}', "is no result of `lmi bench` or `lmi deploy bench`"),
+        ('{"levels": []}', "is no result of `lmi bench` or `lmi deploy bench`"),
+        ('{"levels": [{"clients": 1}]}', "lacks the field 'tokens_per_second'"),
+        (json.dumps(RATES), "the loads are of different kinds: a: clients at once, b: rates"),
+        (None, "No such file"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(
+    tmp_path: Path, text: str | None, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(served(1)))
+    if text is not None:
+        (tmp_path / "b.json").write_text(text)
+    assert main(["bench", "--no-plot", "--compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 2
+    message: Any = capsys.readouterr().err
+    assert message.startswith("lmi: --compare: ")
+    assert why in message
+
+
+def test_compare_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "http://127.0.0.1:1", "--compare", "a.json"]) == 2
+    assert "leave out the URL and --engine" in capsys.readouterr().err

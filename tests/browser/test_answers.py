@@ -1,0 +1,382 @@
+"""Answers that the test writes itself: Markdown, thoughts, tool calls, what is hostile, and what breaks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from handler.core.values import Sampling
+from tests.browser.conftest import Open, needed
+from tests.browser.test_page import ANSWER, PHONE, ready, send, until, whole
+from tests.servers import LiveServer
+
+pytestmark = pytest.mark.browser
+
+FAKE = """() => {
+  const real = window.fetch;
+  window.bodies = [];
+  window.fetch = (path, options) => {
+    if (!String(path).endsWith("chat/completions")) return real(path, options);
+    bodies.push(JSON.parse(options.body));
+    const stream = new ReadableStream({ start: (controller) => { window.sink = controller; } });
+    options.signal.addEventListener("abort", () => sink.error(options.signal.reason));
+    const headers = { "Content-Type": "text/event-stream" };
+    return Promise.resolve(new Response(stream.pipeThrough(new TextEncoderStream()), { headers }));
+  };
+}"""
+"""The page's chats get what the test feeds them."""
+
+
+class Chat:
+    """A page whose answers come from the test: `feed` sends deltas at once, `end` the finish reason.
+
+    The page renders in frames, and later where frames are slow: wait with `until` for what is shown midway.
+    """
+
+    def __init__(self, page: Any) -> None:
+        ready(page)
+        page.evaluate(FAKE)
+        self.page = page
+
+    def ask(self, text: str = "Go") -> None:
+        count = len(self.bodies)
+        send(self.page, text)
+        self.asked(count + 1)
+
+    def asked(self, count: int) -> None:
+        until(self.page, f"bodies.length == {count}")
+
+    @property
+    def bodies(self) -> list[Any]:
+        return list(self.page.evaluate("bodies"))
+
+    def feed(self, *deltas: str | dict[str, Any], finish: str | None = None) -> None:
+        """Send an event for each delta, and wait for some frames."""
+        values = [{"content": delta} if isinstance(delta, str) else delta for delta in deltas]
+        events = [{"choices": [{"delta": value, "finish_reason": finish}]} for value in values]
+        self.page.evaluate(
+            """async (text) => { sink.enqueue(text);
+                for (let i = 0; i < 3; i++) await new Promise(requestAnimationFrame); }""",
+            "".join(f"data: {json.dumps(event)}\n\n" for event in events),
+        )
+
+    def end(self, finish: str | None = "stop") -> None:
+        if finish:
+            self.feed("", finish=finish)
+        self.page.evaluate("sink.close()")
+        self.page.wait_for_selector(f"{ANSWER} .note")
+
+    def count(self, selector: str) -> int:
+        return int(self.page.locator(f"{ANSWER} .text {selector}").count())
+
+
+@pytest.fixture
+def chat(echo_server: LiveServer, open_page: Open) -> Chat:
+    return Chat(open_page(echo_server, permissions=["clipboard-read", "clipboard-write"]))
+
+
+# -- Markdown ----------------------------------------------------------------------------------------------------
+
+MARKDOWN = """# Title
+
+A **bold** *word*, `code` and [a link](https://example.com/).
+
+1. one
+2. two
+   - [x] done
+
+| a | b |
+|:-:|--:|
+| 1 | 2 |
+
+> quoted
+
+Last [reference].
+
+[reference]: https://example.com/reference
+"""
+
+
+def test_markdown(chat: Chat) -> None:
+    chat.ask()
+    chat.feed(*MARKDOWN)
+    chat.end()
+    elements = {"h1": 1, "strong": 1, "em": 1, "p > code": 1, "ol > li": 2, "ul input[disabled]": 1, "blockquote": 1}
+    elements |= {"th[align=center]": 1, "td[align=right]": 1, "a[target=_blank][rel~=noopener]": 2}
+    assert {selector: chat.count(selector) for selector in elements} == elements
+    chat.ask("next")
+    assert chat.bodies[1]["messages"][1] == {"role": "assistant", "content": MARKDOWN}
+
+
+def test_a_code_block_grows_in_place_and_is_copied(chat: Chat) -> None:
+    """An open fence is a code block at once; its button keeps the focus while more comes."""
+    chat.ask()
+    chat.feed("Look:\n\n```python\nprint(1)\n")
+    chat.page.focus(f"{ANSWER} .code-block .copy")
+    chat.feed("x = '<b>'\n", "`", "``")
+    chat.feed("\n\nThat **is** it, [half a lin")
+    assert chat.page.evaluate("document.activeElement.className") == "quiet copy"
+    chat.end()
+    assert chat.page.inner_text(f"{ANSWER} .code-block span") == "python"
+    chat.page.click(f"{ANSWER} .code-block .copy")
+    until(chat.page, "document.querySelector('.code-block .copy').textContent == 'Copied ✓'")
+    assert chat.page.evaluate("navigator.clipboard.readText()") == "print(1)\nx = '<b>'\n"
+    chat.page.click(f"{ANSWER} .foot >> text=Copy")
+    until(chat.page, "document.querySelector('.foot .note ~ button:last-child').textContent == 'Copied ✓'")
+    assert chat.page.evaluate("navigator.clipboard.readText()").endswith("That **is** it, [half a lin")
+
+
+def test_a_token_costs_the_last_block_only(chat: Chat) -> None:
+    """Earlier answers and finished blocks are never touched, and many tokens are one frame."""
+    chat.ask()
+    chat.feed("Earlier.")
+    chat.end()
+    chat.ask("more")
+    chat.feed("First.\n\nSecond.\n\nLast")
+    chat.page.evaluate(
+        """() => {
+            window.changes = [];
+            const names = (records) => records.map(({ target }) => target.className || target.nodeName);
+            new MutationObserver((records) => changes.push(names(records)))
+                .observe(document.getElementById("log"), { childList: true, subtree: true, characterData: true });
+            const blocks = document.querySelectorAll(".turn.assistant:last-child .text > *");
+            blocks.forEach((node, number) => { node.number = number; });
+        }"""
+    )
+    chat.feed(*[f" word{number}" for number in range(2000)])
+    until(chat.page, "document.querySelector('.turn:last-child p:last-child').textContent.endsWith('word1999')")
+    changes = chat.page.evaluate("changes")
+    assert 1 <= len(changes) <= 20
+    assert {target for change in changes for target in change} == {"text"}
+    numbers = "[...document.querySelectorAll('.turn:last-child p')].map((node) => node.number ?? -1)"
+    assert chat.page.evaluate(numbers) == [0, 1, -1]
+    chat.feed("x" * 60_000)  # one block too long to parse again for each frame
+    chat.feed("y" * 10)
+    until(chat.page, "document.querySelector('.plain')?.textContent.endsWith('xyyyyyyyyyy')")
+    chat.end()
+
+
+# -- hostile answers ---------------------------------------------------------------------------------------------
+
+HOSTILE = {
+    "script": "<script>window.hacked = 1</script>\n\ntext <script src=//example.com/x.js></script>",
+    "handlers": '<img src=x onerror="window.hacked=1"><svg onload="window.hacked=1"><a onclick="window.hacked=1">x</a>',
+    "image": "![a](https://example.com/a.png) ![b](//example.com/b.png 'c') ![c](data:image/png;base64,AA==)",
+    "own image": "![a](/metrics) <img src=page/icon.svg>",
+    "javascript": "[a](javascript:window.hacked=1) [b](JaVaScRiPt:window.hacked=1) <javascript:window.hacked=1>",
+    "entities": "[a](&#106;avascript:window.hacked=1) [b](java&#10;script:window.hacked=1) [c](data:text/html,x)",
+    "reference": "[a]\n\n[a]: javascript:window.hacked=1 'x\" onmouseover=\"window.hacked=1'",
+    "title": '[a](https://example.com "x" onmouseover=window.hacked=1 y="")',
+    "alt": "![\"><script>window.hacked=1</script>](https://example.com/'onerror='window.hacked=1)",
+    "style": "<style>body { display: none }</style><div style='position:fixed;inset:0'>x</div>",
+    "frames": "<iframe src=https://example.com></iframe><object data=x></object><base href=//example.com>",
+    "form": "<form action=https://example.com><input name=prompt id=prompt><button>Send</button></form>",
+    "clobbering": "<a id=log name=form></a><img name=getElementById> <input id=prompt>",
+    "info": '```"><script>window.hacked=1</script> onload=x\ncode </code></pre><script>window.hacked=1</script>',
+    "math": "<math><mtext><table><mglyph><style><!--</style><img title='--&gt;&lt;img src=1 onerror=hacked=1&gt;'>",
+    "long line": "x" * 5000 + " `" + "y" * 5000 + "`\n\n| " + "z" * 3000 + " |\n|---|\n| 1 |",
+    "right to left": "שלום \u202eevil\u202c\n\n\u202e unended\n\n- مرحبا\n\n| א | b |\n|---|---|\n| 1 | 2 |",
+    "marks": "\u0300" * 2000 + "\x00\x07\ufffe",
+    "open": "```js\nlet a = `\n\n| a |\n|--\n[x](",
+    "deep": "> " * 3000 + "x",
+    "brackets": "[" * 4000 + "](" * 4000,
+    "stars": "*a **b _c " * 2000,
+}
+
+UNSAFE = """() => {
+  const found = [];
+  const allowed = ["http:", "https:", "mailto:"];
+  for (const node of document.querySelectorAll(".turn.assistant .text *")) {
+    if (node.matches("script, style, img, svg, math, iframe, object, form, base, link")) found.push(node.nodeName);
+    for (const { name, value } of node.attributes) {
+      if (/^(on.*|style|src|srcset|id|name|action|formaction|ping)$/.test(name)) found.push(`${name}=${value}`);
+      if (name === "href" && !allowed.includes(node.protocol)) found.push(value);
+    }
+  }
+  return [window.hacked ?? null, found, document.documentElement.scrollWidth <= innerWidth];
+}"""
+
+
+def test_a_hostile_answer_is_only_text(chat: Chat) -> None:
+    """Midway at several places, and whole. `open_page` checks that no request leaves, and none is refused."""
+    for name, text in HOSTILE.items():
+        chat.ask(name)
+        size = max(len(text) // 5, 1)
+        for start in range(0, len(text), size):
+            chat.feed(text[start : start + size])
+            assert [name, *chat.page.evaluate(UNSAFE)] == [name, None, [], True]
+        chat.end()
+        assert [name, *chat.page.evaluate(UNSAFE)] == [name, None, [], True]
+    assert chat.page.locator(".turn").count() == 2 * len(HOSTILE)
+    assert chat.page.is_visible("#prompt")
+
+
+# -- thoughts and tool calls -------------------------------------------------------------------------------------
+
+
+def call(index: int, name: str = "", arguments: str = "", **more: Any) -> dict[str, Any]:
+    return {"tool_calls": [{"index": index, "function": {"name": name, "arguments": arguments}, **more}]}
+
+
+def test_thoughts_are_folded(chat: Chat) -> None:
+    chat.ask()
+    chat.feed({"reasoning": "Let me <b>see</b>.", "reasoning_content": "Let me <b>see</b>."})
+    assert chat.page.inner_text(f"{ANSWER} summary") == "Thinking …"
+    assert chat.page.is_hidden(f"{ANSWER} .thoughts")
+    chat.feed("Done.")
+    assert chat.page.inner_text(f"{ANSWER} summary").startswith("Thought for ")
+    chat.end()
+    chat.page.click(f"{ANSWER} summary")
+    assert chat.page.inner_text(f"{ANSWER} .thoughts") == "Let me <b>see</b>."
+    assert whole(chat.page) == "Done."
+
+
+def test_tool_calls_are_shown_and_their_results_sent(chat: Chat) -> None:
+    page = chat.page
+    page.fill("#p-more", '{"tools": []}')
+    chat.ask("Weather?")
+    assert chat.bodies[0]["tools"] == []
+    chat.feed({"reasoning": "I look."}, call(0, "weather", '{"city"', id="call_a"), call(0, arguments=': "Paris"}'))
+    chat.feed(call(1, "time", "{}", id="call_b"))
+    chat.end("tool_calls")
+    assert page.locator(f"{ANSWER} .call code").all_inner_texts() == ["weather", "time"]
+    assert page.locator(f"{ANSWER} .call pre").first.inner_text() == '{\n  "city": "Paris"\n}'
+    page.fill(f"{ANSWER} .call textarea >> nth=0", "sunny")
+    page.click("text=Send results")
+    chat.asked(2)
+    chat.feed("It is sunny.")
+    chat.end()
+    question, answer, *results = chat.bodies[1]["messages"]
+    assert question == {"role": "user", "content": "Weather?"}
+    assert answer == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "call_a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}},
+            {"id": "call_b", "type": "function", "function": {"name": "time", "arguments": "{}"}},
+        ],
+        "reasoning_content": "I look.",
+    }
+    assert results == [
+        {"role": "tool", "tool_call_id": "call_a", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "call_b", "content": ""},
+    ]
+    page.fill("#p-more", "[1]")
+    assert not page.evaluate("document.getElementById('parameters').checkValidity()")
+
+
+# -- again -------------------------------------------------------------------------------------------------------
+
+
+def test_regenerating_editing_and_starting(chat: Chat) -> None:
+    page = chat.page
+
+    def contents() -> list[str]:
+        return [message["content"] for message in chat.bodies[-1]["messages"]]
+
+    page.click("text=haiku about rain")
+    chat.asked(1)
+    chat.feed("A")
+    chat.end()
+    chat.ask("two")
+    chat.feed("B")
+    chat.end()
+    haiku = "Write a haiku about rain."
+    page.click(f"{ANSWER} >> text=Regenerate")
+    chat.asked(3)
+    assert contents() == [haiku, "A", "two"]
+    chat.feed("B again")
+    chat.end()
+    assert page.locator(".turn").count() == 4
+    page.click(".turn.user >> nth=0 >> text=Edit")
+    page.keyboard.press("Escape")
+    assert page.inner_text(".turn.user .text >> nth=0") == haiku
+    page.click(".turn.user >> nth=0 >> text=Edit")
+    page.keyboard.press("End")
+    page.keyboard.type(" Now!")
+    page.keyboard.press("Enter")
+    chat.asked(4)
+    assert contents() == [f"{haiku} Now!"]
+    chat.feed("C")
+    chat.end()
+    assert page.locator(".turn .text").all_inner_texts() == [f"{haiku} Now!", "C"]
+
+
+def test_a_cut_answer_looks_broken(chat: Chat) -> None:
+    """What came of it stays in the chat; an answer without anything does not."""
+    page = chat.page
+    chat.ask("one")
+    chat.feed("Half an ans")
+    chat.end(finish=None)
+    assert page.inner_text(f"{ANSWER}.broken .error") == "The connection ended before the answer was complete."
+    chat.ask("two")
+    page.evaluate("sink.error(new TypeError('gone'))")
+    page.wait_for_selector(f"{ANSWER}.broken .error >> text=The connection broke")
+    chat.ask("three")
+    assert [message["content"] for message in chat.bodies[2]["messages"]] == ["one", "Half an ans", "three"]
+    chat.feed("Ok")
+    chat.end()
+    page.click(".turn.broken >> nth=1 >> button:text('Retry')")
+    chat.asked(4)
+    assert [message["content"] for message in chat.bodies[3]["messages"]] == ["one", "Half an ans", "two"]
+
+
+# -- the page around it ------------------------------------------------------------------------------------------
+
+
+def test_on_a_phone_the_answer_comes_into_view(echo_server: LiveServer, open_page: Open) -> None:
+    chat = Chat(open_page(echo_server, **PHONE))
+    page = chat.page
+    page.fill("#prompt", "Go")
+    page.click("summary:has-text('Parameters')")
+    page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    page.evaluate("document.getElementById('form').requestSubmit()")
+    chat.asked(1)
+    assert page.evaluate("document.activeElement.nodeName") == "BODY"  # no keyboard over the answer
+    chat.feed(*[f"{number}. line\n" for number in range(100)])
+    box = "document.querySelector('.text li:last-child').getBoundingClientRect()"
+    inside = f"(({{ top, bottom }}) => top > 0 && bottom < innerHeight)({box})"
+    until(page, inside)
+    chat.end()
+    assert page.evaluate(inside)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("settings", [{}, PHONE], ids=["desktop", "phone"])
+def test_axe_finds_nothing_in_answers(
+    echo_server: LiveServer, open_page: Open, settings: dict[str, Any], scheme: str
+) -> None:
+    """With Markdown, code, thoughts, calls, an error, and a question that is edited."""
+    chat = Chat(open_page(echo_server, color_scheme=scheme, **settings))
+    chat.ask()
+    chat.feed({"reasoning": "I think."}, MARKDOWN, "```python\nprint(1)\n```\n", call(0, "weather", "{}", id="a"))
+    chat.end("tool_calls")
+    chat.page.click("summary:has-text('Thought')")
+    chat.ask()
+    chat.feed("Half")
+    chat.end(finish=None)
+    chat.page.click(".turn.user >> nth=0 >> text=Edit")
+    axe = needed("axe_playwright_python.sync_playwright")
+    found = axe.Axe().run(chat.page)
+    assert found.violations_count == 0, found.generate_report()
+
+
+def test_it_names_the_server_and_its_defaults(slow_server: LiveServer, open_page: Open) -> None:
+    page = open_page(slow_server)
+    ready(page)
+    shown = dict(
+        zip(page.locator("#server dt").all_inner_texts(), page.locator("#server dd").all_inner_texts(), strict=True)
+    )
+    assert shown == {
+        "Model": "mine",
+        "Engine": "echo",
+        "Device": "cpu",
+        "Context, tokens": "1,048,576",
+        "Replicas": "1",
+    }
+    defaults = Sampling()
+    for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
+        assert float(page.get_attribute(f"#p-{name}", "placeholder")) == getattr(defaults, name)
+    assert page.locator("#parameters [value]").count() == 0

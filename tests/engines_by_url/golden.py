@@ -1,0 +1,106 @@
+"""The golden requests of every dialect, to be asked of servers by URL; what differs between two that say the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+import httpx
+
+from tests.servers import LiveServer, http
+from tests.unit.protocols.openai.test_golden import CASES as OPENAI_CASES
+from tests.unit.protocols.test_golden import CASES
+
+VARYING = (
+    r'"(?:id|item_id|tool_call_id|call_id)":"[^"]*"',
+    r'"(?:created|created_at|completed_at|seed)":\d+',
+    r'"(?:seed)":\[[^]]*\]',
+    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}",
+    r"lmi-[\d.]+-(?:echo|openai)",
+    r"x-(?:compute|total|queue|inference|validation|time)[^\n]*",
+    r'"(?:prefill_time|decode_time_arr|queue_wait_time)":[^]}]*',
+)
+OTHER_ABILITIES = re.compile(
+    r"the engine (?:echo|openai) (?:lacks|is|has)|engine echo|engine openai|failed in the engine"
+)
+"""What the engines themselves have and lack is another test's; here both refuse."""
+
+REFUSED = {"tgi/lacking": "typical_p"}
+"""What echo takes, as it has no effect there."""
+
+MIXED = {"openai chat/stream_n", "openai completion/stream_prompts", "chat/stream_n"}
+"""Streams of several answers, which come in any order."""
+
+PATHS = {
+    "tgi": "/",
+    "mindie": "/",
+    "tgi_generate": "/generate",
+    "tgi_generate_stream": "/generate_stream",
+    "triton_generate": "/v2/models/model/generate",
+    "triton_generate_stream": "/v2/models/model/generate_stream",
+    "anthropic_messages": "/v1/messages",
+    "anthropic_count": "/v1/messages/count_tokens",
+    "openai_responses": "/v1/responses",
+}
+MODE_OF = {"tgi_compat": "tgi", "mindie": "tgi", "dynamic_batch": "dynamic"}
+
+
+class Asked(NamedTuple):
+    """A golden request; `mode` is that of its servers."""
+
+    mode: str
+    path: str
+    body: Any
+
+
+def _golden() -> dict[str, Asked]:
+    found = {}
+    for name, (schema, body, _) in CASES.items():
+        dialect = re.sub("_(streaming|sse|thinking|reasoning)$", "", schema)
+        found[name] = Asked(MODE_OF.get(dialect, "rolling"), PATHS.get(dialect, "/invocations"), body)
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    for name, (body, _) in OPENAI_CASES.items():
+        if name.startswith("chat/"):
+            found[f"openai {name}"] = Asked("rolling", "/v1/chat/completions", {**chat, **body})
+        else:
+            found[f"openai {name}"] = Asked("rolling", "/v1/completions", {"prompt": "hi", **body})
+    return found
+
+
+GOLDEN = _golden()
+ALTERNATIVES = {"chat/top_logprobs", "chat/stream_top_logprobs"}
+"""Echo has none but the chosen token."""
+
+BY_ROLLING_BATCH = {
+    name: asked for name, asked in GOLDEN.items() if asked.mode == "rolling" and name not in {*ALTERNATIVES, *REFUSED}
+}
+"""What a server that echoes elsewhere is asked too."""
+
+
+def ask(server: LiveServer, asked: Asked) -> httpx.Response:
+    data = asked.body if isinstance(asked.body, bytes) else json.dumps(asked.body).encode()
+    return http.post(server.url + asked.path, content=data, headers={"content-type": "application/json"})
+
+
+def steady(answer: httpx.Response) -> str:
+    text = answer.text
+    for pattern in VARYING:
+        text = re.sub(pattern, "~", text)
+    return f"{answer.status_code} {answer.headers.get('content-type')}\n{text}"
+
+
+def check(name: str, echo: LiveServer, by_url: LiveServer) -> None:
+    """Whether a server that echoes elsewhere answers as echo does."""
+    expected, found = (ask(server, GOLDEN[name]) for server in (echo, by_url))
+    if OTHER_ABILITIES.search(expected.text):  # what echo lacks and the other has, or lacks too
+        assert found.status_code in (200, expected.status_code)
+    else:
+        assert_equal(name, expected, found)
+
+
+def assert_equal(name: str, expected: httpx.Response, found: httpx.Response) -> None:
+    if name in MIXED:
+        assert sorted(steady(found).splitlines()) == sorted(steady(expected).splitlines())
+    else:
+        assert steady(found) == steady(expected)

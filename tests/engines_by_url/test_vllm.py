@@ -1,0 +1,148 @@
+"""The engine openai in front of vLLM's own server with two data-parallel engines. `make accept-vllm` runs it.
+
+The model has no weights of its own. It says its prompt again and again, as echo does, but where a test asks for more.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.server import AppServer, serve
+from tests.app.test_http import CANCELLED
+from tests.engines_by_url import golden
+from tests.engines_by_url.vllm_server import ENGINE, ENGINES, FREE, VllmServer
+from tests.servers import http, options, wait_for
+
+pytestmark = pytest.mark.vllm
+
+RUNNING, SERVED = "vllm:num_requests_running", "vllm:generation_tokens_total"
+STREAMS = 32
+LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def vllm_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    found = VllmServer(tmp_path_factory.mktemp("vllm"), model)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.kill()
+
+
+@pytest.fixture(scope="module")
+def server(vllm_server: VllmServer, model: Path) -> Iterator[AppServer]:
+    with serve(str(model), "--engine", "openai", *options(f"option.base_url={vllm_server.url}/v1")) as found:
+        found.wait_ready()
+        yield found
+
+
+@pytest.mark.parametrize("name", golden.BY_ROLLING_BATCH)
+def test_a_golden_request_is_answered_as_by_echo(server: AppServer, echo: AppServer, name: str) -> None:
+    golden.check(name, echo, server)
+
+
+TALE = {"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0}
+SAMPLED = {**TALE, "temperature": 1, "seed": 7}
+BODIES: dict[str, dict[str, Any]] = {
+    "greedy": TALE,
+    "ids": {**TALE, "prompt": [426, 381, 262]},
+    "sampled": SAMPLED,
+    "top_k": {**SAMPLED, "top_k": 5},
+    "top_p": {**SAMPLED, "top_p": 0.3},
+    "min_p": {**SAMPLED, "min_p": 0.5},
+    "penalties": {**TALE, "repetition_penalty": 1.5, "presence_penalty": 1, "frequency_penalty": 1},
+    "logit_bias": {**TALE, "logit_bias": {"300": 100}},
+    "min_tokens": {**TALE, "min_tokens": 10},
+    "stop": {**TALE, "stop": ["e"]},
+    "logprobs": {**TALE, "logprobs": 0},
+    "top_logprobs": {**TALE, "logprobs": 3},
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_an_answer_is_vllms_own(server: AppServer, vllm_server: VllmServer, name: str) -> None:
+    body = {**BODIES[name], "model": "model", "stop_token_ids": [FREE]}
+    direct, by_url = (http.post(f"{one.url}/v1/completions", json=body).json() for one in (vllm_server, server))
+    assert by_url["usage"].items() <= direct["usage"].items()
+    (expected,), (choice,) = direct["choices"], by_url["choices"]
+    assert choice["finish_reason"] == expected["finish_reason"]
+    half = "\N{REPLACEMENT CHARACTER}"  # vLLM leaves out a character that the end cuts
+    assert choice["text"].rstrip(half) == expected["text"].rstrip(half)
+    if "logprobs" in body:
+        assert choice["logprobs"]["token_logprobs"] == expected["logprobs"]["token_logprobs"]
+    if body.get("logprobs"):  # vLLM names a half of a character otherwise
+        found, there = (one["logprobs"]["top_logprobs"] for one in (choice, expected))
+        assert [sorted(tops.values()) for tops in found] == [sorted(tops.values()) for tops in there]
+
+
+GUIDES: dict[str, tuple[dict[str, Any], str]] = {
+    "regex": ({"regex": "[0-9]{3}-[0-9]{2}"}, r"\d{3}-\d{2}"),
+    "choice": ({"choice": ["yes", "no"]}, "yes|no"),
+    "grammar": ({"grammar": 'root ::= "left" | "right"'}, "left|right"),
+    "json": ({"json": {"enum": [12, "ab"]}}, '12|"ab"'),
+    "json_object": ({"json_object": True}, r"\{.*"),
+}
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_an_answer_follows_its_guide(server: AppServer, name: str) -> None:
+    guide, pattern = GUIDES[name]
+    answer = server.post({**TALE, "structured_outputs": guide}, "/v1/completions")
+    assert re.fullmatch(pattern, answer.json()["choices"][0]["text"], re.DOTALL), answer.text
+
+
+def test_vllms_words_are_the_error(server: AppServer) -> None:
+    answer = server.post({**TALE, "logprobs": 21}, "/v1/completions")
+    assert 400 <= answer.status_code < 500
+    assert "21" in answer.json()["error"]["message"]
+
+
+def test_who_leaves_is_given_up_there(server: AppServer, vllm_server: VllmServer) -> None:
+    cancelled = server.metric(CANCELLED)
+    with http.stream("POST", f"{server.url}/v1/completions", json={**TALE, **LONG}) as answer:
+        next(answer.iter_lines())
+        wait_for(lambda: sum(vllm_server.metric(RUNNING)) == 1, 10, "vLLM does not count it")
+    wait_for(lambda: sum(vllm_server.metric(RUNNING)) == 0, 10, "vLLM goes on")
+    assert server.metric(CANCELLED) == cancelled + 1
+
+
+@pytest.mark.parametrize("killed", [ENGINE, ""], ids=["an engine", "the server"])
+def test_streams_end_with_an_error_when_vllm_dies_and_new_ones_are_served_when_it_is_back(
+    server: AppServer, vllm_server: VllmServer, killed: str
+) -> None:
+    before = vllm_server.metric(SERVED)
+    begun = threading.Barrier(STREAMS + 1, timeout=60)
+
+    def stream(number: int) -> list[dict[str, Any]]:
+        body = {**LONG, "prompt": [300 + number, 381, 262]}
+        values: list[dict[str, Any]] = []
+        with http.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    values.append(json.loads(line.removeprefix("data: ")))
+                    if len(values) == 1:
+                        begun.wait()
+        return values
+
+    with ThreadPoolExecutor(STREAMS) as clients:
+        streams = [clients.submit(stream, number) for number in range(STREAMS)]
+        begun.wait()
+        busy = [after > value for after, value in zip(vllm_server.metric(SERVED), before, strict=True)]
+        vllm_server.kill(killed)
+        ends = [found.result() for found in streams]
+    assert busy == [True] * ENGINES
+    for values in ends:
+        assert ["error" in value for value in values] == [*[False] * (len(values) - 1), True]
+        assert vllm_server.url in values[-1]["error"]["message"]
+    vllm_server.start()
+    answer = server.post({**TALE, "max_tokens": 4}, "/v1/completions")
+    assert answer.json()["choices"][0]["text"] == TALE["prompt"]

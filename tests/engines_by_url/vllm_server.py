@@ -1,0 +1,106 @@
+"""vLLM's own server on this machine's CPU: its API server and two data-parallel engines, without weights.
+
+A fork server imports vLLM once, and vLLM's processes are forks: each would import it for nine seconds. So a start takes
+four.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+import httpx
+
+from handler.engines.process.engine_process import die_with_parent
+from tests import process_tree
+from tests.doubles import tiny
+from tests.ports import free_port
+from tests.servers import http, wait_for
+
+ENGINES = 2
+SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
+         "num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True}  # fmt: skip
+ARGUMENTS = (
+    *("--host", "127.0.0.1", "--load-format", "dummy", "--hf-overrides", json.dumps(SHAPE), "--dtype", "float32"),
+    *("--served-model-name", "model", "--max-model-len", str(tiny.CONTEXT), "--enforce-eager"),
+    *("--kv-cache-memory-bytes", str(1 << 25), "--data-parallel-size", str(ENGINES)),
+    *("--logits-processors", "tests.engines_by_url.vllm_echo:Echo", "--logprobs-mode", "processed_logprobs"),
+    *("--structured-outputs-config", json.dumps({"backend": "xgrammar", "disable_any_whitespace": True})),
+)
+ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
+ENGINE = "VLLM::EngineCore_DP"
+"""How an engine's process is called."""
+
+FREE = tiny.SPECIAL.index("<|end|>")
+"""The stop token of a request that is left to the model."""
+
+_forks = multiprocessing.get_context("forkserver")
+
+
+class VllmServer:
+    """One server at a time, always at the same port. It writes its log to a file of `directory`."""
+
+    def __init__(self, directory: Path, model: Path) -> None:
+        self._log = directory / "vllm.log"
+        self._model = model
+        port = free_port()
+        self._arguments = (*ARGUMENTS, "--model", str(model), "--port", str(port))
+        self.url = f"http://127.0.0.1:{port}"
+        self._process: multiprocessing.process.BaseProcess | None = None
+
+    def start(self) -> None:
+        """Return when it can serve."""
+        _forks.set_forkserver_preload(["vllm.entrypoints.openai.api_server", "vllm.v1.engine.async_llm",
+                                       "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama"])  # fmt: skip
+        with mock.patch.dict(os.environ, ENVIRONMENT):
+            self._process = _forks.Process(target=_run, args=(self._arguments, str(self._log)))
+            self._process.start()
+        wait_for(self._ready, 60, "vLLM does not serve")
+
+    def kill(self, name: str = "") -> None:
+        """SIGKILL its processes, or one that is called so; return when all have ended."""
+        assert self._process is not None
+        session = self._process.pid
+        assert session is not None
+        processes = [pid for pid, command in process_tree.in_session(session).items() if command.startswith(name)]
+        for pid in processes[: 1 if name else None]:
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not process_tree.in_session(session), 60, "vLLM goes on")
+        self._process.join()
+
+    def metric(self, name: str) -> list[float]:
+        """A metric's value for each engine."""
+        lines = http.get(f"{self.url}/metrics").text.splitlines()
+        return [float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+
+    def _ready(self) -> bool:
+        assert self._process is not None
+        assert self._process.is_alive(), self._log.read_text()
+        try:
+            return http.get(f"{self.url}/health").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+
+def _run(arguments: Sequence[str], log: str) -> None:
+    """Become vLLM's server, in a session of its own."""
+    from vllm.entrypoints.launchers.api_server import entry
+
+    os.setsid()
+    die_with_parent()
+    os.register_at_fork(after_in_child=die_with_parent)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (file, 1), (file, 2)):
+        os.dup2(descriptor, target)
+    fork = multiprocessing.get_context("fork")
+    with (
+        mock.patch.object(sys, "argv", ["vllm", *arguments]),
+        mock.patch.object(multiprocessing, "get_context", return_value=fork),
+    ):
+        entry.main()

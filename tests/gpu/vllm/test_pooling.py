@@ -1,0 +1,63 @@
+"""vLLM's vectors and scores are those of transformers' own classes (tests/golden/engines/pooling.json)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from handler import engines
+from handler.core.text import Prompt, Vocabulary
+from handler.core.values import Delta, Pooling, Request, Task
+from handler.engines.base import EngineConfig
+from handler.engines.process.engine_loop import Spec
+from handler.engines.process.supervisor import EngineSupervisor, State
+from handler.scheduler.batcher import Batcher
+from tests.unit.engines.pooling.models import GOLDEN, TEXTS, second, write_model
+
+pytestmark = pytest.mark.vllm
+WANTED = json.loads(GOLDEN.read_text())
+
+
+def computed(batcher: Batcher, requests: list[tuple[list[int], Pooling]]) -> list[Any]:
+    ids = [batcher.submit(Request("", pooling=ask), Prompt("", ids, Vocabulary([]))) for ids, ask in requests]
+    found: dict[int, Delta] = {}
+    while len(found) < len(ids):
+        found |= {delta.id: delta for delta in batcher.step(1.0)}
+    assert not [delta.error for delta in found.values() if delta.error]
+    return [found[id].vector for id in ids]
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "task"),
+    [("bert", "mean", Task.EMBEDDING), ("bert reranker", "logits", Task.RERANK)],
+)
+def test_numbers_are_those_of_transformers_alone_and_in_company(
+    tmp_path: Path, name: str, mode: str, task: Task
+) -> None:
+    model = write_model(tmp_path, name, mode)
+    config = EngineConfig(
+        model=model, dtype="fp32", task=task, cache_gib=1, max_sequences=8, options={"enforce_eager": True}
+    )
+    kind = "embed" if task is Task.EMBEDDING else "score"
+    requests = [
+        (ids, Pooling(kind, normalize=False, second=second(ids) if task is Task.RERANK else None)) for ids in TEXTS
+    ]
+    assert engines.prepare("vllm", str(model), "fp32", {}, task) == model
+    engine = EngineSupervisor(Spec("vllm", config), load_timeout=280)
+    try:
+        batcher = Batcher(engine)
+        while not engine.ready:
+            assert engine.state is not State.CLOSED, engine.reason
+            batcher.step(1.0)
+        assert engine.info is not None
+        assert (engine.info.max_total_tokens, engine.info.dimensions) == (40, len(WANTED[name][mode][0]))
+        together = computed(batcher, requests)
+        alone = [vector for request in requests for vector in computed(batcher, [request])]
+    finally:
+        engine.close()
+    for found in (together, alone):
+        numpy.testing.assert_allclose(numpy.array(found), WANTED[name][mode], atol=1e-4)

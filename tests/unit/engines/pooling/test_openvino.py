@@ -1,0 +1,113 @@
+"""OpenVINO's vectors are those of transformers' own classes, alone and in company (golden)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from handler import engines
+from handler.core.errors import ConfigError
+from handler.core.values import Finish, Pooling, Task
+from handler.engines.base import EngineConfig, Output
+from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
+from handler.engines.openvino.pooling.engine import OpenVinoPooling
+from tests.unit.engines.pooling.models import GOLDEN, MODES, TEXTS, second, write_model
+
+WANTED = json.loads(GOLDEN.read_text())
+KINDS = {"bert classifier": Task.CLASSIFICATION, "bert reranker": Task.RERANK, "xlm-roberta reranker": Task.RERANK}
+
+
+def load(model: Path, task: Task, **more: Any) -> Any:
+    return engines.load("openvino", EngineConfig(model=model, dtype="fp32", task=task, **more))
+
+
+def run(engine: Any) -> list[Output]:
+    found: list[Output] = []
+    while step := engine.step().others:
+        found += step
+    return found
+
+
+def computed(engine: Any, requests: Iterable[tuple[int, list[int], Pooling]]) -> dict[int, Any]:
+    for key, ids, pooling in requests:
+        engine.add(key, ids, pooling)
+    outputs = run(engine)
+    assert all(output.finish is Finish.EOS and not output.ids for output in outputs)
+    return {output.key: output.vector for output in outputs}
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [*zip(["bert", "bert", "xlm-roberta", "xlm-roberta"], MODES, strict=True), *((name, "logits") for name in KINDS)],
+)
+def test_numbers_are_those_of_transformers_alone_and_in_company(tmp_path: Path, name: str, mode: str) -> None:
+    kind = {Task.CLASSIFICATION: "classify", Task.RERANK: "score"}.get(KINDS.get(name, Task.EMBEDDING), "embed")
+    pairs = name == "bert reranker"
+    requests = [
+        (key, ids, Pooling(kind, normalize=False, second=second(ids) if pairs else None))
+        for key, ids in enumerate(TEXTS, 1)
+    ]
+    engine = load(write_model(tmp_path, name, mode), KINDS.get(name, Task.EMBEDDING))
+    together = computed(engine, requests)
+    assert [len(run(engine)) for _ in range(2)] == [0, 0]
+    alone = {key: vector for request in requests for key, vector in computed(engine, [request]).items()}
+    for found in (together, alone):
+        rows = numpy.array([found[key] for key in sorted(found)])
+        numpy.testing.assert_allclose(rows, WANTED[name][mode], atol=1e-4)
+
+
+def test_texts_of_like_length_share_a_step(tmp_path: Path) -> None:
+    engine = load(write_model(tmp_path, "bert"), Task.EMBEDDING, max_tokens_per_step=40, max_sequences=3)
+    assert (engine.info.dimensions, engine.info.max_total_tokens) == (64, 40)
+    lengths = [10, 30, 11, 9, 10, 31, 40]
+    for key, length in enumerate(lengths):
+        engine.add(key, [5] * length, Pooling("embed"))
+    engine.cancel(4)
+    steps = []
+    while outputs := engine.step().others:
+        steps.append([lengths[output.key] for output in outputs])
+    assert steps == [[10, 11, 9], [30], [31], [40]]
+
+
+def test_the_graph_has_to_be_for_the_task(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "bert")
+    with pytest.raises(ConfigError, match=r"for option\.task=rerank the graph has to give logits; it gives last"):
+        load(model, Task.RERANK)
+
+
+def test_a_directory_of_openvinos_serves_too(tmp_path: Path) -> None:
+    import openvino
+
+    from handler.engines.openvino.pooling.bert_graph import bert_graph
+
+    model = write_model(tmp_path, "bert")
+    openvino.save_model(bert_graph(model), model / "openvino_model.xml", compress_to_fp16=False)
+    (model / "model.safetensors").unlink()
+    assert engines.prepare("openvino", str(model), "fp32", {}, Task.EMBEDDING) == model
+    found = computed(load(model, Task.EMBEDDING), [(1, TEXTS[0], Pooling("embed", normalize=False))])
+    numpy.testing.assert_allclose(found[1], WANTED["bert"]["mean"][0], atol=1e-4)
+
+
+def test_other_families_need_the_converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_model(tmp_path / "model", "bert")
+    assert engines.prepare("openvino", str(model), "auto", {}, Task.EMBEDDING) == model
+    (model / "config.json").write_text(json.dumps({"model_type": "mpnet", "architectures": ["MPNetModel"]}))
+    monkeypatch.setenv("LMI_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ConfigError, match=r"has to be converted first, which needs: pip install '\.\[convert\]'"):
+        engines.check("openvino", str(model), EngineConfig(task=Task.EMBEDDING))
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is missing"):
+        engines.check("openvino", str(model), EngineConfig(task=Task.EMBEDDING))
+
+
+def test_the_tokenizer_is_the_models(tmp_path: Path) -> None:
+    config = EngineConfig(model=write_model(tmp_path, "bert"), task=Task.EMBEDDING)
+    tokenizer = engines.load_tokenizer("openvino", config)
+    assert isinstance(tokenizer, HfPoolingTokenizer)
+    assert tokenizer.encode("w7 w8").ids == [2, 7, 8, 3]
+    assert OpenVinoPooling is type(engines.load("openvino", config))

@@ -1,0 +1,274 @@
+"""Requests for vectors: the model's files, texts that are cut, numbers of an answer, and echo behind the batcher."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from handler import engines
+from handler.config.model_files import find_task, label_names
+from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, PromptTooLong, ServingError
+from handler.core.values import Delta, Finish, Pooling, Request, Task
+from handler.engines.base import EngineConfig, EngineInfo
+from handler.engines.echo import EchoTokenizer
+from handler.engines.huggingface.pooling import PoolingFiles, read_pooling
+from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer, encode_pooled, fit
+from handler.engines.process.engine_loop import Spec
+from handler.engines.process.supervisor import EngineSupervisor
+from handler.protocols.validation import check_task
+from handler.scheduler.batcher import Batcher
+
+INFO = EngineInfo("able", "1", "none", "none", 8, 4)
+FILES = PoolingFiles("mean", normalize=False, most_tokens=None, exclusive=True)
+
+
+def model(directory: Path, **files: Any) -> Path:
+    """Write JSON files; `__` in a name stands for a folder."""
+    for name, content in files.items():
+        path = directory.joinpath(*name.split("__")).with_suffix(".json")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(content))
+    return directory
+
+
+def classifier(*labels: str) -> dict[str, Any]:
+    return {
+        "architectures": ["BertForSequenceClassification"],
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "config", "wanted"),
+    [
+        ("auto", {"architectures": ["LlamaForCausalLM"]}, "text-generation"),
+        ("auto", {"architectures": ["BertModel"]}, "text-embedding"),
+        ("auto", {"architectures": ["XLMRobertaForMaskedLM"]}, "text-embedding"),
+        ("auto", classifier("a"), "rerank"),
+        ("auto", classifier("a", "b"), "text-classification"),
+        ("auto", {"architectures": ["BertForSequenceClassification"]}, "text-classification"),
+        ("rerank", classifier("a"), "rerank"),
+        ("text-embedding", {"architectures": ["LlamaForCausalLM"]}, "text-embedding"),
+        ("text-embedding", classifier("a"), "for rerank or text-classification"),
+        ("rerank", {"architectures": ["LlamaForCausalLM"]}, "for text-embedding or text-generation"),
+        ("auto", {}, "text-generation"),
+    ],
+)
+def test_the_task_is_the_options_or_the_models(tmp_path: Path, option: str, config: Any, wanted: str) -> None:
+    model(tmp_path, config=config)
+    if wanted.startswith("for "):
+        with pytest.raises(ConfigError, match=wanted):
+            find_task(option, tmp_path)
+    else:
+        assert find_task(option, tmp_path) is Task(wanted)
+
+
+def test_sentence_transformers_files_make_an_embedding_model_of_any(tmp_path: Path) -> None:
+    modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
+    model(tmp_path, config={"architectures": ["Qwen3ForCausalLM"]}, modules=modules)
+    assert find_task("auto", tmp_path) is Task.EMBEDDING
+    assert find_task("text-generation", tmp_path) is Task.GENERATION
+
+
+def test_labels_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    assert label_names(model(tmp_path, config=classifier(*"abcdefghijkl"))) == tuple("abcdefghijkl")
+
+
+@pytest.mark.parametrize("engine", ["trtllm", "openai"])
+def test_an_engine_that_only_generates_says_so(engine: str) -> None:
+    with pytest.raises(ConfigError, match=rf"option.task=auto: the model is for rerank, but the engine {engine} gen"):
+        engines.check_task(engine, Task.RERANK, "auto")
+    engines.check_task(engine, Task.GENERATION, "auto")
+    engines.check_task("openvino", Task.RERANK, "rerank")
+
+
+POOLING = "sentence_transformers.models.Pooling"
+
+
+@pytest.mark.parametrize(
+    ("pooling", "wanted"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_lasttoken": True}, "last"),
+        ({"pooling_mode": "mean"}, "mean"),
+        ({"pooling_mode": "lasttoken"}, "last"),
+        ({}, "mean"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "cls and mean is not served"),
+        ({"pooling_mode_weightedmean_tokens": True}, "pooling_mode_weightedmean_tokens is not served"),
+    ],
+)
+def test_the_pooling_module_says_how(tmp_path: Path, pooling: dict[str, Any], wanted: str) -> None:
+    model(tmp_path, config={}, modules=[{"type": POOLING, "path": "1_Pooling"}], **{"1_Pooling__config": pooling})
+    if " " in wanted:
+        with pytest.raises(ConfigError, match=wanted):
+            read_pooling(tmp_path)
+    else:
+        assert read_pooling(tmp_path) == PoolingFiles(wanted, normalize=False, most_tokens=None, exclusive=True)
+
+
+def test_other_modules_are_named(tmp_path: Path) -> None:
+    kinds = ["Transformer", "Normalize"]
+    model(tmp_path, config={}, modules=[{"type": f"sentence_transformers.models.{kind}"} for kind in kinds])
+    assert read_pooling(tmp_path).normalize
+    model(tmp_path, modules=[{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}])
+    with pytest.raises(ConfigError, match="the module 'Dense' is not served"):
+        read_pooling(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "beside", "wanted"),
+    [
+        ({"max_position_embeddings": 512}, {}, 512),
+        ({"max_position_embeddings": 514, "model_type": "xlm-roberta", "pad_token_id": 1}, {}, 512),
+        ({"max_position_embeddings": 512}, {"sentence_bert_config": {"max_seq_length": 256}}, 256),
+        ({"max_position_embeddings": 512}, {"tokenizer_config": {"model_max_length": 128}}, 128),
+        ({}, {"tokenizer_config": {"model_max_length": 10**30}}, None),
+    ],
+)
+def test_the_least_limit_counts(tmp_path: Path, config: Any, beside: dict[str, Any], wanted: int | None) -> None:
+    assert read_pooling(model(tmp_path, config=config, **beside)).most_tokens == wanted
+
+
+@pytest.mark.parametrize(
+    ("pooling", "exclusive", "wanted"),
+    [
+        (Pooling("embed", normalize=False), True, [3.0, 4.0, 12.0]),
+        (Pooling("embed"), True, [3 / 13, 4 / 13, 12 / 13]),
+        (Pooling("embed", normalize=None), True, [3.0, 4.0, 12.0]),
+        (Pooling("embed", dimensions=2), True, [0.6, 0.8]),
+        (Pooling("embed", dimensions=2, normalize=False), True, [3.0, 4.0]),
+        (Pooling("classify", normalize=False), True, [3.0, 4.0, 12.0]),
+        (Pooling("classify"), True, [math.exp(x) / sum(map(math.exp, (3, 4, 12))) for x in (3, 4, 12)]),
+        (Pooling("classify"), False, [1 / (1 + math.exp(-x)) for x in (3, 4, 12)]),
+    ],
+)
+def test_numbers_of_an_answer(pooling: Pooling, exclusive: bool, wanted: list[float]) -> None:
+    files = FILES._replace(exclusive=exclusive)
+    assert files.finish(numpy.array([3, 4, 12], dtype=numpy.float32), pooling) == pytest.approx(wanted)
+
+
+def test_a_score_of_one_number_is_a_sigmoid_and_a_zero_vector_stays_zero() -> None:
+    assert FILES.finish(numpy.float32([0.0]), Pooling("score")) == [0.5]
+    assert FILES.finish(numpy.float32([0.0, 0.0]), Pooling("embed")) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most", "wanted"),
+    [([9], 4, [4]), ([2, 9], 6, [2, 4]), ([9, 2], 6, [4, 2]), ([9, 9], 7, [3, 4]), ([9, 5], 7, [4, 3])],
+)
+def test_the_longer_text_is_cut_first(lengths: list[int], most: int, wanted: list[int]) -> None:
+    assert fit(lengths, most) == wanted
+
+
+TEMPLATE = [("[CLS]", 1), ("[SEP]", 2)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HfPoolingTokenizer:
+    """Words of one letter; [CLS] a [SEP] b [SEP] as BERT has it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    vocabulary = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2} | {letter: id for id, letter in enumerate("abcdef", 3)}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    pair = "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1"
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=TEMPLATE)
+    directory = tmp_path_factory.mktemp("tokenizer")
+    made.save(str(directory / "tokenizer.json"))
+    return HfPoolingTokenizer(directory)
+
+
+@pytest.mark.parametrize(
+    ("text", "pair", "more", "ids", "second"),
+    [
+        ("a b", None, {}, [1, 3, 4, 2], None),
+        ("a b", "c", {}, [1, 3, 4, 2, 5, 2], 4),
+        ("a b c d", None, {"truncate": 4, "truncation": "right"}, [1, 3, 4, 2], None),
+        ("a b c d", None, {"truncate": 4, "truncation": "left"}, [1, 5, 6, 2], None),
+        ("a b c d e f a b", None, {"truncation": "right"}, [1, 3, 4, 5, 6, 7, 8, 2], None),
+        ("a", "b c d e f a", {"truncation": "left"}, [1, 3, 2, 6, 7, 8, 3, 2], 3),
+        ("", None, {}, [1, 2], None),
+    ],
+)
+def test_texts_get_the_models_special_tokens(
+    tokenizer: HfPoolingTokenizer, text: str, pair: str | None, more: dict[str, Any], ids: list[int], second: int | None
+) -> None:
+    request, prompt = encode_pooled(Request(text, pooling=Pooling("embed"), pair=pair, **more), tokenizer, INFO)
+    assert request.pooling is not None
+    assert (list(prompt.ids), request.pooling.second) == (ids, second)
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "words"),
+    [
+        (Request("a b c d e f a", pooling=Pooling("embed")), PromptTooLong, "'inputs' has 9 tokens; .* at most 8"),
+        (Request("", pooling=Pooling("embed"), prompt_ids=(1,) * 9), PromptTooLong, "'inputs' has 9 tokens"),
+        (Request("", pooling=Pooling("embed"), prompt_ids=(99,)), InvalidParameter, "99 is not in the vocabulary of 9"),
+        (Request("", pooling=Pooling("embed"), prompt_ids=()), InvalidPayload, "'inputs' has no tokens"),
+        (Request("a", pooling=Pooling("embed", dimensions=5)), InvalidParameter, "dimensions=5: .* have 4 numbers"),
+        (Request("a b", pooling=Pooling("embed"), truncate=2, truncation="left"), PromptTooLong, "at most 2"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(
+    tokenizer: HfPoolingTokenizer, request_: Request, error: type[ServingError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        encode_pooled(request_, tokenizer, INFO)
+
+
+@pytest.mark.parametrize(("truncation", "kept"), [("left", (4, 5)), ("right", (3, 4))])
+def test_ids_are_cut_as_they_are(tokenizer: HfPoolingTokenizer, truncation: str, kept: tuple[int, ...]) -> None:
+    ids = Request("", pooling=Pooling("embed"), prompt_ids=(3, 4, 5), truncate=2, truncation=truncation)
+    assert tuple(encode_pooled(ids, tokenizer, INFO)[1].ids) == kept
+
+
+@pytest.mark.parametrize("task", Task)
+@pytest.mark.parametrize("kind", [None, "embed", "score", "classify"])
+def test_a_server_answers_its_own_task_only(task: Task, kind: str | None) -> None:
+    wanted = {None: Task.GENERATION, "embed": Task.EMBEDDING, "score": Task.RERANK, "classify": Task.CLASSIFICATION}
+    request = Request("a", pooling=kind and Pooling(kind))
+    if wanted[kind] is task:
+        check_task(request, task)
+    else:
+        with pytest.raises(InvalidPayload, match=rf"this server is for {task.value} \(option.task\)"):
+            check_task(request, task)
+
+
+def computed(requests: list[Request], task: Task) -> list[Delta]:
+    """Compute requests together by echo behind a batcher."""
+    engine = EngineSupervisor(Spec("echo", EngineConfig(task=task)), isolated=False)
+    batcher, found = Batcher(engine), dict[int, Delta]()
+    try:
+        while not engine.ready:
+            batcher.step(0.1)
+        ids = [batcher.submit(*encode_pooled(request, EchoTokenizer(), engine.info)) for request in requests]
+        while len(found) < len(ids):
+            found |= {delta.id: delta for delta in batcher.step(0.1)}
+        assert batcher.idle
+    finally:
+        engine.close()
+    return [found[id] for id in ids]
+
+
+def test_echo_computes_the_same_of_the_same_text() -> None:
+    ask = Pooling("embed")
+    texts = ["one two", "two one", "one two", "three"]
+    deltas = computed([Request(text, pooling=ask) for text in texts], Task.EMBEDDING)
+    assert all(delta.finish is Finish.EOS and not delta.tokens and len(delta.vector or ()) == 8 for delta in deltas)
+    first, swapped, again, other = (tuple(delta.vector or ()) for delta in deltas)
+    assert first == again
+    assert len({first, swapped, other}) == 3
+    assert math.hypot(*first) == pytest.approx(1)
+
+
+def test_echo_scores_pairs() -> None:
+    pairs = [("one", "two three"), ("one two", "three"), ("one", "two three")]
+    deltas = computed([Request(text, pooling=Pooling("score"), pair=pair) for text, pair in pairs], Task.RERANK)
+    (first,), (other,), (again,) = (delta.vector or () for delta in deltas)
+    assert 0 < first == again < 1
+    assert first != other

@@ -1,0 +1,125 @@
+"""Bodies of embeddings, rerank and labels: what the engine is asked for, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from handler.core.values import Pooling
+from handler.protocols.base import ServerContext
+from tests.unit.protocols.answers import DIALECTS, VOCABULARY, answer
+
+CONTEXT = ServerContext("echo", vocabulary=VOCABULARY, prompts={"query": "query: "}, most_tokens=lambda: 512)
+PAIR = {"query": "a", "texts": ["b", "c"]}
+DOCUMENTS = {"query": "a", "documents": ["b", {"text": "c"}]}
+SENTENCES = {"source_sentence": "a", "sentences": ["b"]}
+
+ASKED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("openai_embeddings", {"input": "a"}, {"prompt": ["a"], "pooling": Pooling("embed"), "truncation": "refuse"}),
+    ("openai_embeddings", {"input": ["a", [4, 1]]}, {"prompt": ["a", "c b"], "prompt_ids": [None, (4, 1)]}),
+    ("openai_embeddings", {"input": [4]}, {"prompt": ["c"], "prompt_ids": [(4,)]}),
+    ("openai_embeddings", {"input": "a", "dimensions": 2}, {"pooling": Pooling("embed", 2)}),
+    ("openai_embeddings", {"input": "a", "use_activation": False}, {"pooling": Pooling("embed", None, False)}),
+    ("openai_embeddings", {"input": "a", "truncate_prompt_tokens": -1}, {"truncate": None, "truncation": "right"}),
+    ("openai_embeddings", {"input": "a", "truncate_prompt_tokens": 3, "truncation_side": "left"},
+     {"truncate": 3, "truncation": "left"}),
+    ("openai_embeddings", {"input": "a", "truncation_side": "left"}, {"truncation": "refuse"}),
+    ("openai_embeddings", {"input": "a", "priority": -3}, {"priority": -3}),
+    ("tei_embed", {"inputs": ["a", [0]], "prompt_name": "query"}, {"prompt": ["query: a", "a"]}),
+    ("tei_embed", {"inputs": "a", "truncate": True}, {"truncation": "right", "truncate": None}),
+    ("tei_embed", {"inputs": "a", "truncate": True, "truncation_direction": "Left"}, {"truncation": "left"}),
+    ("tei_embed", {"inputs": "a", "truncation_direction": "left"}, {"truncation": "refuse"}),
+    ("tei_similarity", {"inputs": SENTENCES, "parameters": {"truncate": True, "prompt_name": "query"}},
+     {"prompt": ["query: a", "query: b"], "truncation": "right", "pooling": Pooling("embed")}),
+    ("lmi_embedding", {"inputs": "a", "parameters": {"normalize": False, "truncate": True, "dimensions": 2}},
+     {"pooling": Pooling("embed", 2, False), "truncation": "right"}),
+    ("tei_rerank", PAIR, {"prompt": ["a", "a"], "pair": ["b", "c"], "pooling": Pooling("score")}),
+    ("tei_rerank", {**PAIR, "raw_scores": True, "truncate": True},
+     {"pooling": Pooling("score", None, False), "truncation": "right"}),
+    ("tei_predict", {"inputs": "a"}, {"prompt": ["a"], "pair": [None], "pooling": Pooling("classify")}),
+    ("tei_predict", {"inputs": ["a", "b"]}, {"prompt": ["a"], "pair": ["b"]}),
+    ("tei_predict", {"inputs": [["a"], ["b", "c"]]}, {"prompt": ["a", "b"], "pair": [None, "c"]}),
+    ("rerank", DOCUMENTS, {"pair": ["b", "c"], "pooling": Pooling("score"), "truncation": "refuse"}),
+    ("rerank", {**DOCUMENTS, "documents": "b", "truncate_prompt_tokens": 9, "use_activation": False},
+     {"pair": ["b"], "truncate": 9, "truncation": "right", "pooling": Pooling("score", None, False)}),
+    ("rerank_v2", {**DOCUMENTS, "max_tokens_per_doc": 4096, "priority": 2}, {"truncation": "right", "priority": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dialect", "body", "fields"), ASKED, ids=str)
+def test_what_the_engine_is_asked_for(dialect: str, body: dict[str, Any], fields: dict[str, Any]) -> None:
+    requests = DIALECTS[dialect].parse(body, CONTEXT).requests
+    for name, wanted in fields.items():
+        found = [getattr(request, name) for request in requests]
+        assert found == (wanted if isinstance(wanted, list) else [wanted] * len(found))
+
+
+REFUSED: list[tuple[str, Any, str]] = [
+    ("openai_embeddings", [], "the body must be a JSON object with 'input'"),
+    ("openai_embeddings", {}, "'input' must be a string"),
+    ("openai_embeddings", {"input": ""}, "'input' must not be empty"),
+    ("openai_embeddings", {"input": ["a", ""]}, "'input' must not be empty"),
+    ("openai_embeddings", {"input": ["a", {}]}, "'input' must be a string"),
+    ("openai_embeddings", {"input": [-1]}, "'input' must hold token ids of at least 0"),
+    ("openai_embeddings", {"input": [6]}, "'input' holds ids that are not in the vocabulary of 6"),
+    ("openai_embeddings", {"input": ["a"] * 2049}, "'input' has 2049 texts; at most 2048"),
+    ("openai_embeddings", {"input": "a", "model": "other"}, "Model not found: other"),
+    ("openai_embeddings", {"input": "a", "dimensions": 0}, "dimensions=0: must be an integer"),
+    ("openai_embeddings", {"input": "a", "encoding_format": "bytes"}, 'encoding_format="bytes": must be float'),
+    ("openai_embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens=0: must be -1"),
+    ("openai_embeddings", {"input": "a", "embed_dtype": "float16"}, 'embed_dtype="float16": is not supported'),
+    ("openai_embeddings", {"input": "a", "normalize": True}, "normalize=true: is not supported: write use_act"),
+    ("openai_embeddings", {"input": "a", "messages": [{}]}, "messages=[{}]: is not supported: send texts"),
+    ("tei_embed", "a", "the body must be a JSON object with 'inputs'"),
+    ("tei_embed", {"inputs": "a", "truncate": 1}, "truncate=1: must be true or false"),
+    ("tei_embed", {"inputs": "a", "prompt_name": "x"}, 'prompt_name="x": the model has no such prompt; it has query'),
+    ("tei_similarity", {"inputs": {"source_sentence": "a"}}, "'inputs.sentences' must be a list of strings"),
+    ("tei_similarity", {"inputs": SENTENCES, "parameters": {"truncate": 1}}, "parameters.truncate=1: must be true"),
+    ("tei_similarity", {"inputs": SENTENCES, "parameters": 1}, "'inputs' must be an object"),
+    ("lmi_embedding", {"inputs": "a", "parameters": 1}, "'parameters' must be an object"),
+    ("lmi_embedding", {"messages": []}, "the body has no 'inputs': this server embeds texts"),
+    ("tei_rerank", {"query": "a", "texts": ["b", 1]}, "'texts[1]' must be a non-empty string"),
+    ("tei_rerank", {"query": "a"}, "'texts' must be a list of strings"),
+    ("tei_predict", {"inputs": [["a"], ["b", "c", "d"]]}, "'inputs[1]' must be a string"),
+    ("tei_predict", {"inputs": 1}, "'inputs' must be a string"),
+    ("tei_predict", {"inputs": [["a"]] * 2049}, "'inputs' has 2049 texts"),
+    ("rerank", {"documents": ["a"]}, "'query' must be a non-empty string"),
+    ("rerank", {**DOCUMENTS, "documents": [""]}, "'documents[0]' must be a non-empty string"),
+    ("rerank", {**DOCUMENTS, "documents": [{"content": []}]}, "'documents[0].text' must be"),
+    ("rerank", {**DOCUMENTS, "rank_fields": ["title"]}, 'rank_fields=["title"]: is not supported'),
+    ("rerank", {**DOCUMENTS, "max_tokens_per_doc": 511}, "max_tokens_per_doc=511: is not supported below the mode"),
+    ("rerank", {**DOCUMENTS, "top_n": -1}, "top_n=-1: must be an integer"),
+    ("rerank", {**DOCUMENTS, "instruction": "x"}, 'instruction="x": is not supported: write it into the query'),
+]
+
+
+def _id(value: Any) -> str:
+    return str(value)[:60]
+
+
+@pytest.mark.parametrize(("dialect", "body", "message"), REFUSED, ids=_id)
+def test_what_is_refused_by_name(dialect: str, body: Any, message: str) -> None:
+    found = answer(dialect, body, context=CONTEXT)
+    assert 400 <= found.status < 500
+    value = json.loads(found.body)
+    error = value.get("error", value.get("message"))
+    assert (error["message"] if isinstance(error, dict) else error).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "unknown"),
+    [
+        ("openai_embeddings", {"input": "a", "user": "me", "foo": 1}, ["foo", "user"]),
+        ("tei_embed", {"inputs": "a", "foo": 1}, ["foo"]),
+        ("lmi_embedding", {"inputs": "a", "foo": 1, "parameters": {"top_p": 1}}, ["foo", "parameters.top_p"]),
+        ("rerank", {**DOCUMENTS, "foo": 1}, ["foo"]),
+    ],
+)
+def test_unknown_names_are_reported_or_refused(dialect: str, body: dict[str, Any], unknown: Sequence[str]) -> None:
+    assert DIALECTS[dialect].parse(body, CONTEXT).ignored == unknown
+    refused = answer(dialect, body, context=replace(CONTEXT, refuse_unknown=True))
+    assert b"unknown names: foo" in refused.body

@@ -1,0 +1,168 @@
+"""Decoding as vLLM does, and the memory that the images of all requests share."""
+
+from __future__ import annotations
+
+import gc
+import io
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import PIL.Image
+import pytest
+
+from handler.core.errors import InvalidPayload, Overloaded, ServingError, Unavailable
+from handler.core.values import Image, ImageSource
+from handler.serving.media import loader as media
+from handler.serving.media.addresses import is_public
+from handler.serving.media.decode import decode
+from handler.serving.media.loader import ImageLoader
+from handler.serving.media.rules import Rules
+from tests.app.images.files import image_file
+
+RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
+
+
+def saved(image: PIL.Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def decoded(data: bytes) -> Image:
+    (width, height, digest), *parts = decode(1 << 20, memoryview(data))
+    return Image(width, height, b"".join(parts), digest)
+
+
+def pair(mode: str, left: Any, right: Any) -> PIL.Image.Image:
+    """Two pixels beside each other."""
+    image = PIL.Image.new(mode, (2, 1), left)
+    image.putpixel((1, 0), right)
+    return image
+
+
+def turned() -> bytes:
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6  # to be shown turned to the right
+    return saved(pair("RGB", RED, BLUE), exif=exif)
+
+
+def palette() -> bytes:
+    image = pair("RGB", RED, BLUE).convert("P", palette=PIL.Image.Palette.ADAPTIVE)
+    return saved(image, transparency=image.getpixel((1, 0)))
+
+
+CASES = {
+    "RGB": (saved(pair("RGB", RED, BLUE)), (2, 1), (*RED, *BLUE)),
+    "transparent": (saved(pair("RGBA", (*RED, 255), (0, 0, 0, 0))), (2, 1), (*RED, *WHITE)),
+    "half transparent": (saved(pair("RGBA", (*RED, 255), (0, 0, 255, 51))), (2, 1), (*RED, 204, 204, 255)),
+    "gray and transparent": (saved(pair("LA", (7, 255), (7, 0))), (2, 1), (7, 7, 7, *WHITE)),
+    "palette": (palette(), (2, 1), (*RED, *WHITE)),
+    "gray": (saved(pair("L", 7, 9)), (2, 1), (7, 7, 7, 9, 9, 9)),
+    "black and white": (saved(pair("1", 0, 1)), (2, 1), (0, 0, 0, *WHITE)),
+    "turned by EXIF": (turned(), (1, 2), (*RED, *BLUE)),
+    "a broken EXIF": (saved(pair("RGB", RED, BLUE), exif=b"Exif\0\0II*\0\xff\xff\xff\xff"), (2, 1), (*RED, *BLUE)),
+    "WebP": (saved(pair("RGB", RED, BLUE), "WEBP", lossless=True), (2, 1), (*RED, *BLUE)),
+    "the first frame": (
+        saved(pair("RGB", RED, RED), "GIF", save_all=True, append_images=[pair("L", 7, 9)]), (2, 1), (*RED, *RED)
+    ),
+    "CMYK": (saved(PIL.Image.new("CMYK", (2, 1)), "JPEG"), (2, 1), (*WHITE, *WHITE)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_images_are_decoded_as_vllm_does(name: str) -> None:
+    data, size, pixels = CASES[name]
+    found = decoded(data)
+    assert (found.width, found.height, tuple(found.rgb)) == (*size, pixels)
+
+
+def test_equal_pixels_have_equal_digests() -> None:
+    one = pair("RGB", RED, BLUE)
+    webp, low, high = saved(one, "WEBP", lossless=True), saved(one, compress_level=0), saved(one, compress_level=9)
+    assert len({decoded(data).digest for data in (webp, low, high)}) == 1
+    column = PIL.Image.new("RGB", (1, 2), RED)
+    column.putpixel((0, 1), BLUE)
+    assert decoded(saved(column)).rgb == decoded(low).rgb
+    others = [column, pair("RGB", RED, (0, 0, 254)), pair("RGB", BLUE, RED), one.resize((4, 1))]
+    assert len({decoded(saved(image)).digest for image in (one, *others)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [("93.184.216.34", True), ("8.8.8.8", True), ("2606:2800:220:1::1", True), ("::ffff:8.8.8.8", True),
+     ("64:ff9b::808:808", True), ("172.15.255.255", True), ("172.32.0.1", True), ("100.128.0.0", True),
+     ("100.127.255.255", False), ("169.254.0.1", False), ("192.0.0.8", False), ("192.88.99.1", False),
+     ("239.1.1.1", False), ("::ffff:10.0.0.1", False), ("64:ff9b::a00:1", False), ("fe80::1%eth0", False),
+     ("2001:db8::1", False), ("2001:10::1", False), ("3fff::1", False), ("5f00::1", False), ("fc00::1", False)],
+)  # fmt: skip
+def test_public_addresses(address: str, public: bool) -> None:
+    assert is_public(address) is public
+
+
+@pytest.fixture
+def images() -> Iterator[ImageLoader]:
+    loader = ImageLoader(Rules())
+    yield loader
+    loader.close()
+
+
+def source(data: bytes, name: str = "image") -> ImageSource:
+    return ImageSource(data, "", name)
+
+
+def refusal(loader: ImageLoader, *sources: ImageSource) -> ServingError:
+    with pytest.raises(ServingError) as raised:
+        loader.load(sources).result()
+    return raised.value
+
+
+def test_memory_is_given_back_when_nothing_refers_to_it(images: ImageLoader) -> None:
+    loaded = images.load([source(image_file()), source(image_file("JPEG"))]).result()
+    assert images.memory.taken == 2 * 8 * 6 * 3
+    assert [image.width for image in loaded.images] == [8, 8]
+    del loaded
+    gc.collect()
+    assert images.memory.taken == 0
+
+
+def test_images_beyond_the_memory_wait_for_other_requests(images: ImageLoader) -> None:
+    images.memory = media.Memory(3 * 8 * 6 * 3)
+    two = [source(image_file())] * 2
+    loaded = images.load(two).result()
+    assert isinstance(refusal(images, *two), Overloaded)
+    assert isinstance(refusal(images, *two, *two), InvalidPayload)
+    loaded.reservation.give_back()
+    assert len(images.load(two).result().images) == 2
+
+
+def test_one_broken_image_refuses_the_request(images: ImageLoader) -> None:
+    error = refusal(images, source(image_file(), "a"), source(b"x", "b"))
+    assert error.message == "b: it is no JPEG, PNG, WebP or GIF"
+
+
+def test_an_image_that_takes_too_much_memory_ends_its_own_decoding(images: ImageLoader) -> None:
+    with mock.patch.multiple(media, _MEMORY=1 << 20, _MEMORY_OF_PIXEL=0):
+        error = refusal(images, source(image_file(size=(3000, 3000))))
+    assert isinstance(error, InvalidPayload)
+    assert len(images.load([source(image_file())]).result().images) == 1
+
+
+def test_an_image_that_takes_too_long_ends_its_own_decoding(images: ImageLoader) -> None:
+    with mock.patch.object(media, "SECONDS", 1e-3):
+        error = refusal(images, source(image_file("WEBP", (3000, 3000), lossless=True)))
+    assert error.message.startswith("image: the image needs more than 0.001 s")
+    assert len(images.load([source(image_file())]).result().images) == 1
+
+
+def test_too_many_that_wait_are_refused(images: ImageLoader) -> None:
+    with mock.patch.object(media, "MAX_WAITING", 1), pytest.raises(Overloaded):
+        images.load([source(image_file())] * 2)
+
+
+def test_a_closed_loader_loads_nothing() -> None:
+    loader = ImageLoader(Rules())
+    loader.load([source(image_file())]).result()
+    loader.close()
+    with pytest.raises(Unavailable):
+        loader.load([source(image_file())])
