@@ -116,7 +116,7 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
         if expected is _ANY_KIND and _HUB_NAME.fullmatch(model_id):
             raise ConfigError(f"there is no model at {model_id!r}: give {expected}. {_from_hub(model_id)}")
         raise ConfigError(f"there is no model at {model_id!r}: give {expected}")
-    if (path / "openvino_model.xml").is_file():
+    if any((path / f"openvino_{part}.xml").is_file() for part in ("model", "language_model")):
         return Model("openvino", path)
     ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) == 1:

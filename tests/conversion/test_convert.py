@@ -94,7 +94,7 @@ def test_the_converter_runs_apart_and_offline(converter: Converter, source: Path
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"])
 def test_a_changed_file_is_converted_again(converter: Converter, source: Path, cache: Path, name: str) -> None:
     before = convert(source, cache)
-    (source / name).write_text("something else")
+    (source / name).write_text('{"something": "else"}')
     assert convert(source, cache) != before
     assert len(converter.runs) == 2
 
