@@ -116,7 +116,7 @@ $(VENV)-templates/.fetched: | $(VENV)/.dev
 	tar -xzf $(VENV)-templates/llama_cpp_python-$(LLAMA_CPP).tar.gz -C $(VENV)-templates --strip-components 5 --wildcards '*/models/templates/*.jinja'
 	@touch $@
 
-test-browser: $(VENV)/.browser ## 2 min: the pages in a headless Chromium: the system's, or CHROMIUM=...
+test-browser: $(VENV)/.browser ## 3 min: the pages in a headless Chromium: the system's, or CHROMIUM=...
 	$(BIN)/pytest tests/browser
 
 test-clients: dev ## 4 min: real client libraries; those in JavaScript and Java need Node with npm, a JDK and Maven
@@ -128,7 +128,7 @@ environments: dev ## of test-clients, test-python and accept-vllm, installed bef
 	$(BIN)/python -m tests.accept.vllm_environment $(VENV)-vllm
 
 # VLLM_PYTHON's, on a GPU say, else its CPU build in an environment of its own.
-accept-vllm: $(if $(VLLM_PYTHON),,$(BIN)/uv) ## 9 min: the engines' suites on the real vLLM
+accept-vllm: $(if $(VLLM_PYTHON),,$(BIN)/uv) ## 10 min: the engines' suites on the real vLLM
 	python=$$($(if $(VLLM_PYTHON),$(PYTHON),$(BIN)/python) -m tests.accept.vllm_environment $(VENV)-vllm) && $$python -m pytest --timeout 300 -m vllm tests/gpu/vllm tests/process/engines tests/unit/engines tests/engines_by_url
 
 # PYTHON is the one that has TensorRT-LLM, MODEL a Hugging Face directory (docs/trtllm.md).

@@ -85,6 +85,7 @@ def _locked(name: str) -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden wire files anew")
+    parser.addoption("--rust", help="vLLM's Rust front end, for tests/engines_by_url/rust_front_end.py")
     parser.addoption("--templates", help="directory of chat templates, which make test-templates fetches")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -49,11 +50,14 @@ def find_task(task: str, model: Path | None) -> Task:
         model: its directory or file; None generates text.
 
     Raises:
-        ConfigError: a file of it holds no JSON object.
+        ConfigError: the option and the files contradict each other. The engine's own check names a broken file.
     """
     if model is None or not model.is_dir():
         return Task.GENERATION if task == "auto" else Task(task)
-    architecture = str((read_json(model / "config.json").get("architectures") or [""])[0])
+    named: Any = None
+    with contextlib.suppress(ConfigError):
+        named = read_json(model / "config.json").get("architectures")
+    architecture = str(named[0]) if isinstance(named, list) and named else ""
     classifies = architecture.endswith("ForSequenceClassification")
     if task != "auto":
         if classifies is not (Task(task) in (Task.CLASSIFICATION, Task.RERANK)):

@@ -49,7 +49,7 @@ ENGINES = {
         "handler.engines.openai.engine", "aiohttp", "pip install '.[openai]' in lmi-handler's directory"
     ),
     "trtllm": EngineEntry("handler.engines.trtllm.engine", "tensorrt_llm", "pip install tensorrt-llm", spreads=True),
-    "vllm": EngineEntry("handler.engines.vllm.engine", "vllm", "pip install vllm", spreads=True),
+    "vllm": EngineEntry("handler.engines.vllm.engine", "vllm", "pip install vllm", pools=True, spreads=True),
 }
 
 

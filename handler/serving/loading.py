@@ -102,8 +102,8 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
         return problems
     arguments = engine_config(config)
     with problems:
-        arguments = replace(arguments, task=served_task(config, reading.engine))
         try:
+            arguments = replace(arguments, task=served_task(config, reading.engine))
             engines.check(reading.engine, config.model_id, arguments)
         except ConfigError as error:
             raise ConfigError(*(_with_origin(problem, config) for problem in error.problems)) from None

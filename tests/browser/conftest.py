@@ -15,10 +15,15 @@ from tests.servers import LiveServer, serve
 _NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 
 
+def chromium() -> str | None:
+    """The path of CHROMIUM, or of the system's."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """The system's Chromium: CI installs one (.ci/run), and fails without it."""
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
+    path = chromium()
     if path is None and os.environ.get("CI"):
         pytest.fail("no Chromium: apt-get install chromium, or name one in CHROMIUM")
     if path is None:

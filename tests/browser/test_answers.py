@@ -210,7 +210,10 @@ def test_a_hostile_answer_is_only_text(chat: Chat) -> None:
         chat.end()
         assert [name, *chat.page.evaluate(UNSAFE)] == [name, None, [], True]
     assert chat.page.locator(".turn").count() == 2 * len(HOSTILE)
-    assert chat.page.is_visible("#prompt")
+    for width in (390, 768, 2560):
+        chat.page.set_viewport_size({"width": width, "height": 800})
+        assert [width, *chat.page.evaluate(UNSAFE)] == [width, None, [], True]
+        assert chat.page.is_visible("#prompt")
 
 
 # -- thoughts and tool calls -------------------------------------------------------------------------------------
@@ -379,4 +382,5 @@ def test_it_names_the_server_and_its_defaults(slow_server: LiveServer, open_page
     defaults = Sampling()
     for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
         assert float(page.get_attribute(f"#p-{name}", "placeholder")) == getattr(defaults, name)
-    assert page.locator("#parameters [value]").count() == 0
+    assert page.locator("#parameters [value]").count() == 1
+    assert page.input_value("#p-temperature") == "0.7"

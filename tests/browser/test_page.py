@@ -59,7 +59,7 @@ def test_a_chat_with_the_demo_model(model_server: LiveServer, open_page: Open, s
     page.fill("#p-max_tokens", "24")
     page.evaluate(
         """() => { window.seen = []; new MutationObserver(() => {
-            const text = document.querySelector('.turn.assistant .text')?.textContent;
+            const text = document.querySelector('.turn.assistant .text')?.textContent.trimEnd();
             if (text && text !== seen.at(-1)) seen.push(text);
         }).observe(document.getElementById('log'), {childList: true, subtree: true, characterData: true}) }"""
     )
@@ -107,6 +107,7 @@ def test_the_conversation_goes_along_until_a_new_chat(slow_server: LiveServer, o
         "model": "mine",
         "messages": [{"role": "user", "content": "one"}],
         "max_tokens": 2,
+        "temperature": 0.7,
         "stream": True,
     }
     assert [message["content"] for message in two["messages"]] == ["Be brief.", "one", f" {first}", "two"]
@@ -254,6 +255,7 @@ def test_the_code_follows_the_parameters(slow_server: LiveServer, open_page: Ope
     page.fill("#prompt", 'It\'s "here"\nand there $HOME')
     page.fill("#p-seed", "7")
     page.fill("#p-stop", "END")
+    page.fill("#p-temperature", "")
     wanted = {
         "model": "mine",
         "messages": [{"role": "user", "content": 'It\'s "here"\nand there $HOME'}],

@@ -5,11 +5,8 @@ Dynamo's processes listen beyond loopback: this needs a network of its own.
 
 from __future__ import annotations
 
-import json
 import socket
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,7 @@ import pytest
 from tests.app.server import AppServer, serve
 from tests.app.test_http import CANCELLED
 from tests.doubles import tiny
-from tests.engines_by_url import golden
+from tests.engines_by_url import golden, streams
 from tests.engines_by_url.cluster import Cluster, cluster
 from tests.servers import http, options, wait_for
 
@@ -75,28 +72,10 @@ def test_who_leaves_is_given_up_by_the_worker(server: AppServer, dynamo: Cluster
 
 
 def test_streams_of_a_worker_that_is_killed_end_whole(server: AppServer, echo: AppServer, dynamo: Cluster) -> None:
-    begun = threading.Barrier(65, timeout=30)
-
-    def stream(number: int) -> str:
-        body = {"prompt": [300 + number, 381, 262], "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
-        text, waited = "", False
-        with http.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("data: {"):
-                    value = json.loads(line.removeprefix("data: "))
-                    if not waited:
-                        waited = bool(begun.wait() + 1)
-                    assert "error" not in value, value
-                    text += value["choices"][0]["text"]
-        return text
-
-    with ThreadPoolExecutor(64) as clients:
-        found = [clients.submit(stream, number) for number in range(64)]
-        begun.wait()
-        dynamo.kill_worker()
-        texts = [future.result() for future in found]
-    for number, text in enumerate(texts):
-        body = {"prompt": [300 + number, 381, 262], "max_tokens": TOKENS}
+    for number, values in enumerate(streams.during(server, 64, TOKENS, dynamo.kill_worker)):
+        assert not any("error" in value for value in values)
+        body = {"prompt": streams.prompt(number), "max_tokens": TOKENS}
+        text = "".join(value["choices"][0]["text"] for value in values)
         assert text == echo.post(body, "/v1/completions").json()["choices"][0]["text"]
 
 

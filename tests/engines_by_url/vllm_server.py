@@ -1,7 +1,7 @@
-"""vLLM's own server on this machine's CPU: its API server and two data-parallel engines, without weights.
+"""vLLM's own server: its API server and two data-parallel engines, without weights; one engine where there is one GPU.
 
-A fork server imports vLLM once, and vLLM's processes are forks: each would import it for nine seconds. So a start takes
-four.
+A fork server imports vLLM once. On a CPU all of vLLM's processes are forks: each would import it for nine seconds, and
+so a start takes four.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from tests.doubles import tiny
 from tests.ports import free_port
 from tests.servers import http, wait_for
 
-ENGINES = 2
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
          "num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True}  # fmt: skip
 ARGUMENTS = (
     *("--host", "127.0.0.1", "--load-format", "dummy", "--hf-overrides", json.dumps(SHAPE), "--dtype", "float32"),
     *("--served-model-name", "model", "--max-model-len", str(tiny.CONTEXT), "--enforce-eager"),
-    *("--kv-cache-memory-bytes", str(1 << 25), "--data-parallel-size", str(ENGINES)),
+    *("--kv-cache-memory-bytes", str(1 << 25)),
     *("--logits-processors", "tests.engines_by_url.vllm_echo:Echo", "--logprobs-mode", "processed_logprobs"),
     *("--structured-outputs-config", json.dumps({"backend": "xgrammar", "disable_any_whitespace": True})),
 )
 ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
-ENGINE = "VLLM::EngineCore_DP"
+ENGINE = "VLLM::EngineCore"
 """How an engine's process is called."""
 
 FREE = tiny.SPECIAL.index("<|end|>")
@@ -47,10 +46,13 @@ class VllmServer:
     """One server at a time, always at the same port. It writes its log to a file of `directory`."""
 
     def __init__(self, directory: Path, model: Path) -> None:
+        import torch
+
+        self.engines = min(torch.cuda.device_count() or 2, 2)
         self._log = directory / "vllm.log"
-        self._model = model
         port = free_port()
-        self._arguments = (*ARGUMENTS, "--model", str(model), "--port", str(port))
+        sizes = ("--data-parallel-size", str(self.engines), "--port", str(port))
+        self._arguments = (*ARGUMENTS, "--model", str(model), *sizes)
         self.url = f"http://127.0.0.1:{port}"
         self._process: multiprocessing.process.BaseProcess | None = None
 
@@ -74,11 +76,6 @@ class VllmServer:
         wait_for(lambda: not process_tree.in_session(session), 60, "vLLM goes on")
         self._process.join()
 
-    def metric(self, name: str) -> list[float]:
-        """A metric's value for each engine."""
-        lines = http.get(f"{self.url}/metrics").text.splitlines()
-        return [float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
-
     def _ready(self) -> bool:
         assert self._process is not None
         assert self._process.is_alive(), self._log.read_text()
@@ -88,9 +85,16 @@ class VllmServer:
             return False
 
 
+def metric(url: str, name: str) -> list[float]:
+    """A metric's value for each engine; `name` may have labels."""
+    lines = http.get(f"{url}/metrics").text.splitlines()
+    return [float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+
+
 def _run(arguments: Sequence[str], log: str) -> None:
     """Become vLLM's server, in a session of its own."""
     from vllm.entrypoints.launchers.api_server import entry
+    from vllm.platforms import current_platform
 
     os.setsid()
     die_with_parent()
@@ -98,9 +102,7 @@ def _run(arguments: Sequence[str], log: str) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (file, 1), (file, 2)):
         os.dup2(descriptor, target)
-    fork = multiprocessing.get_context("fork")
-    with (
-        mock.patch.object(sys, "argv", ["vllm", *arguments]),
-        mock.patch.object(multiprocessing, "get_context", return_value=fork),
-    ):
-        entry.main()
+    if current_platform.is_cpu():  # vLLM would start new interpreters
+        multiprocessing.get_context = mock.Mock(return_value=multiprocessing.get_context("fork"))
+    sys.argv = ["vllm", *arguments]
+    entry.main()

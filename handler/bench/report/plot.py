@@ -196,7 +196,7 @@ def _time_axis(axes: Any, values: Sequence[float]) -> None:
     known = [value for value in values if not math.isnan(value)]
     if known and min(known) > 0 and max(known) / min(known) >= 30:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(known) / min(known) < 3000 else (1,)))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter("{x:,g}")
     else:

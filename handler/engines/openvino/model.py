@@ -55,13 +55,14 @@ def prepare_model(model_id: str | None, dtype: str, task: Task = Task.GENERATION
 
 def check(model_id: str | None, config: EngineConfig) -> None:
     """See `engines.check`."""
-    if model_id not in (None, model_files.DEMO):
-        model = find_model(str(model_id), config.task)
-        if config.prefix_cache and model.path.is_dir() and not no_images(model.path):
-            raise ConfigError(
-                "option.enable_prefix_caching: OpenVINO GenAI's prefix cache could take one image for another: "
-                "leave it out for a vision model"
-            )
+    if config.task is Task.GENERATION and model_id in (None, model_files.DEMO):
+        return
+    model = find_model(model_id or model_files.DEMO, config.task)
+    if config.prefix_cache and model.path.is_dir() and not no_images(model.path):
+        raise ConfigError(
+            "option.enable_prefix_caching: OpenVINO GenAI's prefix cache could take one image for another: "
+            "leave it out for a vision model"
+        )
 
 
 def find_model(model_id: str, task: Task = Task.GENERATION) -> model_files.Model:
@@ -70,8 +71,10 @@ def find_model(model_id: str, task: Task = Task.GENERATION) -> model_files.Model
     Raises:
         ConfigError: there is no such model, or something of it is missing.
     """
-    model = model_files.locate(model_id)
     pools = task is not Task.GENERATION
+    if pools and model_id == model_files.DEMO:
+        raise ConfigError(f"option.task={task.value}: the demo model generates text; name another by option.model_id")
+    model = model_files.locate(model_id)
     if pools:
         _check_pooling(model, task)
     if model.kind == "huggingface":

@@ -144,7 +144,7 @@ function summary(streamed, { began, first, count, finish }) {
   const now = performance.now();
   const seconds = (milliseconds) => `${(milliseconds / 1000).toFixed(2)} s`;
   const parts = [seconds(now - began)];
-  if (streamed && count) parts.unshift(`${count} tokens`, `first after ${seconds(first - began)}`);
+  if (streamed && count) parts.unshift(`${count} ${count === 1 ? "token" : "tokens"}`, `first after ${seconds(first - began)}`);
   if (streamed && count > 1) parts.push(`${(((count - 1) * 1000) / (now - first)).toFixed(1)} tokens/s`);
   if (FINISHED[finish]) parts.push(FINISHED[finish]);
   return parts.join(" · ");

@@ -30,6 +30,7 @@ PICTURES: dict[str, list[dict[str, Any]]] = {
     "seven": [served(1, 2, 3, scale=scale) for scale in range(1, 8)],
     "rates": [served(0.5, 2.5, kind="rate")],
     "failures": [FAILED],
+    "wide": [endpoint({"clients": 1, **level(1, itl_ms={"p50": 0.0003, "p90": 10.0, "p99": 4000.0})})],
 }
 
 
@@ -42,9 +43,7 @@ def curves(name: str) -> list[Curve]:
 @functools.cache
 def figure(name: str) -> Any:
     with matplotlib.rc_context(plot.STYLE):
-        drawn = plot.draw(curves(name))
-        drawn.draw_without_rendering()
-    return drawn
+        return plot.draw(curves(name))
 
 
 def series(axes: Any) -> dict[str, list[tuple[float, float]]]:

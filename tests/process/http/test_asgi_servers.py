@@ -17,7 +17,7 @@ import pytest
 from handler.http.app import create_app
 from tests.app.server import AppServer, serve
 from tests.app.test_http import CANCELLED
-from tests.engines_by_url.test_echo import GOLDEN, MIXED, ask, steady
+from tests.engines_by_url.golden import GOLDEN, ask, assert_equal
 from tests.environment import clean_environment
 from tests.ports import free_port
 from tests.process_tree import descendants
@@ -81,10 +81,7 @@ def post(server: Hypercorn, body: dict[str, object], **more: Any) -> httpx.Respo
 def test_golden_requests_are_answered_as_by_our_own_server(mounted: Hypercorn, own: AppServer) -> None:
     """Whole answers, streams and refusals of all dialects."""
     for name, asked in ROLLING.items():
-        expected, found = (steady(ask(server, asked)) for server in (own, mounted))  # type: ignore[arg-type]
-        if name in MIXED:
-            expected, found = ("\n".join(sorted(text.splitlines())) for text in (expected, found))
-        assert found == expected, name
+        assert_equal(name, ask(own, asked), ask(mounted, asked))
 
 
 @pytest.mark.parametrize("stream", [True, False])

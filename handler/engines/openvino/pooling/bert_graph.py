@@ -56,7 +56,8 @@ class _Tensors:
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(length))
-            self._places |= {name: (path, 8 + length, one) for name, one in header.items() if name != "__metadata__"}
+            header.pop("__metadata__", None)
+            self._places |= {_newer(name): (path, 8 + length, one) for name, one in header.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -74,6 +75,11 @@ class _Tensors:
         if one["dtype"] == "BF16":  # the upper half of float32
             data = (data.astype(numpy.uint32) << 16).view(numpy.float32)
         return data.astype(numpy.float32).reshape(one["shape"])
+
+
+def _newer(name: str) -> str:
+    """Return transformers' name of a tensor for one of TensorFlow's, which old checkpoints have."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 class _Builder:

@@ -49,8 +49,8 @@ class OpenVinoPooling:
         self._waiting: dict[int, _Text] = {}
         own = model_files.read_json(config.model / "config.json")
         # RoBERTa's positions begin after that of padding.
-        self._padding = int(own.get("pad_token_id") or 0)
         self._shifted = "roberta" in str(own.get("model_type"))
+        self._padding = int(own.get("pad_token_id") or self._shifted)
         limits = (self._files.most_tokens, config.max_total_tokens)
         numbers = self._compute([_Text(0, [self._padding + 1], Pooling("embed"))])  # compiles kernels, too
         self.info = EngineInfo(

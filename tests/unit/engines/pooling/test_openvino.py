@@ -105,9 +105,31 @@ def test_other_families_need_the_converter(tmp_path: Path, monkeypatch: pytest.M
         engines.check("openvino", str(model), EngineConfig(task=Task.EMBEDDING))
 
 
+def test_the_demo_model_generates_text() -> None:
+    for model in (None, "demo"):
+        with pytest.raises(ConfigError, match=r"option\.task=rerank: the demo model generates text"):
+            engines.check("openvino", model, EngineConfig(task=Task.RERANK))
+
+
 def test_the_tokenizer_is_the_models(tmp_path: Path) -> None:
     config = EngineConfig(model=write_model(tmp_path, "bert"), task=Task.EMBEDDING)
     tokenizer = engines.load_tokenizer("openvino", config)
     assert isinstance(tokenizer, HfPoolingTokenizer)
     assert tokenizer.encode("w7 w8").ids == [2, 7, 8, 3]
     assert OpenVinoPooling is type(engines.load("openvino", config))
+
+
+def test_old_names_of_tensors_are_known(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    file = write_model(tmp_path, "bert") / "model.safetensors"
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    tensors = {f"bert.{name}": value for name, value in load_file(str(file)).items()}
+    for new, before in old.items():
+        tensors = {name.replace(new, before): value for name, value in tensors.items()}
+    save_file(tensors, str(file))
+    found = computed(load(tmp_path, Task.EMBEDDING), [(1, TEXTS[0], Pooling("embed", normalize=False))])
+    numpy.testing.assert_allclose(found[1], WANTED["bert"]["mean"][0], atol=1e-4)
+    save_file({"embeddings.word_embeddings.weight": numpy.zeros((2, 2), numpy.float32)}, str(file))
+    with pytest.raises(ConfigError, match=r"have no tensor embeddings\.position_embeddings\.weight"):
+        load(tmp_path, Task.EMBEDDING)

@@ -84,7 +84,8 @@ def test_an_engine_that_only_generates_says_so(engine: str) -> None:
     with pytest.raises(ConfigError, match=rf"option.task=auto: the model is for rerank, but the engine {engine} gen"):
         engines.check_task(engine, Task.RERANK, "auto")
     engines.check_task(engine, Task.GENERATION, "auto")
-    engines.check_task("openvino", Task.RERANK, "rerank")
+    for able in ("openvino", "vllm", "echo"):
+        engines.check_task(able, Task.RERANK, "rerank")
 
 
 POOLING = "sentence_transformers.models.Pooling"
