@@ -8,6 +8,7 @@ import pytest
 
 from handler.engines.base import EngineStatistics
 from tests.process.engines.test_conformance import start
+from tests.servers import wait_for
 from tests.vision.models import CASES, FAMILIES, Reference, Vision, write_model
 
 pytestmark = pytest.mark.vllm
@@ -30,6 +31,7 @@ def test_tokens_are_those_of_transformers_alone_and_in_company(vision: Vision) -
 
 def test_equal_images_hit_the_prefix_cache_and_others_never(vision: Vision) -> None:
     def hits() -> int:
+        vision.driver.engine.step(timeout=0.1)  # the statistics come after the last tokens
         found = vision.driver.engine.statistics
         assert isinstance(found, EngineStatistics)
         return found.prefix_cache_hits or 0
@@ -38,5 +40,5 @@ def test_equal_images_hit_the_prefix_cache_and_others_never(vision: Vision) -> N
     vision.check([first])
     before = hits()
     vision.check([first])
-    assert hits() > before
+    wait_for(lambda: hits() > before, 10, "the prefix cache has no hit")
     vision.check([other])
