@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -49,11 +50,14 @@ def find_task(task: str, model: Path | None) -> Task:
         model: its directory or file; None generates text.
 
     Raises:
-        ConfigError: a file of it holds no JSON object.
+        ConfigError: the option and the files contradict each other. The engine's own check names a broken file.
     """
     if model is None or not model.is_dir():
         return Task.GENERATION if task == "auto" else Task(task)
-    architecture = str((read_json(model / "config.json").get("architectures") or [""])[0])
+    named: Any = None
+    with contextlib.suppress(ConfigError):
+        named = read_json(model / "config.json").get("architectures")
+    architecture = str(named[0]) if isinstance(named, list) and named else ""
     classifies = architecture.endswith("ForSequenceClassification")
     if task != "auto":
         if classifies is not (Task(task) in (Task.CLASSIFICATION, Task.RERANK)):
@@ -112,7 +116,7 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
         if expected is _ANY_KIND and _HUB_NAME.fullmatch(model_id):
             raise ConfigError(f"there is no model at {model_id!r}: give {expected}. {_from_hub(model_id)}")
         raise ConfigError(f"there is no model at {model_id!r}: give {expected}")
-    if (path / "openvino_model.xml").is_file():
+    if any((path / f"openvino_{part}.xml").is_file() for part in ("model", "language_model")):
         return Model("openvino", path)
     ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) == 1:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from handler.core.errors import ConfigError
 
-_MARKS = ("config.json", "openvino_model.xml")
+_MARKS = ("config.json", "openvino_model.xml", "openvino_language_model.xml")
 _CHANNELS = "additional-model-data-sources"
 DEFAULT = "LMI_DEFAULT_MODEL"
 """Names a model in the image itself; images with the demo model set it."""

@@ -37,7 +37,7 @@ class ImageFile(NamedTuple):
     """Where another process of the same user finds a prompt's images.
 
     Attributes:
-        path: of the file with the images' pixels, one after another.
+        path: of the file with the images' pixels, one after another; "" without images.
         target: what `path` links to while the file is there.
         text: of the prompt.
         images: width, height and digest of each.
@@ -54,6 +54,8 @@ class ImageFile(NamedTuple):
         Raises:
             OSError: their owner has freed them.
         """
+        if not self.images:
+            return ImagePrompt(self.text, ())
         if os.readlink(self.path) != self.target:
             raise FileNotFoundError("the images are gone: their request has ended")
         with open(self.path, "rb") as file:
@@ -73,6 +75,10 @@ class SharedImages:
     """
 
     def __init__(self, text: str, images: Sequence[Image]) -> None:
+        sizes = tuple((image.width, image.height, image.digest) for image in images)
+        if not images:
+            self.file = ImageFile("", "", text, ())
+            return
         name = f"images-{new_digits()}"
         fd = os.memfd_create(name)
         weakref.finalize(self, os.close, fd)
@@ -83,7 +89,7 @@ class SharedImages:
             f"/proc/{os.getpid()}/fd/{fd}",
             f"/memfd:{name} (deleted)",
             text,
-            tuple((image.width, image.height, image.digest) for image in images),
+            sizes,
         )
 
     @property

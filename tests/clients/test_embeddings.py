@@ -99,12 +99,13 @@ InferenceClient(url).feature_extraction(texts, normalize=True, truncate=True, tr
     assert run(driver, embedding.url + path, code) == (vectors[0] if path == "/invocations" else vectors[:1])
 
 
-def test_sentence_similarity(embedding: LiveServer) -> None:
+@pytest.mark.parametrize("path", ["", "/similarity"])
+def test_sentence_similarity(embedding: LiveServer, path: str) -> None:
     code = """
 from huggingface_hub import InferenceClient
 InferenceClient(url).sentence_similarity(texts[0], other_sentences=texts)
 """
-    found = run(python_client(HUBS["2.4"], "drive_huggingface_hub"), f"{embedding.url}/similarity", code)
+    found = run(python_client(HUBS["2.4"], "drive_huggingface_hub"), embedding.url + path, code)
     assert found[0] == pytest.approx(1)
     assert max(found[1:]) < 1
 

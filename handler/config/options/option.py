@@ -40,7 +40,7 @@ class Option(NamedTuple):
 
 
 _SECRET = re.compile(r"(?i)(\b|_)(token|api_?keys?|password|secret)[\"']?\s*[:=]|\bhf_[a-z0-9]{8}|://[^/\s]*@")
-_HOST = re.compile(r"(\*|[a-z0-9_.-]+(:[0-9]+)?|\[[0-9a-f:.]+\](:[0-9]+)?)")
+_HOST = re.compile(r"(\*|[a-z0-9_.-]+(:[0-9]+)?|\[[0-9a-f]*:[0-9a-f:.]*\](:[0-9]+)?)")
 MAX_IMAGES = 1000
 """The largest number of images that a request may be allowed."""
 _MOST_SHOWN = 400  # characters
@@ -98,7 +98,7 @@ def names(text: str) -> tuple[str, ...]:
 
 def hosts(text: str) -> tuple[str, ...]:
     """Parse host names, each perhaps with a port, with commas between them or as a JSON list; * stands for any."""
-    given = read_json(text) if text.startswith("[") else text.split(",")
+    given = read_json(text) if text.startswith('["') else text.split(",")
     values = [name.strip().lower() if isinstance(name, str) else "" for name in given]
     if not values or not all(_HOST.fullmatch(name) for name in values):
         raise ValueError("must be host names, each perhaps with a port, with commas between them; or *")

@@ -88,6 +88,12 @@ def read_image_tokens(model: Path | None) -> ImageTokens | str:
     return NO_IMAGES
 
 
+def no_images(model: Path | None) -> str:
+    """Return the reason why a model takes no images; "" where it does."""
+    found = read_image_tokens(model)
+    return found if isinstance(found, str) else ""
+
+
 def expand(ids: Sequence[int], placeholder: int, counts: Sequence[int]) -> list[int]:
     """Repeat each placeholder as often as its image has tokens.
 

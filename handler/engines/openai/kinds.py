@@ -51,6 +51,7 @@ class Kind(NamedTuple):
             {**_UNSUPPORTED, **self.unsupported},
             limits={"temperature": 2.0, **self.limits},
             no_adapters="its adapters are loaded at option.base_url, and are models there",
+            no_images="the server at option.base_url gets tokens only",
         )
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from handler.core.errors import ConfigError
 from handler.core.values import Task
-from handler.engines.model_cache import NEEDED, fingerprint, make_once, run_converter
+from handler.engines.huggingface.image_tokens import no_images
+from handler.engines.model_cache import fingerprint, make_once, run_converter
+from handler.engines.openvino.ir_files import parts
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ if len(AutoTokenizer.from_pretrained(sys.argv[1])) < 100:  # transformers invent
     sys.exit("the checkpoint comes without its tokenizer's files")
 from optimum.exporters.openvino import main_export
 from optimum.intel import OVConfig
-main_export(sys.argv[1], sys.argv[2], task="text-generation-with-past", library_name="transformers",
+main_export(sys.argv[1], sys.argv[2], task="TASK", library_name="transformers",
             ov_config=OVConfig(), convert_tokenizer=True)
 """
 
@@ -58,9 +60,12 @@ _EXPORTS = {
 def convert(source: Path, cache: Path, task: Task = Task.GENERATION) -> Path:
     """Return the OpenVINO directory of `source` below `cache`, converting it where there is none yet."""
     check_converter(source, cache, task)
-    needed: Sequence[str] = NEEDED
-    script = CONVERTER
-    if task is not Task.GENERATION:
+    needed: Sequence[str]
+    if task is Task.GENERATION:
+        vision = not no_images(source)
+        script = CONVERTER.replace("TASK", "image-text-to-text" if vision else "text-generation-with-past")
+        needed = [f"{part}.xml" for part in parts(vision=vision)]
+    else:
         script, needed = POOLING_CONVERTER.replace("TASK", _EXPORTS[task]), ("openvino_model.xml", "tokenizer.json")
 
     def make(directory: Path, lock: int) -> None:

@@ -20,8 +20,10 @@ from handler.engines.base import (
     Tokenizer,
     warm_up,
 )
+from handler.engines.huggingface.image_tokens import no_images, read_image_tokens
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
 from handler.engines.openvino.grammar_compiler import GrammarCompiler
+from handler.engines.openvino.ir_files import is_vision
 from handler.engines.openvino.model import OpenVinoTokenizer, check, context_length, eos_ids, prepare_model
 from handler.engines.openvino.pipeline import TOKENS_PER_STEP, make_pipeline, make_scorer, properties
 from handler.engines.openvino.pooling.engine import OpenVinoPooling
@@ -29,6 +31,7 @@ from handler.engines.openvino.sampling import generation_config
 from handler.engines.openvino.scorers.logit_scorer import Scores, has_logits
 from handler.engines.openvino.scorers.pipeline_scorer import NO_TOPS
 from handler.engines.openvino.structured_output import OpenVinoCheck, structured_output_check
+from handler.engines.openvino.vision import VisionPrompts
 
 __all__ = ["OpenVino", "capabilities", "check", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
@@ -82,6 +85,10 @@ class OpenVino:
         self._scorer = make_scorer(config, config.model)
         self._unscored: dict[int, Callable[[Scores], None]] = {}  # functions that start requests, given the scores
         self._eos = eos_ids(config.model, self._pipeline.get_tokenizer())
+        image_tokens = read_image_tokens(config.model) if is_vision(config.model) else ""
+        self._vision: VisionPrompts | None = None
+        if not isinstance(image_tokens, str):
+            self._vision = VisionPrompts(self._pipeline.get_tokenizer(), image_tokens)
         self._running: dict[int, _Running] = {}
         self.info = EngineInfo(
             name="openvino",
@@ -105,11 +112,15 @@ class OpenVino:
 
         if sampling.num_beams > self._max_beams:
             raise ValueError(f"num_beams must be at most {self._max_beams} (option.max_num_batched_tokens)")
-        tensor = openvino.Tensor(numpy.array([ids], dtype=numpy.int64))
+        prompt: tuple[Any, ...]
+        if self._vision is None:
+            prompt = (openvino.Tensor(numpy.array([ids], dtype=numpy.int64)),)
+        else:
+            prompt = self._vision.arguments(ids, images)
         # Made here, where an exception refuses this request only.
         if sampling.prompt_logprobs:
             self._scorer.check(sampling.prompt_top_logprobs)
-        start = partial(self._start, key, tensor, generation_config(sampling, self._eos), sampling)
+        start = partial(self._start, key, prompt, generation_config(sampling, self._eos), sampling)
         if sampling.structured_output is not None:
             self._uncompiled[key] = partial(self._score, key, ids, sampling, start)
             self._compiler.add(key, sampling.structured_output)
@@ -129,9 +140,9 @@ class OpenVino:
             self._check = OpenVinoCheck(model, self._pipeline.get_tokenizer())
         self._check.compile(structured_output)
 
-    def _start(self, key: int, tensor: Any, config: Any, sampling: Sampling, scores: Scores | None) -> None:
+    def _start(self, key: int, prompt: tuple[Any, ...], config: Any, sampling: Sampling, scores: Scores | None) -> None:
         self._running[key] = _Running(
-            self._pipeline.add_request(key, tensor, config),
+            self._pipeline.add_request(key, *prompt, config),
             eos=frozenset() if sampling.ignore_eos else self._eos,
             stops=frozenset(sampling.stop_token_ids),
             own_stops=bool(sampling.stop_token_ids) and (sampling.ignore_eos or sampling.structured_output is not None),
@@ -260,6 +271,9 @@ def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any], task: 
 def capabilities(config: EngineConfig) -> Capabilities:
     if config.model is None or has_logits(config.model):
         return _CAPABILITIES
+    if is_vision(config.model):
+        unsupported = {**_CAPABILITIES.unsupported, "prompt_logprobs": "of a vision model it cannot score prompts"}
+        return replace(_CAPABILITIES, unsupported=unsupported, no_images=no_images(config.model))
     return replace(_CAPABILITIES, unsupported={**_CAPABILITIES.unsupported, "prompt_top_logprobs": NO_TOPS})
 
 

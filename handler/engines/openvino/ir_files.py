@@ -10,13 +10,33 @@ from handler.config import model_files
 from handler.core.errors import ConfigError
 from handler.engines.huggingface.model_files import check_json
 
-PARTS = ("openvino_model", "openvino_tokenizer", "openvino_detokenizer")
+_TEXT = ("openvino_tokenizer", "openvino_detokenizer")
+_VISION = ("openvino_language_model", "openvino_text_embeddings_model", "openvino_vision_embeddings_model")
 
 
-def check_directory(directory: Path, parts: Sequence[str] = PARTS) -> None:
-    """Raise ConfigError where a file is missing, cut short or of a wrong format."""
-    for part in parts:
-        _check_part(directory / f"{part}.xml", directory / f"{part}.bin")
+def is_vision(model: Path) -> bool:
+    """Whether a directory has a model that takes images."""
+    return (model / f"{_VISION[0]}.xml").is_file()
+
+
+def parts(*, vision: bool) -> tuple[str, ...]:
+    """Return the names of a directory's graphs."""
+    return (*(_VISION if vision else ("openvino_model",)), *_TEXT)
+
+
+def language_model(model: Path) -> Path:
+    """Return the graph that computes logits."""
+    return model / (f"{_VISION[0]}.xml" if is_vision(model) else "openvino_model.xml")
+
+
+def check_directory(directory: Path, names: Sequence[str]) -> None:
+    """Raise ConfigError where a file is missing, cut short or of a wrong format.
+
+    Args:
+        names: of the graphs that are needed.
+    """
+    for name in names:
+        _check_part(directory / f"{name}.xml", directory / f"{name}.bin", names)
     check_json(directory, "config.json", "generation_config.json")
     context = context_of(directory)
     if context is not None and (not isinstance(context, int) or context < 1):
@@ -26,13 +46,14 @@ def check_directory(directory: Path, parts: Sequence[str] = PARTS) -> None:
 def context_of(directory: Path) -> object:
     """Read the context length, in tokens, from config.json."""
     config = model_files.read_json(directory / "config.json")
+    config = {**config, **(config.get("text_config") or {})}
     return config.get("max_position_embeddings") or config.get("n_positions")
 
 
-def _check_part(xml: Path, weights: Path) -> None:
+def _check_part(xml: Path, weights: Path, names: Sequence[str]) -> None:
     if not xml.is_file():
         raise ConfigError(
-            f"{xml} is missing: an OpenVINO model directory has {', '.join(f'{part}.xml' for part in PARTS)}"
+            f"{xml} is missing: an OpenVINO model directory has {', '.join(f'{name}.xml' for name in names)}"
         )
     needed = _bytes_needed(xml)
     if needed and not weights.is_file():

@@ -10,17 +10,19 @@ from typing import Any
 
 from handler.config import model_files
 from handler.core.errors import ConfigError, InvalidPayload, PromptTooLong
-from handler.core.images import ImageTokens
+from handler.core.images import ImageTokens, SharedImages
 from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
 from handler.core.values import PLAIN_TEMPLATE, Task, TemplateOptions
 from handler.engines.base import EngineConfig
+from handler.engines.huggingface.chat_content import ContentForms, find_forms, last_text
+from handler.engines.huggingface.image_tokens import no_images, read_image_tokens
 from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.huggingface.pooling import read_pooling
 from handler.engines.model_cache import UnknownLayout
 from handler.engines.openvino import gguf
 from handler.engines.openvino.convert import check_converter, convert
 from handler.engines.openvino.gguf_weights import exact_model, writable
-from handler.engines.openvino.ir_files import PARTS, check_directory, context_of
+from handler.engines.openvino.ir_files import check_directory, context_of, is_vision, parts
 from handler.engines.openvino.pooling.bert_graph import is_bert
 
 log = logging.getLogger("handler.engine")
@@ -53,8 +55,14 @@ def prepare_model(model_id: str | None, dtype: str, task: Task = Task.GENERATION
 
 def check(model_id: str | None, config: EngineConfig) -> None:
     """See `engines.check`."""
-    if config.task is not Task.GENERATION or model_id not in (None, model_files.DEMO):
-        find_model(model_id or model_files.DEMO, config.task)
+    if config.task is Task.GENERATION and model_id in (None, model_files.DEMO):
+        return
+    model = find_model(model_id or model_files.DEMO, config.task)
+    if config.prefix_cache and model.path.is_dir() and not no_images(model.path):
+        raise ConfigError(
+            "option.enable_prefix_caching: OpenVINO GenAI's prefix cache could take one image for another: "
+            "leave it out for a vision model"
+        )
 
 
 def find_model(model_id: str, task: Task = Task.GENERATION) -> model_files.Model:
@@ -74,7 +82,8 @@ def find_model(model_id: str, task: Task = Task.GENERATION) -> model_files.Model
         if not pools or not is_bert(model.path):
             check_converter(model.path, model_files.cache_directory() / "converted", task)
     if model.kind == "openvino":
-        check_directory(model.path, PARTS[:1] if pools else PARTS)
+        names = parts(vision=is_vision(model.path))
+        check_directory(model.path, names[:1] if pools else names)
     if model.kind == "gguf":
         try:
             gguf.check_complete(model.path)
@@ -102,8 +111,12 @@ class OpenVinoTokenizer:
             self._tokenizer.chat_template = chat_template
         self.vocabulary: Vocabulary | None
         self.vocabulary = self._vocabulary = _vocabulary(self._tokenizer)
-        self.image_tokens: ImageTokens | None = None
         self.chat_template = str(self._tokenizer.chat_template or "")
+        image_tokens = read_image_tokens(model) if is_vision(model) else ""
+        self.image_tokens: ImageTokens | None = None if isinstance(image_tokens, str) else image_tokens
+        self._forms: ContentForms | None = None
+        if self.image_tokens is not None and self.chat_template:
+            self._forms = find_forms(lambda messages: self._render(messages, PLAIN_TEMPLATE), self.image_tokens.text)
         # Some tokenizers have a built-in limit, and silently cut a longer prompt.
         self._longest = max(map(len, self._vocabulary.pieces))  # bytes
         self._limit = self._tokenizer.encode("a " * _LONG).input_ids.shape[1]
@@ -129,18 +142,25 @@ class OpenVinoTokenizer:
         self._check_size(sum(_size(message) + self._longest for message in messages), "messages")
         self._check_size(sum(map(_size, tools)), "tools")
         try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                options.add_generation_prompt,
-                tools=[dict(tool) for tool in tools] or None,
-                extra_context=dict(options.arguments) or None,
-            )
+            given = [dict(message) for message in messages] if self._forms is None else self._forms.adapt(messages)
+            text = self._render(given, options, tools)
         except RuntimeError as error:  # by raise_exception, or a fault in the template
             raise InvalidPayload(f"'messages': the model's chat template refuses them: {_reason(error)}") from None
         if options.continue_final_message:
-            text = cut_after(text, str(messages[-1]["content"]))
+            text = cut_after(text, last_text(messages[-1]))
         self._check_size(len(text), "messages")
         return self._encode(text, "messages", add_special_tokens=False)
+
+    def _render(
+        self, messages: list[dict[str, Any]], options: TemplateOptions, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            messages,
+            options.add_generation_prompt,
+            tools=[dict(tool) for tool in tools] or None,
+            extra_context=dict(options.arguments) or None,
+        )
+        return text
 
     def _check_size(self, num_characters: int, name: str) -> None:
         """Refuse a text that cannot fit: the tokenizer would hold the GIL for seconds."""
@@ -155,7 +175,8 @@ class OpenVinoTokenizer:
         ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).input_ids.data[0].tolist()
         if len(ids) >= self._limit:
             raise PromptTooLong(name, self._limit, self._limit - 1, exact=False)
-        return Prompt(text, ids, self._vocabulary)
+        # A vision model's engine takes the text.
+        return Prompt(text, ids, self._vocabulary, None if self.image_tokens is None else SharedImages(text, ()))
 
 
 def _size(value: Any) -> int:

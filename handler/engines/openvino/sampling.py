@@ -22,6 +22,7 @@ def generation_config(sampling: Sampling, eos: frozenset[int]) -> Any:
     import openvino_genai as genai
 
     config = genai.GenerationConfig(max_new_tokens=sampling.max_new_tokens, logprobs=1)
+    config.apply_chat_template = False  # of a text: it has been applied
     config.min_new_tokens = sampling.min_new_tokens
     config.repetition_penalty = sampling.repetition_penalty
     config.presence_penalty = sampling.presence_penalty

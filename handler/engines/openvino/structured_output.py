@@ -18,6 +18,7 @@ from typing import Any
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.openvino.blank_model import write_blank_model
+from handler.engines.openvino.ir_files import language_model
 from handler.engines.openvino.model import eos_ids
 from handler.engines.structured_output.json_grammar import json_grammar, one_of
 from handler.engines.structured_output.sandbox_tasks import status_bytes
@@ -181,7 +182,7 @@ def _num_logits(model: Path) -> int | None:
 
     if not model.is_dir():
         return None  # a GGUF file, which has as many rows as tokens
-    last = openvino.Core().read_model(model / "openvino_model.xml").output("logits").get_partial_shape()[-1]
+    last = openvino.Core().read_model(language_model(model)).output("logits").get_partial_shape()[-1]
     return int(last.get_length()) if last.is_static else None
 
 

@@ -113,6 +113,7 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
     return Capabilities(
         unsupported,
         no_adapters="" if lora else NO_LORA,
+        no_images="this server gives TensorRT-LLM no images yet",
         sampling_defaults=SAMPLING_DEFAULTS,
         structural_tags=frozenset({"json"} if tags else ()),
     )

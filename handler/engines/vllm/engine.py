@@ -26,11 +26,13 @@ from handler.engines.base import (
 )
 from handler.engines.huggingface import checkpoint
 from handler.engines.huggingface.checkpoint import check_model, eos_ids, prepare_checkpoint
+from handler.engines.huggingface.image_tokens import no_images, read_image_tokens
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
 from handler.engines.process.process_group import end_with_children
 from handler.engines.vllm.adapter_weights import check_weights
 from handler.engines.vllm.arguments import engine_arguments
 from handler.engines.vllm.beam import Beams, BeamSearch
+from handler.engines.vllm.images import engine_input
 from handler.engines.vllm.lora_exclusion import LoraExclusion
 from handler.engines.vllm.pooling import VllmPooling
 from handler.engines.vllm.results import BeamToken, Pending, Results
@@ -54,12 +56,11 @@ class Vllm:
 
     def __init__(self, config: EngineConfig) -> None:
         self._engine, arguments = start_engine(config)
-        from vllm.inputs import tokens_input
         from vllm.lora.request import LoRARequest
         from vllm.platforms import current_platform
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-        self._tokens_input, self._lora_request = tokens_input, LoRARequest
+        self._lora_request = LoRARequest
         self._structured_outputs = StructuredOutputsParams
         self._sampling_params = partial(SamplingParams, output_kind=RequestOutputKind.DELTA)
         self._core = self._engine.engine_core
@@ -77,6 +78,7 @@ class Vllm:
         self._searches: dict[int, Beams] = {}
         assert config.model is not None
         self._eos = eos_ids(config.model)
+        self._image_tokens: Any = read_image_tokens(config.model)  # a reason where no images come
         self.info = engine_info(self._engine)
         first = min(self._eos, default=0)
         warm_up(self, first)
@@ -114,14 +116,14 @@ class Vllm:
             pending = Pending(
                 key, frozenset(sampling.stop_token_ids), sampling.top_logprobs, scores, sampling.prompt_top_logprobs
             )
-            start = partial(self._run, pending, ids, self._params(sampling), adapter)
+            start = partial(self._run, pending, self._prompt(ids, images), self._params(sampling), adapter)
         if self._exclusion is None:
             start()
         else:
             self._exclusion.enter(key, adapter is not None, start)
 
-    def _run(self, pending: Pending, ids: Sequence[int], params: Any, adapter: Adapter | None) -> None:
-        self._submit(pending, ids, params, adapter)
+    def _run(self, pending: Pending, prompt: Any, params: Any, adapter: Adapter | None) -> None:
+        self._submit(pending, prompt, params, adapter)
         self._running[pending.key] = pending
 
     def _search(self, beams: Beams) -> None:
@@ -131,6 +133,9 @@ class Vllm:
             self._continue(beams)
             on_failure.pop_all()
 
+    def _prompt(self, ids: Sequence[int], images: ImagePrompt | None) -> Any:
+        return engine_input(self._engine.renderer, ids, images, self._image_tokens)
+
     def _params(self, sampling: Sampling) -> Any:
         arguments = sampling_arguments(sampling)
         if sampling.structured_output is not None:
@@ -139,7 +144,7 @@ class Vllm:
             )
         return self._sampling_params(**arguments)
 
-    def _submit(self, pending: Pending, ids: Sequence[int], params: Any, adapter: Adapter | None) -> None:
+    def _submit(self, pending: Pending, prompt: Any, params: Any, adapter: Adapter | None) -> None:
         lora = None
         if adapter is not None:
             if adapter.id not in self._adapters:
@@ -147,7 +152,6 @@ class Vllm:
             self._adapters.move_to_end(adapter.id)
             lora = self._lora(adapter)
         self._results.next = pending
-        prompt = self._tokens_input(list(ids))
         self._engine.add_request(str(pending.key), prompt, params, lora_request=lora)
 
     def cancel(self, key: int) -> None:
@@ -198,7 +202,8 @@ class Vllm:
         sampling = search.sampling._replace(num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
         for number, beam in enumerate(search.beams):
             beams.waiting[number] = pending = Pending(beams.key, num_tops=search.width, beam=number)
-            self._submit(pending, [*beams.ids, *beam.ids], self._params(sampling), beams.adapter)
+            prompt = self._prompt([*beams.ids, *beam.ids], beams.images)
+            self._submit(pending, prompt, self._params(sampling), beams.adapter)
 
     def _beam_output(self, token: BeamToken) -> list[Output]:
         """Advance a search by a beam's next token; the outputs come when the search has ended."""
@@ -265,7 +270,13 @@ def capabilities(config: EngineConfig) -> Capabilities:
     if not config.options.get("guided_decoding", True):
         unsupported["structured_output"] = "option.guided_decoding=false"
     tags = structural_tags(arguments)
-    return Capabilities(unsupported, limits={"temperature": 2.0}, no_adapters=no_adapters, structural_tags=tags)
+    return Capabilities(
+        unsupported,
+        limits={"temperature": 2.0},
+        no_adapters=no_adapters,
+        no_images=no_images(config.model),
+        structural_tags=tags,
+    )
 
 
 def load(config: EngineConfig) -> Vllm | VllmPooling:

@@ -57,4 +57,6 @@ class LmiEmbedding(TeiEmbed):
 
 
 def _is_of_tei(body: Any) -> bool:
-    return isinstance(body, dict) and not EMBED.parameters.keys().isdisjoint(body)
+    if not isinstance(body, dict):
+        return False
+    return isinstance(body.get("inputs"), dict) or not EMBED.parameters.keys().isdisjoint(body)

@@ -36,6 +36,7 @@ from handler.protocols.openapi.json_schema import (
 )
 from handler.protocols.openapi.texts import texts
 from handler.protocols.tei.answers import TeiError, TeiVectors
+from handler.protocols.tei.openapi import SENTENCES
 from handler.protocols.tei.request import EMBED
 from handler.protocols.tensors import inputs as tensors
 
@@ -111,7 +112,7 @@ def chat_description(error: Any, failure: Any, streams: tuple[str, ...]) -> Desc
 
 def _embedding_request(context: ServerContext) -> Shape:
     more = {**record({}, parameters(EMBED.parameters, context)), "type": ["object", "null"]}
-    return record({"inputs": texts()}, {"parameters": more})
+    return record({"inputs": {"anyOf": [*texts()["anyOf"], SENTENCES]}}, {"parameters": more})
 
 
 DESCRIPTIONS: Mapping[str, Description] = {

@@ -12,6 +12,8 @@ from handler.protocols.parameters import Table
 from handler.protocols.tei import request
 from handler.protocols.tei.answers import TeiError, TeiPrediction, TeiRank, TeiVectors
 
+SENTENCES: Shape = record({"source_sentence": NON_EMPTY, "sentences": text_list(NON_EMPTY)})
+
 _PAIR: Shape = listing(NON_EMPTY, minItems=1, maxItems=2)
 
 
@@ -23,15 +25,15 @@ def _request(table: Table, **fields: Shape) -> RequestShape:
 
 
 def _similarity_request(context: ServerContext) -> Shape:
-    inputs = record({"source_sentence": NON_EMPTY, "sentences": text_list(NON_EMPTY)})
     more = {**record({}, parameters(request.SIMILARITY.parameters, context)), "type": ["object", "null"]}
-    return record({"inputs": inputs}, {"parameters": more})
+    return record({"inputs": SENTENCES}, {"parameters": more})
 
 
 DESCRIPTIONS: Mapping[str, Description] = {
     "tei_embed": Description(
-        "TEI embed", "TeiEmbedRequest", _request(request.EMBED, inputs=texts()), TeiError,
-        {"inputs": "What is deep learning?", "normalize": True}, TeiVectors, [[0.6, -0.8]],
+        "TEI embed", "TeiEmbedRequest", _request(request.EMBED, inputs={"anyOf": [*texts()["anyOf"], SENTENCES]}),
+        TeiError,
+        {"inputs": "What is deep learning?", "normalize": True}, TeiVectors | list[float], [[0.6, -0.8]],
     ),
     "tei_similarity": Description(
         "TEI similarity", "TeiSimilarityRequest", _similarity_request, TeiError,

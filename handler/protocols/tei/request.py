@@ -71,7 +71,8 @@ class Tei:
             raise InvalidPayload(f"the body must be a JSON object with {' and '.join(map(repr, sorted(self.fields)))}")
         known = self.fields | self.table.parameters.keys()
         ignored = report_unknown([name for name in body if name not in known], body, context)
-        return self.read(body, context)._replace(ignored=ignored)
+        parsed = self.read(body, context)
+        return parsed._replace(ignored=[*ignored, *parsed.ignored])
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         raise NotImplementedError
@@ -89,9 +90,47 @@ class Tei:
         return errors.refused(error)
 
 
+class TeiSimilarity(Tei):
+    """The cosine of the angle between a sentence and each of several."""
+
+    name = "tei_similarity"
+    table = SIMILARITY
+    fields = frozenset({"inputs", "parameters"})
+
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        inputs, parameters = body.get("inputs"), body.get("parameters")
+        if not isinstance(inputs, dict) or not isinstance(parameters, dict | None):
+            raise InvalidPayload("'inputs' must be an object with 'source_sentence' and 'sentences'")
+        unknown = [f"parameters.{name}" for name in parameters or {} if name not in self.table.parameters]
+        ignored = report_unknown(unknown, body, context)
+        others, truncation = self.parameters(parameters or {}, context)
+        source = read_string(inputs.get("source_sentence"), "inputs.source_sentence")
+        texts = [source, *read_strings(inputs.get("sentences"), "inputs.sentences")]
+        if (name := others.get("prompt_name")) is not None:
+            start = check_prompt_name(name, context)
+            texts = [start + text for text in texts]
+        requests = embedding_requests(texts, "inputs", Pooling("embed"), context, truncation=truncation)
+
+        def render(vectors: Vectors, num_tokens: int) -> list[float]:
+            first, *rest = vectors
+            return [sum(one * other for one, other in zip(first, vector, strict=True)) for vector in rest]
+
+        return self.parsed(requests, render)._replace(ignored=ignored)
+
+
+_SIMILARITY = TeiSimilarity()
+
+
 class TeiEmbed(Tei):
+    """Vectors; or where `inputs` is an object, what /similarity answers, as TEI's / under TASK=sentence-similarity."""
+
     name = "tei_embed"
     table = EMBED
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        if isinstance(body, dict) and isinstance(body.get("inputs"), dict):
+            return _SIMILARITY.parse(body, context)
+        return super().parse(body, context)
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         return self.parsed(self.requests(body.get("inputs"), body, context), lambda vectors, _: as_lists(vectors))
@@ -149,32 +188,6 @@ class TeiPredict(Tei):
         def render(vectors: Vectors, num_tokens: int) -> list[TeiPrediction] | list[list[TeiPrediction]]:
             answers = [_predictions(vector, context.labels) for vector in vectors]
             return answers if several else answers[0]
-
-        return self.parsed(requests, render)
-
-
-class TeiSimilarity(Tei):
-    """The cosine of the angle between a sentence and each of several."""
-
-    name = "tei_similarity"
-    table = SIMILARITY
-    fields = frozenset({"inputs", "parameters"})
-
-    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
-        inputs, parameters = body.get("inputs"), body.get("parameters")
-        if not isinstance(inputs, dict) or not isinstance(parameters, dict | None):
-            raise InvalidPayload("'inputs' must be an object with 'source_sentence' and 'sentences'")
-        others, truncation = self.parameters(parameters or {}, context)
-        source = read_string(inputs.get("source_sentence"), "inputs.source_sentence")
-        texts = [source, *read_strings(inputs.get("sentences"), "inputs.sentences")]
-        if (name := others.get("prompt_name")) is not None:
-            start = check_prompt_name(name, context)
-            texts = [start + text for text in texts]
-        requests = embedding_requests(texts, "inputs", Pooling("embed"), context, truncation=truncation)
-
-        def render(vectors: Vectors, num_tokens: int) -> list[float]:
-            first, *rest = vectors
-            return [sum(one * other for one, other in zip(first, vector, strict=True)) for vector in rest]
 
         return self.parsed(requests, render)
 

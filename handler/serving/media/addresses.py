@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import socket
 
-from aiohttp import ThreadedResolver
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from handler.core.errors import InvalidPayload
+from handler.core.event_loop import run_in_daemon_thread
 
 _NOT_PUBLIC = tuple(
     ipaddress.IPv4Network(network)
@@ -48,10 +49,10 @@ def check_address(text: str) -> None:
 
 
 class PublicResolver(AbstractResolver):
-    """Resolves names to public addresses. aiohttp connects to what it returns, and does not ask again."""
+    """Resolves names to public addresses. aiohttp connects to what it returns, and does not ask again.
 
-    def __init__(self) -> None:
-        self._resolver = ThreadedResolver()
+    Each look-up has a thread of its own: one that takes long holds up neither others nor the end of the process.
+    """
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -62,10 +63,21 @@ class PublicResolver(AbstractResolver):
             InvalidPayload: one of them is not public.
             OSError: there is none.
         """
-        found = await self._resolver.resolve(host, port, family)
+        look_up = functools.partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
+        found = [
+            ResolveResult(
+                hostname=host,
+                host=str(address[0]),
+                port=port,
+                family=family,
+                proto=protocol,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for family, _, protocol, _, address in await run_in_daemon_thread(look_up)
+        ]
         for result in found:
             check_address(result["host"])
         return found
 
     async def close(self) -> None:
-        await self._resolver.close()
+        pass

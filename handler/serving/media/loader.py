@@ -22,7 +22,7 @@ T = TypeVar("T")
 DECODERS = 2  # images decoded at a time
 FETCHES = 32  # files fetched at a time, which bounds the memory that they take
 MAX_WAITING = 1024  # images of all requests that are fetched and decoded, or wait for that
-MAX_MEMORY = 1 << 30  # bytes of pixels of all requests, until the engine has them
+MAX_MEMORY = 1 << 30  # bytes of files and pixels of all requests, until they end
 
 SECONDS = 10.0  # of computing for an image
 _PATIENCE = 60.0  # seconds by the clock
@@ -33,19 +33,17 @@ _PURPOSE = Purpose("images", "are decoded")
 
 
 class Memory:
-    """Bytes that decoded images of all requests may have. Thread-safe."""
+    """Bytes that the images of all requests may have. Thread-safe."""
 
     def __init__(self, most: int = MAX_MEMORY) -> None:
-        self._most = most
+        self.most = most
         self._lock = threading.RLock()  # the collector may give bytes back while a thread takes some
         self.taken = 0
 
     def take(self, size: int) -> None:
-        """Raises Overloaded where there are too few; InvalidPayload where there never are so many."""
-        if size > self._most:
-            raise InvalidPayload(f"the images have {size} bytes of pixels; a request may have {self._most}")
+        """Raises Overloaded where there are too few."""
         with self._lock:
-            if self.taken + size > self._most:
+            if self.taken + size > self.most:
                 raise Overloaded("images of other requests take all the memory that there is for them")
             self.taken += size
 
@@ -55,13 +53,17 @@ class Memory:
 
 
 class Reservation:
-    """A part of the memory, until it is given back or nothing refers to it."""
+    """One request's part of the memory, until it is given back or nothing refers to it."""
 
-    def __init__(self, memory: Memory, size: int) -> None:
-        """Raises as `Memory.take`."""
+    def __init__(self, memory: Memory) -> None:
         self._memory, self._size = memory, 0
-        memory.take(size)
-        self._size = size
+
+    def take(self, size: int) -> None:
+        """Raises Overloaded as `Memory.take`; InvalidPayload where there never are so many."""
+        if self._size + size > self._memory.most:
+            raise InvalidPayload(f"the request's images have more than {self._memory.most} bytes of files and pixels")
+        self._memory.take(size)
+        self._size += size
 
     def give_back(self) -> None:
         size, self._size = self._size, 0
@@ -141,13 +143,18 @@ class ImageLoader:
         asyncio.get_running_loop().stop()
 
     async def _load(self, sources: Sequence[ImageSource]) -> Loaded:
-        tasks = [asyncio.ensure_future(self._load_one(source)) for source in sources]
+        reservation, tasks = Reservation(self.memory), list[asyncio.Task[Image]]()
         try:
+            reservation.take(sum(len(source.data or b"") for source in sources))
+            tasks += [asyncio.create_task(self._load_one(source)) for source in sources]
             images = tuple(await asyncio.gather(*tasks))
-        finally:
+            reservation.take(sum(len(image.rgb) for image in images))
+        except BaseException:
+            reservation.give_back()
             for task in tasks:
                 task.cancel()
-        return Loaded(images, Reservation(self.memory, sum(len(image.rgb) for image in images)))
+            raise
+        return Loaded(images, reservation)
 
     async def _load_one(self, source: ImageSource) -> Image:
         try:

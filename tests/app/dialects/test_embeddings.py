@@ -94,7 +94,8 @@ def test_dimensions_and_length(servers: dict[str, LiveServer], vectors: list[lis
 def test_similarity_is_the_cosine(servers: dict[str, LiveServer], vectors: list[list[float]]) -> None:
     inputs = {"source_sentence": TEXTS[0], "sentences": TEXTS}
     cosines = [sum(one * other for one, other in zip(vectors[0], vector, strict=True)) for vector in vectors]
-    assert ask(servers["text-embedding"], "/similarity", {"inputs": inputs}) == pytest.approx(cosines)
+    for path in ("/similarity", "/", "/invocations"):
+        assert ask(servers["text-embedding"], path, {"inputs": inputs}) == pytest.approx(cosines)
 
 
 def test_truncation(servers: dict[str, LiveServer]) -> None:

@@ -15,7 +15,7 @@ from handler.config import model_files
 from handler.core.errors import ConfigError
 from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.openvino import gguf
-from handler.engines.openvino.ir_files import check_directory
+from handler.engines.openvino.ir_files import check_directory, parts
 from tests.environment import clean_environment
 
 Bytes = Callable[[bytes], bytes | None]
@@ -125,13 +125,13 @@ DIRECTORY = {
 
 
 def test_a_whole_openvino_directory_is_taken(tmp_path: Path) -> None:
-    check_directory(put(tmp_path, DIRECTORY, "", gone))
+    check_directory(put(tmp_path, DIRECTORY, "", gone), parts(vision=False))
 
 
 def test_the_demo_model_s_directory_is_taken(demo_model: Path) -> None:
     from handler.engines.openvino.model import prepare_model
 
-    check_directory(prepare_model(str(demo_model), "auto"))
+    check_directory(prepare_model(str(demo_model), "auto"), parts(vision=False))
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -151,13 +151,13 @@ def test_a_broken_part_is_refused_by_the_file_s_name(
     tmp_path: Path, part: str, kind: str, change: Bytes, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"openvino_{part}{message}"):
-        check_directory(put(tmp_path, DIRECTORY, f"openvino_{part}.{kind}", change))
+        check_directory(put(tmp_path, DIRECTORY, f"openvino_{part}.{kind}", change), parts(vision=False))
 
 
 @pytest.mark.parametrize("part", ["tokenizer", "detokenizer"])
 def test_a_missing_tokenizer_is_refused_by_its_name(tmp_path: Path, part: str) -> None:
     with pytest.raises(ConfigError, match=rf"openvino_{part}\.xml is missing: an OpenVINO model directory has"):
-        check_directory(put(tmp_path, DIRECTORY, f"openvino_{part}.xml", gone))
+        check_directory(put(tmp_path, DIRECTORY, f"openvino_{part}.xml", gone), parts(vision=False))
 
 
 def test_a_missing_graph_is_not_taken_for_another_kind_of_model(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_missing_graph_is_not_taken_for_another_kind_of_model(tmp_path: Path) 
 )
 def test_a_broken_configuration_is_refused(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_directory(put(tmp_path, DIRECTORY, name, lambda _: data))
+        check_directory(put(tmp_path, DIRECTORY, name, lambda _: data), parts(vision=False))
 
 
 # -- GGUF files ---------------------------------------------------------------------------------------------

@@ -1,24 +1,32 @@
-"""Decoding as vLLM does, and the memory that the images of all requests share."""
+"""Decoding as vLLM does, the memory that the images of all requests share, and the options."""
 
 from __future__ import annotations
 
 import gc
 import io
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import PIL.Image
 import pytest
 
-from handler.core.errors import InvalidPayload, Overloaded, ServingError, Unavailable
+from handler.config.loader import read_config
+from handler.core.errors import ConfigError, InvalidPayload, Overloaded, ServingError, Unavailable
+from handler.core.framing import dumps
 from handler.core.values import Image, ImageSource
 from handler.serving.media import loader as media
 from handler.serving.media.addresses import is_public
 from handler.serving.media.decode import decode
 from handler.serving.media.loader import ImageLoader
-from handler.serving.media.rules import Rules
-from tests.app.images.files import image_file
+from handler.serving.media.rules import Rules, image_rules, missing_packages
+from handler.serving.request_task import RequestTask
+from tests.app.images.files import data_url, image_file
+from tests.stepped import Bench, benches
+
+__all__ = ["benches"]
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 
@@ -118,8 +126,9 @@ def refusal(loader: ImageLoader, *sources: ImageSource) -> ServingError:
 
 
 def test_memory_is_given_back_when_nothing_refers_to_it(images: ImageLoader) -> None:
-    loaded = images.load([source(image_file()), source(image_file("JPEG"))]).result()
-    assert images.memory.taken == 2 * 8 * 6 * 3
+    png, jpeg = image_file(), image_file("JPEG")
+    loaded = images.load([source(png), source(jpeg)]).result()
+    assert images.memory.taken == len(png) + len(jpeg) + 2 * 8 * 6 * 3
     assert [image.width for image in loaded.images] == [8, 8]
     del loaded
     gc.collect()
@@ -127,12 +136,12 @@ def test_memory_is_given_back_when_nothing_refers_to_it(images: ImageLoader) -> 
 
 
 def test_images_beyond_the_memory_wait_for_other_requests(images: ImageLoader) -> None:
-    images.memory = media.Memory(3 * 8 * 6 * 3)
+    images.memory = media.Memory(3 * (len(image_file()) + 8 * 6 * 3))
     two = [source(image_file())] * 2
     loaded = images.load(two).result()
     assert isinstance(refusal(images, *two), Overloaded)
-    assert isinstance(refusal(images, *two, *two), InvalidPayload)
     loaded.reservation.give_back()
+    assert isinstance(refusal(images, *two, *two), InvalidPayload)
     assert len(images.load(two).result().images) == 2
 
 
@@ -166,3 +175,57 @@ def test_a_closed_loader_loads_nothing() -> None:
     loader.close()
     with pytest.raises(Unavailable):
         loader.load([source(image_file())])
+
+
+def refused(*settings: str) -> str:
+    return " ".join(problem.message for problem in read_config(overrides=settings, environ={}).problems)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [("example.com, B.example:8443", ("example.com", "b.example:8443")), ("*", ("*",)),
+     ('["a.example"]', ("a.example",)), ("[2606:2800::1]:8080", ("[2606:2800::1]:8080",)),
+     ("https://example.com", None), ("a,,b", None), ("[1]", None)],
+)  # fmt: skip
+def test_hosts_are_names_perhaps_with_a_port(text: str, hosts: tuple[str, ...] | None) -> None:
+    given = f"option.allowed_media_domains={text}"
+    if hosts is None:
+        assert "must be host names" in refused(given)
+    else:
+        assert read_config(overrides=[given], environ={}).checked().allowed_media_domains == hosts
+
+
+def test_a_directory_that_is_not_there_stops_the_start() -> None:
+    config = read_config(overrides=["option.allowed_local_media_path=/none"], environ={}).checked()
+    with pytest.raises(ConfigError, match=r"option\.allowed_local_media_path=/none: there is no such directory"):
+        image_rules(config)
+
+
+def test_vllms_arguments_that_this_server_reads_are_refused_among_engine_args() -> None:
+    args = 'option.engine_args={"allowed_media_domains": ["a.example"]}'
+    assert "write option.allowed_media_domains" in refused("option.llm_engine=vllm", args)
+
+
+def test_without_pillow_images_are_refused_by_its_name() -> None:
+    with mock.patch("importlib.util.find_spec", return_value=None):
+        assert missing_packages() == "PIL and aiohttp cannot be imported: pip install 'lmi-handler[images]'"
+    assert missing_packages() == ""
+
+
+def test_under_djl_images_are_loaded_between_steps_and_freed_with_their_request() -> None:
+    bench = Bench()
+    bench.model.preprocessor.context = replace(bench.model.preprocessor.context, no_images="")
+    told: list[RequestTask] = []
+    task = bench.model.open({}, on_bytes=told.append)
+    part = {"type": "image_url", "image_url": {"url": data_url(image_file())}}
+    memory = bench.model.admission._images.memory
+    with mock.patch.object(memory, "take", wraps=memory.take) as take:
+        task.start(dumps({"messages": [{"role": "user", "content": [part]}], "max_tokens": 2}))
+        while not task.finished:
+            bench.loop.wait(0.05)
+    assert json.loads(task.take())["choices"][0]["message"]["content"] == " <image> assistant:"
+    assert [call.args for call in take.call_args_list] == [(len(image_file()),), (8 * 6 * 3,)]
+    del task
+    told.clear()
+    gc.collect()
+    assert memory.taken == 0

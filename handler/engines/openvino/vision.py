@@ -1,0 +1,62 @@
+"""Prompts for OpenVINO GenAI's vision models, which take text and images, no ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from handler.core.images import ImageTokens
+from handler.core.values import ImagePrompt
+from handler.engines.huggingface.image_tokens import collapse
+
+_OWN_TAGS = ("<ov_genai_image_", "<ov_genai_video_", "<ov_genai_audio_")
+"""GenAI's own placeholders, which it replaces wherever they stand."""
+
+
+class VisionPrompts:
+    """Makes GenAI's arguments of a prompt, and checks that GenAI reads the ids that the host has counted.
+
+    Args:
+        tokenizer: the pipeline's.
+        tokens: the model's.
+    """
+
+    def __init__(self, tokenizer: Any, tokens: ImageTokens) -> None:
+        self._tokenizer = tokenizer
+        self._tokens = tokens
+
+    def arguments(self, ids: Sequence[int], images: ImagePrompt | None) -> tuple[str, list[Any]]:
+        """Return the text, and images as tensors [1, height, width, 3] of u8.
+
+        Raises:
+            ValueError: no text has these ids.
+        """
+        text, pictures = ("", ()) if images is None else images
+        counts = [self._tokens.count(picture.width, picture.height) for picture in pictures]
+        text = self._text(collapse(ids, self._tokens.placeholder, counts), text)
+        if tag := next((tag for tag in _OWN_TAGS if tag in text), ""):
+            raise ValueError(f"the prompt's text has {tag}, which OpenVINO GenAI reads as an image")
+        return text, [_tensor(picture.width, picture.height, picture.rgb) for picture in pictures]
+
+    def _text(self, ids: Sequence[int], text: str) -> str:
+        """Extend the prompt's text by that of further ids, which a thought has."""
+        known = self._encode(text) if text else []
+        if list(ids[: len(known)]) == known:
+            more = self._tokenizer.decode(list(ids[len(known) :]), skip_special_tokens=False)
+            if self._encode(text + more) == list(ids):
+                return text + str(more)
+        raise ValueError(
+            "the engine takes vision models' prompts as text, and no text has exactly this prompt's tokens "
+            "(a prompt of ids, a cut prompt, or what follows a thought)"
+        )
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
+        return ids
+
+
+def _tensor(width: int, height: int, rgb: bytes) -> Any:
+    import numpy
+    import openvino
+
+    return openvino.Tensor(numpy.frombuffer(rgb, dtype=numpy.uint8).reshape(1, height, width, 3).copy())

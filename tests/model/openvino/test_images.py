@@ -1,0 +1,130 @@
+"""Images with OpenVINO: tokens as transformers has them, alone, in company, and over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from handler.core.errors import ConfigError, InvalidPayload
+from handler.core.text import Detokenizer
+from handler.core.values import Image, ImageSource, Request, Sampling
+from handler.engines.base import EngineConfig
+from handler.engines.openvino.engine import check
+from handler.serving.media.placing import place_images
+from tests.process.engines.test_conformance import ids, start
+from tests.servers import serve
+from tests.vision.models import CASES, FAMILIES, NUM_TOKENS, Answer, Case, Vision
+
+pytestmark = pytest.mark.model
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "engines" / "vision"
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("vision")
+    with tarfile.open(GOLDEN / f"{request.param}.tar.xz") as archive:
+        archive.extractall(directory, filter="data")
+    return directory / str(request.param)
+
+
+@pytest.fixture(scope="module")
+def vision(model: Path) -> Iterator[Vision]:
+    answers = json.loads((GOLDEN / "answers.json").read_text())[model.name]
+    driver = start("openvino", model)
+    yield Vision(driver, [Answer(**answer) for answer in answers])
+    driver.engine.close()
+
+
+def test_tokens_are_those_of_transformers_alone_and_in_company(vision: Vision) -> None:
+    for case in CASES:
+        vision.check([case])
+    vision.check([*CASES, *reversed(CASES)])
+
+
+def test_over_http(model: Path, vision: Vision) -> None:
+    def ask(case: Case) -> tuple[int, str]:
+        content = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in case.images]
+        body = {
+            "model": "model",
+            "messages": [{"role": "user", "content": [*content, case.messages[0]["content"][-1]]}],
+            "max_tokens": NUM_TOKENS,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+        answer = server.post(body, "/v1/chat/completions").json()
+        return answer["usage"]["prompt_tokens"], answer["choices"][0]["message"]["content"]
+
+    vocabulary = vision.driver.tokenizer.vocabulary
+    assert vocabulary is not None
+    with serve(str(model), "-o", "option.dtype=fp32") as server, ThreadPoolExecutor(8) as threads:
+        for cases in ([CASES[1]], [*CASES, *CASES]):
+            for case, (num_prompt, text) in zip(cases, threads.map(ask, cases), strict=True):
+                expected = vision.expected(case)
+                shown = "".join(map(Detokenizer(vocabulary).feed, expected.ids))
+                assert (num_prompt, text) == (expected.num_prompt, shown)
+
+
+def data_url(image: Image) -> str:
+    from PIL import Image as Pillow
+
+    file = io.BytesIO()
+    Pillow.frombytes("RGB", (image.width, image.height), image.rgb).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+# -- what GenAI would read otherwise -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        ("see <ov_genai_image_0>", "<ov_genai_image_, which OpenVINO GenAI reads as an image"),
+        ([104, 101, 300], "no text has exactly this prompt's tokens"),
+    ],
+)
+def test_a_prompt_that_genai_would_read_otherwise_is_refused_alone(
+    vision: Vision, prompt: str | list[int], reason: str
+) -> None:
+    driver = vision.driver
+    encoded = driver.tokenizer.encode(prompt if isinstance(prompt, str) else "he")
+    if not isinstance(prompt, str):
+        encoded = encoded._replace(ids=prompt, images=None)
+    bad = driver.batcher.submit(Request("", Sampling(max_new_tokens=2)), encoded)
+    good = vision.submit(CASES[1])
+    found = driver.run()
+    assert reason in str(found[bad][-1].error)
+    assert ids(found[good]) == vision.expected(CASES[1]).ids
+
+
+def test_prompts_of_ids_are_served_where_a_text_has_them(vision: Vision) -> None:
+    driver = vision.driver
+    encoded = driver.tokenizer.encode("What is in this image?")
+    answers = []
+    for prompt in (encoded, encoded._replace(images=None)):
+        id = driver.batcher.submit(Request("", Sampling(max_new_tokens=4, ignore_eos=True)), prompt)
+        answers.append(ids(driver.run()[id]))
+    assert answers[0] == answers[1]
+
+
+def test_images_that_do_not_fit_are_refused_by_name(vision: Vision) -> None:
+    tokens = vision.driver.tokenizer.image_tokens
+    assert tokens is not None
+    request = Request("", images=tuple(ImageSource(b"", "", f"images[{number}]") for number in range(2)))
+    prompt = vision.driver.tokenizer.encode_chat(CASES[1].messages)
+    with pytest.raises(InvalidPayload, match="makes 1 placeholders for 2 images"):
+        place_images(request, prompt, CASES[4].images[:2], tokens)
+
+
+def test_the_prefix_cache_stays_off(model: Path) -> None:
+    """GenAI finds blocks by a few numbers of each embedding, without positions (sequence_group.cpp)."""
+    with pytest.raises(ConfigError, match="enable_prefix_caching"):
+        check(str(model), EngineConfig(prefix_cache=True))
+    check(str(model), EngineConfig(prefix_cache=False))
