@@ -102,11 +102,13 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
         return problems
     arguments = engine_config(config)
     with problems:
-        try:
+        found = Problems()
+        with found:
             arguments = replace(arguments, task=served_task(config, reading.engine))
+        with found:
             engines.check(reading.engine, config.model_id, arguments)
-        except ConfigError as error:
-            raise ConfigError(*(_with_origin(problem, config) for problem in error.problems)) from None
+        if found:
+            raise ConfigError(*(_with_origin(problem, config) for problem in found))
     with problems:
         name = choose_engine(config)
         if not engines.capabilities(name, arguments).no_adapters:

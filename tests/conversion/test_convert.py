@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from handler.core.errors import ConfigError
+from handler.core.values import Task
 from handler.engines import model_cache
 from handler.engines.openvino import convert as module
 from handler.engines.openvino.convert import convert
@@ -216,3 +217,18 @@ def test_the_cache_may_be_a_relative_path(
     assert target.is_dir()
     [(command, _)] = converter.runs
     assert command[3:] == [str(source.resolve()), str(tmp_path.resolve() / "cache" / f"{target.name}.partial")]
+
+
+@pytest.mark.parametrize(
+    ("task", "export"), [(Task.EMBEDDING, "feature-extraction"), (Task.RERANK, "text-classification")]
+)
+def test_a_model_for_another_task_has_a_conversion_of_its_own(
+    converter: Converter, source: Path, cache: Path, task: Task, export: str
+) -> None:
+    text = convert(source, cache)
+    converter.files = ("openvino_model.xml", "tokenizer.json")  # no tokenizer of OpenVINO's
+    found = convert(source, cache, task)
+    assert found != text
+    assert convert(source, cache, task) == found
+    [_, (command, _)] = converter.runs
+    assert f'task="{export}"' in command[2]
