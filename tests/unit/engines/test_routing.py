@@ -7,8 +7,9 @@ import random
 
 import pytest
 
+from handler.core.images import SharedImages
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Request
+from handler.core.values import Adapter, Image, Request
 from handler.engines.process.routing import Load, Router
 
 NO_WORDS = Vocabulary([])
@@ -105,3 +106,14 @@ def test_ten_conversations_of_ten_turns_stay_and_spread(order: str, shared: str)
     stayed = sum(one == next for of in went for one, next in itertools.pairwise(of))
     assert stayed >= 81, "of 90 turns that had one before"
     assert min(sum(of[0] == replica for of in went) for replica in range(2)) >= 3
+
+
+def test_a_conversation_with_another_image_is_another_one() -> None:
+    router = Router(16)
+
+    def ask(text: str, *digests: str) -> int:
+        images = SharedImages(text, [Image(1, 1, b"rgb", digest) for digest in digests])
+        return router.choose(Request(text), Prompt(text, [], NO_WORDS, images), IDLE)
+
+    assert [ask("user: <image>", "a"), ask("user: <image>", "b")] == [0, 1]
+    assert [ask("user: <image> one: and?", "b"), ask("user: <image> one: and <image>?", "a", "c")] == [1, 0]
