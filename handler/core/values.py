@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
+from handler.core.images import ImageSource
 from handler.core.thoughts import Thoughts
 
 
@@ -46,47 +47,6 @@ class Adapter:
     name: str
     id: int
     path: str  # a directory
-
-
-class ImageSource(NamedTuple):
-    """An image of a message, as the client sent it.
-
-    Attributes:
-        data: the file; None where `url` names it.
-        url: "" with `data`.
-        name: the field's path in the body, for messages.
-    """
-
-    data: bytes | None
-    url: str
-    name: str
-
-
-class Image(NamedTuple):
-    """A decoded image.
-
-    Attributes:
-        width, height: in pixels.
-        rgb: height × width × 3 bytes: rows from the top, without padding.
-        digest: SHA-256 of size and pixels, hexadecimal; equal images have equal ones.
-    """
-
-    width: int
-    height: int
-    rgb: bytes
-    digest: str
-
-
-class ImagePrompt(NamedTuple):
-    """A prompt with images, beside its ids.
-
-    Attributes:
-        text: the rendered chat with special tokens in it, whose ids are the prompt's.
-        images: in the order of their placeholders in the text.
-    """
-
-    text: str
-    images: tuple[Image, ...]
 
 
 class Sampling(NamedTuple):

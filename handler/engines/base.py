@@ -9,13 +9,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from handler.core.errors import GenerationFailed, RefusedByEngine, ServingError
-from handler.core.images import ImageTokens
+from handler.core.images import ImagePrompt, ImageTokens
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import (
     PLAIN_TEMPLATE,
     Adapter,
     Finish,
-    ImagePrompt,
     Logits,
     Sampling,
     StructuredOutput,

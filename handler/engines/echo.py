@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.errors import ConfigError, PromptTooLong
-from handler.core.images import ImageTokens
+from handler.core.images import ImagePrompt, ImageTokens
 from handler.core.text import Prompt, Vocabulary, cut_after
-from handler.core.values import PLAIN_TEMPLATE, Adapter, Finish, ImagePrompt, Pooling, Sampling, Task, TemplateOptions
+from handler.core.values import PLAIN_TEMPLATE, Adapter, Finish, Pooling, Sampling, Task, TemplateOptions
 from handler.engines.base import NO_IMAGES, NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step, Tokenizer
 from handler.engines.huggingface.pooling import PoolingFiles
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer, fit

@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from handler.core.errors import InvalidPayload
+from handler.core.images import Image
 from handler.core.text import Prompt
-from handler.core.values import Image, Request
+from handler.core.values import Request
 from handler.engines.base import Tokenizer
 from handler.plugins.formatter_thread import FormatterThread
 from handler.protocols.base import ParsedRequest, Schema

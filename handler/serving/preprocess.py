@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong, UnsupportedMedia
 from handler.core.identifiers import new_uuid
+from handler.core.images import Image
 from handler.core.text import Prompt, check_ids, given_prompt
-from handler.core.values import Adapter, Image, Request
+from handler.core.values import Adapter, Request
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.huggingface.pooling_tokenizer import encode_pooled
 from handler.engines.structured_output.validator import StructuredOutputValidator

@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core.values import Adapter, ImagePrompt, Sampling
+from handler.core.images import ImagePrompt
+from handler.core.values import Adapter, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step, warm_up
 from handler.engines.huggingface import checkpoint
 from handler.engines.huggingface.tokenizer import HfTokenizer

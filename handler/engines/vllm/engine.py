@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core.values import Adapter, Finish, ImagePrompt, Sampling, StructuredOutput, Task
+from handler.core.images import ImagePrompt
+from handler.core.values import Adapter, Finish, Sampling, StructuredOutput, Task
 from handler.engines.base import (
     NO_LORA,
     Capabilities,

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from handler.core.errors import InvalidPayload, Overloaded, Unavailable
-from handler.core.values import Image, ImageSource
+from handler.core.images import Image, ImageSource
 from handler.engines.structured_output.sandbox import LimitExceeded, NotRun, Purpose, Sandbox
 from handler.engines.structured_output.sandbox_tasks import Job, Limits, Work
 from handler.serving.media.rules import Rules

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.images import ImageTokens, SharedImages
+from handler.core.images import Image, ImageTokens, SharedImages
 from handler.core.text import Prompt
-from handler.core.values import Image, Request
+from handler.core.values import Request
 from handler.engines.huggingface.image_tokens import expand
 
 

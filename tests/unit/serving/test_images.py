@@ -16,7 +16,7 @@ import pytest
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError, InvalidPayload, Overloaded, ServingError, Unavailable
 from handler.core.framing import dumps
-from handler.core.values import Image, ImageSource
+from handler.core.images import Image, ImageSource
 from handler.serving.media import loader as media
 from handler.serving.media.addresses import is_public
 from handler.serving.media.decode import decode
