@@ -44,7 +44,7 @@ ENGINES = {
         "pip install '.[cpu]' in lmi-handler's directory",
         pools=True,
     ),
-    "echo": EngineEntry("handler.engines.echo", None, "", isolated=False, pools=True),
+    "echo": EngineEntry("handler.engines.echo.engine", None, "", isolated=False, pools=True),
     "openai": EngineEntry(
         "handler.engines.openai.engine", "aiohttp", "pip install '.[openai]' in lmi-handler's directory"
     ),

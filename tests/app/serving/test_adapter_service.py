@@ -13,7 +13,7 @@ import pytest
 from handler.config.loader import read_config
 from handler.core.errors import AdapterFailed, ConfigError, Unavailable
 from handler.core.values import Adapter
-from handler.engines.echo import Echo
+from handler.engines.echo.engine import Echo
 from handler.engines.process.supervisor import State
 from handler.scheduler.lora import registry
 from handler.scheduler.lora.registry import AdapterHome

@@ -14,7 +14,7 @@ from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload,
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Request, Sampling
 from handler.engines.base import EngineInfo
-from handler.engines.echo import EchoTokenizer
+from handler.engines.echo.tokenizer import EchoTokenizer
 from handler.protocols.base import ParsedRequest, ServerContext
 from handler.protocols.registry import SCHEMAS
 from handler.serving.preprocess import MAX_LOGITS, Preprocessor, request_id

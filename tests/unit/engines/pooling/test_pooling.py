@@ -15,7 +15,7 @@ from handler.config.model_files import find_task, label_names
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, PromptTooLong, ServingError
 from handler.core.values import Delta, Finish, Pooling, Request, Task
 from handler.engines.base import EngineConfig, EngineInfo
-from handler.engines.echo import EchoTokenizer
+from handler.engines.echo.tokenizer import EchoTokenizer
 from handler.engines.huggingface.pooling import PoolingFiles, read_pooling
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer, encode_pooled, fit
 from handler.engines.process.engine_loop import Spec
