@@ -137,6 +137,23 @@ class Pooling(NamedTuple):
     second: int | None = None
 
 
+class Truncation(NamedTuple):
+    """How a prompt with too many tokens is cut.
+
+    Attributes:
+        most: tokens to keep; None: as many as the model takes, of a request with Pooling.
+        side: left or right, where tokens are cut off; the right only of a request with Pooling.
+    """
+
+    most: int | None = None
+    side: str = "left"
+
+
+def keep_last(most: int | None) -> Truncation | None:
+    """Cut a prompt to its last `most` tokens; None cuts nothing."""
+    return None if most is None else Truncation(most)
+
+
 class FieldNames(NamedTuple):
     """Names of the client's dialect, for messages."""
 
@@ -183,10 +200,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     pooling: Pooling | None = None  # what is computed of the prompt; the sampling then does not count
     pair: str | None = None  # with `pooling`: a second text, tokenized with the prompt as the model's pair
-    truncate: int | None = (
-        None  # keep only the last n prompt tokens; with `pooling`: a limit of its own, see truncation
-    )
-    truncation: str = "refuse"  # with `pooling`, of too many tokens: refuse, or cut them off on the left or the right
+    truncation: Truncation | None = None  # None: too many tokens are refused
     details: bool = False
     full_text: bool = False  # put the prompt in front of generated_text
     messages: tuple[Mapping[str, Any], ...] = ()  # each with `role` and `content`; with `tools` see encode_chat

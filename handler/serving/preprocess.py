@@ -200,7 +200,9 @@ class Preprocessor:
                 prompt = self._tokenizer.encode(request.prompt)
             except PromptTooLong as error:
                 raise error.named(request.names.prompt) from None
-        return prompt if request.truncate is None else prompt._replace(ids=prompt.ids[-request.truncate :])
+        if request.truncation is None or request.truncation.most is None:
+            return prompt
+        return prompt._replace(ids=prompt.ids[-request.truncation.most :])
 
     def try_guide(self, request: Request) -> Future[str] | None:
         """Has the request's guide tried; None where there is nothing to wait for. `check_guide` reads the outcome."""

@@ -44,23 +44,21 @@ class EchoTokenizer:
                 raise PromptTooLong("inputs", len(indices), CONTEXT - 1, exact=False)
         return Prompt(text, indices, Vocabulary([f" {word}".encode() for word in ids]))
 
-    def encode_pooled(
-        self, text: str, pair: str | None, most: int | None, truncation: str
-    ) -> tuple[Prompt, int | None]:
+    def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
         """Encode the words of one text or two; a word's id is its hash, so that it is the same in every text."""
-        words = [one.split() for one in (text, pair) if one is not None]
+        words = [text.split() for text in texts]
         lengths = [len(one) for one in words]
         if most is not None and sum(lengths) > most:
-            if truncation == "refuse":
+            if side is None:
                 raise PromptTooLong("inputs", sum(lengths), most)
             lengths = fit(lengths, most)
             words = [
-                one[:length] if truncation == "right" else one[len(one) - length :]
+                one[:length] if side == "right" else one[len(one) - length :]
                 for one, length in zip(words, lengths, strict=True)
             ]
         cues = {cue: id for id, cue in enumerate(CUES)}
         ids = [cues.get(word, len(cues) + zlib.crc32(word.encode())) for one in words for word in one]
-        return Prompt(text, ids, Vocabulary([])), None if pair is None else lengths[0]
+        return Prompt(texts[0], ids, Vocabulary([])), lengths[0] if len(texts) > 1 else None
 
     def encode_chat(
         self,
