@@ -132,7 +132,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from handler.config.loader import read_server_config
     from handler.http.security.access import OPEN, read_access
     from handler.http.startup import serve
-    from handler.serving.loading import check
+    from handler.serving.loading.check import check
 
     reading = read_server_config(arguments.model, arguments.engine, arguments.properties, arguments.options)
     problems, access = check(reading), OPEN
