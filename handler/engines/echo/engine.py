@@ -17,9 +17,8 @@ import importlib.util
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from handler.core.errors import ConfigError
 from handler.core.images import ImagePrompt
@@ -146,7 +145,7 @@ def check(model_id: str | None, config: EngineConfig) -> None:
         )
 
 
-def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any], task: Task = Task.GENERATION) -> None:
+def prepare(model_id: str | None, config: EngineConfig) -> None:
     """Prepare nothing: it needs no files."""
 
 

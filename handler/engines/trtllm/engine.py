@@ -273,8 +273,8 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     checkpoint.check_model(model_id, config, partial(llm_arguments, gpus=1, release=support.installed_release()))
 
 
-def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
-    return checkpoint.prepare_checkpoint(model_id, options)
+def prepare(model_id: str | None, config: EngineConfig) -> Path:
+    return checkpoint.prepare_checkpoint(model_id, config.options)
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -257,8 +257,8 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     check_model(model_id, config, partial(engine_arguments, num_devices=1, cpu=False))
 
 
-def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any], task: Task = Task.GENERATION) -> Path:
-    return prepare_checkpoint(model_id, options)
+def prepare(model_id: str | None, config: EngineConfig) -> Path:
+    return prepare_checkpoint(model_id, config.options)
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

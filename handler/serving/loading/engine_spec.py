@@ -22,7 +22,7 @@ def engine_spec(config: Config) -> Spec:
     name = choose_engine(config)
     task = served_task(config, name)
     try:
-        model = engines.prepare(name, config.model_id, config.dtype, config.engine_options, task)
+        model = engines.prepare(name, config.model_id, engine_config(config, task=task))
     except OSError as error:
         raise ConfigError(f"the model's files cannot be had: {error}") from error
     task = served_task(config, name, model)  # what was fetched may say more
