@@ -121,7 +121,7 @@ class Task(str, Enum):
 
 
 class Pooling(NamedTuple):
-    """What an engine computes of a whole text in place of an answer; it comes as the `vector` of the last delta.
+    """A computation on a whole text that gives numbers, no text: the `vector` of the last delta.
 
     Attributes:
         kind: embed (the text's vector), score (one number, of a text or a pair) or classify (a number for each label).
@@ -198,7 +198,7 @@ class Request:
 
     prompt: str
     sampling: Sampling = field(default_factory=Sampling)
-    pooling: Pooling | None = None  # what is computed of the prompt; the sampling then does not count
+    pooling: Pooling | None = None  # computes numbers of the prompt; the sampling then does not count
     pair: str | None = None  # with `pooling`: a second text, tokenized with the prompt as the model's pair
     truncation: Truncation | None = None  # None: too many tokens are refused
     details: bool = False

@@ -226,7 +226,7 @@ class Tokenizer(Protocol):
 
 
 class StructuredOutputCheck(Protocol):
-    """Does with a schema or grammar what the engine would do, inside a sandbox process (`sandbox_tasks.py`)."""
+    """Does with a schema or grammar what the engine would do, inside a sandbox process (`process/sandbox_tasks.py`)."""
 
     def __call__(self, structured_output: StructuredOutput) -> int | None:
         """Compile it; raise any exception whose text says why the engine cannot follow it.

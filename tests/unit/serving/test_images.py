@@ -21,7 +21,7 @@ from handler.serving.media import loader as media
 from handler.serving.media.addresses import is_public
 from handler.serving.media.decode import decode
 from handler.serving.media.loader import ImageLoader
-from handler.serving.media.rules import Rules, image_rules, missing_packages
+from handler.serving.media.rules import ImageRules, image_rules, missing_packages
 from handler.serving.request_task import RequestTask
 from tests.app.images.files import data_url, image_file
 from tests.stepped import Bench, benches
@@ -110,7 +110,7 @@ def test_public_addresses(address: str, public: bool) -> None:
 
 @pytest.fixture
 def images() -> Iterator[ImageLoader]:
-    loader = ImageLoader(Rules())
+    loader = ImageLoader(ImageRules())
     yield loader
     loader.close()
 
@@ -170,7 +170,7 @@ def test_too_many_that_wait_are_refused(images: ImageLoader) -> None:
 
 
 def test_a_closed_loader_loads_nothing() -> None:
-    loader = ImageLoader(Rules())
+    loader = ImageLoader(ImageRules())
     loader.load([source(image_file())]).result()
     loader.close()
     with pytest.raises(Unavailable):
