@@ -7,6 +7,7 @@ from pathlib import Path
 
 from handler.config.options import ENVIRONMENT, OPTIONS, Option
 from handler.config.options.engine_arguments import shipped
+from handler.config.options.listing import engines_of
 from handler.config.options.option import Gone
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "options.md"
@@ -56,13 +57,13 @@ missing, the start fails. A file with an unknown layout of weights is served as 
 
 def render() -> str:
     options = [option for option in OPTIONS if option.field and not isinstance(option.parse, Gone)]
-    common = [option for option in options if not option.engines]
-    groups = sorted({option.engines for option in options if option.engines})
+    common = [option for option in options if not engines_of(option)]
+    groups = sorted({engines_of(option) for option in options} - {()})
     tables = [_table(common)]
     for engines in groups:
         tables.append(
             f"## Only with {_enumerate(engines)}\n"
-            + _table([option for option in options if option.engines == engines])
+            + _table([option for option in options if engines_of(option) == engines])
         )
     javas = ", ".join(f"`{option.key}`" for option in OPTIONS if option.of_java and not isinstance(option.parse, Gone))
     idle = "\n".join(f"* `{option.key}`: {option.idle}" for option in OPTIONS if option.idle)
