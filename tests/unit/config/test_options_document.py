@@ -33,9 +33,12 @@ server ignores `SERVING_*` names that only DJL Serving's Java side reads.
 
 ## The echo engine
 Run `lmi serve --engine echo` to try the server without a model. The engine repeats the prompt's words, one per token,
-until `max_new_tokens`. `option.echo_tokens_per_second` sets its pace. With `option.echo_cues=true`, some words of a
-prompt act when they are echoed. At `<raise>` the engine raises an exception, at `<hang>` it never returns, at `<die>`
-its process ends. `<refuse>` makes it refuse the request. These words are for tests, and off by default.
+until `max_new_tokens`. OpenAI's routes and the chat page have no such limit by default: they fill the context of
+1,048,576 tokens. Set `max_tokens`, or `option.max_model_len=256`. `option.echo_tokens_per_second` sets the pace.
+
+With `option.echo_cues=true`, some words of a prompt act when they are echoed. At `<raise>` the engine raises an
+exception, at `<hang>` it never returns, at `<die>` its process ends. `<refuse>` makes it refuse the request. These
+words are for tests, and off by default.
 
 ## Precision on OpenVINO
 `option.dtype=auto` lets the engine choose. On a CPU with bf16 it chooses bf16, an 8-bit KV cache, and quantized
