@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="lmi", usage="lmi COMMAND ...", description=_MAP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"lmi-handler {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(prog="lmi", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     serve = commands.add_parser("serve", help="serve a model over HTTP")
     serve.add_argument("model", nargs="?", help="a .gguf file or a model directory; with vllm and trtllm also a name "
                        "on the Hugging Face hub (default: the demo model)")  # fmt: skip

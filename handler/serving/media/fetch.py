@@ -51,7 +51,8 @@ class Fetcher:
         try:
             return await asyncio.wait_for(self._follow(_read_url(url)), self._rules.seconds)
         except asyncio.TimeoutError:
-            raise InvalidPayload(f"it could not be fetched in {self._rules.seconds:g} s") from None
+            limit = f"{self._rules.seconds:g} s (option.image_fetch_timeout)"
+            raise InvalidPayload(f"it could not be fetched in {limit}") from None
         except aiohttp.InvalidURL:
             raise InvalidPayload(_INVALID) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -139,7 +140,7 @@ def _read_url(text: str) -> URL:
 
 def _check_size(size: int, most: int) -> None:
     if size > most:
-        raise InvalidPayload(f"the file has more than {most} bytes")
+        raise InvalidPayload(f"the file has more than {most} bytes (option.max_image_bytes)")
 
 
 def _is_address(host: str) -> bool:
