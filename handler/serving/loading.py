@@ -61,6 +61,8 @@ async def load_model(
     environment.name_hub_token()
     tracer = make_tracer(config.otlp_traces_endpoint, config.label)
     spec = await run_in_daemon_thread(functools.partial(engine_spec, config))
+    if (write := formatters.output) is not None and (task := spec.config.task) is not Task.GENERATION:
+        raise ConfigError(f"model.py's output formatter {write.name!r} writes generated text; option.task={task.value}")
     adapters = adapter_home(config, spec, directory)
     announce(spec)
     sessions = configured_sessions(config)
@@ -93,8 +95,7 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     template = functools.partial(chat_template, config)
     syntax = functools.partial(check_syntax, model_py(directory or _directory(config)))
     sessions, replicas = functools.partial(sessions_root, config), functools.partial(check_replicas, config)
-    plugin = functools.partial(_check_tool_parser, config)
-    images = functools.partial(image_rules, config)
+    plugin, images = functools.partial(_check_tool_parser, config), functools.partial(image_rules, config)
     for part in (environment.max_adapters, sessions, replicas, traces, template, syntax, plugin, images):
         with problems:
             part()
@@ -296,5 +297,4 @@ def _places(config: Config, directory: Path | None) -> list[Path]:
 
 
 def _adapter_directories(config: Config, directory: Path | None) -> list[Path]:
-    places = _places(config, directory)
-    return [path for place in places if (path := place.absolute() / "adapters").is_dir()]
+    return [path for place in _places(config, directory) if (path := place.absolute() / "adapters").is_dir()]
