@@ -32,7 +32,9 @@ from handler.http.security.cors import Cors
 from handler.protocols import registry
 from handler.protocols.base import HttpResponse
 from handler.serving.admission import ATTRIBUTES, INVOKE, route_in_attributes
-from handler.serving.loading import check, load_model, model_formatters
+from handler.serving.loading.check import check
+from handler.serving.loading.load import load_model
+from handler.serving.loading.model_directory import model_formatters
 from handler.serving.metrics import cloudwatch
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import request_id

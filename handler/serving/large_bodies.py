@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from handler.core.errors import NotJson, Overloaded, TooLarge, Unavailable
 from handler.core.values import Request
-from handler.engines.structured_output.sandbox import LimitExceeded, MemoryLimitExceeded, NotRun, Purpose, Sandbox
-from handler.engines.structured_output.sandbox_tasks import Job, Limits, Work
+from handler.engines.process.sandbox import LimitExceeded, MemoryLimitExceeded, NotRun, Purpose, Sandbox
+from handler.engines.process.sandbox_tasks import Job, Limits, Work
 from handler.protocols.readers.body import decode, decode_text
 
 T = TypeVar("T")

@@ -75,7 +75,8 @@ class TgiRoutes:
     async def _info(self, scope: Scope, receive: Receive, send: Send) -> None:
         config, info = self._model.config, self._model.info
         total = None if info is None else info.max_total_tokens
-        generates = self._model.context.task is Task.GENERATION
+        generates = self._model.context.task is Task.GENERATION  # else all tokens are the text's
+        tokens = None if total is None else min(total - generates, config.max_input_len or total)
         value = {
             "model_id": config.model_id or config.model_name,
             "model_sha": config.engine_options.get("revision"),
@@ -83,12 +84,10 @@ class TgiRoutes:
             "max_concurrent_requests": config.max_rolling_batch_size + config.job_queue_size,
             "max_best_of": MAX_BEST_OF,
             "max_stop_sequences": MAX_STOPS,
-            "max_input_tokens": None if total is None else total - generates,
+            "max_input_tokens": tokens,
             "max_total_tokens": total,
             "validation_workers": TOKENIZER_THREADS,
-            "max_client_batch_size": MAX_PROMPTS
-            if generates
-            else MAX_TEXTS,  # TGI's own routes take one
+            "max_client_batch_size": MAX_PROMPTS if generates else MAX_TEXTS,  # of /v1/completions; TGI's take one
             "router": "lmi-handler",
             "version": __version__,
             "sha": None,

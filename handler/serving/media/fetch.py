@@ -12,7 +12,7 @@ from yarl import URL
 
 from handler.core.errors import InvalidPayload
 from handler.serving.media.addresses import PublicResolver, check_address
-from handler.serving.media.rules import ANY_HOST, Rules
+from handler.serving.media.rules import ANY_HOST, ImageRules
 
 _SCHEMES = ("http", "https")
 _REDIRECTS, _MAX_REDIRECTS = (301, 302, 303, 307, 308), 3
@@ -28,7 +28,7 @@ class Fetcher:
         connections: at a time.
     """
 
-    def __init__(self, rules: Rules, connections: int) -> None:
+    def __init__(self, rules: ImageRules, connections: int) -> None:
         self._rules = rules
         connector = aiohttp.TCPConnector(
             resolver=PublicResolver(), use_dns_cache=False, force_close=True, limit=connections
@@ -50,7 +50,8 @@ class Fetcher:
         try:
             return await asyncio.wait_for(self._follow(_read_url(url)), self._rules.seconds)
         except asyncio.TimeoutError:
-            raise InvalidPayload(f"it could not be fetched in {self._rules.seconds:g} s") from None
+            limit = f"{self._rules.seconds:g} s (option.image_fetch_timeout)"
+            raise InvalidPayload(f"it could not be fetched in {limit}") from None
         except aiohttp.InvalidURL:
             raise InvalidPayload(_INVALID) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -104,7 +105,7 @@ class Fetcher:
         return b"".join(chunks)
 
 
-def read_file(url: str, rules: Rules) -> bytes:
+def read_file(url: str, rules: ImageRules) -> bytes:
     """Return the content of a `file:` URL. It blocks.
 
     Raises:
@@ -141,4 +142,4 @@ def _read_url(text: str) -> URL:
 
 def _check_size(size: int, most: int) -> None:
     if size > most:
-        raise InvalidPayload(f"the file has more than {most} bytes")
+        raise InvalidPayload(f"the file has more than {most} bytes (option.max_image_bytes)")

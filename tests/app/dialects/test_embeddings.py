@@ -34,6 +34,25 @@ def ask(server: LiveServer, path: str, body: Any, status: int = 200) -> Any:
     return found.json()
 
 
+@pytest.mark.parametrize(
+    ("settings", "route", "field", "most", "texts"),
+    [
+        ("option.task=text-embedding option.max_model_len=16", "/v1/embeddings", "input", 16, 2048),
+        ("option.task=text-embedding option.max_input_len=5", "/v1/embeddings", "input", 5, 2048),
+        ("option.max_model_len=16", "/v1/completions", "prompt", 15, 256),
+        ("option.max_input_len=5", "/v1/completions", "prompt", 5, 256),
+    ],
+)
+def test_info_names_the_limits_that_hold(settings: str, route: str, field: str, most: int, texts: int) -> None:
+    with serve("--engine", "echo", *options(*settings.split())) as server:
+        server.wait_ready()
+        info = http.get(server.url + "/info").json()
+        assert (info["max_input_tokens"], info["max_client_batch_size"]) == (most, texts)
+        for value, status in (("a " * most, 200), ("a " * (most + 1), 400), (["a"] * (texts + 1), 400)):
+            body = {field: value} if field == "input" else {field: value, "max_tokens": 1}
+            ask(server, route, body, status)
+
+
 # -- embeddings --------------------------------------------------------------------------------------------------
 
 

@@ -10,8 +10,7 @@ import sys
 
 import pytest
 
-from handler.core.images import SharedImages
-from handler.core.values import Image, ImagePrompt
+from handler.core.images import Image, ImagePrompt, SharedImages
 
 IMAGES = (Image(2, 1, b"\x00\x01\x02\x03\x04\x05", "first"), Image(1, 1, b"abc", "second"))
 

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from handler.core.images import SharedImages
+from handler.core.images import Image, SharedImages
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Image, Pooling, Request
+from handler.core.values import Adapter, Pooling, Request
 from handler.engines.process.routing import Load, Router
 
 NO_WORDS = Vocabulary([])

@@ -17,12 +17,12 @@ import pytest
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError, InvalidPayload, Overloaded, ServingError, Unavailable
 from handler.core.framing import dumps
-from handler.core.values import Image, ImageSource
+from handler.core.images import Image, ImageSource
 from handler.serving.media import loader as media
 from handler.serving.media.addresses import is_public
 from handler.serving.media.decode import decode
 from handler.serving.media.loader import ImageLoader
-from handler.serving.media.rules import Rules, image_rules, missing_packages
+from handler.serving.media.rules import ImageRules, image_rules, missing_packages
 from handler.serving.request_task import RequestTask
 from tests.app.images.files import data_url, image_file
 from tests.servers import PATIENCE, wait_for
@@ -112,7 +112,7 @@ def test_public_addresses(address: str, public: bool) -> None:
 
 @pytest.fixture
 def images() -> Iterator[ImageLoader]:
-    loader = ImageLoader(Rules())
+    loader = ImageLoader(ImageRules())
     yield loader
     loader.close()
 
@@ -184,7 +184,7 @@ def test_too_many_that_wait_are_refused(images: ImageLoader) -> None:
 
 
 def test_a_closed_loader_loads_nothing() -> None:
-    loader = ImageLoader(Rules())
+    loader = ImageLoader(ImageRules())
     loader.load([source(image_file())]).result()
     loader.close()
     with pytest.raises(Unavailable):
@@ -222,7 +222,10 @@ def test_vllms_arguments_that_this_server_reads_are_refused_among_engine_args() 
 
 def test_without_pillow_images_are_refused_by_its_name() -> None:
     with mock.patch("importlib.util.find_spec", return_value=None):
-        assert missing_packages() == "PIL and aiohttp cannot be imported: pip install 'lmi-handler[images]'"
+        assert (
+            missing_packages()
+            == "PIL and aiohttp cannot be imported: pip install '.[images]' in lmi-handler's directory"
+        )
     assert missing_packages() == ""
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong, ServingError
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Pooling, Request, Sampling
+from handler.core.values import Adapter, Pooling, Request, Sampling, Truncation
 from handler.engines.base import EngineInfo
-from handler.engines.echo import EchoTokenizer
+from handler.engines.echo.tokenizer import EchoTokenizer
 from handler.protocols.base import ParsedRequest, ServerContext
 from handler.protocols.registry import SCHEMAS
 from handler.serving.large_bodies import _LONG, is_long
@@ -124,7 +124,7 @@ def refusal(request: Request, vocabulary: Vocabulary = BIG) -> str:
 def test_ids_are_the_prompt_as_they_are() -> None:
     found = encode(Request("as shown", prompt_ids=(1, 0, 1)))
     assert (found.text, found.ids, found.vocabulary) == ("as shown", [1, 0, 1], BIG)
-    assert encode(Request("", prompt_ids=(1, 0, 1), truncate=2)).ids == [0, 1]
+    assert encode(Request("", prompt_ids=(1, 0, 1), truncation=Truncation(2))).ids == [0, 1]
 
 
 def test_a_body_of_ids_goes_through_to_the_prompt() -> None:
