@@ -96,9 +96,10 @@ class ImageFile(NamedTuple):
         """
         if not self.images:
             return ImagePrompt(self.text, ())
-        if os.readlink(self.path) != self.target:
-            raise FileNotFoundError("the images are gone: their request has ended")
-        with open(self.path, "rb") as file:
+        # What the path leads to may be another file by now: the opened one is asked, and no pipe is waited for.
+        with open(self.path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+            if os.readlink(f"/proc/self/fd/{file.fileno()}") != self.target:
+                raise FileNotFoundError("the images are gone: their request has ended")
             return ImagePrompt(
                 self.text,
                 tuple(

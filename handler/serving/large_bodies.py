@@ -111,7 +111,7 @@ class LargeBodies:
 def is_long(request: Request) -> bool:
     """Whether a thread that turns its prompt into ids is busy with it for so long that others must not wait."""
     contents = (message["content"] for message in request.messages)
-    return sum(map(_length, (request.prompt, request.prompt_ids or (), *contents))) >= _LONG
+    return sum(map(_length, (request.prompt, request.pair or "", request.prompt_ids or (), *contents))) >= _LONG
 
 
 def _length(content: Sequence[Any]) -> int:

@@ -15,6 +15,9 @@ from handler.protocols.validation import show
 MAX_TEXTS = 2048
 """Texts to embed or to compare in one body: OpenAI's limit of `input`."""
 
+MAX_QUERIES = 1 << 24
+"""Characters of a body's query, which every text's ids begin with, times the number of texts."""
+
 _WANTED = "must be a string, a list of strings, a list of token ids, or a list of those"
 
 Text = str | tuple[int, ...]
@@ -116,7 +119,14 @@ def embedding_requests(
 
 
 def score_requests(query: str, texts: Sequence[str], name: str, pooling: Pooling, **fields: Any) -> list[Request]:
-    """Return a request for the score of each text with the query; `fields` are the requests' own."""
+    """Return a request for the score of each text with the query; `fields` are the requests' own.
+
+    Raises:
+        TooManyTexts: the query is too long for so many texts.
+    """
+    if len(query) * len(texts) > MAX_QUERIES:
+        each = f"'query' has {len(query)} characters for each of {len(texts)} texts"
+        raise TooManyTexts(f"{each}; at most {MAX_QUERIES} in all")
     return [
         Request(query, pooling=pooling, pair=text, names=FieldNames(prompt=f"{name}[{index}]"), **fields)
         for index, text in enumerate(texts)

@@ -52,6 +52,8 @@ async def load_model(
     environment.name_hub_token()
     tracer = make_tracer(config.otlp_traces_endpoint, config.label)
     spec = await run_in_daemon_thread(functools.partial(engine_spec, config))
+    if (write := formatters.output) is not None and (task := spec.config.task) is not Task.GENERATION:
+        raise ConfigError(f"model.py's output formatter {write.name!r} writes generated text; option.task={task.value}")
     adapters = adapter_home(config, spec, directory)
     announce(spec)
     sessions = configured_sessions(config)

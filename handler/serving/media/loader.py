@@ -146,9 +146,8 @@ class ImageLoader:
         reservation, tasks = Reservation(self.memory), list[asyncio.Task[Image]]()
         try:
             reservation.take(sum(len(source.data or b"") for source in sources))
-            tasks += [asyncio.create_task(self._load_one(source)) for source in sources]
+            tasks += [asyncio.create_task(self._load_one(source, reservation)) for source in sources]
             images = tuple(await asyncio.gather(*tasks))
-            reservation.take(sum(len(image.rgb) for image in images))
         except BaseException:
             reservation.give_back()
             for task in tasks:
@@ -156,14 +155,17 @@ class ImageLoader:
             raise
         return LoadedImages(images, reservation)
 
-    async def _load_one(self, source: ImageSource) -> Image:
+    async def _load_one(self, source: ImageSource, reservation: Reservation) -> Image:
         try:
             if source.data is not None:
-                return await self._on_thread(self._decode, source.data)
-            async with self._fetches:
-                return await self._on_thread(self._decode, await self._fetch(source.url))
+                image = await self._on_thread(self._decode, source.data)
+            else:
+                async with self._fetches:
+                    image = await self._on_thread(self._decode, await self._fetch(source.url))
         except (InvalidPayload, Unavailable) as error:
             raise type(error)(f"{source.name}: {error.message}") from None
+        reservation.take(len(image.rgb))  # now: the request's other images may take long
+        return image
 
     async def _fetch(self, url: str) -> bytes:
         from handler.serving.media.fetch import Fetcher, read_file  # aiohttp is loaded by the first URL

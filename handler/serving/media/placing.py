@@ -26,7 +26,7 @@ def place_images(request: Request, prompt: Prompt, images: Sequence[Image], toke
     if tokens is None:
         raise InvalidPayload("'messages': the model takes no images")
     if request.truncation is not None:
-        raise InvalidParameter("truncate: a prompt with images is not cut")
+        raise InvalidParameter("truncate_prompt_tokens: a prompt with images is not cut")
     counts = []
     for source, image in zip(request.images, images, strict=True):
         try:

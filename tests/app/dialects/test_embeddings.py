@@ -208,7 +208,15 @@ def test_other_routes_of_tei_are_refused_by_name(servers: dict[str, LiveServer],
 
 @pytest.mark.parametrize("task", ROUTES)
 def test_the_task_is_told(servers: dict[str, LiveServer], task: str) -> None:
-    assert http.get(f"{servers[task].url}/info").json()["model_pipeline_tag"] == task
+    url, generates = servers[task].url, task == "text-generation"
+    info = http.get(f"{url}/info").json()
+    assert info["model_pipeline_tag"] == task
+    assert info["max_total_tokens"] - info["max_input_tokens"] == generates
+    assert (info["max_client_batch_size"] == 2048) is not generates
+    assert ("generate" in http.get(f"{url}/v2").json()["extensions"]) is generates
+    for path in ("", "/config"):
+        assert http.get(f"{url}/v2/models/model{path}").status_code == (200 if generates else 404)
+    assert http.get(f"{url}/v2/models/model/ready").status_code == 200
 
 
 def test_tgi_compat_has_teis_answer_at_invocations(vectors: list[list[float]]) -> None:

@@ -103,6 +103,13 @@ def test_only_public_addresses_are_connected_to(server: LiveServer, host: str) -
     assert reason(server, f"http://{host}/a.png") == NOT_PUBLIC
 
 
+@pytest.mark.parametrize("host", ["2130706433", "0177.0.0.1", "127.1", "0", "\uff11\uff12\uff17.1"])
+def test_numbers_that_only_the_system_reads_as_an_address(server: LiveServer, host: str) -> None:
+    """Older versions of aiohttp take them for addresses, and ask no resolver."""
+    with mock.patch("aiohttp.connector.is_canonical_ipv4_address", return_value=True, create=True):
+        assert reason(server, f"http://{host}/") == "it is not a valid URL"
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [

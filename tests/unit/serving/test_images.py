@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from handler.serving.media.loader import ImageLoader
 from handler.serving.media.rules import ImageRules, image_rules, missing_packages
 from handler.serving.request_task import RequestTask
 from tests.app.images.files import data_url, image_file
+from tests.servers import PATIENCE, wait_for
 from tests.stepped import Bench, benches
 
 __all__ = ["benches"]
@@ -133,6 +135,18 @@ def test_memory_is_given_back_when_nothing_refers_to_it(images: ImageLoader) -> 
     del loaded
     gc.collect()
     assert images.memory.taken == 0
+
+
+def test_pixels_count_while_the_requests_other_images_are_loaded(images: ImageLoader) -> None:
+    png, go_on = image_file(), threading.Event()
+    decode = images._decode
+    images._decode = lambda data: decode(data) if data or not go_on.wait(PATIENCE) else decode(png)  # type: ignore[method-assign]
+    loading = images.load([source(png), source(b"")])
+    try:
+        wait_for(lambda: images.memory.taken == len(png) + 8 * 6 * 3, PATIENCE, "the pixels of the first do not count")
+    finally:
+        go_on.set()
+    assert loading.result().images[0] == loading.result().images[1]
 
 
 def test_images_beyond_the_memory_wait_for_other_requests(images: ImageLoader) -> None:

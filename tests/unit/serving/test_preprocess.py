@@ -12,11 +12,12 @@ import pytest
 
 from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong, ServingError
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Request, Sampling, Truncation
+from handler.core.values import Adapter, Pooling, Request, Sampling, Truncation
 from handler.engines.base import EngineInfo
 from handler.engines.echo.tokenizer import EchoTokenizer
 from handler.protocols.base import ParsedRequest, ServerContext
 from handler.protocols.registry import SCHEMAS
+from handler.serving.large_bodies import _LONG, is_long
 from handler.serving.preprocess import MAX_LOGITS, Preprocessor, request_id
 
 IDENTIFIER = "x-amzn-sagemaker-adapter-identifier"
@@ -214,3 +215,16 @@ def test_djls_id_goes_before_sagemakers_and_that_before_the_clients() -> None:
         assert request_id(headers) == wanted
         headers[name] = "not\nharmless"
     assert request_id(headers) != request_id(headers), "each gets one of its own"
+
+
+@pytest.mark.parametrize(
+    "long",
+    [
+        Request("a" * _LONG),
+        Request("query", pooling=Pooling("score"), pair="a" * _LONG),
+        Request("", messages=({"role": "user", "content": [{"type": "text", "text": "a" * _LONG}]},)),
+    ],
+)
+def test_long_texts_are_told_wherever_they_stand(long: Request) -> None:
+    assert is_long(long)
+    assert not is_long(replace(long, prompt="", pair="a", messages=()))
