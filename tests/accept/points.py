@@ -7,8 +7,10 @@ import json
 import re
 import time
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
+from handler.core.images import Image
 from handler.core.values import Adapter, Finish, StructuredOutput
 from tests.accept.served import Served, Skip, kill
 
@@ -271,6 +273,47 @@ def _end(served: Served) -> int:
         raise Skip("the model names no end")
     return min(ids) if own is None else own  # the one that `min_tokens` holds back
 
+
+def images_are_seen_in_their_order_alone_and_in_company(served: Served) -> None:
+    """Each compares the ids that TensorRT-LLM computes with those that were counted."""
+    question, (red, blue) = "What are the colours, in order?", _pictures((280, 140, "ff0000"), (140, 280, "0000ff"))
+    asked = [(red,), (blue,), (red, blue), (blue, red), ()]
+    alone = []
+    for images in asked:
+        id = served.look(question, *images, ignore_eos=True)
+        alone.append(served.run()[id].ids)
+    assert alone[0] != alone[1], "red is blue"
+    assert alone[2] != alone[3], "the order has no effect"
+    ids = [served.look(question, *images, ignore_eos=True) for images in asked]
+    text = served.submit(ignore_eos=True)
+    found = served.run()
+    assert [found[id].ids for id in ids] == alone, "in company they are others"
+    assert len(found[text].ids) == 16, found[text].error
+
+
+def images_of_the_same_bytes_stay_apart_in_the_prefix_cache(served: Served) -> None:
+    """They differ in their sides alone, and no text follows that tells them apart."""
+    _need_log_probabilities(served)
+    first = []
+    for image in _pictures((280, 140, "204060"), (140, 280, "204060")) * 2:
+        id = served.look("What is it?", image, ignore_eos=True)
+        first.append(served.run()[id].logprobs)
+    assert first[0] != first[1], "one was taken for the other"
+    assert abs((first[0][0] or 0.0) - (first[2][0] or 0.0)) < 0.3, "the same image is another one later"
+
+
+def _pictures(*given: tuple[int, int, str]) -> list[Image]:
+    return [
+        Image(width, height, pixels, sha256(f"{width}x{height}".encode() + pixels).hexdigest())
+        for width, height, colour in given
+        for pixels in [bytes.fromhex(colour) * (width * height)]
+    ]
+
+
+IMAGES: tuple[Point, ...] = (
+    images_are_seen_in_their_order_alone_and_in_company,
+    images_of_the_same_bytes_stay_apart_in_the_prefix_cache,
+)
 
 GENERAL: tuple[Point, ...] = (
     greedy_is_the_same_twice,

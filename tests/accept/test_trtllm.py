@@ -39,7 +39,11 @@ def test_it_passes_where_all_is_well(model: Path, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter")
     status, lines, verdict = run(model, "version=1.3.0;worker", "--adapter", str(adapter))
     assert (status, verdict["verdict"], verdict["failed"]) == (0, "PASS", []), lines
-    assert verdict["skipped"] == ["as it is: forbidden_words_do_not_come"]
+    assert verdict["skipped"] == [
+        "as it is: forbidden_words_do_not_come",
+        "as it is: images_are_seen_in_their_order_alone_and_in_company",
+        "as it is: images_of_the_same_bytes_stay_apart_in_the_prefix_cache",
+    ]
     assert "PASS adapter: an_adapter_changes_the_answer" in lines
     assert sum(line.startswith("PASS conformance: ") for line in lines) == 14
 
@@ -51,6 +55,12 @@ def test_it_tries_both_samplers_of_1_2(model: Path) -> None:
     assert "PASS TRTLLMSampler: a_seed_repeats_an_answer_alone_and_in_company" in lines
     assert any("log-probabilities: still broken in this TensorRT-LLM: " in line for line in lines)
     assert "loading the model for 'TRTLLMSampler' ..." in lines
+
+
+@pytest.mark.parametrize("version", ["1.2.1", "1.3.0"])
+def test_it_shows_images_to_a_model_that_takes_them(tmp_path: Path, version: str) -> None:
+    status, lines, verdict = run(tiny.make(tmp_path, vision=True), f"version={version}", "--only", "images")
+    assert (status, verdict["passed"], verdict["skipped"]) == (0, 2, []), lines
 
 
 @pytest.mark.parametrize(

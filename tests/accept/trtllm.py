@@ -54,7 +54,7 @@ class Setup(NamedTuple):
 
 def setups(release: tuple[int, int], adapter: str | None) -> list[Setup]:
     found = [
-        Setup("as it is", {}, (*points.GENERAL, points.a_dead_worker_is_noticed_and_replaced)),
+        Setup("as it is", {}, (*points.GENERAL, *points.IMAGES, points.a_dead_worker_is_noticed_and_replaced)),
         Setup("beams", {"max_beam_width": 4}, (points.beams_come_the_best_first, points.greedy_is_the_same_twice)),
         Setup("guides", {"guided_decoding_backend": "xgrammar"}, points.GUIDES),
         Setup("logits", {"gather_generation_logits": True}, (points.logits_have_their_shapes,)),

@@ -15,6 +15,13 @@ _TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+VISION = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+_PARTS = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content -%}
+{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}
+{%- endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 _TEXT = (
     "Once upon a time there was a little town by the sea, and the people of the town told one another stories.\n"
     "The capital of France is Paris; the capital of Italy is Rome. def add(a, b): return a + b, if x == 1: print(x).\n"
@@ -22,15 +29,15 @@ _TEXT = (
 )
 
 
-def make(directory: Path) -> Path:
-    """The same files each time."""
+def make(directory: Path, *, vision: bool = False) -> Path:
+    """The same files each time; with `vision` those of a Qwen2-VL."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=1000,
-        special_tokens=list(SPECIAL),
+        special_tokens=[*SPECIAL, *VISION] if vision else list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -44,6 +51,13 @@ def make(directory: Path) -> Path:
         "bos_token_id": 1,
         "eos_token_id": EOS[0],
     }
+    if vision:
+        config |= {
+            "architectures": ["Qwen2VLForConditionalGeneration"],
+            "model_type": "qwen2_vl",
+            "image_token_id": tokenizer.token_to_id("<|image_pad|>"),
+            "vision_config": {"patch_size": 14, "spatial_merge_size": 2},
+        }
     _write(directory / "config.json", config)
     _write(directory / "generation_config.json", {"bos_token_id": 1, "eos_token_id": list(EOS)})
     _write(
@@ -53,7 +67,7 @@ def make(directory: Path) -> Path:
             "bos_token": SPECIAL[1],
             "eos_token": SPECIAL[EOS[0]],
             "unk_token": SPECIAL[0],
-            "chat_template": _TEMPLATE,
+            "chat_template": _PARTS if vision else _TEMPLATE,
         },
     )
     return directory

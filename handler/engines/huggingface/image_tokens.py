@@ -7,7 +7,7 @@ models/llava/processing_llava.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,29 @@ def collapse(ids: Sequence[int], placeholder: int, counts: Sequence[int]) -> lis
     if left or result.count(placeholder) != len(counts):
         raise ValueError("the prompt has not as many placeholders as its images have tokens")
     return result
+
+
+def prompt_text(
+    ids: Sequence[int], text: str, encode: Callable[[str], list[int]], decode: Callable[[list[int]], str]
+) -> str:
+    """Return the text of a prompt for an engine that takes no ids: `text`, then that of further ids, as of a thought.
+
+    Args:
+        text: of the prompt, or of its beginning, or "".
+        encode, decode: the engine's, with special tokens in the text and none added.
+
+    Raises:
+        ValueError: the engine would compute other ids.
+    """
+    known = encode(text) if text else []
+    if list(ids[: len(known)]) == known:
+        text += decode(list(ids[len(known) :]))
+        if encode(text) == list(ids):
+            return text
+    raise ValueError(
+        "the engine takes vision models' prompts as text, and no text has exactly this prompt's tokens "
+        "(a prompt of ids, a cut prompt, or what follows a thought)"
+    )
 
 
 def _qwen(config: Mapping[str, Any], processor: Mapping[str, Any]) -> ImageTokens | str:

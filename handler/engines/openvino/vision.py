@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from handler.core.images import ImagePrompt, ImageTokens
-from handler.engines.huggingface.image_tokens import collapse
+from handler.engines.huggingface.image_tokens import collapse, prompt_text
 
 _OWN_TAGS = ("<ov_genai_image_", "<ov_genai_video_", "<ov_genai_audio_")
 """GenAI's own placeholders, which it replaces wherever they stand."""
@@ -32,26 +32,18 @@ class VisionPrompts:
         """
         text, pictures = ("", ()) if images is None else images
         counts = [self._tokens.count(picture.width, picture.height) for picture in pictures]
-        text = self._text(collapse(ids, self._tokens.placeholder, counts), text)
+        short = collapse(ids, self._tokens.placeholder, counts)
+        text = prompt_text(short, text, self._encode, self._decode)
         if tag := next((tag for tag in _OWN_TAGS if tag in text), ""):
             raise ValueError(f"the prompt's text has {tag}, which OpenVINO GenAI reads as an image")
         return text, [_tensor(picture.width, picture.height, picture.rgb) for picture in pictures]
 
-    def _text(self, ids: Sequence[int], text: str) -> str:
-        """Extend the prompt's text by that of further ids, which a thought has."""
-        known = self._encode(text) if text else []
-        if list(ids[: len(known)]) == known:
-            more = self._tokenizer.decode(list(ids[len(known) :]), skip_special_tokens=False)
-            if self._encode(text + more) == list(ids):
-                return text + str(more)
-        raise ValueError(
-            "the engine takes vision models' prompts as text, and no text has exactly this prompt's tokens "
-            "(a prompt of ids, a cut prompt, or what follows a thought)"
-        )
-
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
         return ids
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
 
 def _tensor(width: int, height: int, rgb: bytes) -> Any:

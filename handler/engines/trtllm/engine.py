@@ -24,6 +24,7 @@ from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.process.process_group import end_with_descendants, end_with_this_process
 from handler.engines.trtllm import support
 from handler.engines.trtllm.arguments import construct, import_name, llm_arguments
+from handler.engines.trtllm.images import cache_salt, vision_prompts
 from handler.engines.trtllm.results import RequestOptions, RunningRequest, request_options
 from handler.engines.trtllm.sampling import Model, sampling_arguments
 from handler.engines.trtllm.setup import check_rank, environment, leave_mpi, max_prompt, visible_gpus, vocabulary_size
@@ -67,6 +68,7 @@ class TrtLlm:
         self._loop = SteppedLoop()
         self._salted = "cache_salt" in inspect.signature(self._llm.generate_async).parameters
         self._max_prompt = max_prompt(arguments)
+        self._vision = vision_prompts(config.model, self._llm.tokenizer, vocabulary_size(config.model))
         self._model = Model(
             vocabulary=vocabulary_size(config.model),
             eos=checkpoint.eos_ids(config.model),
@@ -96,6 +98,7 @@ class TrtLlm:
         images: ImagePrompt | None = None,
     ) -> None:
         support.check_prompt(ids, self._max_prompt, self._model.vocabulary)
+        inputs = list(ids) if self._vision is None else self._vision.inputs(ids, images)
         arguments = sampling_arguments(sampling, self._model)
         if (guide := arguments.pop("guided_decoding", None)) is not None:
             arguments["guided_decoding"] = import_name("GuidedDecodingParams", "tensorrt_llm.llmapi")(**guide)
@@ -106,12 +109,12 @@ class TrtLlm:
                 self.load_adapter(adapter)
             request = import_name("LoRARequest", "tensorrt_llm.executor", "tensorrt_llm.llmapi")
             more["lora_request"] = request(adapter.name, adapter.id, adapter.path)
-        if self._salted and (options.prompt_logprobs or options.context_logits):
-            # Tokens from the prefix cache have no logits: give this request a cache of its own.
-            more["cache_salt"] = f"{os.getpid()}.{key}"
+        if self._salted:
+            # Tokens from the prefix cache have no logits: give such a request a cache of its own.
+            more["cache_salt"] = f"{os.getpid()}.{key}" if options.prompt_logits else cache_salt(images)
         if not self._expects_results():
             self._moved = time.monotonic()
-        self._loop.run_until_complete(self._submit(key, list(ids), arguments, options, more))
+        self._loop.run_until_complete(self._submit(key, inputs, arguments, options, more))
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Check the adapter: TensorRT-LLM loads it only with the first request that names it."""
@@ -159,29 +162,30 @@ class TrtLlm:
     # -- on the event loop ---------------------------------------------------------------------------------------
 
     async def _submit(
-        self, key: int, ids: list[int], arguments: Mapping[str, Any], options: RequestOptions, more: Mapping[str, Any]
+        self, key: int, inputs: Any, arguments: Mapping[str, Any], options: RequestOptions, more: Mapping[str, Any]
     ) -> None:
-        """Submit a request.
-
-        Raises:
-            Exception: TensorRT-LLM refuses this request.
-        """
+        """Submit a request; an exception means that it is refused."""
         try:
             result = self._llm.generate_async(
-                ids,
+                inputs,
                 # A new one for each request: TensorRT-LLM writes into it, and reads that again.
                 sampling_params=self._sampling_params(**arguments),
                 streaming=not options.whole,
                 **more,
             )
         except Exception as error:  # foreign code: it concerns this request, or breaks the engine
-            if self._is_refusal(error):
+            # An image is processed here, by code that raises anything; an LLM that has ended raises RuntimeError.
+            if self._is_refusal(error) or ("multi_modal_data" in inputs and not isinstance(error, RuntimeError)):
                 raise
             return self._break(error)  # the next step raises it
-        running = self._running[key] = RunningRequest(key, result, options)
+        running = RunningRequest(key, result, options)
         task = self._loop.create_task(self._follow(running))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if self._vision is not None and (wrong := self._vision.check(result.prompt_token_ids, options.prompt)):
+            result.abort()
+            raise ValueError(wrong)
+        self._running[key] = running
 
     async def _follow(self, running: RunningRequest) -> None:
         """Take a request's results to the end, also after its cancellation."""

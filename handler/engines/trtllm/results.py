@@ -37,9 +37,14 @@ class RequestOptions:
         return self.width > 1 or self.generation_logits
 
     @property
+    def prompt_logits(self) -> bool:
+        """Whether the logits of all the prompt's tokens are needed."""
+        return self.prompt_logprobs or self.context_logits
+
+    @property
     def plain(self) -> bool:
         """Whether only tokens come, and the engine ends the answer."""
-        return not (self.whole or self.own_stops or self.tops or self.prompt_logprobs or self.context_logits)
+        return not (self.whole or self.own_stops or self.tops or self.prompt_logits)
 
 
 def request_options(ids: Sequence[int], sampling: Sampling, model: Model) -> RequestOptions:
@@ -69,7 +74,7 @@ class RunningRequest:
         self.options = options
         self._plain = options.plain
         self._sent = 0
-        self._prompt_pending = options.prompt_logprobs or options.context_logits
+        self._prompt_pending = options.prompt_logits
 
     @property
     def begun(self) -> bool:

@@ -8,12 +8,14 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from handler.core.errors import ConfigError
 from handler.engines.base import NO_LORA, Capabilities
 from handler.engines.trtllm.arguments import NEWEST, Release
+from handler.engines.trtllm.images import refusal
 from handler.engines.trtllm.setup import max_prompt
 
 log = logging.getLogger("handler.engine")
@@ -75,7 +77,7 @@ def torch_sampler(arguments: Mapping[str, Any]) -> bool:
 
 
 def whole_prompts(arguments: Mapping[str, Any], release: Release) -> bool:
-    """Whether all of a prompt's tokens can have logits: those from the prefix cache have none.
+    """Whether a request can compute its whole prompt, and none of it comes from the prefix cache.
 
     Since 1.2 a request can have a cache of its own (`cache_salt`).
     """
@@ -113,7 +115,7 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
     return Capabilities(
         unsupported,
         no_adapters="" if lora else NO_LORA,
-        no_images="this server gives TensorRT-LLM no images yet",
+        no_images=refusal(Path(arguments["model"]), own_caches=whole_prompts(arguments, release)),
         sampling_defaults=SAMPLING_DEFAULTS,
         structural_tags=frozenset({"json"} if tags else ()),
     )

@@ -9,6 +9,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from tensorrt_llm import inputs as vision
 from tensorrt_llm._double import workers
 from tensorrt_llm._double.api import API
 from tensorrt_llm._double.engine import Engine
@@ -47,6 +48,7 @@ class LLM:
 
         self._tokenizer = None if skip_tokenizer_init else AutoTokenizer.from_pretrained(str(model))
         self._model = Model(Path(model), self._tokenizer)
+        self.input_processor = vision.load(Path(model), self._tokenizer)
         kind = FastEngine if MANNERS.fast else Engine
         self._engine: Engine | None = kind(self._model, self.args, self._tokenizer, worker)
         # Without the LLM its engine stops, and pending results are waited for in vain.
@@ -85,7 +87,7 @@ class LLM:
             sampling_params = SamplingParams()
         if not isinstance(sampling_params, SamplingParams):
             raise TypeError(f"Expected SamplingParams, got {type(sampling_params)}")
-        ids, text = self._ids(inputs, sampling_params)
+        ids, text, processed = self._read(inputs, sampling_params)
         if sampling_params._times_used:
             raise misuse("a SamplingParams was used twice: real versions keep in it what they wrote for the first use")
         sampling_params._times_used += 1
@@ -99,8 +101,28 @@ class LLM:
         engine.raise_background_error()
         result = RequestOutput(engine=engine, params=sampling_params, prompt=ids, text=text, tokenizer=self._tokenizer)
         params = copy.copy(sampling_params)  # it goes to another process: later changes do not reach it
-        engine.submit(Request(0, list(ids), params, streaming, result, lora_request, cache_salt))
+        tokens = list(ids) if processed is None else processed.tokens
+        engine.submit(Request(0, tokens, params, streaming, result, lora_request, cache_salt, processed))
         return result
+
+    def _read(self, inputs: Any, params: Any) -> tuple[list[int], str | None, vision.Processed | None]:
+        """Ids, text, and what an input processor makes of a text: ids without images pass it by."""
+        data = inputs.get("multi_modal_data") if isinstance(inputs, dict) else None
+        if self.input_processor is None or isinstance(inputs, list):
+            return *self._ids(inputs, params), None
+        text, arguments = inputs, {}
+        if isinstance(inputs, dict):
+            text, arguments = inputs.get("prompt"), inputs.get("mm_processor_kwargs", {})
+            if not text and (ids := inputs.get("prompt_token_ids")):
+                if not data:
+                    return *self._ids(inputs, params), None
+                text = self._tokenizer.decode(ids)  # and read again
+                if MANNERS.release < (1, 3):
+                    arguments = inputs.get("mm_processor_kwargs")
+        if not isinstance(text, str):
+            raise TypeError(f"The inputs must be type str or list of int, but got {type(inputs)}")
+        processed = self.input_processor(text, data, arguments)
+        return processed.ids, text, processed
 
     def _ids(self, inputs: Any, params: Any) -> tuple[list[int], str | None]:
         if isinstance(inputs, list):

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.core.values import Adapter, Finish, Sampling
+from handler.core.images import Image, ImagePrompt, ImageSource
+from handler.core.values import Adapter, Finish, Request, Sampling
 from handler.engines.base import EngineConfig, Output
 from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.trtllm import engine as trtllm
+from handler.serving.media.placing import place_images
 from tests.doubles import using
 
 PROMPT = "Once upon a time"
@@ -33,7 +35,8 @@ class Loaded:
 
     def __init__(self, config: EngineConfig) -> None:
         self.engine = trtllm.load(config)
-        self.unsupported = trtllm.capabilities(config).unsupported
+        self.capabilities = trtllm.capabilities(config)
+        self.unsupported = self.capabilities.unsupported
         self.tokenizer: HfTokenizer = trtllm.load_tokenizer(config)
         self.eos = [3, 4]
         self._key = 100
@@ -49,6 +52,18 @@ class Loaded:
         ids = self.tokenizer.encode(prompt).ids if isinstance(prompt, str) else list(prompt)
         sampling.setdefault("max_new_tokens", 12)
         self.engine.add(self._key, ids, Sampling(**sampling), adapter)
+        return self._key
+
+    def look(self, text: str, *images: Image, **sampling: Any) -> int:
+        """Add a chat of one message, with its images first."""
+        self._key += 1
+        content = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
+        prompt = self.tokenizer.encode_chat([{"role": "user", "content": content}])
+        sources = tuple(ImageSource(b"", "", f"messages[0].content[{at}]") for at in range(len(images)))
+        sampling = {"max_new_tokens": 12, "ignore_eos": True, **sampling}
+        request = Request(prompt.text, Sampling(**sampling), images=sources)
+        placed = place_images(request, prompt, images, self.tokenizer.image_tokens)
+        self.engine.add(self._key, placed.ids, request.sampling, None, ImagePrompt(prompt.text, images))
         return self._key
 
     def run(self, *keys: int, seconds: float = 20) -> dict[int, list[Output]]:

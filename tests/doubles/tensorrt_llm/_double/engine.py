@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+from tensorrt_llm import inputs
 from tensorrt_llm._double import beams, errors, guide
 from tensorrt_llm._double.delivery import Delivery
 from tensorrt_llm._double.manners import MANNERS
@@ -31,7 +32,7 @@ class Engine:
         self._worker = worker  # a process; without it there is silence, or an end of this process
         self._tokens = 0
         self._shared = numpy.random.Generator(numpy.random.PCG64(42))  # TorchSampler's before 1.3
-        self._cached: dict[str | None, list[list[int]]] = {}
+        self._cached: dict[str | None, list[Request]] = {}
         self._new: list[Request] = []
         self._active: dict[int, Request] = {}
         self._lock = threading.Lock()
@@ -124,6 +125,9 @@ class Engine:
                 self._work.set()
             return True
         time.sleep(MANNERS.pause)
+        if MANNERS.release < (1, 3) and self._mixed():
+            self._die(RuntimeError("The size of tensor a must match the size of tensor b at non-singleton dimension 2"))
+            return False
         for request in list(self._active.values()):
             try:
                 self._advance(request)
@@ -133,6 +137,10 @@ class Engine:
             if self._misbehaves():
                 return False
         return True
+
+    def _mixed(self) -> bool:
+        """Whether a step has prompts with positions by axes and without, which the model's engine cannot join."""
+        return len({request.processed is None for request in self._active.values()}) > 1
 
     def _misbehaves(self) -> bool:
         if MANNERS.exit_after and self._tokens >= MANNERS.exit_after:
@@ -202,14 +210,18 @@ class Engine:
         """Logits of the prompt's tokens: none of those whose KV blocks are reused."""
         cache, size = self.arguments.kv_cache_config, self.arguments.kv_cache_config.tokens_per_block
         known = self._cached.setdefault(request.salt, [])
-        common = max((_common(request.prompt[:-1], other) for other in known), default=0)
+        keys = request.keys[:-1]
+        common, nearest = max(((_common(keys, one.keys), at) for at, one in enumerate(known)), default=(0, 0))
         reused = common // size * size if cache.enable_block_reuse else 0
-        known.append(request.prompt)
+        if request.processed is not None:
+            request.seen = tuple(pixels for _, pixels in request.processed.images)
+            if reused:
+                request.seen = inputs.reused(request.images, known[nearest].images, reused)
+        known.append(request)
         if not (request.params.return_context_logits or request.params._context_logits_auto_enabled):
             return None
-        lora = request.lora.lora_int_id if request.lora else 0
         return numpy.stack(
-            [self.model.logits(request.prompt[: at + 1], lora) for at in range(reused, len(request.prompt))]
+            [self.model.logits(request.prompt[: at + 1], request.world) for at in range(reused, len(request.prompt))]
         )
 
     def _advance(self, request: Request) -> None:
@@ -233,7 +245,9 @@ class Engine:
 
     def _token(self, request: Request, sequence: Sequence) -> None:
         params = request.params
-        raw = self.model.logits([*request.prompt, *sequence.ids], request.lora.lora_int_id if request.lora else 0)
+        if request.processed is not None and request.processed.faulty:
+            raise RuntimeError("shape mismatch: the images' embeddings cannot be broadcast to the placeholders")
+        raw = self.model.logits([*request.prompt, *sequence.ids], request.world)
         logits = raw.copy()
         if params.embedding_bias is not None:
             logits += params.embedding_bias

@@ -34,9 +34,9 @@ class Model:
             if text and "\ufffd" not in text:
                 self._likely[id] = 0.0
 
-    def logits(self, ids: Sequence[int], lora: int = 0) -> Any:
-        """Scores of each id after these, float32 [vocabulary]."""
-        digest = hashlib.blake2b(repr((lora, list(ids[-3:]))).encode(), digest_size=16).digest()
+    def logits(self, ids: Sequence[int], world: Any = 0) -> Any:
+        """Scores of each id after these, float32 [vocabulary]; `world` is an adapter's id, with images beside it."""
+        digest = hashlib.blake2b(repr((world, list(ids[-3:]))).encode(), digest_size=16).digest()
         random = numpy.random.Generator(numpy.random.PCG64(int.from_bytes(digest, "little")))
         found = (random.standard_normal(self.vocabulary) * 3).astype(numpy.float32) + self._likely
         for id in self._eos:

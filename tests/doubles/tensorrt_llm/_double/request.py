@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensorrt_llm._double.result import GenerationResult
+from tensorrt_llm.inputs import Processed
 
 _RANGES = {
     "top_p": (0, 1, False),
@@ -50,6 +51,8 @@ class Request:
     result: GenerationResult
     lora: Any
     salt: str | None
+    processed: Processed | None = None  # by a vision model's input processor
+    seen: tuple[str, ...] = ()  # pixels of the images that it is computed with
     room: int = 0
     stop: list[list[int]] = field(default_factory=list)
     bad: list[list[int]] = field(default_factory=list)
@@ -57,6 +60,23 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     context: Any = None
     cancelled_in: int | None = None
+
+    @property
+    def keys(self) -> list[Any]:
+        """What the KV cache knows each of the prompt's positions by."""
+        return self.prompt if self.processed is None else self.processed.keys
+
+    @property
+    def images(self) -> list[tuple[int, str]]:
+        """Where each image begins, and the pixels that it is computed with."""
+        starts = () if self.processed is None else self.processed.images
+        return [(start, pixels) for (start, _), pixels in zip(starts, self.seen, strict=False)]
+
+    @property
+    def world(self) -> Any:
+        """What the next token depends on beside the ids before it."""
+        lora = self.lora.lora_int_id if self.lora else 0
+        return (lora, self.seen) if self.seen else lora
 
     @property
     def end(self) -> int:
