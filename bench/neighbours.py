@@ -33,8 +33,6 @@ _REQUEST = (
     "Connection: close\r\n\r\n"
 )
 
-_ECHO_TOKENIZER = Path(__file__).with_name("echo_tokenizer.py")
-
 _SENDER = """
 import socket, sys
 port, head, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -155,8 +153,8 @@ class Neighbour:
 @contextlib.contextmanager
 def server(*arguments: str, tokenizer: Path | None = None) -> Iterator[tuple[int, int]]:
     """Its port and process id."""
-    lmi = ["-m", "handler"] if tokenizer is None else [str(_ECHO_TOKENIZER), str(tokenizer)]
-    command = [sys.executable, *lmi, "serve", "--port", "0", "--engine", "echo", *arguments]
+    words = () if tokenizer is None else ("-o", f"option.echo_tokenizer={tokenizer}")
+    command = [sys.executable, "-m", "handler", "serve", "--port", "0", "--engine", "echo", *words, *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:

@@ -31,7 +31,7 @@ from handler.bench import machine
 from handler.bench.processes import Worker
 from handler.bench.server import lmi_serve
 from handler.config.loader import read_config
-from handler.serving.loading import engine_spec
+from handler.serving.loading.engine_spec import engine_spec
 
 _DEMO = ("option.model_id=demo", "option.dtype=fp32")
 _ECHO = ("option.llm_engine=echo", "option.engine_isolation=process", "option.max_model_len=8192")

@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="lmi", usage="lmi COMMAND ...", description=_MAP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"lmi-handler {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(prog="lmi", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     serve = commands.add_parser("serve", help="serve a model over HTTP")
     serve.add_argument("model", nargs="?", help="a .gguf file or a model directory; with vllm and trtllm also a name "
                        "on the Hugging Face hub (default: the demo model)")  # fmt: skip
@@ -132,7 +132,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from handler.config.loader import read_server_config
     from handler.http.security.access import OPEN, read_access
     from handler.http.startup import serve
-    from handler.serving.loading import check
+    from handler.serving.loading.check import check
 
     reading = read_server_config(arguments.model, arguments.engine, arguments.properties, arguments.options)
     problems, access = check(reading), OPEN

@@ -13,7 +13,7 @@ from handler.config.loader import read_config
 from handler.djl.batches import DynamicBatch, Item, Piece, RollingBatch
 from handler.djl.worker_loop import WorkerLoop
 from handler.engines.base import EngineInfo
-from handler.engines.echo import EchoTokenizer
+from handler.engines.echo.tokenizer import EchoTokenizer
 from handler.engines.process.supervisor import State
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters

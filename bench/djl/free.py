@@ -13,7 +13,7 @@ from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import EngineInfo, Output, Step
 from handler.engines.process.supervisor import State
 from handler.entry import handle as handle
-from handler.serving import loading
+from handler.serving.loading import load as loading
 
 
 class Free:

@@ -13,7 +13,7 @@ from handler.bench.server import lmi_serve
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
-from handler.serving.loading import engine_spec
+from handler.serving.loading.engine_spec import engine_spec
 from systems import vllm_settings
 from systems.apis import Api
 from systems.base import Start, System

@@ -19,7 +19,7 @@ from handler.bench.report.metrics import Point, Repetition, load_name
 from handler.bench.report.progress import Advance, progress_bar
 from handler.bench.server import lmi_serve
 from handler.config.loader import read_config
-from handler.serving.loading import engine_spec
+from handler.serving.loading.engine_spec import engine_spec
 
 _PROMPTS_EACH = 1 << 14  # numbers reserved for the prompts of one measurement
 

@@ -1,4 +1,4 @@
-"""Images of prompts: their tokens, and memory that an engine's process reads too: no channel carries their bytes."""
+"""Images of prompts: values, their tokens, and memory that the engine reads too; no channel carries their bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,47 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from handler.core.identifiers import new_digits
-from handler.core.values import Image, ImagePrompt
+
+
+class ImageSource(NamedTuple):
+    """An image of a message, as the client sent it.
+
+    Attributes:
+        data: the file; None where `url` names it.
+        url: "" with `data`.
+        name: the field's path in the body, for messages.
+    """
+
+    data: bytes | None
+    url: str
+    name: str
+
+
+class Image(NamedTuple):
+    """A decoded image.
+
+    Attributes:
+        width, height: in pixels.
+        rgb: height × width × 3 bytes: rows from the top, without padding.
+        digest: SHA-256 of size and pixels, hexadecimal; equal images have equal ones.
+    """
+
+    width: int
+    height: int
+    rgb: bytes
+    digest: str
+
+
+class ImagePrompt(NamedTuple):
+    """A prompt with images, beside its ids.
+
+    Attributes:
+        text: the rendered chat with special tokens in it, whose ids are the prompt's.
+        images: in the order of their placeholders in the text.
+    """
+
+    text: str
+    images: tuple[Image, ...]
 
 
 class ImageTokens(Protocol):
@@ -56,9 +96,10 @@ class ImageFile(NamedTuple):
         """
         if not self.images:
             return ImagePrompt(self.text, ())
-        if os.readlink(self.path) != self.target:
-            raise FileNotFoundError("the images are gone: their request has ended")
-        with open(self.path, "rb") as file:
+        # What the path leads to may be another file by now: the opened one is asked, and no pipe is waited for.
+        with open(self.path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+            if os.readlink(f"/proc/self/fd/{file.fileno()}") != self.target:
+                raise FileNotFoundError("the images are gone: their request has ended")
             return ImagePrompt(
                 self.text,
                 tuple(

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
+from handler.core.images import ImageSource
 from handler.core.thoughts import Thoughts
 
 
@@ -46,47 +47,6 @@ class Adapter:
     name: str
     id: int
     path: str  # a directory
-
-
-class ImageSource(NamedTuple):
-    """An image of a message, as the client sent it.
-
-    Attributes:
-        data: the file; None where `url` names it.
-        url: "" with `data`.
-        name: the field's path in the body, for messages.
-    """
-
-    data: bytes | None
-    url: str
-    name: str
-
-
-class Image(NamedTuple):
-    """A decoded image.
-
-    Attributes:
-        width, height: in pixels.
-        rgb: height × width × 3 bytes: rows from the top, without padding.
-        digest: SHA-256 of size and pixels, hexadecimal; equal images have equal ones.
-    """
-
-    width: int
-    height: int
-    rgb: bytes
-    digest: str
-
-
-class ImagePrompt(NamedTuple):
-    """A prompt with images, beside its ids.
-
-    Attributes:
-        text: the rendered chat with special tokens in it, whose ids are the prompt's.
-        images: in the order of their placeholders in the text.
-    """
-
-    text: str
-    images: tuple[Image, ...]
 
 
 class Sampling(NamedTuple):
@@ -161,7 +121,7 @@ class Task(str, Enum):
 
 
 class Pooling(NamedTuple):
-    """What an engine computes of a whole text in place of an answer; it comes as the `vector` of the last delta.
+    """A computation on a whole text that gives numbers, no text: the `vector` of the last delta.
 
     Attributes:
         kind: embed (the text's vector), score (one number, of a text or a pair) or classify (a number for each label).
@@ -175,6 +135,23 @@ class Pooling(NamedTuple):
     dimensions: int | None = None
     normalize: bool | None = True
     second: int | None = None
+
+
+class Truncation(NamedTuple):
+    """How a prompt with too many tokens is cut.
+
+    Attributes:
+        most: tokens to keep; None: as many as the model takes, of a request with Pooling.
+        side: left or right, where tokens are cut off; the right only of a request with Pooling.
+    """
+
+    most: int | None = None
+    side: str = "left"
+
+
+def keep_last(most: int | None) -> Truncation | None:
+    """Cut a prompt to its last `most` tokens; None cuts nothing."""
+    return None if most is None else Truncation(most)
 
 
 class FieldNames(NamedTuple):
@@ -221,12 +198,9 @@ class Request:
 
     prompt: str
     sampling: Sampling = field(default_factory=Sampling)
-    pooling: Pooling | None = None  # what is computed of the prompt; the sampling then does not count
+    pooling: Pooling | None = None  # computes numbers of the prompt; the sampling then does not count
     pair: str | None = None  # with `pooling`: a second text, tokenized with the prompt as the model's pair
-    truncate: int | None = (
-        None  # keep only the last n prompt tokens; with `pooling`: a limit of its own, see truncation
-    )
-    truncation: str = "refuse"  # with `pooling`, of too many tokens: refuse, or cut them off on the left or the right
+    truncation: Truncation | None = None  # None: too many tokens are refused
     details: bool = False
     full_text: bool = False  # put the prompt in front of generated_text
     messages: tuple[Mapping[str, Any], ...] = ()  # each with `role` and `content`; with `tools` see encode_chat

@@ -20,7 +20,9 @@ from handler.config.sources import Setting
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.engines.process.engine_loop import Spec
 from handler.plugins.functions import Formatters
-from handler.serving.loading import check, load_model, model_formatters
+from handler.serving.loading.check import check
+from handler.serving.loading.load import load_model
+from handler.serving.loading.model_directory import model_formatters
 from handler.serving.model import ServedModel
 from handler.serving.sessions import sessions_root
 

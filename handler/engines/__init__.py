@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -44,7 +43,7 @@ ENGINES = {
         "pip install '.[cpu]' in lmi-handler's directory",
         pools=True,
     ),
-    "echo": EngineEntry("handler.engines.echo", None, "", isolated=False, pools=True),
+    "echo": EngineEntry("handler.engines.echo.engine", None, "", isolated=False, pools=True),
     "openai": EngineEntry(
         "handler.engines.openai.engine", "aiohttp", "pip install '.[openai]' in lmi-handler's directory"
     ),
@@ -75,12 +74,13 @@ def load_tokenizer(name: str, config: EngineConfig) -> Tokenizer:
     return cast(Tokenizer, _module(name).load_tokenizer(config))
 
 
-def prepare(
-    name: str, model_id: str | None, dtype: str, options: Mapping[str, Any], task: Task = Task.GENERATION
-) -> Path | None:
-    """Fetch or convert the files of `option.model_id` where that is needed; return those that the engine loads."""
-    more = () if task is Task.GENERATION else (task,)
-    return cast(Path | None, _module(name).prepare(model_id, dtype, options, *more))
+def prepare(name: str, model_id: str | None, config: EngineConfig) -> Path | None:
+    """Fetch or convert the files of `option.model_id` where that is needed; return those that the engine loads.
+
+    Args:
+        config: its `model` is not read.
+    """
+    return cast(Path | None, _module(name).prepare(model_id, config))
 
 
 def check_task(name: str, task: Task, option: str) -> None:

@@ -1,4 +1,4 @@
-"""Interface of an engine, which `process/engine_loop.py` calls in a process or thread of its own; shared helpers."""
+"""Interface of an engine, which `process/engine_loop.py` calls in a process or thread of its own."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from handler.core.errors import GenerationFailed, RefusedByEngine, ServingError
-from handler.core.images import ImageTokens
+from handler.core.images import ImagePrompt, ImageTokens
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import (
     PLAIN_TEMPLATE,
     Adapter,
     Finish,
-    ImagePrompt,
     Logits,
     Sampling,
     StructuredOutput,
@@ -227,7 +226,7 @@ class Tokenizer(Protocol):
 
 
 class StructuredOutputCheck(Protocol):
-    """Does with a schema or grammar what the engine would do, inside a sandbox process (`sandbox_tasks.py`)."""
+    """Does with a schema or grammar what the engine would do, inside a sandbox process (`process/sandbox_tasks.py`)."""
 
     def __call__(self, structured_output: StructuredOutput) -> int | None:
         """Compile it; raise any exception whose text says why the engine cannot follow it.
@@ -274,27 +273,3 @@ def warm_up(engine: Engine, id: int, sampling: Sampling = _FIRST_REQUEST) -> Non
             if output.error is not None:
                 raise RuntimeError(f"its first request failed: {output.error}")
             finished = finished or output.finish is not None
-
-
-def score(rows: Any, ids: Sequence[int], num_tops: int) -> tuple[list[float], list[Alternatives]]:
-    """Return the log-probability of each of `ids`, and its `num_tops` most likely alternatives, best first.
-
-    Args:
-        rows: logits before each id, a numpy array [ids, vocabulary] of float32.
-    """
-    import numpy
-
-    if not len(ids):
-        return [], []
-    highest = rows.max(axis=-1, keepdims=True)
-    norms = highest[:, 0] + numpy.log(numpy.exp(rows - highest).sum(axis=-1))
-    logprobs = (rows[numpy.arange(len(ids)), list(ids)] - norms).tolist()
-    if not num_tops:
-        return logprobs, [()] * len(ids)
-    num_tops = min(num_tops, rows.shape[-1])
-    best = numpy.argpartition(rows, -num_tops, axis=-1)[:, -num_tops:]
-    values = numpy.take_along_axis(rows, best, axis=-1)
-    order = numpy.argsort(-values, axis=-1, kind="stable")
-    best = numpy.take_along_axis(best, order, axis=-1)
-    values = numpy.take_along_axis(values, order, axis=-1) - norms[:, None]
-    return logprobs, [tuple(zip(*row, strict=True)) for row in zip(best.tolist(), values.tolist(), strict=True)]

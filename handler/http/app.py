@@ -5,8 +5,10 @@ Starlette routes and nothing more: its wrappers around `send` would cost each st
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+import traceback
 from typing import Any
 
 from starlette.routing import Route, Router
@@ -30,7 +32,9 @@ from handler.http.security.cors import Cors
 from handler.protocols import registry
 from handler.protocols.base import HttpResponse
 from handler.serving.admission import ATTRIBUTES, INVOKE, route_in_attributes
-from handler.serving.loading import check, load_model, model_formatters
+from handler.serving.loading.check import check
+from handler.serving.loading.load import load_model
+from handler.serving.loading.model_directory import model_formatters
 from handler.serving.metrics import cloudwatch
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import request_id
@@ -215,16 +219,15 @@ class MountedApp:
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()  # lifespan.startup
-        try:
-            model = await load_model(self._config, model_formatters(self._config))
-        except ConfigError as error:
-            return await send({"type": "lifespan.startup.failed", "message": str(error)})
-        try:
-            model.start()
+        with contextlib.ExitStack() as at_end:
             try:
+                model = await load_model(self._config, model_formatters(self._config))
+                at_end.callback(model.close)
+                model.start()
                 await model.opened
-            except ConfigError as error:
-                return await send({"type": "lifespan.startup.failed", "message": str(error)})
+            except Exception as error:  # servers take one that is raised for a lack of lifespan, and go on
+                message = str(error) if isinstance(error, ConfigError) else traceback.format_exc()
+                return await send({"type": "lifespan.startup.failed", "message": message})
             self._model = model
             with cloudwatch.reporting(
                 model.metrics.registry, self._config.label, self._config.cloudwatch_metrics_interval
@@ -233,8 +236,6 @@ class MountedApp:
                 await receive()  # lifespan.shutdown
             model.drain()
             model.give_up()
-        finally:
-            model.close()
         await send({"type": "lifespan.shutdown.complete"})
 
 

@@ -27,7 +27,8 @@ from handler.http.server import BACKLOG, Server, allow_connections, bind
 from handler.http.stop_signals import StopSignals
 from handler.plugins.functions import Formatters
 from handler.protocols.base import front_end_error
-from handler.serving.loading import load_model, model_formatters
+from handler.serving.loading.load import load_model
+from handler.serving.loading.model_directory import model_formatters
 from handler.serving.metrics import cloudwatch
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import request_id

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import NotFound, ServingError
-from handler.core.values import Task
+from handler.core.values import Task, Truncation
 from handler.protocols.anthropic import errors as anthropic_errors
 from handler.protocols.anthropic.request import AnthropicCount, AnthropicMessages
 from handler.protocols.base import HttpResponse, ParsedRequest, Schema, ServerContext
@@ -102,7 +102,7 @@ The host checks `{model}` and `{version}`.
 """
 
 _EMBEDDINGS, _EMBED, _PREDICT = OpenAiEmbeddings(), TeiEmbed(), TeiPredict()
-_RERANK = Rerank("rerank", return_documents=True, truncation="refuse")
+_RERANK = Rerank("rerank", return_documents=True, truncation=None)
 _RANKS = DispatchByField(TeiRerank(), {"documents": _RERANK})
 
 POOLED_ROUTES: dict[Task, dict[str, Schema]] = {
@@ -111,7 +111,7 @@ POOLED_ROUTES: dict[Task, dict[str, Schema]] = {
         "/": _RANKS,
         "/rerank": _RANKS,
         "/v1/rerank": _RERANK,
-        "/v2/rerank": Rerank("rerank_v2", return_documents=False, truncation="right"),
+        "/v2/rerank": Rerank("rerank_v2", return_documents=False, truncation=Truncation(side="right")),
     },
     Task.CLASSIFICATION: {"/": _PREDICT, "/predict": _PREDICT},
 }

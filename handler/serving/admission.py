@@ -11,14 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from handler.core.errors import InvalidPayload
+from handler.core.images import Image
 from handler.core.text import Prompt
-from handler.core.values import Image, Request
+from handler.core.values import Request
 from handler.engines.base import Tokenizer
 from handler.plugins.formatter_thread import FormatterThread
 from handler.protocols.base import ParsedRequest, Schema
 from handler.serving.large_bodies import LARGE, is_long
 from handler.serving.media.loader import ImageLoader, Reservation
-from handler.serving.media.rules import Rules
+from handler.serving.media.rules import ImageRules
 from handler.serving.preprocess import Decoded, Headers, Preprocessor, check_guide
 
 T = TypeVar("T")
@@ -96,7 +97,7 @@ class Admission:
         stepped: the loop runs in a host's steps only.
     """
 
-    def __init__(self, preprocessor: Preprocessor, tokenizer: Tokenizer, rules: Rules, *, stepped: bool) -> None:
+    def __init__(self, preprocessor: Preprocessor, tokenizer: Tokenizer, rules: ImageRules, *, stepped: bool) -> None:
         self.preprocessor = preprocessor
         self._images = ImageLoader(rules)
         self._tokenizer = tokenizer

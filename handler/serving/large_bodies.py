@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from handler.core.errors import NotJson, Overloaded, TooLarge, Unavailable
 from handler.core.values import Request
-from handler.engines.structured_output.sandbox import LimitExceeded, MemoryLimitExceeded, NotRun, Purpose, Sandbox
-from handler.engines.structured_output.sandbox_tasks import Job, Limits, Work
+from handler.engines.process.sandbox import LimitExceeded, MemoryLimitExceeded, NotRun, Purpose, Sandbox
+from handler.engines.process.sandbox_tasks import Job, Limits, Work
 from handler.protocols.readers.body import decode, decode_text
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class LargeBodies:
 def is_long(request: Request) -> bool:
     """Whether a thread that turns its prompt into ids is busy with it for so long that others must not wait."""
     contents = (message["content"] for message in request.messages)
-    return sum(map(_length, (request.prompt, request.prompt_ids or (), *contents))) >= _LONG
+    return sum(map(_length, (request.prompt, request.pair or "", request.prompt_ids or (), *contents))) >= _LONG
 
 
 def _length(content: Sequence[Any]) -> int:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong, UnsupportedMedia
 from handler.core.identifiers import new_uuid
+from handler.core.images import Image
 from handler.core.text import Prompt, check_ids, given_prompt
-from handler.core.values import Adapter, Image, Request
+from handler.core.values import Adapter, Request
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.huggingface.pooling_tokenizer import encode_pooled
 from handler.engines.structured_output.validator import StructuredOutputValidator
@@ -199,7 +200,9 @@ class Preprocessor:
                 prompt = self._tokenizer.encode(request.prompt)
             except PromptTooLong as error:
                 raise error.named(request.names.prompt) from None
-        return prompt if request.truncate is None else prompt._replace(ids=prompt.ids[-request.truncate :])
+        if request.truncation is None or request.truncation.most is None:
+            return prompt
+        return prompt._replace(ids=prompt.ids[-request.truncation.most :])
 
     def try_guide(self, request: Request) -> Future[str] | None:
         """Has the request's guide tried; None where there is nothing to wait for. `check_guide` reads the outcome."""

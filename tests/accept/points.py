@@ -10,7 +10,8 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
-from handler.core.values import Adapter, Finish, Image, StructuredOutput
+from handler.core.images import Image
+from handler.core.values import Adapter, Finish, StructuredOutput
 from tests.accept.served import Served, Skip, kill
 
 Point = Callable[[Served], None]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from handler import engines
-from handler.core.values import Adapter, Delta, Finish, Image, ImageSource, Request, Sampling
+from handler.core.images import Image, ImageSource
+from handler.core.values import Adapter, Delta, Finish, Request, Sampling
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State

@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         version = installed_version()
         if not any(_chosen(release_of(version), arguments)):
             raise ConfigError(f"no point matches --only {arguments.only}")
-        model = prepare("trtllm", arguments.model, "auto", {})
+        model = prepare("trtllm", arguments.model, EngineConfig())
     except ConfigError as error:
         print(f"accept-trtllm: {error}", file=sys.stderr)
         return 2

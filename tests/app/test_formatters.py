@@ -16,7 +16,7 @@ import pytest
 from handler.plugins.formatter_thread import FormatterThread
 from tests.app.server import serve
 from tests.formatters_model import ANSWER, LEGACY, LEGACY_ANSWER, LINES, OWN, PAYLOADS, write_model
-from tests.servers import LiveServer, http, wait_for
+from tests.servers import LiveServer, http, options, wait_for
 
 BAD = """
 import time
@@ -163,6 +163,44 @@ def test_a_start_with_a_broken_model_py_is_refused(tmp_path: Path) -> None:
         serve("--engine", "echo", "--properties", str(properties)),
     ):
         pass
+
+
+READ = """
+from handler.formatters import input_formatter
+
+@input_formatter
+def read(decoded_payload: dict, **kwargs) -> dict:
+    return {"inputs": decoded_payload["mine"]}
+"""
+
+WRITE = """
+from handler.formatters import output_formatter
+
+@output_formatter
+def write(request_output):
+    return "mine"
+"""
+
+
+def test_an_output_formatter_of_vectors_stops_the_start(tmp_path: Path) -> None:
+    properties = write_model(tmp_path, WRITE)
+    embed = options("option.task=embed")
+    message = r"model\.py's output formatter 'write' writes generated text; option\.task=text-embedding"
+    with (
+        pytest.raises(AssertionError, match=message),
+        serve("--engine", "echo", "--properties", str(properties), *embed),
+    ):
+        pass
+    left_out = options("option.output_formatter=json")
+    with serve("--engine", "echo", "--properties", str(properties), *embed, *left_out) as server:
+        assert len(server.post({"inputs": "a"}).json()) == 8
+
+
+def test_an_input_formatter_reads_texts_to_embed(tmp_path: Path) -> None:
+    properties = write_model(tmp_path, READ)
+    with serve("--engine", "echo", "--properties", str(properties), *options("option.task=embed")) as server:
+        mine, own = server.post({"mine": ["a", "b"]}), server.post({"inputs": ["a", "b"]}, "/embed")
+        assert (mine.status_code, mine.json()) == (200, own.json())
 
 
 # -- bad code ----------------------------------------------------------------------------------------------------

@@ -107,7 +107,8 @@ def test_who_leaves_is_given_up_there(server: AppServer, vllm_server: VllmServer
     cancelled = server.metric(CANCELLED)
     body = {**TALE, "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
     with http.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # without a name it would end, and the answer with it
+        next(lines)
         wait_for(lambda: sum(metric(vllm_server.url, RUNNING)) == 1, 10, "vLLM does not count it")
     wait_for(lambda: sum(metric(vllm_server.url, RUNNING)) == 0, 10, "vLLM goes on")
     assert server.metric(CANCELLED) == cancelled + 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from handler.engines import echo
+from handler.engines.echo import engine as echo
 from tests.app.server import AppServer, serve
 from tests.app.serving.test_metrics import ASK, Reporter, dashboard_queries
 from tests.monitoring.prometheus import Prometheus, programs, prometheus

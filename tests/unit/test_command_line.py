@@ -33,6 +33,13 @@ def test_the_map_has_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, shown.splitlines())) <= 120
 
 
+@pytest.mark.parametrize("command", ["serve", "options", "bench", "completion"])
+def test_a_commands_help_shows_how_to_call_it(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert capsys.readouterr().out.startswith(f"usage: lmi {command} [-h]")
+
+
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code = "from handler.cli import main; raise SystemExit(main(['completion', 'bash']))"

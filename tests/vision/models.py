@@ -17,7 +17,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.core.values import Image, ImageSource, Request, Sampling
+from handler.core.images import Image, ImageSource
+from handler.core.values import Request, Sampling
 from handler.serving.media.placing import place_images
 from tests.process.engines.test_conformance import Driver, ids
 

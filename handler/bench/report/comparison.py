@@ -15,6 +15,8 @@ _ROWS = {
     "answer p50 [ms]": ("latency_ms", "p50"),
     "answer p99 [ms]": ("latency_ms", "p99"),
 }
+_OTHERWISE = {"subject": "measured", "work": "requests", "machine": "machine", "taken": "time"}
+"""Fields of `Curve` whose differences the lines below the table name, by the words there."""
 
 
 def show(curves: Sequence[Curve]) -> str:
@@ -64,8 +66,8 @@ def _cells(values: Sequence[float | None]) -> list[str]:
 
 
 def _differences(curves: Sequence[Curve]) -> Iterator[str]:
-    for what in ("subject", "work", "machine", "taken"):
-        values = {curve.name: getattr(curve, what) for curve in curves}
+    for field, word in _OTHERWISE.items():
+        values = {curve.name: getattr(curve, field) for curve in curves}
         if len(set(values.values())) > 1:
             for name, value in values.items():
-                yield f"{what} of {name}: {value or 'not known'}"
+                yield f"{name}, {word}: {value or 'not known'}"

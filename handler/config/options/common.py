@@ -134,7 +134,7 @@ COMMON = (
     Option("option.log_prompts", "log_prompts", boolean, False, "write prompts to the log"),
     Option("option.tgi_metrics", "tgi_metrics", boolean, False, "the embedded server's /metrics has TGI's names too, for autoscalers: tgi_queue_size, tgi_batch_current_size, tgi_request_count, tgi_request_success, tgi_request_duration"),
     Option("option.cloudwatch_metrics_interval", "cloudwatch_metrics_interval", number(0), 0.0, "the embedded server writes its metrics to stdout every so many seconds, in CloudWatch's embedded metric format; 0 is never"),
-    Option("option.otlp_traces_endpoint", "otlp_traces_endpoint", string, None, "URL that gets OpenTelemetry's traces by OTLP, over HTTP as http://localhost:4318/v1/traces; by default as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says; needs lmi-handler[tracing]"),
+    Option("option.otlp_traces_endpoint", "otlp_traces_endpoint", string, None, "URL that gets OpenTelemetry's traces by OTLP, over HTTP as http://localhost:4318/v1/traces; by default as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says; needs pip install '.[tracing]'"),
     # read by DJL Serving's Java side only
     Option("engine", None, Gone("DJL's own engines are not served here; write engine=Python, or leave it out", ("python", "mpi", "deepspeed")), None, OF_JAVA, of_java=True),
     Option("option.entryPoint", None, Gone("no other handler runs here, and a model.py's formatters need no entry point (docs/formatters.md); leave it out", HANDLERS), None, OF_JAVA, of_java=True),

@@ -18,10 +18,15 @@ _WIDTH = 120
 def table() -> str:
     """List the options that have an effect here: a line each, by engines."""
     listed = [option for option in OPTIONS if option.field and not isinstance(option.parse, Gone)]
-    groups = sorted({option.engines for option in listed})
+    groups = sorted({engines_of(option) for option in listed})
     return "\n\n".join(
-        "\n".join(_group(engines, [one for one in listed if one.engines == engines])) for engines in groups
+        "\n".join(_group(engines, [one for one in listed if engines_of(one) == engines])) for engines in groups
     )
+
+
+def engines_of(option: Option) -> tuple[str, ...]:
+    """Return the engines that have an option; empty: all."""
+    return () if len(option.engines) == len(LLM_ENGINES) - 1 else option.engines
 
 
 def _group(engines: Sequence[str], options: Sequence[Option]) -> Iterator[str]:
@@ -66,8 +71,8 @@ def _lines(option: Option) -> Iterator[str]:
     yield option.key
     if isinstance(option.parse, Gone):
         yield f"  {option.parse.answer}"
-        if option.engines and len(option.engines) < len(LLM_ENGINES) - 1:
-            yield f"  engines:     {', '.join(option.engines)}"
+        if engines := engines_of(option):
+            yield f"  engines:     {', '.join(engines)}"
         return
     if option.field is None and not option.argument and not option.of_java:
         yield f"  no effect: {option.help}"
@@ -105,7 +110,7 @@ def _default(option: Option, form: str) -> str:
 def _engines(option: Option) -> str:
     if option.of_java:
         return ""
-    if not option.engines:
+    if not engines_of(option):
         return "all"
     others = f"no effect with others: {option.idle}" if option.idle else "others refuse it"
     return f"{', '.join(option.engines)}; {others}"

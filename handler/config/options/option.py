@@ -203,7 +203,7 @@ class MediaLimits:
         pairs = (limit.partition("=")[::2] for limit in text.split(","))
         given = json_object(text) if text.startswith("{") else {name.strip(): value.strip() for name, value in pairs}
         if any(value not in (0, "0") for name, value in given.items() if name != "image"):
-            raise ValueError('audio and video are not served; only images may have a limit above 0: {"image": 4}')
+            raise ValueError("must be a number of images, as image=4: audio and video are not served")
         try:
             return {name: integer(0, MAX_IMAGES)(str(value)) for name, value in given.items()}
         except ValueError as error:

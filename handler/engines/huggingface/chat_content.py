@@ -11,7 +11,7 @@ _PROBE = "lmi handler probe"
 
 
 class ContentForms(NamedTuple):
-    """What a template renders of a content.
+    """The forms of a content that a template renders.
 
     Attributes:
         text, parts: whether it renders a text, and a list of parts.

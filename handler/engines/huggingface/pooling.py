@@ -1,4 +1,4 @@
-"""What comes before and after a model that reads whole texts: texts become ids, and its numbers become the answer's.
+"""Pooling of a model that reads whole texts: read its files, and turn its numbers into those of the answer.
 
 Source of the files: github.com/huggingface/sentence-transformers, `modules.json` and what it names.
 """
@@ -29,7 +29,7 @@ _LEAST = 1e-12  # of a length that divides, as torch's `normalize` has it
 
 
 class PoolingFiles(NamedTuple):
-    """What a model's files say of its vectors.
+    """A model's pooling, as its files describe it.
 
     Attributes:
         mode: of the tokens' vectors an embedding is the first (cls), the last, the mean or the largest (max).

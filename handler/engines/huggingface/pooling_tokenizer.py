@@ -20,20 +20,18 @@ _PART = 1 << 20  # characters of a part of a long text
 class PoolingTokenizer(Tokenizer, Protocol):
     """The tokenizer of an engine that was loaded for embeddings, scores or classification."""
 
-    def encode_pooled(
-        self, text: str, pair: str | None, most: int | None, truncation: str
-    ) -> tuple[Prompt, int | None]:
+    def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
         """Encode a text, or two as the model's pair, with the special tokens that the model wants around them.
 
         Args:
             most: tokens that all may have, special ones included; None: any number.
-            truncation: what is done with more: refuse them, or cut the texts on the left or right, a longer one first.
+            side: where more are cut off, left or right, of a longer text first; None refuses them.
 
         Returns:
             The prompt, and the index of the first token that the model takes for one of the second text's, if any.
 
         Raises:
-            PromptTooLong: more tokens are refused.
+            PromptTooLong: there are more tokens.
         """
 
 
@@ -48,7 +46,8 @@ def encode_pooled(
     """
     pooling, names = request.pooling, request.names
     assert pooling is not None, "only such requests come here"
-    limits = (info and info.max_total_tokens, max_input_len, request.truncate)
+    asked, side = request.truncation or (None, None)
+    limits = (info and info.max_total_tokens, max_input_len, asked)
     most = min((limit for limit in limits if limit), default=None)
     if pooling.dimensions is not None and info is not None and not 0 < pooling.dimensions <= info.dimensions:
         raise InvalidParameter(
@@ -56,11 +55,11 @@ def encode_pooled(
         )
     second = None
     if request.prompt_ids is not None:
-        prompt = _cut(request, given_prompt(request, request.prompt_ids, tokenizer.vocabulary), most)
+        prompt = _cut(given_prompt(request, request.prompt_ids, tokenizer.vocabulary), most, side, names.prompt)
     else:
-        encode = cast(PoolingTokenizer, tokenizer).encode_pooled
+        texts = [request.prompt] if request.pair is None else [request.prompt, request.pair]
         try:
-            prompt, second = encode(request.prompt, request.pair, most, request.truncation)
+            prompt, second = cast(PoolingTokenizer, tokenizer).encode_pooled(texts, most, side)
         except PromptTooLong as error:
             raise error.named(names.prompt) from None
     if not prompt.ids:
@@ -68,13 +67,13 @@ def encode_pooled(
     return replace(request, pooling=pooling._replace(second=second)), prompt
 
 
-def _cut(request: Request, prompt: Prompt, most: int | None) -> Prompt:
+def _cut(prompt: Prompt, most: int | None, side: str | None, name: str) -> Prompt:
     """Cut a text that came as ids, whose special tokens are the client's."""
     if most is None or len(prompt.ids) <= most:
         return prompt
-    if request.truncation == "refuse":
-        raise PromptTooLong(request.names.prompt, len(prompt.ids), most)
-    return prompt._replace(ids=prompt.ids[:most] if request.truncation == "right" else prompt.ids[-most:])
+    if side is None:
+        raise PromptTooLong(name, len(prompt.ids), most)
+    return prompt._replace(ids=prompt.ids[:most] if side == "right" else prompt.ids[-most:])
 
 
 class HfPoolingTokenizer:
@@ -107,7 +106,7 @@ class HfPoolingTokenizer:
         self._num_special = [self._fast.num_special_tokens_to_add(is_pair) for is_pair in (False, True)]
 
     def encode(self, text: str) -> Prompt:
-        return self.encode_pooled(text, None, None, "refuse")[0]
+        return self.encode_pooled([text], None, None)[0]
 
     def encode_chat(
         self,
@@ -117,23 +116,20 @@ class HfPoolingTokenizer:
     ) -> Prompt:
         raise InvalidPayload("'messages': the model takes texts, no chats")
 
-    def encode_pooled(
-        self, text: str, pair: str | None, most: int | None, truncation: str
-    ) -> tuple[Prompt, int | None]:
+    def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
         """See `PoolingTokenizer`."""
-        texts = [text] if pair is None else [text, pair]
-        for one in texts:
-            check_tokens(one, "inputs", _MOST_TOKENS, _PART, lambda part: len(self._parts([part])[0].ids))
+        for text in texts:
+            check_tokens(text, "inputs", _MOST_TOKENS, _PART, lambda part: len(self._parts([part])[0].ids))
         parts = self._parts(texts)
-        lengths, num_special = [len(part.ids) for part in parts], self._num_special[pair is not None]
+        lengths, num_special = [len(part.ids) for part in parts], self._num_special[len(texts) > 1]
         if most is not None and (total := sum(lengths) + num_special) > most:
-            if truncation == "refuse" or most <= num_special:
+            if side is None or most <= num_special:
                 raise PromptTooLong("inputs", total, most)
             for part, length in zip(parts, fit(lengths, most - num_special), strict=True):
-                part.truncate(length, direction=truncation)
+                part.truncate(length, direction=side)
         whole = self._fast.post_process(*parts, add_special_tokens=True)
         second = whole.type_ids.index(1) if 1 in whole.type_ids else None
-        return Prompt(text, whole.ids, self._vocabulary), second
+        return Prompt(texts[0], whole.ids, self._vocabulary), second
 
     def _parts(self, texts: Sequence[str]) -> list[Any]:
         return list(self._fast.encode_batch_fast(texts, add_special_tokens=False))

@@ -129,10 +129,10 @@ async def find_model(client: Client, urls: Sequence[str], name: str | None) -> t
             for model in models:
                 if name in (None, model.name):
                     return model.name, model.max_tokens
-            reasons.append(f"{url} has {', '.join(one.name for one in models) or 'no model'}")
+            reasons.append(f"{url} has {', '.join(repr(one.name) for one in models) or 'no model'}")
         if time.monotonic() - logged_at >= _LOG_INTERVAL:
             logged_at = time.monotonic()
-            print(f"waiting for {name or 'a model'}: {'; '.join(reasons)}", file=sys.stderr, flush=True)
+            print(f"waiting for {repr(name) if name else 'a model'}: {'; '.join(reasons)}", file=sys.stderr, flush=True)
         await asyncio.sleep(_POLL_INTERVAL)
 
 
@@ -209,7 +209,7 @@ def find_kind(urls: tuple[str, ...]) -> str:
         except (OSError, Failed) as error:
             ending = "" if url.endswith("/v1") else "; such addresses end with /v1"
             said = str(error).removeprefix("<urlopen error ").removesuffix(">")
-            reasons.append(f"{url}: {said}{_HINT.get(getattr(error, 'code', 0), '')}{ending}")
+            reasons.append(f"{url}: {said}{_HINT.get(getattr(error, 'code', 0), ending)}")
             continue
         owners = {model.owner for model in models}
         kinds = [name for name, kind in KINDS.items() if any(owner.startswith(kind.owner) for owner in owners)]

@@ -258,11 +258,11 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     with problems:
         _urls(config)
     with problems:
-        prepare(model_id, config.dtype, config.options)
+        prepare(model_id, config)
     problems.check()
 
 
-def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
+def prepare(model_id: str | None, config: EngineConfig) -> Path:
     """Return the directory of `option.model_id`, of which tokenizer, template and config are read.
 
     Raises:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core.values import Adapter, Finish, ImagePrompt, Sampling, StructuredOutput, Task
+from handler.core.images import ImagePrompt
+from handler.core.values import Adapter, Finish, Sampling, StructuredOutput, Task
 from handler.engines.base import (
     Capabilities,
     EngineConfig,
@@ -264,8 +265,8 @@ def _is_one_token(output: Output) -> bool:
     return output.finish is None and len(output.ids) == 1 and output.prompt_logprobs is None and not output.sequence
 
 
-def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any], task: Task = Task.GENERATION) -> Path:
-    return prepare_model(model_id, dtype, task)
+def prepare(model_id: str | None, config: EngineConfig) -> Path:
+    return prepare_model(model_id, config.dtype, config.task)
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

@@ -20,8 +20,8 @@ from handler.engines.base import EngineConfig
 from handler.engines.openvino.blank_model import write_blank_model
 from handler.engines.openvino.ir_files import language_model
 from handler.engines.openvino.model import eos_ids
+from handler.engines.process.sandbox_tasks import status_bytes
 from handler.engines.structured_output.json_grammar import json_grammar, one_of
-from handler.engines.structured_output.sandbox_tasks import status_bytes
 from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
 from handler.engines.structured_output.structural_tag import with_schemas, without_text
 

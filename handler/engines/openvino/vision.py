@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from handler.core.images import ImageTokens
-from handler.core.values import ImagePrompt
+from handler.core.images import ImagePrompt, ImageTokens
 from handler.engines.huggingface.image_tokens import collapse, prompt_text
 
 _OWN_TAGS = ("<ov_genai_image_", "<ov_genai_video_", "<ov_genai_audio_")

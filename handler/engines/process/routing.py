@@ -56,7 +56,7 @@ class Router:
     1. A session stays on its replica.
     2. A prompt that begins with an earlier one goes where the longest such prompt went, as its KV cache may be there:
        it is a conversation's next turn. It moves if that replica runs more sequences than the idlest one, by over a
-       fourth of the slots.
+       fourth of the slots. A text to embed or to compare has no next turn.
     3. All else goes where the fewest tokens are to come; of equal ones, where the last request came longest ago.
 
     Args:
@@ -79,7 +79,7 @@ class Router:
         Args:
             loads: those of the replicas that take the request; at least one.
         """
-        start = _beginning(prompt) if self._follows_prompts else ""
+        start = _beginning(prompt) if self._follows_prompts and request.pooling is None else ""
         key = None  # all begin with nothing
         if start:
             digests = prompt.images.digests if prompt.images else ()

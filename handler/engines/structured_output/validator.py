@@ -21,8 +21,8 @@ from typing import NamedTuple, Protocol
 from handler.core.errors import ServingError, Unavailable, serving_error
 from handler.core.values import StructuredOutput
 from handler.engines.base import StructuredOutputCheck
-from handler.engines.structured_output.sandbox import LimitExceeded, MemoryLimitExceeded, NotRun, Purpose, Sandbox
-from handler.engines.structured_output.sandbox_tasks import Job, Limits, Work
+from handler.engines.process.sandbox import LimitExceeded, MemoryLimitExceeded, NotRun, Purpose, Sandbox
+from handler.engines.process.sandbox_tasks import Job, Limits, Work
 
 _MEMORY = 256 << 20
 _PATIENCE = 20.0  # seconds by the clock for each of CPU time: other work may have the processors

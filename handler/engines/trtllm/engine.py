@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core.values import Adapter, ImagePrompt, Sampling
+from handler.core.images import ImagePrompt
+from handler.core.values import Adapter, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step, warm_up
 from handler.engines.huggingface import checkpoint
 from handler.engines.huggingface.tokenizer import HfTokenizer
@@ -276,8 +277,8 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     checkpoint.check_model(model_id, config, partial(llm_arguments, gpus=1, release=support.installed_release()))
 
 
-def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
-    return checkpoint.prepare_checkpoint(model_id, options)
+def prepare(model_id: str | None, config: EngineConfig) -> Path:
+    return checkpoint.prepare_checkpoint(model_id, config.options)
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from handler.core.values import ImagePrompt
+from handler.core.images import ImagePrompt
 from handler.engines.huggingface.image_tokens import QwenTokens, collapse, prompt_text, read_image_tokens
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from handler.core.values import Finish, Logits, Sampling
-from handler.engines.base import Alternatives, Output, Step, score
+from handler.engines.base import Alternatives, Output, Step
+from handler.engines.logprobs import score
 from handler.engines.trtllm.sampling import Model, own_stops, stops
 
 

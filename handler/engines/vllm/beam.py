@@ -10,7 +10,8 @@ import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from handler.core.values import Adapter, Finish, ImagePrompt, Sampling
+from handler.core.images import ImagePrompt
+from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import Alternatives
 from handler.engines.vllm.results import Pending
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core.values import Adapter, Finish, ImagePrompt, Sampling, StructuredOutput, Task
+from handler.core.images import ImagePrompt
+from handler.core.values import Adapter, Finish, Sampling, StructuredOutput, Task
 from handler.engines.base import (
     NO_LORA,
     Capabilities,
@@ -256,8 +257,8 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     check_model(model_id, config, partial(engine_arguments, num_devices=1, cpu=False))
 
 
-def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any], task: Task = Task.GENERATION) -> Path:
-    return prepare_checkpoint(model_id, options)
+def prepare(model_id: str | None, config: EngineConfig) -> Path:
+    return prepare_checkpoint(model_id, config.options)
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from handler.core.images import ImageTokens
-from handler.core.values import ImagePrompt
+from handler.core.images import ImagePrompt, ImageTokens
 from handler.engines.huggingface.image_tokens import collapse
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import ConfigError
-from handler.core.values import Adapter, Finish, ImagePrompt, Pooling, Task
+from handler.core.images import ImagePrompt
+from handler.core.values import Adapter, Finish, Pooling, Task
 from handler.engines.base import EngineConfig, EngineStatistics, Output, Step
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, read_pooling
 from handler.engines.process.process_group import end_with_children

@@ -1,7 +1,7 @@
 """Checks a schema, expression or grammar as vLLM would use it, without the model: verify, compile, make masks.
 
 vLLM verifies it in the process that steps the engine, and compiles it on threads of its core. At every step it makes a
-mask of allowed tokens. Its own classes do so here, in the sandbox (`structured_output/sandbox_tasks.py`).
+mask of allowed tokens. Its own classes do so here, in the sandbox (`process/sandbox_tasks.py`).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from handler import __version__
 from handler.core.errors import InvalidParameter, Overloaded, serving_error
 from handler.core.framing import dumps
 from handler.core.text import Prompt, spans
+from handler.core.values import Task
 from handler.engines.base import Tokenizer
 from handler.http.asgi import Endpoint, read_body, send_answer, send_json
 from handler.protocols.assistant.template import READERS, read_template
@@ -23,6 +24,7 @@ from handler.protocols.base import HttpResponse
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.openai.parameters import CHAT, HARMLESS
 from handler.protocols.readers.messages import read_messages
+from handler.protocols.readers.texts import MAX_TEXTS
 from handler.protocols.registry import ROUTES
 from handler.protocols.tgi.errors import UNHEALTHY, OutOfRange, WrongType
 from handler.protocols.tgi.request import MAX_BEST_OF, MAX_STOPS
@@ -73,6 +75,8 @@ class TgiRoutes:
     async def _info(self, scope: Scope, receive: Receive, send: Send) -> None:
         config, info = self._model.config, self._model.info
         total = None if info is None else info.max_total_tokens
+        generates = self._model.context.task is Task.GENERATION  # else all tokens are the text's
+        tokens = None if total is None else min(total - generates, config.max_input_len or total)
         value = {
             "model_id": config.model_id or config.model_name,
             "model_sha": config.engine_options.get("revision"),
@@ -80,10 +84,10 @@ class TgiRoutes:
             "max_concurrent_requests": config.max_rolling_batch_size + config.job_queue_size,
             "max_best_of": MAX_BEST_OF,
             "max_stop_sequences": MAX_STOPS,
-            "max_input_tokens": None if total is None else total - 1,
+            "max_input_tokens": tokens,
             "max_total_tokens": total,
             "validation_workers": TOKENIZER_THREADS,
-            "max_client_batch_size": MAX_PROMPTS,  # of /v1/completions; TGI's routes take one
+            "max_client_batch_size": MAX_PROMPTS if generates else MAX_TEXTS,  # of /v1/completions; TGI's take one
             "router": "lmi-handler",
             "version": __version__,
             "sha": None,

@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from handler import __version__
 from handler.core.errors import ModelNotFound
+from handler.core.values import Task
 from handler.http.asgi import Endpoint, send_answer, send_json
 from handler.protocols.base import HttpResponse
 from handler.protocols.registry import TRITON_MODEL
@@ -16,7 +17,7 @@ from handler.protocols.triton.request import VERSION, Datatypes, inputs, outputs
 from handler.protocols.triton.response import refusal
 from handler.serving.model import ServedModel
 
-_EXTENSIONS = ["generate", "model_configuration", "model_repository"]
+_EXTENSIONS = ["model_repository"]
 
 
 class TritonRoutes:
@@ -24,7 +25,10 @@ class TritonRoutes:
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
-        of_model = {"": self._metadata, "/ready": self._model_ready, "/config": self._config}
+        self._generates = model.context.task is Task.GENERATION
+        of_model = {"/ready": self._model_ready}
+        if self._generates:  # else there are no tensors to describe
+            of_model |= {"": self._metadata, "/config": self._config}
         self.routes = [
             _route("/v2", "GET", self._server),
             _route("/v2/health/live", "GET", self._live),
@@ -36,7 +40,8 @@ class TritonRoutes:
     # -- the server ----------------------------------------------------------------------------------------------
 
     async def _server(self, scope: Scope, receive: Receive, send: Send) -> None:
-        value = {"name": "lmi-handler", "version": __version__, "extensions": _EXTENSIONS}
+        extensions = ["generate", "model_configuration", *_EXTENSIONS] if self._generates else _EXTENSIONS
+        value = {"name": "lmi-handler", "version": __version__, "extensions": extensions}
         await send_json(scope, send, 200, value)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidPayload
-from handler.core.values import ImageSource
+from handler.core.images import ImageSource
 from handler.protocols.base import ServerContext
 from handler.protocols.readers.images import ONLY_IN, check_taken, image_of_base64, image_of_url
 from handler.protocols.readers.turns import Chat, add_to_turn, join_turns

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import FRAMINGS, JSON, JSONLINES, Framing
-from handler.core.values import LMI_NAMES, Adapter, FieldNames, Request, Sampling
+from handler.core.values import LMI_NAMES, Adapter, FieldNames, Request, Sampling, keep_last
 from handler.protocols.base import HttpResponse, ParsedRequest, Reply, ServerContext
 from handler.protocols.lmi.body import read_field, read_object, read_parameters_field, read_stream, unknown_names
 from handler.protocols.lmi.postprocess import Postprocessor
@@ -112,7 +112,7 @@ class Lmi(LmiFormat):
         request = Request(
             prompt=_prompt(prompt, ids, context),
             sampling=sampling,
-            truncate=flags["truncate"],
+            truncation=keep_last(flags["truncate"]),
             # Several sequences, alternatives, prompt tokens stand in the details: asking for them asks for those.
             details=details or sampling.num_sequences > 1 or sampling.prompt_logprobs or sampling.top_logprobs > 0,
             full_text=bool(flags["return_full_text"]),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import JSON, SSE_DONE, Framing
-from handler.core.values import Adapter, Request
+from handler.core.values import Adapter, Request, keep_last
 from handler.protocols.assistant.answer import answer_form
 from handler.protocols.assistant.template import read_template
 from handler.protocols.assistant.tools.prompt import lay_out
@@ -82,7 +82,7 @@ class OpenAiChat:
         request = Request(
             "",
             sampling,
-            truncate=parameters.others.get("truncate"),
+            truncation=keep_last(parameters.others.get("truncate")),
             messages=messages,
             images=tuple(images),
             tools=shown,

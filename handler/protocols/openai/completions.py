@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
-from handler.core.values import Request, Sampling
+from handler.core.values import Request, Sampling, keep_last
 from handler.protocols.base import HttpResponse, ParsedRequest, Reply, ServerContext
 from handler.protocols.openai import errors
 from handler.protocols.openai.completions_response import PromptOnly, TextDocument, TextFormat, TextStream
@@ -57,7 +57,7 @@ class OpenAiCompletions:
             Request(
                 text_of(prompt, "prompt", context),
                 sampling,
-                truncate=parameters.others.get("truncate"),
+                truncation=keep_last(parameters.others.get("truncate")),
                 prompt_ids=None if isinstance(prompt, str) else prompt,
                 adapter=adapter,
                 priority=parameters.others.get("priority", 0),

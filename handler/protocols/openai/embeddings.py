@@ -14,15 +14,15 @@ from handler.protocols.openai import errors
 from handler.protocols.openai.answers import EmbeddingAnswer
 from handler.protocols.openai.parameters import harmless, read_model
 from handler.protocols.openai.request import unknown_fields
-from handler.protocols.parameters import PARAMETERS, Parameter, Table, read_all, unsupported
+from handler.protocols.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.readers.body import report_unknown
 from handler.protocols.readers.texts import (
+    VLLM_POOLING,
     embedding_requests,
     read_texts,
-    truncate_prompt_tokens,
-    truncation_side,
+    vllm_truncation,
 )
-from handler.protocols.readers.values import accepts, boolean, integer
+from handler.protocols.readers.values import accepts, integer
 from handler.protocols.reply import VectorReply, Vectors
 
 
@@ -37,18 +37,12 @@ TABLE = Table(
     {
         "dimensions": Parameter("dimensions", integer(1)),
         "encoding_format": Parameter("encoding_format", _encoding_format),
-        "use_activation": Parameter("normalize", boolean),
-        "truncate_prompt_tokens": Parameter("truncate", truncate_prompt_tokens),
-        "truncation_side": Parameter("truncation", truncation_side),
-        "priority": PARAMETERS["priority"],
+        **VLLM_POOLING,
         "add_special_tokens": unsupported("send token ids for a text without them", True),
         "embed_dtype": unsupported("numbers have 32 bits", "float32"),
         "endianness": unsupported("base64 is little-endian, as OpenAI's", "little", "native"),
-        "padding": unsupported("the engine pads its batches itself", "do_not_pad"),
         "messages": unsupported("send texts as input", []),
-        "mm_processor_kwargs": unsupported("the engine reads text only", {}),
         "normalize": unsupported("write use_activation"),
-        "truncate": unsupported("write truncate_prompt_tokens=-1", False),
     }
 )
 
@@ -68,14 +62,12 @@ class OpenAiEmbeddings:
         texts = read_texts(body.get("input"), "input")
         others = read_all(body, context, defaults={}, table=TABLE).others
         ignored = [*report_unknown(unknown_fields(body, _READ), body, context), *harmless(body)]
-        truncate = others.get("truncate")
         requests = embedding_requests(
             texts,
             "input",
             Pooling("embed", others.get("dimensions"), others.get("normalize", True)),
             context,
-            truncate=None if truncate == -1 else truncate,
-            truncation="refuse" if truncate is None else others.get("truncation", "right"),
+            truncation=vllm_truncation(others),
             adapter=adapter,
             priority=others.get("priority", 0),
         )

@@ -7,7 +7,7 @@ import binascii
 from typing import Any
 
 from handler.core.errors import InvalidPayload
-from handler.core.values import ImageSource
+from handler.core.images import ImageSource
 from handler.protocols.base import ServerContext
 
 _SCHEMES = ("http", "https", "file")

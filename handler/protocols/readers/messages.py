@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidPayload
-from handler.core.values import ImageSource
+from handler.core.images import ImageSource
 from handler.protocols.base import ServerContext
 from handler.protocols.readers.images import IMAGE, ONLY_IN, check_number, check_taken, image_of_url
 

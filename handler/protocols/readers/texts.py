@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.values import FieldNames, Pooling, Request
+from handler.core.values import FieldNames, Pooling, Request, Truncation
 from handler.protocols.base import ServerContext
-from handler.protocols.readers.values import accepts, integer
+from handler.protocols.parameters import PARAMETERS, Parameter, unsupported
+from handler.protocols.readers.values import accepts, boolean, integer
 from handler.protocols.validation import show
 
 MAX_TEXTS = 2048
 """Texts to embed or to compare in one body: OpenAI's limit of `input`."""
+
+MAX_QUERIES = 1 << 24
+"""Characters of a body's query, which every text's ids begin with, times the number of texts."""
 
 _WANTED = "must be a string, a list of strings, a list of token ids, or a list of those"
 
@@ -115,7 +119,14 @@ def embedding_requests(
 
 
 def score_requests(query: str, texts: Sequence[str], name: str, pooling: Pooling, **fields: Any) -> list[Request]:
-    """Return a request for the score of each text with the query; `fields` are the requests' own."""
+    """Return a request for the score of each text with the query; `fields` are the requests' own.
+
+    Raises:
+        TooManyTexts: the query is too long for so many texts.
+    """
+    if len(query) * len(texts) > MAX_QUERIES:
+        each = f"'query' has {len(query)} characters for each of {len(texts)} texts"
+        raise TooManyTexts(f"{each}; at most {MAX_QUERIES} in all")
     return [
         Request(query, pooling=pooling, pair=text, names=FieldNames(prompt=f"{name}[{index}]"), **fields)
         for index, text in enumerate(texts)
@@ -132,12 +143,30 @@ def truncation_side(value: Any) -> str:
 
 
 @accepts(type="integer", minimum=-1)
-def truncate_prompt_tokens(value: Any) -> int:
+def _truncate_prompt_tokens(value: Any) -> int:
     """Read vLLM's limit of a text's tokens; -1 is the model's own."""
     tokens = integer(-1)(value)
     if not tokens:
         raise ValueError("must be -1, the model's limit, or at least 1")
     return tokens
+
+
+VLLM_POOLING: Mapping[str, Parameter] = {
+    "use_activation": Parameter("normalize", boolean),
+    "truncate_prompt_tokens": Parameter("most_tokens", _truncate_prompt_tokens),
+    "truncation_side": Parameter("side", truncation_side),
+    "priority": PARAMETERS["priority"],
+    "padding": unsupported("the engine pads its batches itself", "do_not_pad"),
+    "mm_processor_kwargs": unsupported("the engine reads text only", {}),
+    "truncate": unsupported("write truncate_prompt_tokens=-1", False),
+}
+"""vLLM's parameters of all requests with Pooling (vllm/entrypoints/pooling/base/protocol.py), and TEI's `truncate`."""
+
+
+def vllm_truncation(others: Mapping[str, Any]) -> Truncation | None:
+    """Make what `truncate_prompt_tokens` and `truncation_side` say; None where the first is missing."""
+    most = others.get("most_tokens")
+    return None if most is None else Truncation(None if most == -1 else most, others.get("side", "right"))
 
 
 def check_prompt_name(name: str, context: ServerContext) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from handler.core.values import ImageSource
+from handler.core.images import ImageSource
 
 _TEXTS = ("content", "reasoning_content")
 

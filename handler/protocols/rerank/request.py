@@ -9,18 +9,18 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.identifiers import new_uuid
-from handler.core.values import Pooling
+from handler.core.values import Pooling, Truncation
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.openai.parameters import harmless, read_model
 from handler.protocols.openai.request import unknown_fields
-from handler.protocols.parameters import PARAMETERS, Parameter, Table, read_all, unsupported
+from handler.protocols.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.readers.body import report_unknown
 from handler.protocols.readers.texts import (
+    VLLM_POOLING,
     read_list,
     read_string,
     score_requests,
-    truncate_prompt_tokens,
-    truncation_side,
+    vllm_truncation,
 )
 from handler.protocols.readers.values import accepts, boolean, integer
 from handler.protocols.reply import VectorReply, Vectors
@@ -44,18 +44,12 @@ TABLE = Table(
         "rank_fields": unsupported("documents are ranked by their field text", ["text"]),
         "max_chunks_per_doc": unsupported("a document is scored as a whole", 1),
         "relevant_spans": unsupported("a document is scored as a whole"),
-        "use_activation": Parameter("normalize", boolean),
-        "truncate_prompt_tokens": Parameter("truncate", truncate_prompt_tokens),
-        "truncation_side": Parameter("truncation", truncation_side),
-        "priority": PARAMETERS["priority"],
+        **VLLM_POOLING,
         "max_tokens_per_query": unsupported("write truncate_prompt_tokens", 0),
-        "padding": unsupported("the engine pads its batches itself", "do_not_pad"),
         "instruction": unsupported("write it into the query", ""),
         "chat_template_kwargs": unsupported("pairs have no chat template", {}),
-        "mm_processor_kwargs": unsupported("the engine reads text only", {}),
         "raw_scores": unsupported("write use_activation=false", False),
         "return_text": unsupported("write return_documents"),
-        "truncate": unsupported("write truncate_prompt_tokens=-1", False),
     }
 )
 """The fields of all three, by name."""
@@ -73,7 +67,7 @@ class Rerank:
 
     any_media = False
 
-    def __init__(self, name: str, *, return_documents: bool, truncation: str) -> None:
+    def __init__(self, name: str, *, return_documents: bool, truncation: Truncation | None) -> None:
         self.name = name
         self._return_documents = return_documents
         self._truncation = truncation
@@ -86,14 +80,12 @@ class Rerank:
         documents = _read_documents(body.get("documents"))
         others = read_all(body, context, defaults={}, table=TABLE).others
         ignored = [*report_unknown(unknown_fields(body, _READ), body, context), *harmless(body)]
-        truncate = others.get("truncate")
         requests = score_requests(
             query,
             [document["text"] for document in documents],
             "documents",
             Pooling("score", normalize=others.get("normalize", True)),
-            truncate=None if truncate == -1 else truncate,
-            truncation=others.get("truncation", "right") if truncate else self._truncation,
+            truncation=vllm_truncation(others) or self._truncation,
             adapter=adapter,
             priority=others.get("priority", 0),
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import InvalidPayload, ServingError
-from handler.core.values import FieldNames, Pooling, Request
+from handler.core.values import FieldNames, Pooling, Request, Truncation
 from handler.protocols.base import Headers, HttpResponse, ParsedRequest, ServerContext, Timing
 from handler.protocols.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.readers.body import report_unknown
@@ -28,7 +28,7 @@ from handler.protocols.tei.answers import TeiPrediction, TeiRank, TeiVectors
 
 _TRUNCATION: Mapping[str, Parameter] = {
     "truncate": Parameter("truncate", boolean),
-    "truncation_direction": Parameter("truncation", truncation_side),
+    "truncation_direction": Parameter("side", truncation_side),
 }
 _PROMPT_NAME = Parameter("prompt_name", string)
 
@@ -77,10 +77,12 @@ class Tei:
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         raise NotImplementedError
 
-    def parameters(self, given: Mapping[str, Any], context: ServerContext) -> tuple[Mapping[str, Any], str]:
-        """Read the table's parameters; return the side of truncation too."""
+    def parameters(
+        self, given: Mapping[str, Any], context: ServerContext
+    ) -> tuple[Mapping[str, Any], Truncation | None]:
+        """Read the table's parameters, and how texts are cut."""
         others = read_all(given, context, defaults={}, table=self.table).others
-        return others, others.get("truncation", "right") if others.get("truncate") else "refuse"
+        return others, Truncation(side=others.get("side", "right")) if others.get("truncate") else None
 
     def parsed(self, requests: Sequence[Request], render: Callable[[Vectors, int], Any]) -> ParsedRequest:
         reply = VectorReply(len(requests), render, self.refused)

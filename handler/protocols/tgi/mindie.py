@@ -11,7 +11,7 @@ from typing import Any
 
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSON_TEXTS, TOKEN_SLOTS, Framing
-from handler.core.values import Finish, Request, Token
+from handler.core.values import Finish, Request, Token, keep_last
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext, TokenLine
 from handler.protocols.parameters import PARAMETERS as LMI
 from handler.protocols.parameters import Parameter, Table, read_all
@@ -187,7 +187,7 @@ def _request(read: Body, context: ServerContext) -> Request:
     return Request(
         prompt=read.inputs,
         sampling=parameters.sampling._replace(seed=seed),
-        truncate=given.get("truncate"),
+        truncation=keep_last(given.get("truncate")),
         details=given.get("details", False) or parameters.sampling.prompt_logprobs,
         full_text=given.get("return_full_text", False),
         adapter=parameters.others.get("adapter"),

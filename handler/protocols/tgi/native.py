@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, KEEP_ALIVE, SSE
-from handler.core.values import Finish, Request
+from handler.core.values import Finish, Request, keep_last
 from handler.protocols.base import Headers, HttpResponse, ParsedRequest, ServerContext, Timing
 from handler.protocols.parameters import PARAMETERS, Parameter, Table, read_all
 from handler.protocols.readers.values import integer
@@ -117,7 +117,7 @@ class Tgi(TgiFormat):
         return Request(
             prompt=read.inputs,
             sampling=sampling,
-            truncate=given.get("truncate"),
+            truncation=keep_last(given.get("truncate")),
             details=given.get("details", False) or sampling.prompt_logprobs,
             full_text=given.get("return_full_text", self._full_text),
             adapter=parameters.others.get("adapter"),

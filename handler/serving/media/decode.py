@@ -44,7 +44,7 @@ def decode(max_pixels: int, data: memoryview) -> Iterator[Any]:
     except (InvalidPayload, MemoryError):
         raise
     except PIL.Image.DecompressionBombError:
-        raise InvalidPayload(f"the image has too many pixels; at most {max_pixels} in all") from None
+        raise InvalidPayload(f"the image has too many {_limit(max_pixels)}") from None
     except PIL.UnidentifiedImageError:
         raise InvalidPayload("it is no JPEG, PNG, WebP or GIF") from None
     except Exception as error:  # whatever Pillow's readers raise on a broken file
@@ -70,7 +70,11 @@ def _open(max_pixels: int, data: memoryview) -> PIL.Image.Image:
 
 def _check_size(size: tuple[int, int], max_pixels: int) -> None:
     if size[0] * size[1] > max_pixels:
-        raise InvalidPayload(f"the image has {size[0]} × {size[1]} pixels; at most {max_pixels} in all")
+        raise InvalidPayload(f"the image has {size[0]} × {size[1]} {_limit(max_pixels)}")
+
+
+def _limit(max_pixels: int) -> str:
+    return f"pixels; at most {max_pixels} in all (option.max_image_pixels)"
 
 
 def _webp_size(head: bytes) -> tuple[int, int]:

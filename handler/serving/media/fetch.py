@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 import stat
 from pathlib import Path
@@ -13,7 +12,7 @@ from yarl import URL
 
 from handler.core.errors import InvalidPayload
 from handler.serving.media.addresses import PublicResolver, check_address
-from handler.serving.media.rules import ANY_HOST, Rules
+from handler.serving.media.rules import ANY_HOST, ImageRules
 
 _SCHEMES = ("http", "https")
 _REDIRECTS, _MAX_REDIRECTS = (301, 302, 303, 307, 308), 3
@@ -29,7 +28,7 @@ class Fetcher:
         connections: at a time.
     """
 
-    def __init__(self, rules: Rules, connections: int) -> None:
+    def __init__(self, rules: ImageRules, connections: int) -> None:
         self._rules = rules
         connector = aiohttp.TCPConnector(
             resolver=PublicResolver(), use_dns_cache=False, force_close=True, limit=connections
@@ -51,7 +50,8 @@ class Fetcher:
         try:
             return await asyncio.wait_for(self._follow(_read_url(url)), self._rules.seconds)
         except asyncio.TimeoutError:
-            raise InvalidPayload(f"it could not be fetched in {self._rules.seconds:g} s") from None
+            limit = f"{self._rules.seconds:g} s (option.image_fetch_timeout)"
+            raise InvalidPayload(f"it could not be fetched in {limit}") from None
         except aiohttp.InvalidURL:
             raise InvalidPayload(_INVALID) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -85,8 +85,11 @@ class Fetcher:
         named = [f"{name}:{url.port}"] + ([name, ANY_HOST] if url.is_default_port() else [])
         if not any(name in self._rules.domains for name in named):
             raise InvalidPayload("its host is not among option.allowed_media_domains")
-        if _is_address(host):  # aiohttp asks no resolver then
-            check_address(host)
+        if ":" in host or host.replace(".", "").isdigit():  # aiohttp takes it for an address, and asks no resolver
+            try:
+                check_address(host)
+            except ValueError:  # 127.1: its older versions connect to what the system reads there
+                raise InvalidPayload(_INVALID) from None
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         if response.status != 200:
@@ -102,7 +105,7 @@ class Fetcher:
         return b"".join(chunks)
 
 
-def read_file(url: str, rules: Rules) -> bytes:
+def read_file(url: str, rules: ImageRules) -> bytes:
     """Return the content of a `file:` URL. It blocks.
 
     Raises:
@@ -139,12 +142,4 @@ def _read_url(text: str) -> URL:
 
 def _check_size(size: int, most: int) -> None:
     if size > most:
-        raise InvalidPayload(f"the file has more than {most} bytes")
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
+        raise InvalidPayload(f"the file has more than {most} bytes (option.max_image_bytes)")

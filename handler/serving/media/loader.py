@@ -9,10 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from handler.core.errors import InvalidPayload, Overloaded, Unavailable
-from handler.core.values import Image, ImageSource
-from handler.engines.structured_output.sandbox import LimitExceeded, NotRun, Purpose, Sandbox
-from handler.engines.structured_output.sandbox_tasks import Job, Limits, Work
-from handler.serving.media.rules import Rules
+from handler.core.images import Image, ImageSource
+from handler.engines.process.sandbox import LimitExceeded, NotRun, Purpose, Sandbox
+from handler.engines.process.sandbox_tasks import Job, Limits, Work
+from handler.serving.media.rules import ImageRules
 
 if TYPE_CHECKING:
     from handler.serving.media.fetch import Fetcher
@@ -72,7 +72,7 @@ class Reservation:
     __del__ = give_back
 
 
-class Loaded(NamedTuple):
+class LoadedImages(NamedTuple):
     """The images of one request, and their memory."""
 
     images: tuple[Image, ...]
@@ -82,7 +82,7 @@ class Loaded(NamedTuple):
 class ImageLoader:
     """Fetches and decodes. Its threads and its process begin with the first image. Thread-safe."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: ImageRules) -> None:
         self._rules = rules
         self.memory = Memory()
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="images")
@@ -93,7 +93,7 @@ class ImageLoader:
         self._fetches = asyncio.Semaphore(FETCHES)
         self._num_waiting, self._closed = 0, False
 
-    def load(self, sources: Sequence[ImageSource]) -> Future[Loaded]:
+    def load(self, sources: Sequence[ImageSource]) -> Future[LoadedImages]:
         """Have the images of a request loaded; to cancel the result ends the fetches.
 
         Raises:
@@ -142,28 +142,30 @@ class ImageLoader:
             await self._fetcher.close()
         asyncio.get_running_loop().stop()
 
-    async def _load(self, sources: Sequence[ImageSource]) -> Loaded:
+    async def _load(self, sources: Sequence[ImageSource]) -> LoadedImages:
         reservation, tasks = Reservation(self.memory), list[asyncio.Task[Image]]()
         try:
             reservation.take(sum(len(source.data or b"") for source in sources))
-            tasks += [asyncio.create_task(self._load_one(source)) for source in sources]
+            tasks += [asyncio.create_task(self._load_one(source, reservation)) for source in sources]
             images = tuple(await asyncio.gather(*tasks))
-            reservation.take(sum(len(image.rgb) for image in images))
         except BaseException:
             reservation.give_back()
             for task in tasks:
                 task.cancel()
             raise
-        return Loaded(images, reservation)
+        return LoadedImages(images, reservation)
 
-    async def _load_one(self, source: ImageSource) -> Image:
+    async def _load_one(self, source: ImageSource, reservation: Reservation) -> Image:
         try:
             if source.data is not None:
-                return await self._on_thread(self._decode, source.data)
-            async with self._fetches:
-                return await self._on_thread(self._decode, await self._fetch(source.url))
+                image = await self._on_thread(self._decode, source.data)
+            else:
+                async with self._fetches:
+                    image = await self._on_thread(self._decode, await self._fetch(source.url))
         except (InvalidPayload, Unavailable) as error:
             raise type(error)(f"{source.name}: {error.message}") from None
+        reservation.take(len(image.rgb))  # now: the request's other images may take long
+        return image
 
     async def _fetch(self, url: str) -> bytes:
         from handler.serving.media.fetch import Fetcher, read_file  # aiohttp is loaded by the first URL

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.images import ImageTokens, SharedImages
+from handler.core.images import Image, ImageTokens, SharedImages
 from handler.core.text import Prompt
-from handler.core.values import Image, Request
+from handler.core.values import Request
 from handler.engines.huggingface.image_tokens import expand
 
 
@@ -25,8 +25,8 @@ def place_images(request: Request, prompt: Prompt, images: Sequence[Image], toke
     """
     if tokens is None:
         raise InvalidPayload("'messages': the model takes no images")
-    if request.truncate is not None:
-        raise InvalidParameter("truncate: a prompt with images is not cut")
+    if request.truncation is not None:
+        raise InvalidParameter("truncate_prompt_tokens: a prompt with images is not cut")
     counts = []
     for source, image in zip(request.images, images, strict=True):
         try:

@@ -12,11 +12,11 @@ from handler.core.errors import ConfigError, Problem
 
 ANY_HOST = "*"
 
-EXTRA = "pip install 'lmi-handler[images]'"
+EXTRA = "pip install '.[images]' in lmi-handler's directory"
 
 
-class Rules(NamedTuple):
-    """What the options say.
+class ImageRules(NamedTuple):
+    """Rules for images, from the options.
 
     Attributes:
         domains: hosts, each `name` for the usual ports or `name:port`; `*` is any name with the usual ports.
@@ -33,7 +33,7 @@ class Rules(NamedTuple):
     seconds: float = 5.0
 
 
-def image_rules(config: Config) -> Rules:
+def image_rules(config: Config) -> ImageRules:
     """Read the rules.
 
     Raises:
@@ -43,7 +43,7 @@ def image_rules(config: Config) -> Rules:
     directory = None if given is None else Path(given).resolve()
     if directory is not None and not directory.is_dir():
         raise ConfigError(Problem(config.where(key), key, f"{key}={given}: there is no such directory"))
-    return Rules(
+    return ImageRules(
         domains=config.allowed_media_domains or (),
         directory=directory,
         max_bytes=config.max_image_bytes,

@@ -34,6 +34,25 @@ def ask(server: LiveServer, path: str, body: Any, status: int = 200) -> Any:
     return found.json()
 
 
+@pytest.mark.parametrize(
+    ("settings", "route", "field", "most", "texts"),
+    [
+        ("option.task=text-embedding option.max_model_len=16", "/v1/embeddings", "input", 16, 2048),
+        ("option.task=text-embedding option.max_input_len=5", "/v1/embeddings", "input", 5, 2048),
+        ("option.max_model_len=16", "/v1/completions", "prompt", 15, 256),
+        ("option.max_input_len=5", "/v1/completions", "prompt", 5, 256),
+    ],
+)
+def test_info_names_the_limits_that_hold(settings: str, route: str, field: str, most: int, texts: int) -> None:
+    with serve("--engine", "echo", *options(*settings.split())) as server:
+        server.wait_ready()
+        info = http.get(server.url + "/info").json()
+        assert (info["max_input_tokens"], info["max_client_batch_size"]) == (most, texts)
+        for value, status in (("a " * most, 200), ("a " * (most + 1), 400), (["a"] * (texts + 1), 400)):
+            body = {field: value} if field == "input" else {field: value, "max_tokens": 1}
+            ask(server, route, body, status)
+
+
 # -- embeddings --------------------------------------------------------------------------------------------------
 
 
@@ -189,7 +208,15 @@ def test_other_routes_of_tei_are_refused_by_name(servers: dict[str, LiveServer],
 
 @pytest.mark.parametrize("task", ROUTES)
 def test_the_task_is_told(servers: dict[str, LiveServer], task: str) -> None:
-    assert http.get(f"{servers[task].url}/info").json()["model_pipeline_tag"] == task
+    url, generates = servers[task].url, task == "text-generation"
+    info = http.get(f"{url}/info").json()
+    assert info["model_pipeline_tag"] == task
+    assert info["max_total_tokens"] - info["max_input_tokens"] == generates
+    assert (info["max_client_batch_size"] == 2048) is not generates
+    assert ("generate" in http.get(f"{url}/v2").json()["extensions"]) is generates
+    for path in ("", "/config"):
+        assert http.get(f"{url}/v2/models/model{path}").status_code == (200 if generates else 404)
+    assert http.get(f"{url}/v2/models/model/ready").status_code == 200
 
 
 def test_tgi_compat_has_teis_answer_at_invocations(vectors: list[list[float]]) -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from handler.core.errors import NotJson, Overloaded, ServingError, TooLarge, Unavailable
 from handler.engines.base import EngineInfo
-from handler.engines.structured_output.sandbox import Sandbox
-from handler.engines.structured_output.sandbox_tasks import Work
+from handler.engines.process.sandbox import Sandbox
+from handler.engines.process.sandbox_tasks import Work
 from handler.protocols.readers.body import decode
 from handler.protocols.validation import show
 from handler.serving import large_bodies

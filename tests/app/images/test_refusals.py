@@ -25,7 +25,7 @@ CHAT = "/v1/chat/completions"
 NOT_PUBLIC = "its host has an address that is not public"
 NOT_LISTED = "its host is not among option.allowed_media_domains"
 OUTSIDE = "it is no file below option.allowed_local_media_path"
-MANY_PIXELS = "pixels; at most 1000000 in all"
+MANY_PIXELS = r"pixels; at most 1000000 in all \(option.max_image_pixels\)"
 _NAMES = {"inside.example": ["10.1.2.3"], "both.example": ["93.184.216.34", "127.0.0.1"], "six.example": ["::1"]}
 _real_public, _real_getaddrinfo = addresses.is_public, socket.getaddrinfo
 
@@ -103,6 +103,13 @@ def test_only_public_addresses_are_connected_to(server: LiveServer, host: str) -
     assert reason(server, f"http://{host}/a.png") == NOT_PUBLIC
 
 
+@pytest.mark.parametrize("host", ["2130706433", "0177.0.0.1", "127.1", "0", "\uff11\uff12\uff17.1"])
+def test_numbers_that_only_the_system_reads_as_an_address(server: LiveServer, host: str) -> None:
+    """Older versions of aiohttp take them for addresses, and ask no resolver."""
+    with mock.patch("aiohttp.connector.is_canonical_ipv4_address", return_value=True, create=True):
+        assert reason(server, f"http://{host}/") == "it is not a valid URL"
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
@@ -134,7 +141,7 @@ def test_only_public_addresses_are_connected_to(server: LiveServer, host: str) -
         ("file://{folder}/none.png", OUTSIDE),
         ("file://{folder}/below/ok.png%00", OUTSIDE),
         ("file://example.com{folder}/below/ok.png", OUTSIDE),
-        ("file://{folder}/large.png", "the file has more than 1048576 bytes"),
+        ("file://{folder}/large.png", "the file has more than 1048576 bytes (option.max_image_bytes)"),
     ],
 )
 def test_urls_stay_where_the_options_allow_them(server: LiveServer, folder: Path, url: str, message: str) -> None:
@@ -149,8 +156,8 @@ def test_urls_stay_where_the_options_allow_them(server: LiveServer, folder: Path
         ("/file", "its server redirects to another host, or away from HTTPS"),
         ("/port", NOT_LISTED),
         ("/circle", "its server redirects more than 3 times"),
-        ("/long", "the file has more than 1048576 bytes"),
-        ("/endless", "the file has more than 1048576 bytes"),
+        ("/long", "the file has more than 1048576 bytes (option.max_image_bytes)"),
+        ("/endless", "the file has more than 1048576 bytes (option.max_image_bytes)"),
         ("/zip", "its server answers with a Content-Encoding"),
         ("/short", "it could not be fetched: ClientPayloadError"),
         ("/mute", "it could not be fetched: ServerDisconnectedError"),
@@ -166,7 +173,7 @@ def test_a_server_that_takes_too_long(files: FileServer) -> None:
     settings = options(f"option.allowed_media_domains={files.domain}", "option.image_fetch_timeout=0.2")
     with serve("--engine", "echo", *settings) as hasty:
         hasty.wait_ready()
-        assert reason(hasty, files.url("/slow")) == "it could not be fetched in 0.2 s"
+        assert reason(hasty, files.url("/slow")) == "it could not be fetched in 0.2 s (option.image_fetch_timeout)"
 
 
 NOISE = os.urandom(1 << 12)

@@ -13,11 +13,12 @@ import pytest
 from handler.config.loader import read_config
 from handler.core.errors import AdapterFailed, ConfigError, Unavailable
 from handler.core.values import Adapter
-from handler.engines.echo import Echo
+from handler.engines.echo.engine import Echo
 from handler.engines.process.supervisor import State
 from handler.scheduler.lora import registry
 from handler.scheduler.lora.registry import AdapterHome
-from handler.serving.loading import adapter_home, engine_spec
+from handler.serving.loading.engine_spec import engine_spec
+from handler.serving.loading.model_directory import adapter_home
 from handler.serving.model import ServedModel
 from tests.adapter_files import write_adapter
 from tests.services import load_echo

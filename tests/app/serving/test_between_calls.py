@@ -20,7 +20,7 @@ from handler.djl.worker_loop import WorkerLoop
 from handler.engines.base import Step
 from handler.engines.process.ipc import encode
 from handler.plugins.functions import Formatters
-from handler.serving.loading import load_model
+from handler.serving.loading.load import load_model
 from handler.serving.model import ServedModel
 from tests.servers import wait_for
 from tests.stepped import ask, item, text_of

@@ -13,8 +13,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from handler.core.values import Adapter, Sampling
-from handler.engines import echo
 from handler.engines.base import EngineStatistics
+from handler.engines.echo import engine as echo
 from handler.engines.process import engine_loop
 from tests.app.server import AppServer, serve
 from tests.servers import http, wait_for

@@ -19,8 +19,9 @@ from handler.engines.base import Capabilities, EngineConfig, EngineInfo
 from handler.engines.process.engine_loop import Spec
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters
-from handler.serving import loading
-from handler.serving.loading import engine_spec, load_model, make_validator
+from handler.serving.loading import load as loading
+from handler.serving.loading.engine_spec import engine_spec
+from handler.serving.loading.load import load_model, make_validator
 from handler.serving.model import ServedModel
 from handler.serving.request_task import RequestTask
 from tests.services import begin

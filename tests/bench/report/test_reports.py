@@ -107,9 +107,9 @@ def test_a_comparison_names_changes_and_what_may_be_chance() -> None:
     assert rows[9] == ["8 clients", "tokens/s", "800.0", "-", "1,600.0 (+100.0%)"]
     assert ["", "failed requests", "0", "-", "3"] in rows
     assert ["16 clients", "tokens/s", "-", "1,680.0", "-"] in rows
-    assert "subject of slow: tiny, engine vllm, option.a=1" in shown
-    assert "work of far: answers of 64 tokens, prompts of 100 words" in shown
-    assert "machine of far: not known" in shown
+    assert "slow, measured: tiny, engine vllm, option.a=1" in shown
+    assert "far, requests: answers of 64 tokens, prompts of 100 words" in shown
+    assert "far, machine: not known" in shown
 
 
 def test_compare_reads_what_either_command_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.core.values import Adapter, Finish, Image, ImagePrompt, ImageSource, Request, Sampling
+from handler.core.images import Image, ImagePrompt, ImageSource
+from handler.core.values import Adapter, Finish, Request, Sampling
 from handler.engines.base import EngineConfig, Output
 from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.trtllm import engine as trtllm

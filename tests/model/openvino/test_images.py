@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from handler.core.errors import ConfigError, InvalidPayload
+from handler.core.images import Image, ImageSource
 from handler.core.text import Detokenizer
-from handler.core.values import Image, ImageSource, Request, Sampling
+from handler.core.values import Request, Sampling
 from handler.engines.base import EngineConfig
 from handler.engines.openvino.engine import check
 from handler.serving.media.placing import place_images

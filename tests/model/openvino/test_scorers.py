@@ -8,7 +8,8 @@ from typing import Any
 import numpy
 import pytest
 
-from handler.engines.base import EngineConfig, score
+from handler.engines.base import EngineConfig
+from handler.engines.logprobs import score
 from handler.engines.openvino.engine import capabilities, prepare
 from handler.engines.openvino.pipeline import make_pipeline, make_scorer
 from handler.engines.openvino.scorers.logit_scorer import LogitScorer, Scores
@@ -20,7 +21,7 @@ LONG = [(7 * at) % 1000 + 300 for at in range(290)]  # more than one step reads
 
 @pytest.fixture(scope="module")
 def config(demo_model: Path) -> EngineConfig:
-    return EngineConfig(model=prepare(str(demo_model), "fp32", {}), dtype="fp32")
+    return EngineConfig(model=prepare(str(demo_model), EngineConfig(dtype="fp32")), dtype="fp32")
 
 
 @pytest.fixture(scope="module")

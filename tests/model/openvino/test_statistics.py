@@ -13,7 +13,7 @@ pytestmark = pytest.mark.model
 
 @pytest.mark.parametrize("gib", [0, 1])
 def test_a_cache_with_a_size_is_used_while_a_request_runs(gib: int) -> None:
-    engine = OpenVino(EngineConfig(model=prepare("demo", "auto", {}), cache_gib=gib))
+    engine = OpenVino(EngineConfig(model=prepare("demo", EngineConfig()), cache_gib=gib))
     idle = EngineStatistics(kv_cache_usage=0.0) if gib else EngineStatistics()
     assert engine.statistics() == idle
     engine.add(1, list(range(100, 200)), Sampling(max_new_tokens=4, ignore_eos=True))

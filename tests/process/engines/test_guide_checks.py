@@ -18,9 +18,10 @@ import pytest
 
 from handler.core.errors import Unavailable
 from handler.core.values import StructuredOutput
-from handler.engines.structured_output import sandbox, validator
-from handler.engines.structured_output.sandbox import LimitExceeded, Sandbox
-from handler.engines.structured_output.sandbox_tasks import Job, Limits
+from handler.engines.process import sandbox
+from handler.engines.process.sandbox import LimitExceeded, Sandbox
+from handler.engines.process.sandbox_tasks import Job, Limits
+from handler.engines.structured_output import validator
 from handler.engines.structured_output.validator import _PURPOSE, StructuredOutputValidator, Verdict, _make_work
 from tests.servers import wait_for
 from tests.unit.engines import fake_guides

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
@@ -144,6 +145,22 @@ def test_requests_need_the_key_and_the_end_ends_the_engine() -> None:
 def test_a_start_that_fails_says_why(option: str, words: str) -> None:
     with pytest.raises(AssertionError, match=words), hypercorn(option):
         pass
+
+
+def test_a_bug_in_the_start_ends_it_too() -> None:
+    app, sent = create_app("option.llm_engine=echo"), []
+
+    async def receive() -> dict[str, str]:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    with mock.patch("handler.http.app.load_model", side_effect=OSError("no space left")):
+        asyncio.run(app({"type": "lifespan"}, receive, send))
+    (message,) = sent
+    assert message["type"] == "lifespan.startup.failed"
+    assert "OSError: no space left" in message["message"]
 
 
 def test_what_is_no_http_request_of_a_running_model_is_refused() -> None:

@@ -13,7 +13,7 @@ from handler.config.options import OPTIONS
 from handler.config.options.common import LLM_ENGINES, TOOL_CALL_PARSERS
 from handler.core.errors import ConfigError
 from handler.protocols.assistant.tools.formats import FORMATS
-from handler.serving.loading import choose_engine
+from handler.serving.loading.engine_spec import choose_engine
 
 
 def config(*overrides: str, env: dict[str, str] | None = None, file: Path | None = None) -> Config:

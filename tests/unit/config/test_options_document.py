@@ -7,6 +7,7 @@ from pathlib import Path
 
 from handler.config.options import ENVIRONMENT, OPTIONS, Option
 from handler.config.options.engine_arguments import shipped
+from handler.config.options.listing import engines_of
 from handler.config.options.option import Gone
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "options.md"
@@ -32,9 +33,12 @@ server ignores `SERVING_*` names that only DJL Serving's Java side reads.
 
 ## The echo engine
 Run `lmi serve --engine echo` to try the server without a model. The engine repeats the prompt's words, one per token,
-until `max_new_tokens`. `option.echo_tokens_per_second` sets its pace. With `option.echo_cues=true`, some words of a
-prompt act when they are echoed. At `<raise>` the engine raises an exception, at `<hang>` it never returns, at `<die>`
-its process ends. `<refuse>` makes it refuse the request. These words are for tests, and off by default.
+until `max_new_tokens`. OpenAI's routes and the chat page have no such limit by default: they fill the context of
+1,048,576 tokens. Set `max_tokens`, or `option.max_model_len=256`. `option.echo_tokens_per_second` sets the pace.
+
+With `option.echo_cues=true`, some words of a prompt act when they are echoed. At `<raise>` the engine raises an
+exception, at `<hang>` it never returns, at `<die>` its process ends. `<refuse>` makes it refuse the request. These
+words are for tests, and off by default.
 
 ## Precision on OpenVINO
 `option.dtype=auto` lets the engine choose. On a CPU with bf16 it chooses bf16, an 8-bit KV cache, and quantized
@@ -56,13 +60,13 @@ missing, the start fails. A file with an unknown layout of weights is served as 
 
 def render() -> str:
     options = [option for option in OPTIONS if option.field and not isinstance(option.parse, Gone)]
-    common = [option for option in options if not option.engines]
-    groups = sorted({option.engines for option in options if option.engines})
+    common = [option for option in options if not engines_of(option)]
+    groups = sorted({engines_of(option) for option in options} - {()})
     tables = [_table(common)]
     for engines in groups:
         tables.append(
             f"## Only with {_enumerate(engines)}\n"
-            + _table([option for option in options if option.engines == engines])
+            + _table([option for option in options if engines_of(option) == engines])
         )
     javas = ", ".join(f"`{option.key}`" for option in OPTIONS if option.of_java and not isinstance(option.parse, Gone))
     idle = "\n".join(f"* `{option.key}`: {option.idle}" for option in OPTIONS if option.idle)

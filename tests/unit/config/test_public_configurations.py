@@ -24,7 +24,7 @@ from handler.engines.base import EngineConfig
 from handler.engines.trtllm.arguments import construct, llm_arguments
 from handler.engines.trtllm.support import release_of
 from handler.engines.vllm.arguments import engine_arguments
-from handler.serving.loading import engine_config
+from handler.serving.loading.engine_spec import engine_config
 from tests.container.images.dockerfile import read
 from tests.doubles import tiny, using
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import subprocess
 import sys
 
 import pytest
 
-from handler.core.images import SharedImages
-from handler.core.values import Image, ImagePrompt
+from handler.core.images import Image, ImagePrompt, SharedImages
 
 IMAGES = (Image(2, 1, b"\x00\x01\x02\x03\x04\x05", "first"), Image(1, 1, b"abc", "second"))
 
@@ -45,3 +45,19 @@ def test_they_are_gone_with_their_owner_even_where_its_descriptor_is_another_fil
     assert file.path in {other.file.path for other in others}
     with pytest.raises(FileNotFoundError, match="their request has ended"):
         file.read()
+
+
+def test_another_file_in_the_place_of_theirs_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [SharedImages("", IMAGES)]
+    file, readlink = held[0].file, os.readlink
+
+    def end_meanwhile(path: str) -> str:
+        target = readlink(path)
+        held.clear()
+        gc.collect()
+        held.extend(SharedImages("", [Image(1, 1, b"xyz", "other")]) for _ in range(8))
+        assert file.path in {other.file.path for other in held}
+        return target
+
+    monkeypatch.setattr(os, "readlink", end_meanwhile)
+    assert file.read() == ImagePrompt("", IMAGES)

@@ -15,7 +15,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from handler.core.errors import PromptTooLong
 from handler.core.text import Vocabulary, check_tokens
-from handler.engines.echo import _CONTEXT, EchoTokenizer
+from handler.engines.echo.tokenizer import CONTEXT, EchoTokenizer
 from handler.engines.huggingface import tokenizer as hf_tokenizer
 from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.openvino import model as openvino_model
@@ -110,8 +110,8 @@ def test_hugging_faces_makes_no_more_ids_than_any_engine_takes(
 
 
 def test_echo_stops_at_its_context() -> None:
-    assert len(EchoTokenizer().encode("a " * _CONTEXT).ids) == _CONTEXT
-    with pytest.raises(PromptTooLong, match=f"'inputs' has at least {_CONTEXT + 1} tokens"):
-        EchoTokenizer().encode("a " * (_CONTEXT + 2))
+    assert len(EchoTokenizer().encode("a " * CONTEXT).ids) == CONTEXT
+    with pytest.raises(PromptTooLong, match=f"'inputs' has at least {CONTEXT + 1} tokens"):
+        EchoTokenizer().encode("a " * (CONTEXT + 2))
     with pytest.raises(PromptTooLong, match="'messages' has"):
-        EchoTokenizer().encode_chat([{"role": "user", "content": "a " * (_CONTEXT + 2)}])
+        EchoTokenizer().encode_chat([{"role": "user", "content": "a " * (CONTEXT + 2)}])

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from handler.core.images import SharedImages
+from handler.core.images import Image, SharedImages
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Image, Request
+from handler.core.values import Adapter, Pooling, Request
 from handler.engines.process.routing import Load, Router
 
 NO_WORDS = Vocabulary([])
@@ -52,6 +52,11 @@ def test_another_adapter_is_another_cache_and_prompts_of_ids_are_prompts() -> No
     assert choose(router, "a b d", adapter=Adapter("one", 1, "/one")) == 0
     ids = [router.choose(Request(""), Prompt("", list(range(length)), NO_WORDS), IDLE) for length in (5, 6, 70, 71)]
     assert len(set(ids)) == 1
+
+
+def test_pairs_of_one_query_spread() -> None:
+    router = Router(16)
+    assert [choose(router, "query", pooling=Pooling("score"), pair=str(number)) for number in range(4)] == [0, 1, 0, 1]
 
 
 def test_an_empty_prompt_is_the_beginning_of_none() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,14 +17,15 @@ import pytest
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError, InvalidPayload, Overloaded, ServingError, Unavailable
 from handler.core.framing import dumps
-from handler.core.values import Image, ImageSource
+from handler.core.images import Image, ImageSource
 from handler.serving.media import loader as media
 from handler.serving.media.addresses import is_public
 from handler.serving.media.decode import decode
 from handler.serving.media.loader import ImageLoader
-from handler.serving.media.rules import Rules, image_rules, missing_packages
+from handler.serving.media.rules import ImageRules, image_rules, missing_packages
 from handler.serving.request_task import RequestTask
 from tests.app.images.files import data_url, image_file
+from tests.servers import PATIENCE, wait_for
 from tests.stepped import Bench, benches
 
 __all__ = ["benches"]
@@ -110,7 +112,7 @@ def test_public_addresses(address: str, public: bool) -> None:
 
 @pytest.fixture
 def images() -> Iterator[ImageLoader]:
-    loader = ImageLoader(Rules())
+    loader = ImageLoader(ImageRules())
     yield loader
     loader.close()
 
@@ -133,6 +135,18 @@ def test_memory_is_given_back_when_nothing_refers_to_it(images: ImageLoader) -> 
     del loaded
     gc.collect()
     assert images.memory.taken == 0
+
+
+def test_pixels_count_while_the_requests_other_images_are_loaded(images: ImageLoader) -> None:
+    png, go_on = image_file(), threading.Event()
+    decode = images._decode
+    images._decode = lambda data: decode(data) if data or not go_on.wait(PATIENCE) else decode(png)  # type: ignore[method-assign]
+    loading = images.load([source(png), source(b"")])
+    try:
+        wait_for(lambda: images.memory.taken == len(png) + 8 * 6 * 3, PATIENCE, "the pixels of the first do not count")
+    finally:
+        go_on.set()
+    assert loading.result().images[0] == loading.result().images[1]
 
 
 def test_images_beyond_the_memory_wait_for_other_requests(images: ImageLoader) -> None:
@@ -170,7 +184,7 @@ def test_too_many_that_wait_are_refused(images: ImageLoader) -> None:
 
 
 def test_a_closed_loader_loads_nothing() -> None:
-    loader = ImageLoader(Rules())
+    loader = ImageLoader(ImageRules())
     loader.load([source(image_file())]).result()
     loader.close()
     with pytest.raises(Unavailable):
@@ -208,7 +222,10 @@ def test_vllms_arguments_that_this_server_reads_are_refused_among_engine_args() 
 
 def test_without_pillow_images_are_refused_by_its_name() -> None:
     with mock.patch("importlib.util.find_spec", return_value=None):
-        assert missing_packages() == "PIL and aiohttp cannot be imported: pip install 'lmi-handler[images]'"
+        assert (
+            missing_packages()
+            == "PIL and aiohttp cannot be imported: pip install '.[images]' in lmi-handler's directory"
+        )
     assert missing_packages() == ""
 
 

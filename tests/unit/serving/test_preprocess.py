@@ -12,11 +12,12 @@ import pytest
 
 from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong, ServingError
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Request, Sampling
+from handler.core.values import Adapter, Pooling, Request, Sampling, Truncation
 from handler.engines.base import EngineInfo
-from handler.engines.echo import EchoTokenizer
+from handler.engines.echo.tokenizer import EchoTokenizer
 from handler.protocols.base import ParsedRequest, ServerContext
 from handler.protocols.registry import SCHEMAS
+from handler.serving.large_bodies import _LONG, is_long
 from handler.serving.preprocess import MAX_LOGITS, Preprocessor, request_id
 
 IDENTIFIER = "x-amzn-sagemaker-adapter-identifier"
@@ -123,7 +124,7 @@ def refusal(request: Request, vocabulary: Vocabulary = BIG) -> str:
 def test_ids_are_the_prompt_as_they_are() -> None:
     found = encode(Request("as shown", prompt_ids=(1, 0, 1)))
     assert (found.text, found.ids, found.vocabulary) == ("as shown", [1, 0, 1], BIG)
-    assert encode(Request("", prompt_ids=(1, 0, 1), truncate=2)).ids == [0, 1]
+    assert encode(Request("", prompt_ids=(1, 0, 1), truncation=Truncation(2))).ids == [0, 1]
 
 
 def test_a_body_of_ids_goes_through_to_the_prompt() -> None:
@@ -214,3 +215,16 @@ def test_djls_id_goes_before_sagemakers_and_that_before_the_clients() -> None:
         assert request_id(headers) == wanted
         headers[name] = "not\nharmless"
     assert request_id(headers) != request_id(headers), "each gets one of its own"
+
+
+@pytest.mark.parametrize(
+    "long",
+    [
+        Request("a" * _LONG),
+        Request("query", pooling=Pooling("score"), pair="a" * _LONG),
+        Request("", messages=({"role": "user", "content": [{"type": "text", "text": "a" * _LONG}]},)),
+    ],
+)
+def test_long_texts_are_told_wherever_they_stand(long: Request) -> None:
+    assert is_long(long)
+    assert not is_long(replace(long, prompt="", pair="a", messages=()))

@@ -15,7 +15,7 @@ from handler.engines.base import EngineConfig
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.places import Place, on_cores, on_devices
 from handler.engines.process.supervisor import EngineSupervisor, State
-from handler.serving.replicas import check_replicas, replica_places
+from handler.serving.loading.replicas import check_replicas, replica_places
 
 FOUR = ["0", "1", "2", "3"]
 

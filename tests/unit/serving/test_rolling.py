@@ -14,7 +14,7 @@ from handler.core.errors import GenerationFailed
 from handler.core.text import Prompt
 from handler.djl.batches import Item
 from handler.engines.base import EngineInfo
-from handler.engines.echo import EchoTokenizer
+from handler.engines.echo.tokenizer import EchoTokenizer
 from tests.stepped import Bench, ask, benches, item, text_of
 
 __all__ = ["benches"]

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from handler.config import model_files
 from handler.core.errors import ConfigError
-from handler.core.values import Adapter, Finish, ImagePrompt, Pooling, Task
+from handler.core.images import ImagePrompt
+from handler.core.values import Adapter, Finish, Pooling, Task
 from handler.engines.base import EngineConfig, EngineInfo, Output, Step
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, read_pooling
 from handler.engines.openvino.pooling.bert_graph import bert_graph

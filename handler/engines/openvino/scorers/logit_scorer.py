@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.engines.base import Alternatives, score
+from handler.engines.base import Alternatives
+from handler.engines.logprobs import score
 
 MODEL = "openvino_model.xml"
 

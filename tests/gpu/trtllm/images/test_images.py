@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from handler.core.values import Finish, Image, ImagePrompt, Sampling
+from handler.core.images import Image, ImagePrompt
+from handler.core.values import Finish, Sampling
 from handler.engines.base import EngineConfig
 from handler.engines.trtllm import engine as trtllm
 from tests.doubles import tiny, using

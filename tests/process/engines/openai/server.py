@@ -68,7 +68,7 @@ class Server:
             headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
             body = await reader.readexactly(int(headers.get("content-length", 0)))
             if first.startswith("GET"):
-                writer.write(status(200, self.models, "Connection: close\r\n"))
+                writer.write(status(200 if " /v1/" in first else 404, self.models, "Connection: close\r\n"))
                 return
             self.received.append(Received(headers, json.loads(body)))
             for part in self.scripts.pop(0) if self.scripts else GOOD:

@@ -328,8 +328,12 @@ def test_a_server_says_what_it_is(owner: str, kind: str) -> None:
 
 
 def test_a_server_that_does_not_say_what_it_is_needs_the_option() -> None:
-    with listening(owner="me") as server, pytest.raises(ConfigError, match=r"base_url_kind=auto.* owned by me"):
-        find_kind((server.url,))
+    with listening(owner="me") as server:
+        with pytest.raises(ConfigError, match=r"base_url_kind=auto.* owned by me"):
+            find_kind((server.url,))
+        with pytest.raises(ConfigError, match=r"Error 404: .* ends with /v1") as refused:
+            find_kind((server.url.removesuffix("/v1"),))
+        assert str(refused.value).count("/v1") == 1
     with pytest.raises(ConfigError, match=r"base_url_kind=auto: a server has to run.*: http.*/v1: .*refused"):
         find_kind((server.url,))
     with pytest.raises(ConfigError, match="such addresses end with /v1"):

@@ -88,14 +88,14 @@ def test_a_directory_of_openvinos_serves_too(tmp_path: Path) -> None:
     model = write_model(tmp_path, "bert")
     openvino.save_model(bert_graph(model), model / "openvino_model.xml", compress_to_fp16=False)
     (model / "model.safetensors").unlink()
-    assert engines.prepare("openvino", str(model), "fp32", {}, Task.EMBEDDING) == model
+    assert engines.prepare("openvino", str(model), EngineConfig(dtype="fp32", task=Task.EMBEDDING)) == model
     found = computed(load(model, Task.EMBEDDING), [(1, TEXTS[0], Pooling("embed", normalize=False))])
     numpy.testing.assert_allclose(found[1], WANTED["bert"]["mean"][0], atol=1e-4)
 
 
 def test_other_families_need_the_converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = write_model(tmp_path / "model", "bert")
-    assert engines.prepare("openvino", str(model), "auto", {}, Task.EMBEDDING) == model
+    assert engines.prepare("openvino", str(model), EngineConfig(task=Task.EMBEDDING)) == model
     (model / "config.json").write_text(json.dumps({"model_type": "mpnet", "architectures": ["MPNetModel"]}))
     monkeypatch.setenv("LMI_CACHE", str(tmp_path / "cache"))
     with pytest.raises(ConfigError, match=r"has to be converted first, which needs: pip install '\.\[convert\]'"):

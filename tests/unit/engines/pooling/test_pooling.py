@@ -13,9 +13,9 @@ import pytest
 from handler import engines
 from handler.config.model_files import find_task, label_names
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, PromptTooLong, ServingError
-from handler.core.values import Delta, Finish, Pooling, Request, Task
+from handler.core.values import Delta, Finish, Pooling, Request, Task, Truncation
 from handler.engines.base import EngineConfig, EngineInfo
-from handler.engines.echo import EchoTokenizer
+from handler.engines.echo.tokenizer import EchoTokenizer
 from handler.engines.huggingface.pooling import PoolingFiles, read_pooling
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer, encode_pooled, fit
 from handler.engines.process.engine_loop import Spec
@@ -185,21 +185,28 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HfPoolingTokenizer:
 
 
 @pytest.mark.parametrize(
-    ("text", "pair", "more", "ids", "second"),
+    ("text", "pair", "truncation", "ids", "second"),
     [
-        ("a b", None, {}, [1, 3, 4, 2], None),
-        ("a b", "c", {}, [1, 3, 4, 2, 5, 2], 4),
-        ("a b c d", None, {"truncate": 4, "truncation": "right"}, [1, 3, 4, 2], None),
-        ("a b c d", None, {"truncate": 4, "truncation": "left"}, [1, 5, 6, 2], None),
-        ("a b c d e f a b", None, {"truncation": "right"}, [1, 3, 4, 5, 6, 7, 8, 2], None),
-        ("a", "b c d e f a", {"truncation": "left"}, [1, 3, 2, 6, 7, 8, 3, 2], 3),
-        ("", None, {}, [1, 2], None),
+        ("a b", None, None, [1, 3, 4, 2], None),
+        ("a b", "c", None, [1, 3, 4, 2, 5, 2], 4),
+        ("a b c d", None, Truncation(4, "right"), [1, 3, 4, 2], None),
+        ("a b c d", None, Truncation(4, "left"), [1, 5, 6, 2], None),
+        ("a b c d e f a b", None, Truncation(side="right"), [1, 3, 4, 5, 6, 7, 8, 2], None),
+        ("a", "b c d e f a", Truncation(side="left"), [1, 3, 2, 6, 7, 8, 3, 2], 3),
+        ("", None, None, [1, 2], None),
     ],
 )
 def test_texts_get_the_models_special_tokens(
-    tokenizer: HfPoolingTokenizer, text: str, pair: str | None, more: dict[str, Any], ids: list[int], second: int | None
+    tokenizer: HfPoolingTokenizer,
+    text: str,
+    pair: str | None,
+    truncation: Truncation | None,
+    ids: list[int],
+    second: int | None,
 ) -> None:
-    request, prompt = encode_pooled(Request(text, pooling=Pooling("embed"), pair=pair, **more), tokenizer, INFO)
+    request, prompt = encode_pooled(
+        Request(text, pooling=Pooling("embed"), pair=pair, truncation=truncation), tokenizer, INFO
+    )
     assert request.pooling is not None
     assert (list(prompt.ids), request.pooling.second) == (ids, second)
 
@@ -212,7 +219,7 @@ def test_texts_get_the_models_special_tokens(
         (Request("", pooling=Pooling("embed"), prompt_ids=(99,)), InvalidParameter, "99 is not in the vocabulary of 9"),
         (Request("", pooling=Pooling("embed"), prompt_ids=()), InvalidPayload, "'inputs' has no tokens"),
         (Request("a", pooling=Pooling("embed", dimensions=5)), InvalidParameter, "dimensions=5: .* have 4 numbers"),
-        (Request("a b", pooling=Pooling("embed"), truncate=2, truncation="left"), PromptTooLong, "at most 2"),
+        (Request("a b", pooling=Pooling("embed"), truncation=Truncation(2, "left")), PromptTooLong, "at most 2"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(
@@ -222,9 +229,9 @@ def test_what_cannot_be_computed_is_refused(
         encode_pooled(request_, tokenizer, INFO)
 
 
-@pytest.mark.parametrize(("truncation", "kept"), [("left", (4, 5)), ("right", (3, 4))])
-def test_ids_are_cut_as_they_are(tokenizer: HfPoolingTokenizer, truncation: str, kept: tuple[int, ...]) -> None:
-    ids = Request("", pooling=Pooling("embed"), prompt_ids=(3, 4, 5), truncate=2, truncation=truncation)
+@pytest.mark.parametrize(("side", "kept"), [("left", (4, 5)), ("right", (3, 4))])
+def test_ids_are_cut_as_they_are(tokenizer: HfPoolingTokenizer, side: str, kept: tuple[int, ...]) -> None:
+    ids = Request("", pooling=Pooling("embed"), prompt_ids=(3, 4, 5), truncation=Truncation(2, side))
     assert tuple(encode_pooled(ids, tokenizer, INFO)[1].ids) == kept
 
 

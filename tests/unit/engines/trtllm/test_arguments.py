@@ -16,7 +16,7 @@ from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
 from handler.engines.trtllm.arguments import construct, llm_arguments
 from handler.engines.trtllm.support import capabilities_of, release_of, warn_of_newer
-from handler.serving.loading import engine_spec
+from handler.serving.loading.engine_spec import engine_spec
 from tests.doubles import tiny, using
 
 

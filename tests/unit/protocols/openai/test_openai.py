@@ -24,7 +24,17 @@ from handler.core.errors import (
 )
 from handler.core.sequence import SequenceState
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, Sampling, StructuredOutput, Token
+from handler.core.values import (
+    Adapter,
+    Delta,
+    FieldNames,
+    Finish,
+    Request,
+    Sampling,
+    StructuredOutput,
+    Token,
+    Truncation,
+)
 from handler.protocols.base import ParsedRequest, ServerContext
 from handler.protocols.openai import errors
 from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
@@ -178,8 +188,8 @@ def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: A
 
 
 def test_prompt_tokens_may_be_cut() -> None:
-    assert parse(truncate_prompt_tokens=5).requests[0].truncate == 5
-    assert complete(truncate_prompt_tokens=5).requests[0].truncate == 5
+    assert parse(truncate_prompt_tokens=5).requests[0].truncation == Truncation(5)
+    assert complete(truncate_prompt_tokens=5).requests[0].truncation == Truncation(5)
 
 
 def calling(arguments: str, count: int) -> dict[str, Any]:

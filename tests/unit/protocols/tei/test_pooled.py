@@ -9,44 +9,46 @@ from typing import Any
 
 import pytest
 
-from handler.core.values import Pooling
+from handler.core.values import Pooling, Truncation
 from handler.protocols.base import ServerContext
 from tests.unit.protocols.answers import DIALECTS, VOCABULARY, answer
 
 CONTEXT = ServerContext("echo", vocabulary=VOCABULARY, prompts={"query": "query: "}, most_tokens=lambda: 512)
 PAIR = {"query": "a", "texts": ["b", "c"]}
 DOCUMENTS = {"query": "a", "documents": ["b", {"text": "c"}]}
+RIGHT = Truncation(side="right")
 SENTENCES = {"source_sentence": "a", "sentences": ["b"]}
 
 ASKED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("openai_embeddings", {"input": "a"}, {"prompt": ["a"], "pooling": Pooling("embed"), "truncation": "refuse"}),
+    ("openai_embeddings", {"input": "a"}, {"prompt": ["a"], "pooling": Pooling("embed"), "truncation": None}),
     ("openai_embeddings", {"input": ["a", [4, 1]]}, {"prompt": ["a", "c b"], "prompt_ids": [None, (4, 1)]}),
     ("openai_embeddings", {"input": [4]}, {"prompt": ["c"], "prompt_ids": [(4,)]}),
     ("openai_embeddings", {"input": "a", "dimensions": 2}, {"pooling": Pooling("embed", 2)}),
     ("openai_embeddings", {"input": "a", "use_activation": False}, {"pooling": Pooling("embed", None, False)}),
-    ("openai_embeddings", {"input": "a", "truncate_prompt_tokens": -1}, {"truncate": None, "truncation": "right"}),
+    ("openai_embeddings", {"input": "a", "truncate_prompt_tokens": -1}, {"truncation": RIGHT}),
     ("openai_embeddings", {"input": "a", "truncate_prompt_tokens": 3, "truncation_side": "left"},
-     {"truncate": 3, "truncation": "left"}),
-    ("openai_embeddings", {"input": "a", "truncation_side": "left"}, {"truncation": "refuse"}),
+     {"truncation": Truncation(3, "left")}),
+    ("openai_embeddings", {"input": "a", "truncation_side": "left"}, {"truncation": None}),
     ("openai_embeddings", {"input": "a", "priority": -3}, {"priority": -3}),
     ("tei_embed", {"inputs": ["a", [0]], "prompt_name": "query"}, {"prompt": ["query: a", "a"]}),
-    ("tei_embed", {"inputs": "a", "truncate": True}, {"truncation": "right", "truncate": None}),
-    ("tei_embed", {"inputs": "a", "truncate": True, "truncation_direction": "Left"}, {"truncation": "left"}),
-    ("tei_embed", {"inputs": "a", "truncation_direction": "left"}, {"truncation": "refuse"}),
+    ("tei_embed", {"inputs": "a", "truncate": True}, {"truncation": RIGHT}),
+    ("tei_embed", {"inputs": "a", "truncate": True, "truncation_direction": "Left"},
+     {"truncation": Truncation(side="left")}),
+    ("tei_embed", {"inputs": "a", "truncation_direction": "left"}, {"truncation": None}),
     ("tei_similarity", {"inputs": SENTENCES, "parameters": {"truncate": True, "prompt_name": "query"}},
-     {"prompt": ["query: a", "query: b"], "truncation": "right", "pooling": Pooling("embed")}),
+     {"prompt": ["query: a", "query: b"], "truncation": RIGHT, "pooling": Pooling("embed")}),
     ("lmi_embedding", {"inputs": "a", "parameters": {"normalize": False, "truncate": True, "dimensions": 2}},
-     {"pooling": Pooling("embed", 2, False), "truncation": "right"}),
+     {"pooling": Pooling("embed", 2, False), "truncation": RIGHT}),
     ("tei_rerank", PAIR, {"prompt": ["a", "a"], "pair": ["b", "c"], "pooling": Pooling("score")}),
     ("tei_rerank", {**PAIR, "raw_scores": True, "truncate": True},
-     {"pooling": Pooling("score", None, False), "truncation": "right"}),
+     {"pooling": Pooling("score", None, False), "truncation": RIGHT}),
     ("tei_predict", {"inputs": "a"}, {"prompt": ["a"], "pair": [None], "pooling": Pooling("classify")}),
     ("tei_predict", {"inputs": ["a", "b"]}, {"prompt": ["a"], "pair": ["b"]}),
     ("tei_predict", {"inputs": [["a"], ["b", "c"]]}, {"prompt": ["a", "b"], "pair": [None, "c"]}),
-    ("rerank", DOCUMENTS, {"pair": ["b", "c"], "pooling": Pooling("score"), "truncation": "refuse"}),
+    ("rerank", DOCUMENTS, {"pair": ["b", "c"], "pooling": Pooling("score"), "truncation": None}),
     ("rerank", {**DOCUMENTS, "documents": "b", "truncate_prompt_tokens": 9, "use_activation": False},
-     {"pair": ["b"], "truncate": 9, "truncation": "right", "pooling": Pooling("score", None, False)}),
-    ("rerank_v2", {**DOCUMENTS, "max_tokens_per_doc": 4096, "priority": 2}, {"truncation": "right", "priority": 2}),
+     {"pair": ["b"], "truncation": Truncation(9, "right"), "pooling": Pooling("score", None, False)}),
+    ("rerank_v2", {**DOCUMENTS, "max_tokens_per_doc": 4096, "priority": 2}, {"truncation": RIGHT, "priority": 2}),
 ]  # fmt: skip
 
 
@@ -84,10 +86,16 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("lmi_embedding", {"messages": []}, "the body has no 'inputs': this server embeds texts"),
     ("tei_rerank", {"query": "a", "texts": ["b", 1]}, "'texts[1]' must be a non-empty string"),
     ("tei_rerank", {"query": "a"}, "'texts' must be a list of strings"),
+    (
+        "tei_rerank",
+        {"query": "a" * 8193, "texts": ["b"] * 2048},
+        "'query' has 8193 characters for each of 2048 texts; at most 16777216 in all",
+    ),
     ("tei_predict", {"inputs": [["a"], ["b", "c", "d"]]}, "'inputs[1]' must be a string"),
     ("tei_predict", {"inputs": 1}, "'inputs' must be a string"),
     ("tei_predict", {"inputs": [["a"]] * 2049}, "'inputs' has 2049 texts"),
     ("rerank", {"documents": ["a"]}, "'query' must be a non-empty string"),
+    ("rerank", {"query": "a" * 16385, "documents": ["b"] * 1024}, "'query' has 16385 characters for each of 1024"),
     ("rerank", {**DOCUMENTS, "documents": [""]}, "'documents[0]' must be a non-empty string"),
     ("rerank", {**DOCUMENTS, "documents": [{"content": []}]}, "'documents[0].text' must be"),
     ("rerank", {**DOCUMENTS, "rank_fields": ["title"]}, 'rank_fields=["title"]: is not supported'),

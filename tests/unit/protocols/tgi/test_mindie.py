@@ -41,7 +41,12 @@ def test_the_seeds_example_is_read() -> None:
     sampling = request.sampling
     assert (sampling.do_sample, sampling.max_new_tokens, sampling.repetition_penalty) == (True, 20, 1.03)
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.typical_p) == (0.5, 10, 0.95, 1.0)
-    assert (request.details, sampling.prompt_logprobs, request.truncate, request.full_text) == (True, True, None, False)
+    assert (request.details, sampling.prompt_logprobs, request.truncation, request.full_text) == (
+        True,
+        True,
+        None,
+        False,
+    )
 
 
 def test_the_seeds_example_is_answered() -> None:

@@ -20,7 +20,7 @@ from handler.core.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from handler.core.values import Delta, Finish, Request, StructuredOutput
+from handler.core.values import Delta, Finish, Request, StructuredOutput, Truncation
 from handler.protocols.base import ServerContext, Timing
 from handler.protocols.registry import ROUTES, routes
 from handler.protocols.tgi.errors import OutOfRange, WrongType
@@ -222,7 +222,7 @@ def test_everything_reaches_the_engine() -> None:
     assert (sampling.max_new_tokens, sampling.stop, sampling.include_stop) == (7, ("x", "y"), True)
     assert (sampling.top_logprobs, sampling.prompt_logprobs, sampling.skip_special_tokens) == (2, True, False)
     assert sampling.structured_output == StructuredOutput("json_schema", '{"properties": {}}')
-    assert (asked.truncate, asked.details) == (2, True)
+    assert (asked.truncation, asked.details) == (Truncation(2), True)
 
 
 def test_best_of_zero_is_one_and_two_samples() -> None:

@@ -1,6 +1,6 @@
 """Sandbox for work on untrusted input: the host's end of a process that is started on demand, and again when it ends.
 
-It compiles clients' schemas and grammars, and parses large request bodies. The other end is `sandbox_tasks.py`.
+It compiles clients' schemas and grammars, parses large bodies and decodes images. The other end is `sandbox_tasks.py`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from handler.engines.process.ipc import ChannelClosed, Messages, send
-from handler.engines.structured_output.sandbox_tasks import Begun, Done, Job, Loaded, OutOfMemory, Raised, Work
+from handler.engines.process.sandbox_tasks import Begun, Done, Job, Loaded, OutOfMemory, Raised, Work
 
 log = logging.getLogger("handler.trials")
 
 _BOOT = (
-    "import sys; sys.path[:] = sys.argv[2:]; from handler.engines.structured_output.sandbox_tasks import main; "
+    "import sys; sys.path[:] = sys.argv[2:]; from handler.engines.process.sandbox_tasks import main; "
     "main(int(sys.argv[1]))"
 )
 _LOAD_SECONDS = 240.0
@@ -51,15 +51,15 @@ class MemoryLimitExceeded(LimitExceeded):
 
 
 class Purpose(NamedTuple):
-    """Words for messages: the subject ("guides"), the verb ("are tried"), and what to do without a process."""
+    """Words for messages: the subject ("guides"), the verb ("are tried"), and a remedy where there is no process."""
 
-    what: str
-    done: str
-    otherwise: str = ""
+    subject: str
+    verb: str
+    remedy: str = ""
 
     @property
     def impossible(self) -> str:
-        return f"{self.what} cannot be {self.done.removeprefix('are ')}"
+        return f"{self.subject} cannot be {self.verb.removeprefix('are ')}"
 
 
 class Sandbox:
@@ -75,7 +75,7 @@ class Sandbox:
     def __init__(self, make: Callable[[], Work], purpose: Purpose) -> None:
         self._make = make
         self._purpose = purpose
-        self._name = f"the process where {purpose.what} {purpose.done}"
+        self._name = f"the process where {purpose.subject} {purpose.verb}"
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -188,7 +188,7 @@ class Sandbox:
             if self._closed:
                 raise NotRun(_STOPPING) from None
             self._failed_at = time.monotonic()
-            self._reason = f"{self._purpose.impossible}{self._purpose.otherwise}: {error}"
+            self._reason = f"{self._purpose.impossible}{self._purpose.remedy}: {error}"
             log.error("%s", self._reason)
             raise NotRun(self._reason) from None
 

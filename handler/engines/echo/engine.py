@@ -13,25 +13,21 @@ Options:
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import itertools
-import re
-import threading
 import time
-import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from handler.core.errors import ConfigError, PromptTooLong
-from handler.core.images import ImageTokens
-from handler.core.text import Prompt, Vocabulary, cut_after
-from handler.core.values import PLAIN_TEMPLATE, Adapter, Finish, ImagePrompt, Pooling, Sampling, Task, TemplateOptions
+from handler.core.errors import ConfigError
+from handler.core.images import ImagePrompt
+from handler.core.values import Adapter, Finish, Sampling, Task
 from handler.engines.base import NO_IMAGES, NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step, Tokenizer
-from handler.engines.huggingface.pooling import PoolingFiles
-from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer, fit
+from handler.engines.echo.cues import CUES, REFUSE, act
+from handler.engines.echo.pooling import EchoPooling
+from handler.engines.echo.tokenizer import CONTEXT, EchoTokenizer
+from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
 
 _UNSUPPORTED = {
     "num_beams": "it has no beam search",
@@ -46,126 +42,10 @@ _UNSUPPORTED = {
     "return_generation_logits": "it has no logits",
 }
 
-_CONTEXT = 1 << 20
-_DIMENSIONS = 8
-_CUES = ("<raise>", "<hang>", "<die>", "<refuse>")  # ids 0 to 3 in every prompt's vocabulary
-
-
-_IMAGE = "<image>"  # comes next, in prompts with images
-
-
-class OneWord:
-    """Each image is one word."""
-
-    placeholder, text = len(_CUES), _IMAGE
-
-    def count(self, width: int, height: int) -> int:
-        return 1
-
-
-class EchoTokenizer:
-    """Numbers words in the order of their first appearance, so each prompt has its own vocabulary."""
-
-    vocabulary: Vocabulary | None = None
-    chat_template = ""
-    image_tokens: ImageTokens | None = OneWord()
-
-    def encode(self, text: str, *, images: bool = False) -> Prompt:
-        ids = {word: id for id, word in enumerate((*_CUES, _IMAGE) if images else _CUES)}
-        indices = []
-        for match in re.finditer(r"\S+", text):  # short calls: other threads need the GIL
-            indices.append(ids.setdefault(match[0], len(ids)))
-            if len(indices) > _CONTEXT:
-                raise PromptTooLong("inputs", len(indices), _CONTEXT - 1, exact=False)
-        return Prompt(text, indices, Vocabulary([f" {word}".encode() for word in ids]))
-
-    def encode_pooled(
-        self, text: str, pair: str | None, most: int | None, truncation: str
-    ) -> tuple[Prompt, int | None]:
-        """Encode the words of one text or two; a word's id is its hash, so that it is the same in every text."""
-        words = [one.split() for one in (text, pair) if one is not None]
-        lengths = [len(one) for one in words]
-        if most is not None and sum(lengths) > most:
-            if truncation == "refuse":
-                raise PromptTooLong("inputs", sum(lengths), most)
-            lengths = fit(lengths, most)
-            words = [
-                one[:length] if truncation == "right" else one[len(one) - length :]
-                for one, length in zip(words, lengths, strict=True)
-            ]
-        cues = {cue: id for id, cue in enumerate(_CUES)}
-        ids = [cues.get(word, len(cues) + zlib.crc32(word.encode())) for one in words for word in one]
-        return Prompt(text, ids, Vocabulary([])), None if pair is None else lengths[0]
-
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        options: TemplateOptions = PLAIN_TEMPLATE,
-    ) -> Prompt:
-        """Encode a line `role: content` for each message, and `assistant:` at the end."""
-        lines = [f"{message['role']}: {_written(message['content'])}" for message in messages]
-        if options.add_generation_prompt:
-            lines.append("assistant:")
-        text = "\n".join(lines)
-        if options.continue_final_message:
-            text = cut_after(text, messages[-1]["content"])
-        try:
-            return self.encode(text, images=any(isinstance(message["content"], list) for message in messages))
-        except PromptTooLong as error:
-            raise error.named("messages") from None
-
-
-def _written(content: str | Sequence[Mapping[str, Any]]) -> str:
-    return content if isinstance(content, str) else " ".join([part.get("text", _IMAGE) for part in content])
-
-
-class EchoPooling:
-    """Computes numbers of a text's words: equal texts have equal ones, and the order of the words counts."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self._cues = bool(config.options.get("echo_cues", 0))
-        self._waiting: dict[int, tuple[Sequence[int], Pooling]] = {}
-        self._labels = 2
-        self._files = PoolingFiles("mean", normalize=True, most_tokens=None, exclusive=True)
-        self.info = EngineInfo("echo", "1", "none", "none", config.max_total_tokens or _CONTEXT, _DIMENSIONS)
-
-    def add(self, key: int, ids: Sequence[int], pooling: Pooling, *nothing: object) -> None:
-        if self._cues and _CUES.index("<refuse>") in ids:
-            raise ValueError("refused on cue")
-        self._waiting[key] = ids, pooling
-
-    def cancel(self, key: int) -> None:
-        self._waiting.pop(key, None)
-
-    def step(self) -> Step:
-        outputs = []
-        for key, (ids, pooling) in self._waiting.items():
-            if self._cues and (cue := min(ids)) < len(_CUES):
-                _act(_CUES[cue])
-            outputs.append(
-                Output(key, (), (), Finish.EOS, vector=self._files.finish(self._numbers(ids, pooling), pooling))
-            )
-        self._waiting.clear()
-        return Step([], [], [], outputs)
-
-    def _numbers(self, ids: Sequence[int], pooling: Pooling) -> Any:
-        import numpy
-
-        size = {"embed": _DIMENSIONS, "score": 1, "classify": self._labels}[pooling.kind]
-        digest = hashlib.shake_128(repr((*ids, pooling.second)).encode()).digest(2 * size)
-        return numpy.frombuffer(digest, dtype="<i2").astype(numpy.float32) / (1 << 13)  # from -4 to 4
-
-    def load_adapter(self, adapter: Adapter) -> None:
-        raise ValueError(NO_LORA)
-
-    drop_adapter = load_adapter
-
-    def close(self) -> None:
-        self._waiting.clear()
-
 
 class Echo:
+    """See `engines.base.Engine`."""
+
     def __init__(self, config: EngineConfig) -> None:
         rate = config.options.get("echo_tokens_per_second", 0.0)
         self._pause = 1.0 / rate if rate else 0.0
@@ -175,7 +55,7 @@ class Echo:
         self._last_steps: dict[int, int] = {}  # by key
         self._ends: defaultdict[int, dict[int, Finish]] = defaultdict(dict)  # by their step, then by key
         self._next = 0.0
-        self.info = EngineInfo("echo", "1", "none", "none", config.max_total_tokens or _CONTEXT)
+        self.info = EngineInfo("echo", "1", "none", "none", config.max_total_tokens or CONTEXT)
 
     def add(
         self,
@@ -185,7 +65,7 @@ class Echo:
         adapter: Adapter | None = None,
         images: ImagePrompt | None = None,
     ) -> None:
-        if self._cues and _CUES.index("<refuse>") in ids:
+        if self._cues and REFUSE in ids:
             raise ValueError("refused on cue")
         if not self._active:
             self._next = 0.0  # restart the clock after a pause
@@ -214,8 +94,8 @@ class Echo:
         ids = list(map(next, self._active.values()))
         if self._cues:
             for id in (*ids, *(output.ids[0] for output in others)):
-                if id < len(_CUES):
-                    _act(_CUES[id])
+                if id < len(CUES):
+                    act(CUES[id])
         return Step(list(self._active), ids, [0.0] * len(ids), others)
 
     def load_adapter(self, adapter: Adapter) -> None:
@@ -250,14 +130,6 @@ def _length(ids: Sequence[int], sampling: Sampling) -> tuple[int, Finish]:
     return most, Finish.LENGTH
 
 
-def _act(cue: str) -> None:
-    if cue == "<hang>":
-        threading.Event().wait()
-    if cue == "<die>":
-        raise SystemExit(3)  # ends the process, or the thread, without a message
-    raise RuntimeError(f"raised on cue {cue}")
-
-
 def check(model_id: str | None, config: EngineConfig) -> None:
     """Check the tokenizer; cues, which are words of echo's own, come without another one."""
     directory = config.options.get("echo_tokenizer")
@@ -273,7 +145,7 @@ def check(model_id: str | None, config: EngineConfig) -> None:
         )
 
 
-def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any], task: Task = Task.GENERATION) -> None:
+def prepare(model_id: str | None, config: EngineConfig) -> None:
     """Prepare nothing: it needs no files."""
 
 

@@ -1,0 +1,83 @@
+"""Echo's tokenizer: a word is a token."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from handler.core.errors import PromptTooLong
+from handler.core.images import ImageTokens
+from handler.core.text import Prompt, Vocabulary, cut_after
+from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
+from handler.engines.echo.cues import CUES
+from handler.engines.huggingface.pooling_tokenizer import fit
+
+CONTEXT = 1 << 20  # tokens
+
+_IMAGE = "<image>"  # comes next, in prompts with images
+
+
+class OneWord:
+    """Each image is one word."""
+
+    placeholder, text = len(CUES), _IMAGE
+
+    def count(self, width: int, height: int) -> int:
+        return 1
+
+
+class EchoTokenizer:
+    """Numbers words in the order of their first appearance, so each prompt has its own vocabulary."""
+
+    vocabulary: Vocabulary | None = None
+    chat_template = ""
+    image_tokens: ImageTokens | None = OneWord()
+
+    def encode(self, text: str, *, images: bool = False) -> Prompt:
+        ids = {word: id for id, word in enumerate((*CUES, _IMAGE) if images else CUES)}
+        indices = []
+        for match in re.finditer(r"\S+", text):  # short calls: other threads need the GIL
+            indices.append(ids.setdefault(match[0], len(ids)))
+            if len(indices) > CONTEXT:
+                raise PromptTooLong("inputs", len(indices), CONTEXT - 1, exact=False)
+        return Prompt(text, indices, Vocabulary([f" {word}".encode() for word in ids]))
+
+    def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
+        """Encode the words of one text or two; a word's id is its hash, so that it is the same in every text."""
+        words = [text.split() for text in texts]
+        lengths = [len(one) for one in words]
+        if most is not None and sum(lengths) > most:
+            if side is None:
+                raise PromptTooLong("inputs", sum(lengths), most)
+            lengths = fit(lengths, most)
+            words = [
+                one[:length] if side == "right" else one[len(one) - length :]
+                for one, length in zip(words, lengths, strict=True)
+            ]
+        cues = {cue: id for id, cue in enumerate(CUES)}
+        ids = [cues.get(word, len(cues) + zlib.crc32(word.encode())) for one in words for word in one]
+        return Prompt(texts[0], ids, Vocabulary([])), lengths[0] if len(texts) > 1 else None
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: TemplateOptions = PLAIN_TEMPLATE,
+    ) -> Prompt:
+        """Encode a line `role: content` for each message, and `assistant:` at the end."""
+        lines = [f"{message['role']}: {_written(message['content'])}" for message in messages]
+        if options.add_generation_prompt:
+            lines.append("assistant:")
+        text = "\n".join(lines)
+        if options.continue_final_message:
+            text = cut_after(text, messages[-1]["content"])
+        try:
+            return self.encode(text, images=any(isinstance(message["content"], list) for message in messages))
+        except PromptTooLong as error:
+            raise error.named("messages") from None
+
+
+def _written(content: str | Sequence[Mapping[str, Any]]) -> str:
+    return content if isinstance(content, str) else " ".join([part.get("text", _IMAGE) for part in content])

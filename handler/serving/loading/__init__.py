@@ -1,0 +1,1 @@
+"""The start of both hosts: from the options to a served model."""

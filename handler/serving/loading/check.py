@@ -1,0 +1,73 @@
+"""Check a configuration without loading, fetching, converting or running anything."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from handler import engines
+from handler.config import environment
+from handler.config.config import Config
+from handler.config.loader import Reading
+from handler.config.model_files import chat_template
+from handler.core.errors import ConfigError, Problem, Problems
+from handler.plugins.functions import check_syntax, model_py
+from handler.plugins.tool_parser import find_tool_parser
+from handler.scheduler.lora.files import adapters_in
+from handler.serving.loading.engine_spec import choose_engine, engine_config, served_task
+from handler.serving.loading.model_directory import adapter_directories, model_py_directory, plugin_directories
+from handler.serving.loading.replicas import check_replicas
+from handler.serving.media.rules import image_rules
+from handler.serving.metrics.tracing import find_exporter
+from handler.serving.sessions import sessions_root
+
+
+def check(reading: Reading, directory: Path | None = None) -> Problems:
+    """Find all problems that show before anything is loaded, fetched, converted or run.
+
+    Those of the options, the sessions' path, the replicas, the exporter of traces, the syntax of a user's files, the
+    engine, its arguments and files, adapters, the directory of images.
+
+    Args:
+        directory: where serving.properties lies, or would; by default where it does.
+    """
+    config, problems = reading.config, Problems(reading.problems)
+    traces = functools.partial(find_exporter, config.otlp_traces_endpoint)
+    template = functools.partial(chat_template, config)
+    syntax = functools.partial(check_syntax, model_py(directory or model_py_directory(config)))
+    sessions, replicas = functools.partial(sessions_root, config), functools.partial(check_replicas, config)
+    plugin = functools.partial(_check_tool_parser, config)
+    images = functools.partial(image_rules, config)
+    for part in (environment.max_adapters, sessions, replicas, traces, template, syntax, plugin, images):
+        with problems:
+            part()
+    if not reading.engine:
+        return problems
+    arguments = engine_config(config)
+    with problems:
+        found = Problems()
+        with found:
+            arguments = replace(arguments, task=served_task(config, reading.engine))
+        with found:
+            engines.check(reading.engine, config.model_id, arguments)
+        if found:
+            raise ConfigError(*(_with_origin(problem, config) for problem in found))
+    with problems:
+        name = choose_engine(config)
+        if not engines.capabilities(name, arguments).no_adapters:
+            adapters_in(adapter_directories(config, directory))
+    return problems
+
+
+def _check_tool_parser(config: Config) -> None:
+    if config.tool_parser_plugin:
+        check_syntax(find_tool_parser(config.tool_parser_plugin, plugin_directories(config)))
+
+
+def _with_origin(problem: Problem, config: Config) -> Problem:
+    """Add the origin of the first option that an engine's problem names; where it names none, it is the model's."""
+    named = [key for key in re.findall(r"option\.\w+", problem.message) if key in config.origins]
+    key = named[0] if named else problem.name or "option.model_id"
+    return Problem(config.origins.get(key, ""), key, problem.message)

@@ -1,0 +1,80 @@
+"""Choose the engine, and what it loads, by the options and the model's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from handler import engines
+from handler.config.config import Config
+from handler.config.model_files import chat_template, find_task
+from handler.core.errors import ConfigError, Problem, Problems
+from handler.core.values import Task
+from handler.engines.base import EngineConfig
+from handler.engines.process.engine_loop import Spec
+
+
+def engine_spec(config: Config) -> Spec:
+    """Return what the engine's process loads; fetch or convert the model's files where that is needed.
+
+    Raises:
+        ConfigError: there is no such engine or model.
+    """
+    name = choose_engine(config)
+    task = served_task(config, name)
+    try:
+        model = engines.prepare(name, config.model_id, engine_config(config, task=task))
+    except OSError as error:
+        raise ConfigError(f"the model's files cannot be had: {error}") from error
+    task = served_task(config, name, model)  # what was fetched may say more
+    return Spec(name, engine_config(config, model, chat_template(config), task))
+
+
+def choose_engine(config: Config) -> str:
+    """Return the name of an engine that is installed and can run the model.
+
+    Raises:
+        ConfigError: the engine is not installed, or does not run on so many devices.
+    """
+    name, problems = config.engine, Problems()
+    with problems:
+        engines.entry(name)
+    if not engines.ENGINES[name].spreads and config.tensor_parallel_degree not in ("1", "max"):
+        key = "option.tensor_parallel_degree"
+        message = f"{key}={config.tensor_parallel_degree}: the engine {name} runs on one device"
+        problems.append(Problem(config.where(key), key, message))
+    problems.check()
+    return name
+
+
+def served_task(config: Config, engine: str, model: Path | None = None) -> Task:
+    """Find what the model computes.
+
+    Args:
+        model: its files, where they are not those of `option.model_id`.
+
+    Raises:
+        ConfigError: the engine does not compute that; or as `find_task`.
+    """
+    own = Path(config.model_id) if config.model_id else None
+    task = find_task(config.task, own if own is not None and own.is_dir() else model)
+    engines.check_task(engine, task, config.task)
+    return task
+
+
+def engine_config(
+    config: Config, model: Path | None = None, template: str | None = None, task: Task = Task.GENERATION
+) -> EngineConfig:
+    return EngineConfig(
+        model=model,
+        dtype=config.dtype,
+        max_sequences=config.max_rolling_batch_size,
+        max_tokens_per_step=config.max_num_batched_tokens,
+        max_total_tokens=config.max_model_len,
+        max_input_len=config.max_input_len,
+        cache_gib=config.kv_cache_gib,
+        prefix_cache=config.enable_prefix_caching,
+        devices=config.tensor_parallel_degree,
+        options=config.engine_options,
+        chat_template=template,
+        task=task,
+    )

@@ -1,0 +1,88 @@
+"""Files of the user's beside serving.properties or the model: model.py, adapters, a parser of tool calls."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from handler import engines
+from handler.config import environment
+from handler.config.config import Config
+from handler.core.errors import ConfigError
+from handler.core.framing import FRAMINGS
+from handler.engines.process.engine_loop import Spec
+from handler.plugins.functions import Formatters, choose, find_formatters
+from handler.plugins.tool_parser import load_tool_format
+from handler.scheduler.lora.files import adapters_in
+from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
+
+log = logging.getLogger("handler.launch")
+
+
+def model_formatters(config: Config, directory: Path | None = None) -> Formatters:
+    """Return the formatters of a model.py, and the parser of tool calls; importing them runs them.
+
+    Args:
+        config: may name the formatters.
+        directory: where model.py lies; by default beside serving.properties, else in the model's own directory.
+
+    Raises:
+        ConfigError: model.py cannot be used, or an option names what it does not have.
+    """
+    formatters = find_formatters(directory or model_py_directory(config))
+    try:
+        key, name = "option.input_formatter", config.input_formatter
+        read = choose(formatters.inputs, name, "input")
+        key, name = "option.output_formatter", config.output_formatter
+        write = None if name in FRAMINGS else choose(formatters.outputs, name, "output")
+    except ValueError as error:
+        raise ConfigError(f"{config.where(key)}: {key}={name}: {error}" if name else f"{error} by {key}") from None
+    if write is not None and config.rolling_batch == "disable":
+        raise ConfigError(
+            f"model.py's output formatter {write.name!r} is for rolling batch, but option.rolling_batch=disable "
+            f"({config.where('option.rolling_batch')}); option.output_formatter=json leaves it out"
+        )
+    plugin = config.tool_parser_plugin and load_tool_format(config.tool_parser_plugin, plugin_directories(config))
+    return Formatters(read, write, config, plugin or None)
+
+
+def model_py_directory(config: Config) -> Path | None:
+    """Return where DJL would have model.py: beside serving.properties, else in the model's own directory."""
+    if config.directory is not None:
+        return config.directory
+    return Path(config.model_id) if config.model_id and Path(config.model_id).is_dir() else None
+
+
+def plugin_directories(config: Config) -> tuple[Path | None, Path]:
+    """Return where the files of options lie: beside serving.properties, else in the working directory."""
+    return config.directory, Path()
+
+
+def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> AdapterHome:
+    """Find the adapters beside the model, in `adapters/`.
+
+    Args:
+        directory: where serving.properties lies, or would; by default where it does.
+
+    Raises:
+        ConfigError: one of them cannot be used; or the environment's number of adapters is none.
+    """
+    limit = environment.max_adapters()
+    homes = adapter_directories(config, directory)
+    if missing := engines.capabilities(spec.engine, spec.config).no_adapters:
+        if homes:
+            log.warning("the adapters in %s are not loaded: %s: %s", homes[0], spec.engine, missing)
+        return AdapterHome(AdapterRegistry(limit, unavailable=f"{spec.engine}: {missing}"))
+    first = next((place for place in _places(config, directory) if place.is_dir()), None)
+    base = homes[0] if homes else first and first.absolute() / "adapters"
+    return AdapterHome(AdapterRegistry(limit, base), adapters_in(homes))
+
+
+def _places(config: Config, directory: Path | None) -> list[Path]:
+    places = [directory or config.directory, Path(config.model_id) if config.model_id else None]
+    return [place for place in dict.fromkeys(places) if place]
+
+
+def adapter_directories(config: Config, directory: Path | None) -> list[Path]:
+    places = _places(config, directory)
+    return [path for place in places if (path := place.absolute() / "adapters").is_dir()]
