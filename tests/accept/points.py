@@ -292,7 +292,7 @@ def images_are_seen_in_their_order_alone_and_in_company(served: Served) -> None:
 
 
 def images_of_the_same_bytes_stay_apart_in_the_prefix_cache(served: Served) -> None:
-    """They differ in their sides alone, and no text follows that tells them apart."""
+    """They differ in their sides alone."""
     _need_log_probabilities(served)
     first = []
     for image in _pictures((280, 140, "204060"), (140, 280, "204060")) * 2:
