@@ -243,7 +243,7 @@ ROLLING = (
     chat("wrong tools", "tools[0]: ", "a", status=424, tools=[{"type": "function"}]),
     chat("no messages", "'messages' must be", status=424),
     send("chat: role", 424, "messages[0]", {"messages": [{"role": "robot", "content": "a"}]}),
-    send("chat: image", 424, "'image_url'", {"messages": [{"role": "user", "content": [_PART, _IMAGE]}]}),
+    send("chat: image", 424, "image_url", {"messages": [{"role": "user", "content": [_PART, _IMAGE]}]}),
     triton("plain", "a b c a b c a b"),
     triton("failing", "raised on cue", 400, text_input="<raise> a"),
     triton("prompt left out", " a b c a b", exclude_input_in_output=True, id="7"),

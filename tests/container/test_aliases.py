@@ -62,7 +62,7 @@ def test_equal_values_are_no_contradiction() -> None:
 
 
 def test_what_is_refused_is_left_to_the_server() -> None:
-    given = {"HF_TASK": "fill-mask", "SM_NUM_GPUS": "4", "NUM_SHARD": "2", "MAX_BEST_OF": "2"}
+    given = {"SM_NUM_GPUS": "4", "NUM_SHARD": "2", "MAX_BEST_OF": "2"}
     assert translate(given).environ == {**given, "TENSOR_PARALLEL_DEGREE": "4"}
 
 

@@ -46,7 +46,7 @@ def test_numbers_are_those_of_transformers_alone_and_in_company(
     requests = [
         (ids, Pooling(kind, normalize=False, second=second(ids) if task is Task.RERANK else None)) for ids in TEXTS
     ]
-    assert engines.prepare("vllm", str(model), "fp32", {}, task) == model
+    assert engines.prepare("vllm", str(model), EngineConfig(dtype="fp32", task=task)) == model
     engine = EngineSupervisor(Spec("vllm", config), load_timeout=280)
     try:
         batcher = Batcher(engine)
