@@ -117,6 +117,7 @@ def test_a_code_block_grows_in_place_and_is_copied(chat: Chat) -> None:
     chat.page.focus(f"{ANSWER} .code-block .copy")
     chat.feed("x = '<b>'\n", "`", "``")
     chat.feed("\n\nThat **is** it, [half a lin")
+    chat.page.wait_for_selector(f"{ANSWER} .text strong")  # a frame may be left out
     assert chat.page.evaluate("document.activeElement.className") == "quiet copy"
     chat.end()
     assert chat.page.inner_text(f"{ANSWER} .code-block span") == "python"

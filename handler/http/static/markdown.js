@@ -87,7 +87,7 @@ function nodes(tokens) {
   for (const table of fragment.querySelectorAll("table")) scrolled(table);
   for (const block of fragment.querySelectorAll("p, ul, ol, li, blockquote, table, h1, h2, h3, h4, h5, h6")) block.dir = "auto";
   for (const pre of fragment.querySelectorAll("pre")) codeBlock(pre);
-  return [...fragment.childNodes];
+  return [...fragment.childNodes].filter((node) => node.textContent.trim() || node.nodeType === Node.ELEMENT_NODE);
 }
 
 /** Shows a text that grows in `element`. `text` is all of it; what is shown follows by `render`. */
@@ -120,8 +120,13 @@ export class MarkdownView {
       const last = tokens.findLastIndex((token) => token.type !== "space");
       const finished = tokens.slice(0, Math.max(last, 0));
       const length = finished.reduce((sum, token) => sum + token.raw.length, 0);
+      const grown = this.#growCode(tokens[0]);
       tokens.splice(0, finished.length);
-      if (finished.length || !this.#growCode(tokens)) this.#replace(nodes(finished), nodes(tokens), tokens[0]?.lang);
+      if (grown && finished.length) {
+        this.#last = []; // it stays as it is
+        finished.shift();
+      }
+      if (!grown || length) this.#replace(nodes(finished), nodes(tokens), tokens[0]?.lang);
       this.#start += length;
     } catch {
       this.#replace([], [plain(rest)]); // nested deeper than the parser can go
@@ -140,13 +145,13 @@ export class MarkdownView {
   }
 
   /** A code block that grows keeps its nodes: a selection in it lasts, and so does the focus on its button. */
-  #growCode(tokens) {
+  #growCode(token) {
     const [block] = this.#last;
     const shown = block?.querySelector?.(":scope > pre > code")?.firstChild;
-    if (!shown || this.#last.length > 1 || tokens[0]?.type !== "code" || tokens[0].lang !== this.#language) return false;
+    if (!shown || this.#last.length > 1 || token?.type !== "code" || token.lang !== this.#language) return false;
     const before = shown.data.slice(0, -1); // without its line end
-    if (!tokens[0].text.startsWith(before)) return false;
-    shown.replaceData(before.length, 1, `${tokens[0].text.slice(before.length)}\n`);
+    if (!token.text.startsWith(before)) return false;
+    shown.replaceData(before.length, 1, `${token.text.slice(before.length)}\n`);
     return true;
   }
 
