@@ -6,11 +6,13 @@ so a start takes four.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
@@ -41,6 +43,8 @@ ENGINE = "VLLM::EngineCore"
 
 FREE = tiny.SPECIAL.index("<|end|>")
 """The stop token of a request that is left to the model."""
+
+_END_SECONDS = 10.0  # in which vLLM ends after its engine
 
 _forks = multiprocessing.get_context("forkserver")
 
@@ -76,6 +80,12 @@ class VllmServer:
         processes = [pid for pid, command in process_tree.in_session(session).items() if command.startswith(name)]
         for pid in processes[: 1 if name else None]:
             os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + _END_SECONDS
+        while (left := process_tree.in_session(session)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for pid in left:  # a fork holds the pipe by whose end a worker would notice that its engine is dead
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not process_tree.in_session(session), 60, "vLLM goes on")
         self._process.join()
 
