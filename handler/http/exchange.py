@@ -51,17 +51,10 @@ class Exchange:
 
     async def wait(self, seconds: float | None = None) -> None:
         """Return at a `wake`, when the exchange is over, or after some seconds. The body must have been read."""
-        event = self._cycle.message_event
         if not self._reads_on:
             self._reads_on = True
             self._cycle.flow.resume_reading()  # else the client's end would not be noticed
-        timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self.wake)
-        try:
-            await event.wait()
-            event.clear()
-        finally:
-            if timer is not None:
-                timer.cancel()
+        await _wait(self._cycle.message_event, seconds)
 
     def write_chunk(self, data: bytes) -> bool:
         """Write a chunk of a begun, unfinished answer: the hot path, once a token.
@@ -108,13 +101,7 @@ class AsgiExchange:
         """As `Exchange.wait`."""
         if self._listener is None:
             self._listener = asyncio.ensure_future(self._listen())
-        timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self.wake)
-        try:
-            await self._event.wait()
-            self._event.clear()
-        finally:
-            if timer is not None:
-                timer.cancel()
+        await _wait(self._event, seconds)
 
     async def send(self, message: Message) -> None:
         """Send a message of the answer, from a task: `BodyWriter` steps this up to its first wait only.
@@ -152,3 +139,14 @@ class AsgiExchange:
 
 
 AnyExchange = Exchange | AsgiExchange
+
+
+async def _wait(event: asyncio.Event, seconds: float | None) -> None:
+    """Return when the event is set, or after some seconds, and clear it."""
+    timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, event.set)
+    try:
+        await event.wait()
+        event.clear()
+    finally:
+        if timer is not None:
+            timer.cancel()
