@@ -24,8 +24,8 @@ class Unavailable(Exception):
 
 def node_modules() -> Path:
     """The packages of npm/package-lock.json."""
-    _require("node", "nodejs npm")
-    _require("npm", "nodejs npm")
+    require("node", "nodejs npm")
+    require("npm", "nodejs npm")
 
     def build(directory: Path) -> None:
         for name in ("package.json", "package-lock.json"):
@@ -37,8 +37,8 @@ def node_modules() -> Path:
 
 def java_classpath() -> str:
     """The jars of java/pom.xml, and the compiled client."""
-    _require("java", "default-jdk-headless maven")
-    _require("mvn", "default-jdk-headless maven")
+    require("java", "default-jdk-headless maven")
+    require("mvn", "default-jdk-headless maven")
 
     def fetch(directory: Path) -> None:
         goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={directory}"]
@@ -62,7 +62,8 @@ def _built(name: str, sources: list[Path], build: Callable[[Path], None]) -> Pat
     return built_once(cache_directory() / "toolchains" / f"{name}-{key}", build)
 
 
-def _require(program: str, packages: str) -> None:
+def require(program: str, packages: str) -> None:
+    """Raise Unavailable where a program is missing; `packages` are Debian's that have it."""
     if not shutil.which(program):
         raise Unavailable(f"there is no {program} on PATH (Debian: apt install {packages})")
 

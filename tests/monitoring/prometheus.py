@@ -44,8 +44,15 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The series that an expression selects now; an error of Prometheus fails the test."""
-        found = http.get(self.url + "/api/v1/query", params={"query": expression}).json()
-        assert found["status"] == "success", f"{expression}: {found['error']}"
+        return self._ask("query", query=expression)
+
+    def query_range(self, expression: str, begin: float, end: float, step: float = 1.0) -> list[dict[str, Any]]:
+        """The series of an expression from `begin` to `end` (seconds since 1970)."""
+        return self._ask("query_range", query=expression, start=begin, end=end, step=step)
+
+    def _ask(self, verb: str, **parameters: str | float) -> list[dict[str, Any]]:
+        found = http.get(f"{self.url}/api/v1/{verb}", params=parameters).json()
+        assert found["status"] == "success", f"{parameters['query']}: {found['error']}"
         return list(found["data"]["result"])
 
 

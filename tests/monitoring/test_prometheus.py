@@ -1,9 +1,10 @@
-"""The scrape configuration and the dashboard of examples/monitoring, on Prometheus itself and a live server."""
+"""The scrape configuration, the alerts and the dashboard of examples/monitoring, on Prometheus and a live server."""
 
 from __future__ import annotations
 
 import math
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +14,11 @@ import yaml
 from handler.engines.echo import engine as echo
 from tests.app.server import AppServer, serve
 from tests.app.serving.test_metrics import ASK, Reporter, dashboard_queries
+from tests.monitoring import panels
 from tests.monitoring.prometheus import Prometheus, programs, prometheus
 from tests.servers import http, wait_for
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "monitoring"
-VARIABLES = {"$__rate_interval": "5s", "$instance": ".+"}
-"""Grafana's, and their values here."""
+EXAMPLES = panels.EXAMPLES
 
 
 @pytest.fixture(scope="module")
@@ -33,20 +33,31 @@ def server() -> Iterator[AppServer]:
 @pytest.fixture(scope="module")
 def scraper(server: AppServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """The example's configuration, but for the server's port, and more often."""
-    config = yaml.safe_load((EXAMPLES / "prometheus.yml").read_text())
-    config["global"]["scrape_interval"] = "200ms"
-    config["scrape_configs"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{server.port}"]
     directory = tmp_path_factory.mktemp("prometheus")
-    path = directory / "prometheus.yml"
-    path.write_text(yaml.safe_dump(config))
-    with prometheus(path, directory) as found:
+    config = panels.configuration(f"127.0.0.1:{server.port}", "200ms", directory)
+    with prometheus(config, directory) as found:
         yield found
 
 
-def test_the_configuration_is_valid() -> None:
-    check = [programs() / "promtool", "check", "config", str(EXAMPLES / "prometheus.yml")]
-    done = subprocess.run(check, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert done.returncode == 0, done.stdout
+@pytest.mark.parametrize(
+    "check",
+    [
+        ("check", "config", str(EXAMPLES / "prometheus.yml")),
+        ("check", "rules", str(EXAMPLES / "alerts.yml")),
+        ("test", "rules", str(Path(__file__).with_name("alerts_test.yml"))),
+    ],
+    ids=" ".join,
+)
+def test_promtool_finds_no_fault(check: tuple[str, ...]) -> None:
+    done = subprocess.run([programs() / "promtool", *check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_alert_has_a_case() -> None:
+    rules = yaml.safe_load((EXAMPLES / "alerts.yml").read_text())["groups"][0]["rules"]
+    cases = yaml.safe_load(Path(__file__).with_name("alerts_test.yml").read_text())["tests"]
+    fire = {case["alertname"] for test in cases for case in test["alert_rule_test"] if case.get("exp_alerts")}
+    assert {rule["alert"] for rule in rules} == fire
 
 
 def test_prometheus_takes_all_metrics(server: AppServer, scraper: Prometheus) -> None:
@@ -60,8 +71,7 @@ def test_prometheus_takes_all_metrics(server: AppServer, scraper: Prometheus) ->
 
 @pytest.mark.parametrize("query", dashboard_queries())
 def test_every_query_of_the_dashboard_has_a_value(server: AppServer, scraper: Prometheus, query: str) -> None:
-    for name, value in VARIABLES.items():
-        query = query.replace(name, value)
+    query = panels.expression(query, "5s")
     assert "$" not in query
 
     def has_values() -> bool:
@@ -70,3 +80,19 @@ def test_every_query_of_the_dashboard_has_a_value(server: AppServer, scraper: Pr
         return bool(values) and all(math.isfinite(value) for value in values)
 
     wait_for(has_values, 20, f"no value of {query}")
+
+
+def test_the_alerts_are_evaluated(scraper: Prometheus) -> None:
+    def evaluated() -> bool:
+        (group,) = http.get(scraper.url + "/api/v1/rules").json()["data"]["groups"]
+        return {rule["health"] for rule in group["rules"]} == {"ok"}
+
+    wait_for(evaluated, 20, "a rule fails")
+    assert not scraper.query('ALERTS{alertstate="firing"}')
+
+
+def test_the_panels_are_drawn(server: AppServer, scraper: Prometheus, tmp_path: Path) -> None:
+    assert server.post(ASK).status_code == 200
+    now = time.time()
+    panels.save(scraper, now - 5, now, [panels.Mark(now - 2, "8 clients")], tmp_path, "5s")
+    assert {path.stem for path in tmp_path.iterdir()} == set(panels.ROWS)

@@ -1,4 +1,4 @@
-"""The scripts in examples/, as they are, against `lmi deploy local` with the demo model."""
+"""The scripts in examples/sagemaker, as they are, against `lmi deploy local` with the demo model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from tests.clients import venvs
 from tests.deploy.local.processes import environment, local_process
 from tests.deploy.local.servers import Loop, Relay
 from tests.deploy.local.servers import local as make_local
+from tests.examples.programs import EXAMPLES
 from tests.ports import free_port
 from tests.servers import PATIENCE
 
 pytestmark = pytest.mark.model
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+SCRIPTS = EXAMPLES / "sagemaker"
 ANSWER = " Paris."
 CHAT = "The capital of France is Paris."
 AWS_PACKAGES = ("boto3", "botocore", "s3transfer", "jmespath", "dateutil", "six")
@@ -74,10 +75,10 @@ def tgi(demo_model: Path) -> Iterator[Served]:
 
 
 def run(script: str, url: str, python: str = sys.executable, **more: str) -> str:
-    """Run a script of examples/ to its end; return what it prints."""
+    """Run a script to its end; return what it prints."""
     environ = {**environment(url), **more}
     done = subprocess.run(
-        [python, str(EXAMPLES / script)], env=environ, capture_output=True, text=True, timeout=PATIENCE
+        [python, str(SCRIPTS / script)], env=environ, capture_output=True, text=True, timeout=PATIENCE
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
@@ -87,7 +88,7 @@ def run_held(script: str, loop: Loop, local: Served, python: str = sys.executabl
     """The same for one that streams: its first word is there while the container holds the rest of the answer."""
     relay = Relay(local.container)
     with loop.serving(relay.app()) as at, make_local(loop, at=at, part_bytes=11) as emulator:
-        command, environ = [python, str(EXAMPLES / script)], {**environment(emulator.url), **more}
+        command, environ = [python, str(SCRIPTS / script)], {**environment(emulator.url), **more}
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ) as process:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -119,7 +120,7 @@ def test_streams_come_token_by_token(
 
 def test_tgi_compat_says_what_the_endpoint_lacks(lmi: Served) -> None:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "tgi_compat.py")], env=environment(lmi.url), capture_output=True, text=True
+        [sys.executable, str(SCRIPTS / "tgi_compat.py")], env=environment(lmi.url), capture_output=True, text=True
     )
     assert done.returncode == 1
     assert done.stderr == "the endpoint answers application/jsonlines: it runs without option.tgi_compat=true\n"

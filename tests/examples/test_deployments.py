@@ -1,3 +1,5 @@
+"""The specifications in examples/, each a deployment."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -10,10 +12,12 @@ from deploy.resolve.resolver import resolve
 from deploy.resources.build import resources
 from deploy.resources.resource import Kind
 from deploy.spec.reading import read_spec
+from tests.examples.programs import EXAMPLES
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
+DEPLOYMENTS = sorted(EXAMPLES.glob("*.yaml"))
 KINDS = {
     "adapters": {Kind.COMPONENT},
+    "llama-3-8b-g6": set(),
     "llama-3-8b-g6e": set(),
     "llama-3-8b-isolated": set(),
     "llama-3-8b-scale-to-zero": {Kind.COMPONENT, Kind.SCALABLE_TARGET, Kind.SCALING_POLICY},
@@ -22,7 +26,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", DEPLOYMENTS, ids=lambda path: path.stem)
 def test_an_example_is_a_deployment(path: Path) -> None:
     spec = read_spec(path)
     assert spec.region is not None
@@ -36,4 +40,9 @@ def test_an_example_is_a_deployment(path: Path) -> None:
 
 
 def test_every_example_is_expected() -> None:
-    assert {path.stem for path in EXAMPLES} == set(KINDS)
+    assert {path.stem for path in DEPLOYMENTS} == set(KINDS)
+
+
+def test_the_first_endpoint_shows_its_example() -> None:
+    _, _, example = (EXAMPLES / "llama-3-8b-g6.yaml").read_text().partition("\n")
+    assert f"```yaml\n{example}```" in (EXAMPLES.parent / "docs" / "first-endpoint.md").read_text()

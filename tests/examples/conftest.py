@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.deploy.local.conftest import loop
+
+__all__ = ["loop"]

@@ -1,0 +1,312 @@
+"""The programs in examples/applications, as they are, against servers on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.app.server import AppServer, serve
+from tests.environment import clean_environment
+from tests.examples.programs import APPLICATIONS, EXAMPLES, ROOT, finished, load, run
+from tests.examples.scripted import speaking
+from tests.servers import PATIENCE, http, options, wait_for
+from tests.unit.engines.pooling.models import write_model
+
+RAG, AGENT, BATCH, LOAD_TEST = (APPLICATIONS / f"{name}.py" for name in ("rag", "agent", "batch", "load_test"))
+PAGES = [ROOT / "docs" / "agents.md", ROOT / "docs" / "embeddings.md"]
+NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def chat() -> Iterator[AppServer]:
+    with serve("--engine", "echo") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def embedding() -> Iterator[AppServer]:
+    with serve("--engine", "echo", *options("option.task=text-embedding")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def ranking() -> Iterator[AppServer]:
+    with serve("--engine", "echo", *options("option.task=rerank")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[AppServer]:
+    """A token a second: what waits for it can be interrupted."""
+    with serve("--engine", "echo", *options("option.echo_tokens_per_second=1")) as server:
+        yield server
+
+
+def test_every_program_is_tested_and_short() -> None:
+    assert sorted(APPLICATIONS.glob("*.py")) == sorted([RAG, AGENT, BATCH, LOAD_TEST])
+    lengths = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.rglob("*.py")}
+    assert {name: length for name, length in lengths.items() if length > 120} == {}
+
+
+@pytest.mark.parametrize("program", [RAG, AGENT, BATCH, LOAD_TEST], ids=lambda path: path.stem)
+def test_help_is_the_programs_own_description(program: Path) -> None:
+    description = load(program).__doc__
+    assert description is not None
+    assert description.strip() in run(program, "--help")
+
+
+# -- RAG ---------------------------------------------------------------------------------------------------------------
+
+
+def sources(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("[")][-4:]
+
+
+def listed(passages: list[Any]) -> list[str]:
+    return [f"[{number}] {file}: {text.splitlines()[0]}" for number, (file, text) in enumerate(passages[:4], 1)]
+
+
+def test_rag_finds_the_passage_and_the_chat_gets_it(chat: AppServer, embedding: AppServer) -> None:
+    """Echo's vectors are equal where the texts are, so that a passage is its own nearest one."""
+    passage = load(RAG).cut(PAGES)[-1]
+    output = run(RAG, passage.text, *PAGES, EMBEDDINGS_URL=embedding.url, CHAT_URL=chat.url)
+    assert sources(output)[0] == listed([passage])[0]
+    assert " ".join(passage.text.split()[:40]) in output  # echo's answer
+
+
+def test_rag_cuts_what_is_too_long_for_the_model(chat: AppServer, tmp_path: Path) -> None:
+    """The model has random weights, and takes 40 tokens."""
+    passages = [(tmp_path / name, text) for name, text in (("a", "w4 w5"), ("b", "w6 w7 " * 40), ("c", "w8 w9"))]
+    for path, text in passages:
+        path.write_text(text)
+    with serve(str(write_model(tmp_path / "model", "bert"))) as embedding:
+        servers = ("--embeddings", embedding.url, "--chat", chat.url)
+        output = run(RAG, "w6 w7 " * 30, *(path for path, _ in passages), *servers)
+    assert sources(output)[0] == listed([passages[1]])[0].strip()
+
+
+def test_rag_takes_the_rerankers_order(chat: AppServer, embedding: AppServer, ranking: AppServer) -> None:
+    passages = load(RAG).cut(PAGES)
+    assert 4 < len(passages) <= 20, "all are candidates"
+    body = {"query": "Which routes?", "documents": [passage.text for passage in passages]}
+    results = http.post(f"{ranking.url}/v2/rerank", json=body).json()["results"]
+    servers = ("--embeddings", embedding.url, "--chat", chat.url, "--rerank", ranking.url)
+    output = run(RAG, "Which routes?", *PAGES, *servers)
+    assert sources(output) == listed([passages[result["index"]] for result in results])
+
+
+def test_rag_shows_a_servers_own_words(chat: AppServer, embedding: AppServer) -> None:
+    refused = finished(RAG, "Why?", *PAGES, EMBEDDINGS_URL=chat.url)
+    assert refused.returncode == 1
+    assert f"{chat.url}/v1/embeddings: 404" in refused.stderr
+    assert "option.task=text-embedding" in refused.stderr
+    gone = finished(RAG, "Why?", *PAGES, EMBEDDINGS_URL=embedding.url, CHAT_URL=NOBODY)
+    assert (gone.returncode, gone.stderr.partition(": ")[0]) == (1, f"{NOBODY}/v1/chat/completions")
+
+
+# -- agent -------------------------------------------------------------------------------------------------------------
+
+
+def calls(*calls: tuple[str, dict[str, str]]) -> str:
+    return f"<tool_call>{json.dumps([{'name': name, 'arguments': arguments} for name, arguments in calls])}</tool_call>"
+
+
+def test_an_agent_reads_and_calculates(tmp_path: Path) -> None:
+    (tmp_path / "numbers.txt").write_text("six and seven")
+    script = (calls(("read_file", {"path": "numbers.txt"})), calls(("calculate", {"expression": "6 * 7"})), "It is 42.")
+    with speaking(*script) as (server, told):
+        output = run(AGENT, "What is their product?", "--directory", tmp_path, LMI_URL=server.url)
+    assert output.strip() == "It is 42."
+    assert [chat[-1]["content"].split("\n")[1:-1] for chat in told.chats[1:]] == [["six and seven"], ["42"]]
+    assert "calculate" in told.chats[0][0]["content"], "the model is told of its tools"
+
+
+def test_an_agents_errors_go_back_to_the_model(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "secret").write_text("secret")
+    wrong = calls(
+        ("read_file", {"path": "../secret"}),
+        ("read_file", {"path": "missing"}),
+        ("calculate", {"expression": "1 / 0"}),
+        ("calculate", {"formula": "1 + 1"}),
+        ("shell", {"command": "true"}),
+    )
+    with speaking(wrong, "I cannot.") as (server, told):
+        assert run(AGENT, "Go on.", "--directory", tmp_path / "own", LMI_URL=server.url).strip() == "I cannot."
+    results = [message["content"] for message in told.chats[1][-5:]]
+    words = ["is outside", "FileNotFoundError", "ZeroDivisionError", "TypeError", "there is no tool shell"]
+    assert [word for word, result in zip(words, results, strict=True) if word not in result] == []
+
+
+def test_an_agent_stops_after_its_rounds() -> None:
+    with speaking(calls(("calculate", {"expression": "1"}))) as (server, told):
+        done = finished(AGENT, "Go on.", "--rounds", 2, LMI_URL=server.url)
+    assert (done.returncode, len(told.chats)) == (1, 2)
+    assert done.stderr.endswith("no answer after 2 rounds\n")
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        (" 2 * (3 + 4)", "14"),
+        ("-7 / 2 - 1", "-4.5"),
+        ("2 ** 9", "ValueError"),
+        ("__import__('os').getcwd()", "ValueError"),
+        ("'a' * 9", "ValueError"),
+        ("1 +", "SyntaxError"),
+        ("1" * 201, "ValueError"),
+    ],
+)
+def test_what_an_agent_calculates(expression: str, result: str) -> None:
+    found = load(AGENT).call(Path(), "calculate", json.dumps({"expression": expression}))
+    assert found.partition(":")[0] == result
+
+
+# -- batch -------------------------------------------------------------------------------------------------------------
+
+
+def request(number: int, **more: Any) -> dict[str, Any]:
+    body = {"messages": [{"role": "user", "content": f"number {number}"}], "max_tokens": 5, **more}
+    return {"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def written(path: Path, *requests: Any) -> Path:
+    path.write_text("".join(f"{json.dumps(request)}\n" for request in requests))
+    return path
+
+
+def answers(path: Path) -> dict[str, str]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all(line["error"] is None for line in lines)
+    found = {line["custom_id"]: line["response"]["body"]["choices"][0]["message"]["content"] for line in lines}
+    assert len(found) == len(lines), "none is there twice"
+    return found
+
+
+def test_a_batch_is_answered_by_a_server_that_is_busy(tmp_path: Path) -> None:
+    """The server takes two requests at a time, and refuses others."""
+    requests = written(tmp_path / "requests", *map(request, range(12)))
+    narrow = options("option.max_rolling_batch_size=1", "job_queue_size=1", "option.echo_tokens_per_second=200")
+    with serve("--engine", "echo", *narrow) as server:
+        done = finished(BATCH, requests, tmp_path / "answers", "--concurrency", 6, LMI_URL=server.url)
+        assert server.metric('lmi_requests_total{outcome="overloaded"}') > 0
+    assert (done.returncode, done.stderr) == (0, "12 answered, 0 failed, 0 before\n")
+    found = answers(tmp_path / "answers")
+    assert found == {str(number): f" user: number {number} assistant: user:" for number in range(12)}
+
+
+def test_a_batch_goes_on_from_where_it_stopped(chat: AppServer, tmp_path: Path) -> None:
+    requests, output = written(tmp_path / "requests", *map(request, range(4))), tmp_path / "answers"
+    assert finished(BATCH, requests, output, LMI_URL=chat.url).stderr == "4 answered, 0 failed, 0 before\n"
+    whole = output.read_bytes()
+    output.write_bytes(whole[:-20])  # it was killed amid the last line
+    assert finished(BATCH, requests, output, LMI_URL=chat.url).stderr == "1 answered, 0 failed, 3 before\n"
+    assert answers(output).keys() == {"0", "1", "2", "3"}
+
+
+def test_a_batch_reports_failures_and_sends_them_again(chat: AppServer, tmp_path: Path) -> None:
+    requests, output = written(tmp_path / "requests", request(0), request(1, temperature=9)), tmp_path / "answers"
+    done = finished(BATCH, requests, output, LMI_URL=chat.url)
+    assert done.returncode == 1
+    assert done.stderr.startswith("1: HTTPStatusError(")
+    assert "temperature=9" in done.stderr
+    written(requests, request(0), request(1))
+    assert finished(BATCH, requests, output, LMI_URL=chat.url).stderr == "1 answered, 0 failed, 1 before\n"
+    assert answers(output).keys() == {"0", "1"}
+
+
+@pytest.mark.parametrize("line", ["[]", "{}", "no JSON"])
+def test_a_batch_with_a_wrong_line_is_not_begun(line: str, tmp_path: Path) -> None:
+    requests = written(tmp_path / "requests", request(0))
+    requests.write_text(f"{requests.read_text()}{line}\n")
+    done = finished(BATCH, requests, tmp_path / "answers", LMI_URL=NOBODY)
+    assert (done.returncode, done.stderr.partition(": ")[0]) == (1, f"{requests}, line 2")
+
+
+def test_a_batch_shows_its_progress_in_a_terminal(chat: AppServer, tmp_path: Path) -> None:
+    requests = written(tmp_path / "requests", *map(request, range(3)))
+    ours, theirs = os.openpty()
+    command = [sys.executable, str(BATCH), str(requests), str(tmp_path / "answers")]
+    subprocess.run(command, env={**clean_environment(), "LMI_URL": chat.url}, stderr=theirs, timeout=PATIENCE)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert shown == "\r1/3 \r2/3 \r3/3 3 answered, 0 failed, 0 before\r\n"
+
+
+def test_a_batch_waits_as_long_as_the_server_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, pauses = load(BATCH), []
+    replies = iter([(429, {"retry-after": "7"}), (503, {}), (502, {"retry-after": "soon"}), (200, {})])
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        status, headers = next(replies)
+        return httpx.Response(status, headers=headers, json={"status": status})
+
+    async def send() -> Any:
+        async with httpx.AsyncClient(base_url=NOBODY, transport=httpx.MockTransport(answer)) as client:
+            return await batch.send(client, request(0))
+
+    monkeypatch.setattr(batch.asyncio, "sleep", sleep)
+    assert asyncio.run(send()) == {"status": 200}
+    assert pauses[0] == 7
+    assert all(0 <= pause <= most for pause, most in zip(pauses[1:], (2, 4), strict=True))
+
+
+# -- load test ---------------------------------------------------------------------------------------------------------
+
+LOAD = ("--rates", "20,40", "--seconds", 0.5, "--tokens", 4)
+
+
+def test_a_load_test_finds_the_rate_that_is_held(chat: AppServer) -> None:
+    *rates, last = run(LOAD_TEST, chat.url, *LOAD, "--ttft", 60_000, "--itl", 60_000, "--need", 40).splitlines()
+    assert [rate.partition(":")[0] for rate in rates] == ["20/s", "40/s"]
+    assert last == "held: 40 requests/s"
+
+
+def test_a_load_test_fails_where_less_is_held(chat: AppServer) -> None:
+    done = finished(LOAD_TEST, chat.url, *LOAD, "--ttft", 0.001, "--need", 20)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "held: 0 requests/s")
+    gone = finished(LOAD_TEST, NOBODY, *LOAD)
+    assert (gone.returncode, gone.stdout) == (1, "")
+    assert f"cannot connect to {NOBODY}" in gone.stderr
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", [RAG, AGENT, BATCH, LOAD_TEST], ids=lambda path: path.stem)
+def test_ctrl_c_ends_a_program(program: Path, slow: AppServer, embedding: AppServer, tmp_path: Path) -> None:
+    arguments = {
+        RAG: ["Why?", *PAGES],
+        AGENT: ["Why?"],
+        BATCH: [written(tmp_path / "requests", request(0, max_tokens=100)), tmp_path / "answers"],
+        LOAD_TEST: [slow.url, "--rates", 50],
+    }
+    variables = {"LMI_URL": slow.url, "CHAT_URL": slow.url, "EMBEDDINGS_URL": embedding.url}
+    process = subprocess.Popen(
+        [sys.executable, str(program), *map(str, arguments[program])],
+        env={**clean_environment(), **variables},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: slow.metric("lmi_active_sequences") > 0, PATIENCE, "it sends nothing")
+        os.killpg(process.pid, signal.SIGINT)  # a terminal's reaches all of them
+        _, errors = process.communicate(timeout=PATIENCE)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert (process.returncode, errors) == (130, "")
+    wait_for(lambda: slow.metric("lmi_active_sequences") == 0, PATIENCE, "the server goes on")
