@@ -1,11 +1,12 @@
-"""docs/migrating.md: an answer to every name of LMI, TGI and AWS's vLLM image.
+"""docs/migrating/: an answer to every name of LMI, TGI and AWS's vLLM image.
 
-`python -m tests.unit.config.test_migrating_document` rewrites it.
+`python -m tests.unit.config.test_migrating_document` rewrites the tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,9 @@ from handler.config.options.lookup import find_option
 from handler.config.options.option import OF_JAVA, Gone, Option
 from handler.config.options.variables import UNREAD, VARIABLES
 from handler.config.options.variables import answer as answer_of_variable
+from tests.unit.generated import fill, table
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "migrating.md"
-TEXT = Path(__file__).parent / "migrating.md"
+DOCUMENTS = Path(__file__).parents[3] / "docs" / "migrating"
 ENGINES = ("vllm", "trtllm")
 
 SERVER = """
@@ -74,30 +75,35 @@ prompt_adapters disable_frontend_multiprocessing expand_tools_even_if_tool_choic
 """Arguments that vLLM 0.4.2 (LMI 0.28) to 0.19 had, and 0.20 has not."""
 
 
-def render() -> str:
-    parts = {
-        "LMI": _lmi(),
-        "TGI": _table(
-            ("variable", "here"), ((f"`{name}`", answer_of_variable(name)) for name in sorted(VARIABLES | UNREAD))
-        ),
-        "VLLM": _table(("argument", "here"), _vllm()),
-        "PASSED": ", ".join(f"`{name}`" for name in sorted(_passed())),
-        "RELEASES": shipped("vllm").source,
-    }
-    text = TEXT.read_text()
-    for name, part in parts.items():
-        text = text.replace(f"{{{name}}}", part)
-    return text
+def render() -> dict[Path, str]:
+    """Each page with its generated part."""
+    parts = {("lmi", "options"): _lmi(), ("tgi", "variables"): _tgi(), ("aws-vllm", "arguments"): _vllm()}
+    pages = {DOCUMENTS / f"{page}.md": (name, part) for (page, name), part in parts.items()}
+    return {page: fill(page.read_text(), name, part) for page, (name, part) in pages.items()}
 
 
 def _lmi() -> str:
     names = {*SERVER.split(), *(f"option.{name}" for name in LMI.split())}
     names |= {one.key for one in OPTIONS if "trtllm" in one.engines or not one.key.startswith("option.")}
     rows = ((f"`{name}`", *(answer(name, engine) for engine in ENGINES)) for name in sorted(names))
-    return _table(("option", "with vLLM", "with TensorRT-LLM"), rows)
+    return table(("option", "with vLLM", "with TensorRT-LLM"), rows)
 
 
-def _vllm() -> Iterator[tuple[str, str]]:
+def _tgi() -> str:
+    rows = ((f"`{name}`", answer_of_variable(name)) for name in sorted(VARIABLES | UNREAD))
+    return table(("variable", "here"), rows)
+
+
+def _vllm() -> str:
+    passed = textwrap.fill(", ".join(f"`{name}`" for name in sorted(_passed())) + ".", 150)
+    return (
+        f"The arguments are those of {shipped('vllm').source}, and those that vLLM dropped before. These have an "
+        f"answer of their own:\n\n{table(('argument', 'here'), _answered())}\n"
+        f"These go to vLLM as they are, if the installed release has them:\n{passed}\n"
+    )
+
+
+def _answered() -> Iterator[tuple[str, str]]:
     for name in sorted({*shipped("vllm").arguments, *shipped("vllm", "server").arguments, *DROPPED.split()}):
         if name not in _passed():
             yield f"`{name}`", answer(f"option.{name}", "vllm")
@@ -126,20 +132,19 @@ def answer(name: str, engine: str) -> str:
     return "supported" if option.key == name else f"same: `{option.key}`"
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
-
-
-def test_the_document_is_up_to_date() -> None:
-    assert DOCUMENT.read_text() == render()
+@pytest.mark.parametrize("page", ["lmi", "tgi", "aws-vllm"])
+def test_the_documents_are_up_to_date(page: str) -> None:
+    path = DOCUMENTS / f"{page}.md"
+    assert path.read_text() == render()[path]
 
 
 @pytest.mark.parametrize("option", [one for one in OPTIONS if isinstance(one.parse, Gone)], ids=lambda one: one.key)
-def test_every_refusal_is_in_the_document(option: Option) -> None:
+def test_every_refusal_is_in_the_documents(option: Option) -> None:
     name = option.key.removeprefix("option.")
-    assert f"`{name}`" in DOCUMENT.read_text() or f"`{option.key}`" in DOCUMENT.read_text()
+    text = "".join(render().values())
+    assert f"`{name}`" in text or f"`{option.key}`" in text
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(render())
+    for page, text in render().items():
+        page.write_text(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from handler.config.options.engine_arguments import shipped
 from handler.config.options.listing import engines_of
 from handler.config.options.option import Gone
 
+_PAGE = re.compile(r"(?:docs/)?((?:[\w-]+/)*[\w-]+\.md)")
 DOCUMENT = Path(__file__).parents[3] / "docs" / "options.md"
 
 HEAD = """# Options
@@ -20,8 +22,9 @@ that over the default. An unknown key or a wrong value stops the start. The mess
 variable, and the nearest known name.
 
 Any argument of vLLM's EngineArgs, and of TensorRT-LLM's TorchLlmArgs, is an option too: `option.seed` is `seed`. Its
-name and type are checked against the installed engine's own class, or against those of vLLM {VLLM} and TensorRT-LLM
-{TRTLLM}. [migrating.md](migrating.md) has the names of LMI, vLLM and TGI that are refused here, or have no effect.
+name and type are checked against the installed engine's own class. Without an installed one, those of vLLM {VLLM} and
+TensorRT-LLM {TRTLLM} count. [migrating/](migrating/README.md) has the names of LMI, vLLM and TGI that are refused here,
+or have no effect.
 
 """
 
@@ -91,8 +94,13 @@ def _table(options: list[Option]) -> str:
     for option in options:
         others = [*option.aliases, *([by_key[option.key]] if option.key in by_key else [])]
         names = ", ".join(f"`{name}`" for name in others)
-        lines.append(f"| `{option.key}` | {_shown(option.default)} | {option.help} | {names} |")
+        lines.append(f"| `{option.key}` | {_shown(option.default)} | {_linked(option.help)} | {names} |")
     return "\n".join(lines)
+
+
+def _linked(text: str) -> str:
+    """Return an option's description as Markdown, with links to the pages that it names."""
+    return _PAGE.sub(r"[\1](\1)", text.replace("<", "&lt;"))
 
 
 def _shown(default: object) -> str:

@@ -57,6 +57,8 @@ INTERLEAVED = [delta for pair in itertools.zip_longest(deltas(0), shorter(1)) fo
 
 THOUGHTS = "<think>Hm. So</think>Yes."
 
+GOLDEN_CASES = (golden_tgi, golden_triton, golden_anthropic, golden_responses, golden_tei)
+
 CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "lmi/plain": ("lmi", {"inputs": ASK}, None),
     "lmi/details": ("lmi", {"inputs": ASK, "parameters": {"details": True}}, None),
@@ -172,11 +174,7 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "chat/dynamic_batch_stream": ("dynamic_batch", {**CHAT, "stream": True}, None),
     "chat/dynamic_batch_stream_fails": ("dynamic_batch", {**CHAT, "stream": True}, failing(2)),
     "chat/dynamic_batch_bad_parameter": ("dynamic_batch", {**CHAT, "temperature": 3}, None),
-    **golden_tgi.CASES,
-    **golden_triton.CASES,
-    **golden_anthropic.CASES,
-    **golden_responses.CASES,
-    **golden_tei.CASES,
+    **{name: case for module in GOLDEN_CASES for name, case in module.CASES.items()},
 }
 
 
@@ -213,3 +211,8 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
 def test_every_golden_file_has_its_case() -> None:
     files = {str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.glob("*/*.txt")}
     assert files == set(CASES)
+
+
+def test_the_cases_of_every_dialect_are_here() -> None:
+    found = {path.parent.name for path in Path(__file__).parent.glob("*/golden.py")}
+    assert found == {module.__name__.split(".")[-2] for module in GOLDEN_CASES}

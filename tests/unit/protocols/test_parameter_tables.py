@@ -1,4 +1,4 @@
-"""docs/wire.md's parameter tables: no row is missing, and no cell empty."""
+"""The parameter tables of docs/wire/: no row is missing, and no cell empty."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ from tests.parameter_matrix import (
     TENSOR_VALUES,
     TGI_VALUES,
     VALUES,
+    section,
     table,
 )
 
-TRITON = "### Triton inputs"
+TRITON, OPENAI = "triton.md#inputs", "openai.md#request"
+EMBEDDINGS = ("embeddings.md#openais-embeddings", "embeddings.md#teis-routes", "embeddings.md#rerank")
 
 
 def test_every_parameter_has_its_row() -> None:
@@ -62,9 +64,8 @@ def test_every_input_of_triton_has_its_row_and_is_what_that_names() -> None:
 
 
 def test_every_field_of_openais_has_its_row() -> None:
-    section = matrix.DOCUMENT.read_text().split("\n## OpenAI\n")[1].split("\n#")[0]
     found: dict[str, list[str]] = {"chat": [], "completions": []}
-    for line in section.splitlines():
+    for line in section(OPENAI).splitlines():
         if not line.startswith("| `"):
             continue
         fields, routes = [cell.strip() for cell in line.split("|")[1:3]]
@@ -80,10 +81,8 @@ def test_every_field_of_openais_has_its_row() -> None:
 
 
 def test_every_field_of_embeddings_and_rerank_has_its_row() -> None:
-    section = matrix.DOCUMENT.read_text().split("\n## Embeddings, rerank, labels\n")[1].split("\n## ")[0]
     openai, tei_routes, ranking = (
-        re.findall(r"^\| (`.*?)\|(.*?)\|", section.split(f"\n### {title}\n")[1].split("\n### ")[0], re.MULTILINE)
-        for title in ("OpenAI's embeddings", "TEI's routes", "Rerank")
+        re.findall(r"^\| (`.*?)\|(.*?)\|", section(heading), re.MULTILINE) for heading in EMBEDDINGS
     )
     fields = [name for names, _ in openai for name in re.findall(r"`(\w+)`", names)]
     assert sorted(fields) == sorted({*embeddings.TABLE.parameters, "input", "model", "user"})

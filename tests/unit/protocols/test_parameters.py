@@ -1,4 +1,4 @@
-"""docs/wire.md's parameter tables: every cell of every engine is what its capabilities make of a request."""
+"""The parameter tables of docs/wire/: every cell of every engine is what its capabilities make of a request."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def outcome(heading: str, name: str, server: ServerContext) -> str:
     return "ignored" if any(one.rpartition(".")[2] == name for one in parsed.ignored) else "accepted"
 
 
-@pytest.mark.parametrize("heading", DIALECTS, ids=lambda heading: heading.strip("# "))
+@pytest.mark.parametrize("heading", DIALECTS)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_cell_is_true(setting: str, heading: str) -> None:
     engine, version, options = SETTINGS[setting]

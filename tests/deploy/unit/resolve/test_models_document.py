@@ -1,21 +1,34 @@
-"""The table of docs/models.md says what a deployment would be told."""
+"""docs/models.md says what a deployment would be told.
+
+`python -m tests.deploy.unit.resolve.test_models_document` writes its tables of memory and GPUs.
+"""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from deploy.resolve.candidates import cheapest, rank
-from deploy.resolve.fit import Need
-from deploy.resolve.instances import find
+from deploy.resolve.fit import _NEEDS, Need, fit
+from deploy.resolve.instances import all_types, find
 from deploy.resolve.model_shape import known_model
+from deploy.spec.values import Precision
 from handler.protocols.assistant.reasoning.families import FAMILIES
 from handler.protocols.assistant.tools.formats import FORMATS
 
 PAGE = Path(__file__).parents[4] / "docs" / "models.md"
 TABLE = PAGE.read_text().partition("## Context, engine, instance")[2]
 ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in TABLE.splitlines() if line.startswith("| ")][1:]
+
+CONTEXT = 8192
+EXAMPLES: tuple[tuple[str, Precision, str], ...] = (
+    ("meta-llama/Llama-3.1-8B-Instruct", "bf16", "ml.g6.2xlarge"),
+    ("meta-llama/Llama-3.1-8B-Instruct", "fp8", "ml.g6.2xlarge"),
+    ("Qwen/Qwen3-32B", "bf16", "ml.g6e.12xlarge"),
+    ("meta-llama/Llama-3.3-70B-Instruct", "fp8", "ml.p5.48xlarge"),
+)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
@@ -34,3 +47,48 @@ def test_a_row(row: list[str]) -> None:
         sizes = [need.weight_gib for need in needs]
         assert [float(part) for part in weights.split(" / ")] == pytest.approx(sizes, rel=0.01, abs=0.051)
         assert types == list(dict.fromkeys(cheapest(rank(need)).instance.name for need in needs))
+
+
+def memory() -> str:
+    head = f"model, instance, degree, weights, beside them, limit, KV cache, its tokens, requests of {CONTEXT:,}"
+    rows = []
+    for name, dtype, type_name in EXAMPLES:
+        shape, instance = known_model(name), find(type_name)
+        assert shape is not None
+        assert instance is not None
+        it = fit(Need(shape, dtype, CONTEXT), instance)
+        sizes = (f"{size:.1f}" for size in (it.weights, it.rest, it.limit, it.room))
+        cells = (f"{name} in {dtype}", f"`{type_name}`", str(it.degree), *sizes, f"{it.tokens:,}", str(it.sequences))
+        rows.append(cells)
+    return _table(head.split(", "), rows)
+
+
+def gpus() -> str:
+    types = sorted((item for item in all_types() if item.gpus), key=lambda item: (item.family, item.gpus))
+    rows = []
+    for family, group in itertools.groupby(types, key=lambda item: item.family):
+        items = list(group)
+        first = items[0]
+        counts = ", ".join(str(count) for count in sorted({item.gpus for item in items}))
+        able = ("yes" if first.compute >= _NEEDS[name] else "no" for name in ("bf16", "fp8", "fp4"))
+        nvlink = "yes" if any(item.nvlink for item in items) else "no"
+        compute = f"{first.compute[0]}.{first.compute[1]}"
+        rows.append((f"ml.{family}", str(first.gpu), f"{first.gpu_gib:.0f}", counts, compute, *able, nvlink))
+    return _table(["type", "GPU", "GiB", "GPUs", "capability", "bf16", "fp8", "fp4", "NVLink"], rows)
+
+
+def _table(head: list[str], rows: list[tuple[str, ...]]) -> str:
+    first, *others = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
+    return "\n".join([first, "|" + "---|" * len(head), *others])
+
+
+def test_the_tables_of_memory_and_gpus_are_those_of_the_code() -> None:
+    text = PAGE.read_text()
+    assert f"\n\n{memory()}\n\n" in text
+    assert f"\n\n{gpus()}\n\n" in text
+
+
+if __name__ == "__main__":
+    sections = PAGE.read_text().split("\n\n")
+    new = {"| model | instance | degree |": memory(), "| type | GPU | GiB |": gpus()}
+    PAGE.write_text("\n\n".join(next((new[head] for head in new if part.startswith(head)), part) for part in sections))

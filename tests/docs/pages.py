@@ -1,0 +1,155 @@
+"""The documents as text: pages, links, anchors, sentences. Pure; MkDocs's hook (`site_hook.py`) reads it too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+OUTSIDE = ("README.md", "CHANGELOG.md", "Dockerfile", "serving.properties", "examples/**/*.*", "handler/*/README.md")
+"""Files outside of docs/ that belong to the documents."""
+
+MAX_WORDS = 20
+"""Of a sentence."""
+
+_FENCE = re.compile(r" *(```|~~~)")
+_CODE = re.compile(r"(`+)(?:(?!\1).)+\1")
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_HEADING = re.compile(r"^#{1,6} +(.+)", re.MULTILINE)
+_LINK = re.compile(r"\]\(([^()\s]+)\)")
+_LINK_TEXT = re.compile(r"!?\[([^\[\]]*)\]\([^()\s]*\)")
+_BLOCK = re.compile(r"(#{1,6} )|(\|)|([*-] |1\. )|(```)")
+_AFTER_FENCE = 5
+_ITEM = re.compile(r" *(?:[*-]|\d+\.) +")
+_SENTENCE_END = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<=[.!?])[\"')]*\s+")
+_LABEL = re.compile(r"^(\*\*[^*]+:\*\*|\*\*[^*]+\*\*[^.:*]{0,30}:|\[[^\[\]]*\]\([^()\s]*\):) ")
+_CODE_LIST = re.compile(r"Code(?:,? (?:and |or )?Code)+")
+_WORD = re.compile(r"[^\W_][\w'’.,/-]*")
+_CELL = re.compile(r"<td>.*?</td>", re.DOTALL)
+_ASSET = re.compile(
+    r"""<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*|url\(["']?(?:https?:)?//[^)]*"""
+)
+
+
+class Sentence(NamedTuple):
+    text: str
+    words: int
+
+
+def files() -> list[Path]:
+    """Return the documents and what belongs to them; of `docs/` all files."""
+    paths = {*ROOT.glob("docs/**/*.*"), *(path for pattern in OUTSIDE for path in ROOT.glob(pattern))}
+    return sorted(path for path in paths if path.is_file() and path.suffix != ".pyc")
+
+
+def pages() -> list[str]:
+    """Return the Markdown files among them, relative to the repository."""
+    return [path.relative_to(ROOT).as_posix() for path in files() if path.suffix == ".md"]
+
+
+def slug(heading: str, separator: str = "-") -> str:
+    """Return a heading's anchor, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", separator)
+
+
+def lines(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield a page's lines, and whether each is in a block of code."""
+    fence = ""
+    for line in text.split("\n"):
+        match = _FENCE.match(line)
+        if match and (not fence or match[1] == fence):
+            fence = "" if fence else match[1]
+            yield line, True
+        else:
+            yield line, bool(fence)
+
+
+def without_code(text: str) -> str:
+    """Return a page without comments, and with an empty line for each line of code."""
+    return _COMMENT.sub("", "\n".join("" if is_code else line for line, is_code in lines(text)))
+
+
+def headings(text: str) -> list[str]:
+    return _HEADING.findall(without_code(text))
+
+
+def section(text: str, heading: str) -> str:
+    """Return what is below a heading up to the next one; "" without such a heading."""
+    below: list[str] = []
+    inside = False
+    for line, is_code in lines(text):
+        match = None if is_code else _HEADING.match(line)
+        inside = match[1] == heading if match else inside
+        below += [line] * inside
+    return "\n".join(below)
+
+
+def anchors(text: str) -> set[str]:
+    """Return a page's anchors; a heading's second one has `-1`, as on GitHub."""
+    found: dict[str, int] = {}
+    names = set()
+    for heading in headings(text):
+        name = slug(_LINK_TEXT.sub(r"\1", heading))
+        number = found[name] = found.get(name, -1) + 1
+        names.add(f"{name}-{number}" if number else name)
+    return names
+
+
+def links(text: str) -> list[str]:
+    """Return the targets of a page's links and images, without those in code."""
+    return _LINK.findall(_CODE.sub("", without_code(text)))
+
+
+def sentences(text: str) -> Iterator[Sentence]:
+    """Yield the sentences of paragraphs and lists, without an item's label. A list of code counts as a word."""
+    paragraphs = [""]
+    for line in without_code(text).split("\n"):
+        if not line.strip() or line.lstrip().startswith("|") or _HEADING.match(line):
+            paragraphs.append("")
+        elif _ITEM.match(line):
+            paragraphs.append(_LABEL.sub("", _ITEM.sub("", line, count=1), count=1))
+        else:
+            paragraphs[-1] += " " + line.strip()
+    for paragraph in paragraphs:
+        plain = _LINK_TEXT.sub(r"\1", _CODE.sub("Code", paragraph)).replace("*", "")
+        plain = _CODE_LIST.sub("Code", plain)
+        for sentence in _SENTENCE_END.split(plain):
+            if words := len(_WORD.findall(sentence)):
+                yield Sentence(sentence.strip(), words)
+
+
+def separate(markdown: str) -> str:
+    """Put an empty line around each heading, list, table and fence: Python-Markdown needs it, GitHub does not.
+
+    A line that is a comment goes: Python-Markdown would make a paragraph of it.
+    """
+    lines: list[str] = []
+    block, fenced = 0, False
+    for line in markdown.split("\n"):
+        if not fenced and _COMMENT.fullmatch(line.strip()):
+            continue
+        is_fence = line.startswith("```")
+        match = _BLOCK.match(line) if not fenced else None
+        kind = match.lastindex or 0 if match else 0
+        begins = (kind and kind != block) or block == _AFTER_FENCE
+        if begins and line.strip() and lines and lines[-1].strip():
+            lines.append("")
+        if is_fence:
+            block = _AFTER_FENCE if fenced else 0
+            fenced = not fenced
+        elif not fenced:
+            block = (kind or block % _AFTER_FENCE) if line.strip() else 0
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def bars(html: str) -> str:
+    """Return a built page with `|` for the `\\|` that Python-Markdown leaves in the code of tables."""
+    return _CELL.sub(lambda cell: cell[0].replace("\\|", "|"), html)
+
+
+def outside_assets(text: str) -> list[str]:
+    """Return what a built page or stylesheet would load from another server."""
+    return _ASSET.findall(text)

@@ -1,0 +1,361 @@
+"""docs/troubleshooting.md: each message is the code's own.
+
+`python -m tests.docs.test_troubleshooting` writes its table of statuses.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.diagnostics import CAUSES
+from deploy.diagnostics.advice import causes
+from handler.config.loader import read_config, read_server_config
+from handler.container import gpu
+from handler.container.model import find_model
+from handler.core import errors
+from handler.core.devices import Driver
+from handler.core.errors import ConfigError
+from handler.core.values import Task
+from handler.engines.process.supervisor import State
+from handler.http.security.access import read_access
+from handler.http.server import bind
+from handler.protocols import registry
+from handler.protocols.base import Schema
+from handler.serving.loading.check import check
+from handler.serving.loading.replicas import replica_places
+from tests.app.server import serve
+from tests.servers import LiveServer, http, options, wait_for
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "troubleshooting.md"
+TEXT = PAGE.read_text()
+ANY = "…"
+VAGUE = 10
+"""Characters that a message has at least besides its values."""
+
+FOREIGN = {
+    "CUDA out of memory": "torch",
+    "No available memory for the cache blocks": "vLLM",
+    "larger than the maximum number of tokens that can be stored in KV cache": "vLLM",
+    "Backend Python process is stopped.": "DJL Serving: PyPredictor.java",
+    "Inference Engine Failure": "DJL Serving: AsyncRequestManager.java",
+    "cannot listen on …: Address already in use": "EADDRINUSE",
+    "cannot listen on …: Cannot assign requested address": "EADDRNOTAVAIL",
+}
+"""Messages of other projects, and of the system, by their sources."""
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def rows(title: str) -> list[list[str]]:
+    """The cells of a section's tables, without their heads."""
+    section = re.split(r"\n#{1,6} ", TEXT.partition(f"# {title}\n")[2])[0]
+    table = [line for line in section.splitlines() if line.startswith("|")]
+    heads = {index - 1 for index, line in enumerate(table) if line.startswith("|---")}
+    kept = [line for index, line in enumerate(table) if index not in heads and not line.startswith("|---")]
+    assert kept, f"no table under {title!r}"
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in kept]
+
+
+def spans(cell: str) -> list[str]:
+    return cell.split("`")[1::2]
+
+
+SECTIONS = (
+    "Options",
+    "The model's files",
+    "Engine, GPU, memory",
+    "Port, keys, certificates, the container",
+    "Refused: change the request",
+    "Turned away: send it again later",
+    "Failed: the engine or the server",
+    "The engine is lost",
+    "Under DJL Serving",
+    "Before the start",
+    "Calls to an endpoint",
+)
+MESSAGES = [span for title in SECTIONS for cell, *_ in rows(title) for span in spans(cell) if " " in span]
+
+
+def matches(message: str, text: str) -> bool:
+    """Whether a text has the message, with anything in the place of `…`."""
+    return re.search(".*?".join(map(re.escape, message.split(ANY))), text, re.DOTALL) is not None
+
+
+# -- the code ----------------------------------------------------------------------------------------------------------
+
+
+def texts(node: ast.AST) -> Iterator[str]:
+    """The strings of a module, with `…` for the values in them."""
+    if isinstance(node, ast.JoinedStr):
+        yield "".join(str(part.value) if isinstance(part, ast.Constant) else ANY for part in node.values)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):  # a docstring
+        for child in ast.iter_child_nodes(node):
+            yield from texts(child)
+
+
+@cache
+def literals() -> frozenset[str]:
+    paths = [path for package in ("handler", "deploy") for path in (ROOT / package).rglob("*.py")]
+    return frozenset(text for path in paths for text in texts(ast.parse(path.read_text())))
+
+
+# -- what provokes a message -------------------------------------------------------------------------------------------
+
+
+def files(directory: Path, *names: str) -> str:
+    for name in names:
+        (directory / name).write_text("{}")
+    return str(directory)
+
+
+def start(*given: str, model: str | None = None, engine: str = "echo") -> str:
+    return "\n".join(map(str, check(read_server_config(model, engine, None, given))))
+
+
+def incomplete(directory: Path) -> str:
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    files(directory, "config.json", "tokenizer.json")
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    return start(model=str(directory), engine="vllm")
+
+
+def cut_short(directory: Path) -> str:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    files(directory, "config.json", "tokenizer.json")
+    (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
+    return start(model=str(directory), engine="vllm")
+
+
+def refused(raise_it: Callable[[], object]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        raise_it()
+    return str(caught.value)
+
+
+def taken_port() -> str:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        return refused(lambda: bind("127.0.0.1", taken.getsockname()[1], 1))
+
+
+def of_container(directory: Path, *names: str, **environ: str) -> str:
+    (directory / "model").mkdir()
+    files(directory / "model", *names)
+    return refused(lambda: find_model({"SAGEMAKER_MODEL_PATH": str(directory / "model"), **environ}))
+
+
+DRIVER = Driver("535.1", (12, 2), 1)
+STARTS: Mapping[str, Callable[[Path], str]] = {
+    "a misspelt option": lambda tmp: start("option.tgi_compt=true"),
+    "a wrong value": lambda tmp: start("option.dtype=int3"),
+    "another engine's option": lambda tmp: start("option.load_format=dummy"),
+    "two engines": lambda tmp: start("option.rolling_batch=vllm"),
+    "dynamic batching": lambda tmp: start("batch_size=2"),
+    "a wrong path": lambda tmp: start(model="/no/such/model", engine="openvino"),
+    "an empty directory": lambda tmp: start(model=str(tmp), engine="openvino"),
+    "two GGUF files": lambda tmp: start(model=files(tmp, "a.gguf", "b.gguf"), engine="openvino"),
+    "a missing shard": incomplete,
+    "a short file": cut_short,
+    "no tokenizer": lambda tmp: start(model=files(tmp, "config.json"), engine="vllm"),
+    "GGUF with vllm": lambda tmp: start(model=files(tmp, "a.gguf"), engine="vllm"),
+    "a task": lambda tmp: start("option.task=rerank", model=files(tmp, "config.json"), engine="openvino"),
+    "an engine without the task": lambda tmp: start("option.task=rerank", engine="trtllm"),
+    "no such engine here": lambda tmp: start(engine="trtllm"),
+    "devices": lambda tmp: start("option.tensor_parallel_degree=2"),
+    "no URL": lambda tmp: start(engine="openai"),
+    "no server at the URL": lambda tmp: start("option.base_url=http://127.0.0.1:9/v1", model=str(tmp), engine="openai"),
+    "few GPUs": lambda tmp: refused(
+        lambda: replica_places(read_config(overrides=["option.replicas=2"], environ={}).config, ["0"], [])
+    ),
+    "an old driver": lambda tmp: refused(lambda: gpu.check(DRIVER, {"CUDA_VERSION": "13.0"}, tmp)),
+    "no driver": lambda tmp: gpu.check(None, {"CUDA_VERSION": "13.0"}, tmp).line,
+    "a port in use": lambda tmp: taken_port(),
+    "an address elsewhere": lambda tmp: refused(lambda: bind("203.0.113.1", 0, 1)),
+    "keys": lambda tmp: refused(lambda: read_access(environ={"LMI_API_KEY": ""})),
+    "no certificate": lambda tmp: refused(
+        lambda: read_access(certfile=Path(files(tmp, "c.pem")) / "c.pem", environ={})
+    ),
+    "an empty container": of_container,
+    "an archive": lambda tmp: of_container(tmp, "model.tar"),
+    "two models": lambda tmp: of_container(tmp, "config.json", HF_MODEL_ID="gpt2"),
+}
+
+LIMITS = ("option.max_model_len=64", "max_request_size=1000", "option.echo_cues=true")
+POST = partial(http.request, "POST")
+REQUESTS: Mapping[str, Callable[[str], Any]] = {
+    "not JSON": lambda url: POST(f"{url}/v1/completions", content=b'{"prompt": }'),
+    "no body": lambda url: POST(f"{url}/v1/completions", content=b""),
+    "no inputs": lambda url: POST(f"{url}/invocations", json={"inputz": "a"}),
+    "a list": lambda url: POST(f"{url}/invocations", json={"inputs": ["a", "b"]}),
+    "a long prompt": lambda url: POST(f"{url}/invocations", json={"inputs": "a " * 100}),
+    "a long answer": lambda url: POST(f"{url}/invocations", json={"inputs": "a", "parameters": {"max_new_tokens": 99}}),
+    "a range": lambda url: POST(f"{url}/invocations", json={"inputs": "a", "parameters": {"top_p": 2}}),
+    "support": lambda url: POST(f"{url}/v1/completions", json={"prompt": "a", "guided_regex": "a"}),
+    "a form": lambda url: POST(f"{url}/invocations", data={"inputs": "a"}),
+    "a large body": lambda url: POST(f"{url}/invocations", json={"inputs": "a" * 2000}),
+    "a host": lambda url: http.get(f"{url}/ping", headers={"host": "models.example.com"}),
+    "an origin": lambda url: POST(
+        f"{url}/invocations", content=b"{}", headers={"origin": "https://example.com", "content-type": "text/plain"}
+    ),
+    "a model": lambda url: http.get(f"{url}/v1/models/other"),
+    "a route": lambda url: http.get(f"{url}/nowhere"),
+    "another task": lambda url: POST(f"{url}/v1/embeddings", json={"input": "a"}),
+    "a method": lambda url: http.get(f"{url}/invocations"),
+    "an engine's failure": lambda url: POST(f"{url}/invocations", json={"inputs": "a <raise>"}),
+}
+
+
+@pytest.fixture(scope="module")
+def limited() -> Iterator[LiveServer]:
+    with serve("--engine", "echo", *options(*LIMITS)) as server:
+        yield server
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_refused_start_is_on_the_page(name: str, tmp_path: Path) -> None:
+    text = STARTS[name](tmp_path)
+    assert any(matches(message, text) for message in MESSAGES), text
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_failed_request_is_on_the_page(name: str, limited: LiveServer) -> None:
+    answer = REQUESTS[name](limited.url)
+    assert answer.status_code >= 400
+    text = json.dumps(answer.json(), ensure_ascii=False)
+    assert any(matches(json.dumps(message, ensure_ascii=False)[1:-1], text) for message in MESSAGES), text
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_is_the_codes_own(message: str) -> None:
+    assert len(message.replace(ANY, "")) >= VAGUE
+    if message in FOREIGN:
+        return
+    assert any(matches(message, text) for text in literals()), f"nothing says {message!r}"
+
+
+def test_a_message_that_nothing_says_is_noticed() -> None:
+    assert not any(matches("the queue is fully booked", text) for text in literals())
+
+
+# -- statuses, streams, states -----------------------------------------------------------------------------------------
+
+DIALECTS: Mapping[str, Schema] = {
+    "LMI": registry.SCHEMAS["lmi"],
+    "TGI's routes": registry.ROUTES["/generate"],
+    "OpenAI": registry.ROUTES["/v1/chat/completions"],
+    "Anthropic": registry.ROUTES["/v1/messages"],
+    "Triton": registry.ROUTES["/v2/models/{model}/generate"],
+    "TEI": registry.POOLED_ROUTES[Task.EMBEDDING]["/embed"],
+    "rerank": registry.POOLED_ROUTES[Task.RERANK]["/v1/rerank"],
+}
+STATUSES = {
+    "the body is not JSON": errors.NotJson(),
+    "a field is missing, or its type is wrong": errors.InvalidPayload(),
+    "a value out of range; a parameter that the engine lacks": errors.InvalidParameter("x"),
+    "the prompt, or prompt and answer, are too long": errors.PromptTooLong("inputs", 9, 8),
+    "the body does not arrive in time": errors.TooSlow(),
+    "the body is too large": errors.TooLarge(),
+    "a content type, or an encoding, that is not read": errors.UnsupportedMedia(),
+    "the engine raised, hung or died": errors.GenerationFailed(),
+    "a model.py's formatter raised": errors.FormatterFailed("x"),
+    "the queue is full; waited too long": errors.Overloaded(),
+    "the model is loading; the server stops": errors.Unavailable(),
+    "a fault of this server": errors.InternalError(),
+}
+
+
+def render() -> str:
+    lines = [f"| cause | {' | '.join(DIALECTS)} |", "|---|" + "---|" * len(DIALECTS)]
+    for cause, error in STATUSES.items():
+        statuses = (str(schema.refused(error).status) for schema in DIALECTS.values())
+        lines.append(f"| {cause} | {' | '.join(statuses)} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_each_dialects_statuses_are_the_codes() -> None:
+    assert f"\n\n{render()}\n" in TEXT
+
+
+PATHS = ("/invocations", "/generate", "/v1/chat/completions", "/v1/messages", "/v2/models/model/generate")
+SENT = {
+    "the body is not JSON": {"content": b"{"},
+    "the body is too large": {"content": b" " * 2000},
+    "a content type, or an encoding, that is not read": {"content": b"{}", "headers": {"content-encoding": "br"}},
+}
+
+
+@pytest.mark.parametrize("cause", SENT)
+def test_a_server_sends_the_statuses(cause: str, limited: LiveServer) -> None:
+    sent = {"headers": {}, **SENT[cause]}
+    sent["headers"] = {"content-type": "application/json", **sent["headers"]}
+    statuses = [POST(limited.url + path, **sent).status_code for path in PATHS]
+    assert statuses == [schema.refused(STATUSES[cause]).status for schema in DIALECTS.values()][: len(PATHS)]
+
+
+BODIES = {
+    "LMI, JSON lines": ("/invocations", {"inputs": "a b", "parameters": {"max_new_tokens": 2000}}),
+    "TGI's `/generate_stream`": ("/generate_stream", {"inputs": "a b", "parameters": {"max_new_tokens": 2000}}),
+    "OpenAI": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b"}]}),
+    "Anthropic": ("/v1/messages", {"messages": [{"role": "user", "content": "a b"}], "max_tokens": 2000}),
+    "Triton": ("/v2/models/model/generate_stream", {"text_input": "a b", "max_tokens": 2000}),
+}
+
+
+def test_each_dialects_broken_stream_ends_as_the_page_says() -> None:
+    ends = dict(rows("Streams that break off")[: len(BODIES)])
+    assert ends.keys() == BODIES.keys()
+    cues = options("option.echo_cues=true", "option.echo_tokens_per_second=50")
+    with serve("--engine", "echo", *cues) as server, ThreadPoolExecutor(len(BODIES)) as pool:
+        ask = {name: (path, {**body, "stream": True}) for name, (path, body) in BODIES.items()}
+        streams = {name: pool.submit(server.post, body, path) for name, (path, body) in ask.items()}
+        begun = "lmi_time_to_first_token_seconds_count"
+        wait_for(lambda: server.metric(begun) == len(BODIES), 5, "the streams do not run")
+        server.post({"inputs": "<raise>"})
+        for name, future in streams.items():
+            answer = future.result()
+            assert answer.status_code == 200
+            end = r"\s*".join(".*?".join(map(re.escape, span.split(ANY))) for span in spans(ends[name]))
+            assert re.search(rf"{end}\s*\Z", answer.text), f"{name}: {answer.text[-400:]}"
+
+
+def test_every_state_of_ping_is_on_the_page() -> None:
+    states = {state.value for state in State} | {"stopping"}
+    assert {span for cell, *_ in rows("/ping") for span in spans(cell)} == states - {State.READY.value}
+
+
+# -- deployments -------------------------------------------------------------------------------------------------------
+
+AFTER = rows("After the start")
+
+
+@pytest.mark.parametrize(("cell", "cure"), AFTER)
+def test_a_text_of_aws_has_the_advice_of_the_code(cell: str, cure: str) -> None:
+    recognized = [causes(span.replace(ANY, "10")) for span in spans(cell)]
+    assert all(recognized)
+    assert len({found[0].name for found in recognized}) == 1
+    assert [field for field in spans(cure) if field not in recognized[0][0].says] == []
+
+
+def test_every_cause_of_the_code_is_on_the_page() -> None:
+    named = {causes(span.replace(ANY, "10"))[0].name for cell, _ in AFTER for span in spans(cell)}
+    assert named == {cause.name for cause in CAUSES}
+
+
+if __name__ == "__main__":
+    before, _, rest = TEXT.partition("\n\n| cause | LMI |")
+    _, _, after = rest.partition("\n\n")
+    PAGE.write_text(f"{before}\n\n{render()}\n{after}")

@@ -1,0 +1,75 @@
+"""The documents' language: no word that riddles, no sentence above 20 words but those that are still to be mended."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.docs.pages import MAX_WORDS, ROOT, pages, sentences
+
+BANNED = {
+    r"\bdoors?\b": "a metaphor: name the thing",
+    r"\bhouse\b": "a metaphor: name the thing",
+    r"\battics?\b": "a metaphor: name the thing",
+    r"\bworn\b": "a metaphor: name the thing",
+    r"\bpassed over\b": "ignored",
+    r"\bwas not had\b": "not tested",
+    r"\bno good to\b": "unused",
+    r"\b(the|a|each|no) (found|said|asked|told|made|shown|taken)\b(?=[.,:;)]| (is|are|of|and|or)\b)": "no noun",
+    r"\bseed 0\d\d\b": "state the fact, with its public source",
+    r"\bcontract [a-z_/]+\.md\b": "state the fact, with its public source",
+}
+"""Expressions, and what to write in their place."""
+
+CODE = ("handler", "deploy")
+TO_MEND = {"CHANGELOG.md": 45}
+"""Pages, and how many sentences they may have that are too long or begin as a riddle: mend some, lower it."""
+
+_RIDDLE = re.compile(r"(What|Which|Whose|Whoever) [^?]*$")  # "What an engine lacks is refused."
+
+
+def texts() -> dict[str, str]:
+    names = [path.relative_to(ROOT).as_posix() for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
+    return {name: (ROOT / name).read_text() for name in (*pages(), *names)}
+
+
+@pytest.mark.parametrize("word", BANNED)
+def test_no_page_comment_or_message_has_a_banned_word(word: str) -> None:
+    expression = re.compile(word, re.IGNORECASE)
+    places = {
+        f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}"
+        for name, text in texts().items()
+        for match in expression.finditer(text)
+    }
+    assert places == set(), BANNED[word]
+
+
+@pytest.mark.parametrize("page", pages())
+def test_sentences_are_short_and_begin_with_their_subject(page: str) -> None:
+    text = (ROOT / page).read_text()
+    faults = [f"{words} words: {sentence}" for sentence, words in sentences(text) if is_hard(sentence, words)]
+    assert len(faults) <= TO_MEND.get(page, 0), "\n".join(faults)
+
+
+def is_hard(sentence: str, words: int) -> bool:
+    return words > MAX_WORDS or bool(_RIDDLE.match(sentence))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Run `lmi serve`, then open the page. It answers.", [6, 2]),
+        ("* **Keys:** set `a`, `b` and `c`.\n  Then restart.", [2, 2]),
+        ("# A heading\n| a | table |\n```sh\nsome code\n```\nA [link to a page](x.md).", [5]),
+        ("vLLM is fast. vLLM 0.32 is newer, e.g. here.", [3, 6]),
+    ],
+)
+def test_sentences_are_counted_without_code_tables_and_labels(text: str, expected: list[int]) -> None:
+    assert [words for _, words in sentences(text)] == expected
+
+
+def test_hard_sentences_are_found() -> None:
+    assert is_hard("What an engine lacks is refused by name.", 8)
+    assert not is_hard("What does it cost?", 4)
+    assert is_hard("word " * (MAX_WORDS + 1), MAX_WORDS + 1)
