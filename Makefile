@@ -15,7 +15,7 @@ INSTALL = $(BIN)/uv pip install --quiet --python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL = install
-.PHONY: help install dev serve djl test test-model test-deploy test-fuzz test-tools test-templates test-trtllm test-dynamo test-uvicorn test-python test-djl test-browser test-clients environments accept-vllm accept-trtllm accept-aws image-check lint format bench clean
+.PHONY: help install dev serve djl test test-model test-deploy test-fuzz test-docs test-tools test-templates test-trtllm test-dynamo test-uvicorn test-python test-djl test-browser test-clients environments accept-vllm accept-trtllm accept-aws image-check lint format bench clean
 
 help: ## the targets, and how long tests usually take on two cores once they are installed
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -47,6 +47,11 @@ $(VENV)/.djl: $(VENV)/.installed
 	$(INSTALL) $(BIN)/python --editable '.[cpu,deploy,djl]'
 	@touch $@
 
+$(VENV)-docs/.installed: pyproject.toml | $(BIN)/uv
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)-docs
+	$(INSTALL) $(VENV)-docs/bin/python --requirements pyproject.toml --extra docs
+	@touch $@
+
 # All that tests need, on another Python: $(VENV)-3.10/.dev, say. It is on PATH, or pyenv has it.
 $(VENV)-%/.dev: pyproject.toml | $(BIN)/uv
 	@echo "installing what tests need into $(VENV)-$* ..."
@@ -70,20 +75,25 @@ QUICK = -m 'not model and not clients and not djl and not vllm'
 
 test: PARALLEL = -n 3 --dist loadfile  # its tests wait more than they compute
 test: dev ## 3 min: units, the app, processes, `lmi deploy` without AWS, one request a dialect on the demo model
-	$(PYTEST) $(QUICK) tests/unit tests/app tests/process tests/deploy/unit tests/model/test_dialects.py
+	$(PYTEST) $(QUICK) tests/unit tests/app tests/process tests/deploy/unit tests/docs tests/model/test_dialects.py
 
 test-model: dev ## 4 min: the demo model on OpenVINO
 	$(PYTEST) --timeout 300 -m 'model and not clients and not djl and not vllm and not hypothesis' \
-		tests/unit tests/app tests/process tests/model tests/deploy
+		tests/unit tests/app tests/process tests/model tests/deploy tests/examples
 
 test-deploy: dev ## 1 min: `lmi deploy` on doubles of AWS's control plane and SageMaker's runtime, on loopback
 	$(PYTEST) $(QUICK) tests/deploy --ignore tests/deploy/unit
 
+# What of it needs no server is in `make test`.
+test-docs: PARALLEL = -n 2  # each page is a test of its own
+test-docs: dev ## 2 min: every code block of the documents, run on real servers; its output is compared
+	$(PYTEST) -m model tests/docs
+
 test-fuzz: dev ## 2 min: request bodies and cuts of text at random, many of each
 	$(PYTEST) --timeout 300 -m 'hypothesis and not vllm' --hypothesis-profile many tests/unit tests/app tests/process
 
-test-tools: dev ## 1 min: tests of the doubles, the benchmarks, the container's programs, conversion, the wheel; Prometheus (Debian's, by apt)
-	$(PYTEST) $(QUICK) tests/doubles tests/bench tests/container tests/conversion tests/accept tests/djl tests/monitoring
+test-tools: dev ## 1 min: tests of the doubles, the benchmarks, the examples, the container's programs, conversion, the wheel; Prometheus (Debian's, by apt)
+	$(PYTEST) $(QUICK) tests/doubles tests/bench tests/container tests/conversion tests/accept tests/djl tests/examples tests/monitoring
 
 test-trtllm: dev ## 3 min: TensorRT-LLM's double, and MPI workers under Open MPI 4 (of Debian, by apt as root) and 5 (of PyPI)
 	$(PYTEST) tests/gpu/trtllm
@@ -119,8 +129,8 @@ $(VENV)-templates/.fetched: | $(VENV)/.dev
 test-browser: $(VENV)/.browser ## 3 min: the pages in a headless Chromium: the system's, or CHROMIUM=...
 	$(BIN)/pytest tests/browser
 
-test-clients: dev ## 4 min: real client libraries; those in JavaScript and Java need Node with npm, a JDK and Maven
-	$(PYTEST) -m 'clients and not djl and not vllm' tests/clients tests/deploy
+test-clients: dev ## 4 min: real client libraries, AWS's CDK; those in JavaScript and Java need Node with npm, a JDK and Maven
+	$(PYTEST) -m 'clients and not djl and not vllm' tests/clients tests/deploy tests/examples
 
 environments: dev ## of test-clients, test-python and accept-vllm, installed before
 	$(BIN)/python -m tests.clients
@@ -149,18 +159,23 @@ accept-aws: dev ## in a real AWS account, where it costs money: up, invoke, scal
 	@test -n "$(SPEC)" || { echo 'LMI_ACCEPT_AWS=yes make accept-aws SPEC=FILE' >&2; exit 2; }
 	$(BIN)/python -m tests.accept.aws "$(SPEC)" $(OPTIONS)
 
-lint: dev ## 1 min: format, rules, types, the Dockerfile
+lint: dev ## 1 min: format, rules, types, spelling, the Dockerfile
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/codespell
 	$(BIN)/hadolint Dockerfile
 
 format: dev ## what lint would have
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+.PHONY: docs
+docs: $(VENV)-docs/.installed ## 10 s: the documents as a site with search, in build/site: open index.html there by a web server
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --strict --clean
+
 bench: dev ## 7 min: the load generator on the demo model, and the host's CPU
 	$(BIN)/python bench/run.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-templates $(VENV)-dynamo $(VENV)-vllm $(VENV)-uvicorn $(VENV)-3.10 $(VENV)-3.13 .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-templates $(VENV)-dynamo $(VENV)-vllm $(VENV)-uvicorn $(VENV)-docs $(VENV)-3.10 $(VENV)-3.13 .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

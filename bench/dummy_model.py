@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--tokenizer", type=Path, help="whose tokenizer (default: the demo model's)")
     given = parser.parse_args()
-    write(SHAPES[given.shape], given.tokenizer or prepare_checkpoint(None, {}), given.directory)
+    write(SHAPES[given.shape], given.tokenizer or prepare_checkpoint(None), given.directory)
 
 
 if __name__ == "__main__":

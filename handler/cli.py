@@ -68,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lmi-handler {__version__}")
     commands = parser.add_subparsers(prog="lmi", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     serve = commands.add_parser("serve", help="serve a model over HTTP")
-    serve.add_argument("model", nargs="?", help="a .gguf file or a model directory; with vllm and trtllm also a name "
-                       "on the Hugging Face hub (default: the demo model)")  # fmt: skip
+    serve.add_argument("model", nargs="?", help="a .gguf file, a model directory, or a name on the Hugging Face hub "
+                       "(owner/model, owner/model/file.gguf; default: the demo model)")  # fmt: skip
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     serve.add_argument("--port", type=port, default=8080, help="0 takes a free one (default %(default)s)")
     serve.add_argument("--engine", help="option.llm_engine: auto, openvino, trtllm, vllm, openai, echo")
@@ -196,7 +196,8 @@ def _log_to_stderr(level: str) -> None:
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ConfigError(f"environment variable LMI_LOG_LEVEL={level}: must be debug, info, warning or error")
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for library in ("uvicorn", "httpx", "httpx2"):  # huggingface_hub's client writes a line a request
+        logging.getLogger(library).setLevel(logging.WARNING)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def exact_demo(demo_model: Path) -> Path:
 @pytest.fixture(scope="session")
 def hf_demo() -> Path:
     """The demo model as a Hugging Face directory; makes it with torch, which vLLM brings."""
-    return prepare_checkpoint("demo", {})
+    return prepare_checkpoint("demo")
 
 
 @pytest.fixture(scope="session")

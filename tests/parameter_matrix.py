@@ -1,4 +1,4 @@
-"""docs/wire.md's parameter tables, and how a live server is held against one of their columns.
+"""The parameter tables of docs/wire/, and how a live server is held against one of their columns.
 
 A cell begins with supported, emulated, refused or ignored; after a comma it may name what the engine needs for that.
 """
@@ -14,10 +14,10 @@ from typing import Any
 
 from tests.servers import LiveServer
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "wire.md"
+DOCUMENTS = Path(__file__).parents[1] / "docs" / "wire"
 
-PARAMETERS, TENSORS, CHAT = "### Parameters", "### Tensors", "### Chat parameters"
-TGI, MINDIE = "### TGI parameters", "### MindIE parameters"
+PARAMETERS, TENSORS, CHAT = "lmi.md#parameters", "tensors.md#input-tensors", "chat.md#parameters"
+TGI, MINDIE = "tgi.md#parameters", "mindie.md#parameters"
 
 Values = dict[str, tuple[Any, dict[str, Any]]]
 
@@ -156,10 +156,17 @@ OBEYS: dict[str, Callable[[str], object]] = {
 """What shows that an answer, which has ended by itself, has followed the guide of that name."""
 
 
+def section(heading: str) -> str:
+    """Return the text under a heading, which is named by a page and an anchor in it."""
+    page, _, anchor = heading.partition("#")
+    _, *parts = re.split(r"^#+ (.+)\n", (DOCUMENTS / page).read_text(), flags=re.MULTILINE)
+    anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in parts[::2]]
+    return parts[1::2][anchors.index(anchor)]
+
+
 def table(heading: str = PARAMETERS) -> dict[str, dict[str, str]]:
     """parameter -> column -> cell."""
-    section = DOCUMENT.read_text().split(f"{heading}\n")[1].split("\n#")[0]
-    lines = [line for line in section.splitlines() if line.startswith("|")]
+    lines = [line for line in section(heading).splitlines() if line.startswith("|")]
     header, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     found = {}
     for row in body:

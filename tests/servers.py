@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -173,17 +174,21 @@ def serve(
     seconds: float = 120,
     program: Sequence[str] = ("-m", "handler"),
     python: str = sys.executable,
+    directory: Path | None = None,
 ) -> Iterator[ServerProcess]:
     """A server process on a free port, listening.
 
     Args:
         arguments: those of `lmi serve`.
         program: what Python runs as `lmi`.
+        directory: where it runs, if not here.
     """
     command = [python, *program, "serve", "--port", "0", *arguments]
     environment = {**clean_environment(), **(env or {})}
     with cores_for(arguments):
-        server = ServerProcess(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
+        server = ServerProcess(
+            subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=directory)
+        )
     try:
         server.wait_listening(seconds)
         yield server

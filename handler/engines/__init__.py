@@ -19,8 +19,9 @@ class EngineEntry:
     """One line of the registry.
 
     Attributes:
-        module: has `check`, `prepare`, `capabilities`, `load`, `load_tokenizer`, as the functions below call them; and
-            `structured_output_check`, where a client's schema or grammar could harm the engine.
+        module: has `check`, `prepare`, `capabilities`, `load`, `load_tokenizer`, as the functions below call them;
+            `fetch`, where it reads a model's files; and `structured_output_check`, where a client's schema or grammar
+            could harm the engine.
         needs: the import that shows whether the engine is installed.
         install: the command that installs it.
         isolated: runs in a process of its own; a thread is enough where a step costs nothing.
@@ -74,8 +75,14 @@ def load_tokenizer(name: str, config: EngineConfig) -> Tokenizer:
     return cast(Tokenizer, _module(name).load_tokenizer(config))
 
 
+def fetch(name: str, model_id: str | None, config: EngineConfig) -> str | None:
+    """Fetch a hub's model where `option.model_id` names one; return its directory or file, else `model_id` as it is."""
+    fetching = getattr(_module(name), "fetch", None)
+    return model_id if fetching is None else cast("str | None", fetching(model_id, config))
+
+
 def prepare(name: str, model_id: str | None, config: EngineConfig) -> Path | None:
-    """Fetch or convert the files of `option.model_id` where that is needed; return those that the engine loads.
+    """Convert the files of `option.model_id` where that is needed; return those that the engine loads.
 
     Args:
         config: its `model` is not read.

@@ -168,7 +168,7 @@ def test_a_model_py_keeps_files_of_two_clients_apart(tmp_path: Path) -> None:
             id = opened(server)
             words = [f"{name}{turn}" for turn in range(5)]
             for turn, word in enumerate(words, 1):
-                echoed = (words[:turn] * 16)[:16]
+                echoed = (words[:turn] * 6)[:6]
                 assert send(server, {"word": word}, id).text == f"{id}: {' '.join(echoed)}"
             assert (root / id / "turns").read_text() == " ".join(words)
             send(server, {"requestType": "CLOSE"}, id)
@@ -176,7 +176,7 @@ def test_a_model_py_keeps_files_of_two_clients_apart(tmp_path: Path) -> None:
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(client, "abcd"))
-        assert send(server, {"word": "x"}).text == f"nobody:{' x' * 16}"
+        assert send(server, {"word": "x"}).text == f"nobody:{' x' * 6}"
         assert send(server, {"word": "x"}, "y").status_code == 400
         assert json.loads(send(server, {"requestType": "NEW_SESSION"}).text)["result"].endswith("created")
 

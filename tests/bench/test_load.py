@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import socket
 import threading
 from collections import Counter
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from handler.bench import processes
 from handler.bench.client import Target, prompt
 from handler.bench.load import Closed, Open
 from handler.bench.processes import WARM_UP_TOKENS, measure
@@ -114,6 +116,9 @@ def test_nobody_listens() -> None:
         target = Target(f"http://127.0.0.1:{bound.getsockname()[1]}", TOKENS)
         with pytest.raises(ConfigError, match="cannot connect"):
             measure(target, Closed(1))
+        ours, theirs = multiprocessing.Pipe()
+        ours.close()  # after the first process has said so
+        processes._process(theirs, processes._Share(target, Closed(2), 1, 2))
 
 
 def test_prompts_differ_from_their_first_word_on() -> None:

@@ -1,4 +1,4 @@
-"""docs/wire.md's column of OpenVINO, on the demo model: what is supported, the engine takes."""
+"""The column of OpenVINO in docs/wire/, on the demo model: what is supported, the engine takes."""
 
 from __future__ import annotations
 

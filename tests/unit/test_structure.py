@@ -43,6 +43,7 @@ ONLY_IN_HANDLER = {
     "vllm": {"engines/vllm"},
     "tensorrt_llm": {"engines/trtllm"},
     "transformers": {"engines/huggingface"},
+    "huggingface_hub": {"engines/huggingface/hub"},
     "prometheus_client": {"serving/metrics"},
     "opentelemetry": {"serving/metrics/tracing"},
     "javaproperties": {"config"},

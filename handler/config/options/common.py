@@ -97,7 +97,7 @@ COMMON = (
     Option("option.enable_streaming", "enable_streaming", boolean, False, "dynamic batching only: answers as {\"outputs\": [...]} lines"),
     Option("option.tool_call_parser", "tool_call_parser", one_of(*TOOL_CALL_PARSERS), "auto", "format of the model's tool calls; auto: by its chat template"),
     Option("option.tool_parser_plugin", "tool_parser_plugin", string, None, "a Python file with a parser of tool calls of one's own (models.md), relative to serving.properties, else to the working directory"),
-    Option("option.reasoning_parser", "reasoning_parser", one_of(*REASONING_PARSERS), None, "family of the model's thoughts, which chats then show apart from the text (wire.md, Reasoning); auto: by the chat template; by default they stay in the text, as in vLLM and LMI"),
+    Option("option.reasoning_parser", "reasoning_parser", one_of(*REASONING_PARSERS), None, "family of the model's thoughts, which chats then show apart from the text (docs/wire/reasoning.md); auto: by the chat template; by default they stay in the text, as in vLLM and LMI"),
     Option("option.chat_template", "chat_template", string, None, "a chat template in place of the model's own: its text, or a file (relative to serving.properties, else to the working directory)"),
     Option("option.default_chat_template_kwargs", "default_chat_template_kwargs", json_object, None, "arguments of the chat template for requests that do not set them: {\"enable_thinking\": false}"),
     Option("option.unknown_parameters", "unknown_parameters", one_of("report", "refuse"), "report", "unknown parameters: report them in x-lmi-ignored-parameters, or refuse the request"),

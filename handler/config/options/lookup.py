@@ -84,7 +84,7 @@ def _releases(name: str, engine: str) -> str:
     other = shipped(engine).arguments.get(name) if engine in NAMES else None
     if other is None:
         return ""
-    return f": {engine_arguments(engine).source} has it not, but {NAMES[engine]} {other.first} to {other.last}"
+    return f": {engine_arguments(engine).source} lacks it; {NAMES[engine]} {other.first} to {other.last} have it"
 
 
 def wrong_arguments(values: dict[str, Any], engine: str) -> Iterator[str]:

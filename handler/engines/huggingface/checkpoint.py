@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from handler.config import model_files
 from handler.core.errors import ConfigError, Problems
 from handler.engines.base import EngineConfig
+from handler.engines.huggingface import hub
 from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.model_cache import fingerprint, make_once, run_converter
@@ -52,21 +51,34 @@ tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
 file.write_text(json.dumps(tokenizer))
 """
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _EXPECTED = f"a Hugging Face model directory, a hub's name (owner/model), or {model_files.DEMO!r}"
 
 
-def prepare_checkpoint(model_id: str | None, options: Mapping[str, Any]) -> Path:
-    """Return the directory of `option.model_id`: local, fetched from the hub, or made from the demo model, once.
+def fetch(model_id: str | None, config: EngineConfig) -> str | None:
+    """See `engines.fetch`.
+
+    Raises:
+        ConfigError: the hub does not have it, or cannot be reached.
+    """
+    if model_id is None or not hub.is_hub_name(model_id):
+        return model_id
+    return str(hub.fetch(model_id, config.options.get("revision")))
+
+
+def fetch_tokenizer(model_id: str | None, config: EngineConfig) -> str | None:
+    """See `fetch`; without the weights."""
+    if model_id is None or not hub.is_hub_name(model_id):
+        return model_id
+    return str(hub.fetch(model_id, config.options.get("revision"), only=hub.DESCRIPTIONS))
+
+
+def prepare_checkpoint(model_id: str | None) -> Path:
+    """Return the directory of `option.model_id`, which the demo model gets once.
 
     Raises:
         ConfigError: there is no such model, or no directory of Hugging Face's format.
     """
-    if directory := find_checkpoint(model_id):
-        return directory
-    if model_id in (None, model_files.DEMO):
-        return _demo_checkpoint(model_files.locate(model_files.DEMO).path)
-    return _fetch(str(model_id), options.get("revision"))
+    return find_checkpoint(model_id) or _demo_checkpoint(model_files.locate(model_files.DEMO).path)
 
 
 def find_checkpoint(model_id: str | None) -> Path | None:
@@ -78,7 +90,7 @@ def find_checkpoint(model_id: str | None) -> Path | None:
     if model_id in (None, model_files.DEMO):
         return None
     model_id = str(model_id)
-    if not Path(model_id).exists() and _HUB_ID.fullmatch(model_id):
+    if hub.is_hub_name(model_id):
         return None
     model = model_files.locate(model_id, _EXPECTED)
     if model.kind != "huggingface":
@@ -109,17 +121,6 @@ def _demo_checkpoint(source: Path) -> Path:
         run_converter(_FROM_GGUF, source, directory, lock, _NEEDED, "Hugging Face's format")
 
     return make_once(model_files.cache_directory() / "converted" / fingerprint(_RECIPE, [source]), make)
-
-
-def _fetch(model_id: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    patterns = ["*.pth", "*.msgpack", "*.h5", "*.gguf", "*.onnx", "original/*"]  # other formats of the same weights
-    try:
-        return Path(snapshot_download(model_id, revision=revision, ignore_patterns=patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError, ValueError) as error:
-        raise ConfigError(f"the model {model_id!r} cannot be had from the hub: {error}") from None
 
 
 def load_tokenizer(config: EngineConfig) -> HfTokenizer:

@@ -62,7 +62,7 @@ class HfTokenizer:
         tools: Sequence[Mapping[str, Any]] = (),
         options: TemplateOptions = PLAIN_TEMPLATE,
     ) -> Prompt:
-        """Apply the chat template and encode its text, as transformers and vLLM do (docs/wire.md, Chat)."""
+        """Apply the chat template and encode its text, as transformers and vLLM do (docs/wire/chat.md)."""
         from jinja2 import TemplateError
 
         if not self._tokenizer.chat_template:

@@ -15,14 +15,16 @@ from typing import Any
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Interrupted, Output, Step
+from handler.engines.huggingface.checkpoint import fetch_tokenizer as fetch
 from handler.engines.huggingface.checkpoint import load_tokenizer
+from handler.engines.huggingface.hub import is_hub_name
 from handler.engines.huggingface.model_files import check_tokenizer
 from handler.engines.openai.answer import Answer, Failed, Part, Refused
 from handler.engines.openai.client import Client, find_kind, find_model
 from handler.engines.openai.kinds import KINDS, completion
 from handler.engines.openai.servers import Server, choose
 
-__all__ = ["UrlEngine", "capabilities", "check", "load", "load_tokenizer", "prepare"]
+__all__ = ["UrlEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
 
 _IDLE = 0.05  # seconds without news after which a step is empty: the supervisor counts silence as a hang
 _ATTEMPTS = 3
@@ -258,7 +260,8 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     with problems:
         _urls(config)
     with problems:
-        prepare(model_id, config)
+        if not is_hub_name(model_id):
+            prepare(model_id, config)
     problems.check()
 
 
@@ -270,10 +273,7 @@ def prepare(model_id: str | None, config: EngineConfig) -> Path:
     """
     if model_id is None or not Path(model_id).is_dir():
         given = "" if model_id is None else f"; {model_id!r} is none"
-        raise ConfigError(
-            "the engine openai needs option.model_id, a directory with the tokenizer and config of the server's model"
-            + given
-        )
+        raise ConfigError(f"the engine openai needs option.model_id, the model's directory or hub name{given}")
     check_tokenizer(Path(model_id))
     return Path(model_id)
 

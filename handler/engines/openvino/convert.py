@@ -1,4 +1,4 @@
-"""Converts Hugging Face checkpoints to OpenVINO directories, once.
+"""Fetches a hub's models for OpenVINO; converts Hugging Face checkpoints to OpenVINO directories, once.
 
 OpenVINO GenAI reads its own format and some GGUF files, but no safetensors. The converter (optimum-intel with torch)
 is a large optional extra, needed once a model. It runs in a process of its own, which frees its memory.
@@ -13,11 +13,15 @@ from pathlib import Path
 
 from handler.core.errors import ConfigError
 from handler.core.values import Task
+from handler.engines.huggingface import hub
 from handler.engines.huggingface.image_tokens import no_images
 from handler.engines.model_cache import fingerprint, make_once, run_converter
 from handler.engines.openvino.ir_files import parts
+from handler.engines.openvino.pooling.bert_graph import has_bert_config
 
 log = logging.getLogger(__name__)
+
+_TORCH = ("*.safetensors", "pytorch_model*.bin")
 
 RECIPE = b"1"  # part of every fingerprint: change it with CONVERTER
 
@@ -57,6 +61,43 @@ _EXPORTS = {
 """Tasks with optimum's names."""
 
 
+def fetch_model(model_id: str | None, revision: str | None) -> str | None:
+    """Return the file or directory of a hub's model; another `model_id` as it is.
+
+    The descriptions are fetched first: they say what the weights need.
+
+    Args:
+        model_id: `owner/model`, or `owner/model/file.gguf`.
+
+    Raises:
+        ConfigError: the hub does not have it, cannot be reached, or has no format that can be loaded here.
+    """
+    if named := hub.gguf_file(model_id):
+        name, file = named
+        path = hub.fetch(name, revision, only=[file], without=()) / file
+        if not path.is_file():
+            raise ConfigError(f"{name} on the hub has no file {file!r}")
+        return str(path)
+    if model_id is None or not hub.is_hub_name(model_id):
+        return model_id
+    directory = hub.fetch(model_id, revision, only=hub.DESCRIPTIONS)
+    if any((directory / f"openvino_{part}.xml").is_file() for part in ("model", "language_model")):
+        return str(hub.fetch(model_id, revision, without=(*hub.OTHER_FORMATS, *_TORCH)))
+    if not (directory / "config.json").is_file():
+        raise ConfigError(
+            f"{model_id} on the hub has neither openvino_model.xml nor config.json; "
+            f"name a file of GGUF with its name: {model_id}/FILE.gguf"
+        )
+    fetched = any(directory.glob("*.safetensors"))  # and maybe converted too
+    if not fetched and not has_bert_config(directory) and not converter_is_installed():
+        raise ConfigError(
+            f"{model_id} has to be converted for OpenVINO, which needs: pip install '.[convert]' in lmi-handler's "
+            "directory; then start again. The hub's owner OpenVINO has models that need no conversion. "
+            f"On a GPU run: lmi serve {model_id} --engine vllm"
+        )
+    return str(hub.fetch(model_id, revision))
+
+
 def convert(source: Path, cache: Path, task: Task = Task.GENERATION) -> Path:
     """Return the OpenVINO directory of `source` below `cache`, converting it where there is none yet."""
     check_converter(source, cache, task)
@@ -77,12 +118,15 @@ def convert(source: Path, cache: Path, task: Task = Task.GENERATION) -> Path:
 
 def check_converter(source: Path, cache: Path, task: Task = Task.GENERATION) -> None:
     """Raise ConfigError where `source` has not been converted and the converter is not installed."""
-    installed = find_spec("optimum") and find_spec("optimum.intel")  # the second alone would raise
-    if not installed and not _target(source, cache, task).is_dir():
+    if not converter_is_installed() and not _target(source, cache, task).is_dir():
         raise ConfigError(
             f"{source} has to be converted first, which needs: pip install '.[convert]' in lmi-handler's directory; "
             "then start again"
         )
+
+
+def converter_is_installed() -> bool:
+    return bool(find_spec("optimum") and find_spec("optimum.intel"))  # the second alone would raise
 
 
 def _target(source: Path, cache: Path, task: Task) -> Path:

@@ -23,6 +23,7 @@ from handler.engines.base import (
 )
 from handler.engines.huggingface.image_tokens import no_images, read_image_tokens
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
+from handler.engines.openvino.convert import fetch_model
 from handler.engines.openvino.grammar_compiler import GrammarCompiler
 from handler.engines.openvino.ir_files import is_vision
 from handler.engines.openvino.model import OpenVinoTokenizer, check, context_length, eos_ids, prepare_model
@@ -34,7 +35,7 @@ from handler.engines.openvino.scorers.pipeline_scorer import NO_TOPS
 from handler.engines.openvino.structured_output import OpenVinoCheck, structured_output_check
 from handler.engines.openvino.vision import VisionPrompts
 
-__all__ = ["OpenVino", "capabilities", "check", "load", "load_tokenizer", "prepare", "structured_output_check"]
+__all__ = ["OpenVino", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
 _NO_ADAPTERS = "it ignores LoRA adapters that are chosen by request"
 
@@ -263,6 +264,10 @@ class OpenVino:
 
 def _is_one_token(output: Output) -> bool:
     return output.finish is None and len(output.ids) == 1 and output.prompt_logprobs is None and not output.sequence
+
+
+def fetch(model_id: str | None, config: EngineConfig) -> str | None:
+    return fetch_model(model_id, config.options.get("revision"))
 
 
 def prepare(model_id: str | None, config: EngineConfig) -> Path:

@@ -15,6 +15,7 @@ from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
 from handler.core.values import PLAIN_TEMPLATE, Task, TemplateOptions
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.chat_content import ContentForms, find_forms, last_text
+from handler.engines.huggingface.hub import gguf_file, is_hub_name
 from handler.engines.huggingface.image_tokens import no_images, read_image_tokens
 from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.huggingface.pooling import read_pooling
@@ -56,6 +57,8 @@ def prepare_model(model_id: str | None, dtype: str, task: Task = Task.GENERATION
 def check(model_id: str | None, config: EngineConfig) -> None:
     """See `engines.check`."""
     if config.task is Task.GENERATION and model_id in (None, model_files.DEMO):
+        return
+    if is_hub_name(model_id) or gguf_file(model_id):
         return
     model = find_model(model_id or model_files.DEMO, config.task)
     if config.prefix_cache and model.path.is_dir() and not no_images(model.path):
@@ -134,7 +137,7 @@ class OpenVinoTokenizer:
         """Apply the chat template and encode its text, as transformers and vLLM do.
 
         A special token in a message counts as one, so its author can pretend to another role. No server escapes them
-        today, and clients rely on that (docs/wire.md, Chat).
+        today, and clients rely on that (docs/wire/chat.md).
         """
         if not self._tokenizer.chat_template:
             raise InvalidPayload("'messages': the model has no chat template; send the prompt itself as 'inputs'")

@@ -20,7 +20,6 @@ from handler.core.images import ImagePrompt
 from handler.core.values import Adapter, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step, warm_up
 from handler.engines.huggingface import checkpoint
-from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.process.process_group import end_with_descendants, end_with_this_process
 from handler.engines.trtllm import support
 from handler.engines.trtllm.arguments import construct, import_name, llm_arguments
@@ -247,8 +246,8 @@ class TrtLlm:
         """
         if heard or not self._expects_results():
             self._moved = time.monotonic()
-        elif (silence := time.monotonic() - self._moved) > self._inactivity:
-            raise TimeoutError(f"no request got anywhere for {silence:.1f} s (option.inactivity_timeout)")
+        elif time.monotonic() - self._moved > self._inactivity:
+            raise TimeoutError(f"no request got anywhere for {self._inactivity:g} s (option.inactivity_timeout)")
 
     def _expects_results(self) -> bool:
         """Whether a working engine would soon return a result.
@@ -277,8 +276,11 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     checkpoint.check_model(model_id, config, partial(llm_arguments, gpus=1, release=support.installed_release()))
 
 
+fetch = checkpoint.fetch
+
+
 def prepare(model_id: str | None, config: EngineConfig) -> Path:
-    return checkpoint.prepare_checkpoint(model_id, config.options)
+    return checkpoint.prepare_checkpoint(model_id)
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
@@ -295,5 +297,4 @@ def load(config: EngineConfig) -> TrtLlm:
     return engine
 
 
-def load_tokenizer(config: EngineConfig) -> HfTokenizer:
-    return checkpoint.load_tokenizer(config)
+load_tokenizer = checkpoint.load_tokenizer

@@ -26,7 +26,7 @@ from handler.engines.base import (
     warm_up,
 )
 from handler.engines.huggingface import checkpoint
-from handler.engines.huggingface.checkpoint import check_model, eos_ids, prepare_checkpoint
+from handler.engines.huggingface.checkpoint import check_model, eos_ids, fetch, prepare_checkpoint
 from handler.engines.huggingface.image_tokens import no_images, read_image_tokens
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
 from handler.engines.process.process_group import end_with_children
@@ -42,7 +42,7 @@ from handler.engines.vllm.starting import engine_info, start_engine
 from handler.engines.vllm.statistics import Statistics
 from handler.engines.vllm.structured_output import structural_tags, structured_output_check
 
-__all__ = ["Vllm", "capabilities", "check", "load", "load_tokenizer", "prepare", "structured_output_check"]
+__all__ = ["Vllm", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
 _UNSUPPORTED = {
     "typical_p": "it has no typical decoding",
@@ -258,7 +258,7 @@ def check(model_id: str | None, config: EngineConfig) -> None:
 
 
 def prepare(model_id: str | None, config: EngineConfig) -> Path:
-    return prepare_checkpoint(model_id, config.options)
+    return prepare_checkpoint(model_id)
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

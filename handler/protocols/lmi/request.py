@@ -1,4 +1,4 @@
-"""LMI's rolling-batch requests (docs.djl.ai, "LMI handlers Inference API Schema"); docs/wire.md lists every field."""
+"""LMI's rolling-batch requests (docs.djl.ai, "LMI handlers Inference API Schema"); its fields: docs/wire/lmi.md."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
                {"object": "list", "data": [_MODEL_EXAMPLE]})},
     ),
     ("GET", "/v1/models/{id}"): Operation(
-        "OpenAI", "One of them",
+        "OpenAI", "The model or an adapter",
         {200: ("application/json", _MODEL, _MODEL_EXAMPLE),
          404: ("application/json", ref("OpenAiError"), {"error": _NO_MODEL})},
     ),

@@ -67,16 +67,16 @@ _ADAPTERS: dict[tuple[str, str], Operation] = {
         query={"limit": COUNT, "next_page_token": TEXT},
     ),
     ("POST", "/adapters"): _adapters(
-        "Register one, by the query or by a body",
+        "Register an adapter, by the query or by a body",
         _CHANGE, {"status": "Adapter sql registered", "id": 1}, 400, 409, 424, 503, 507,
         query=_ADAPTER_CALL, body=record({}, _ADAPTER_CALL, example={"name": "sql", "src": "adapters/sql"}),
     ),
-    ("GET", "/adapters/{adapter}"): _adapters("Describe one", _ADAPTER, _ADAPTER_EXAMPLE, 400, 404),
+    ("GET", "/adapters/{adapter}"): _adapters("Describe an adapter", _ADAPTER, _ADAPTER_EXAMPLE, 400, 404),
     ("DELETE", "/adapters/{adapter}"): _adapters(
-        "Unregister one", _CHANGE, {"status": "Adapter sql unregistered"}, 400, 404, 409
+        "Unregister an adapter", _CHANGE, {"status": "Adapter sql unregistered"}, 400, 404, 409
     ),
     ("POST", "/adapters/{adapter}/update"): _adapters(
-        "Load it anew, from where it was or from elsewhere",
+        "Load an adapter again, from its place or from another",
         _CHANGE, {"status": "Adapter sql updated"}, 400, 404, 409, 424, 503,
         query=_ADAPTER_CALL, body=record({}, _ADAPTER_CALL, example={"src": "adapters/sql"}),
     ),
@@ -88,9 +88,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         {200: (_HTML, TEXT, "<!doctype html>"),
          503: (_JSON, _UNHEALTHY, {"error": "unhealthy", "error_type": "healthcheck"})}, open=True,
     ),
-    ("GET", "/docs"): Operation("Page", "This document as a page", {200: (_HTML, TEXT, "<!doctype html>")}, open=True),
+    ("GET", "/docs"): Operation("Page", "The document as a page", {200: (_HTML, TEXT, "<!doctype html>")}, open=True),
     ("GET", "/api-doc/openapi.json"): Operation(
-        "Page", "This document", {200: (_JSON, {"type": "object"}, {"openapi": "3.1.0"})}
+        "Page", "The API's document", {200: (_JSON, {"type": "object"}, {"openapi": "3.1.0"})}
     ),
     ("GET", "/ping"): Operation(
         "State", "Whether the model can serve",
@@ -98,7 +98,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
          503: (_JSON, _STATE, {"status": "Unhealthy", "state": "loading"})}, open=True,
     ),
     ("GET", "/models"): Operation(
-        "State", "The model that is served, as a list",
+        "State", "The model, as a list",
         {200: (_JSON, record({"models": listing(_MODEL)}),
                {"models": [{"modelName": "model", "modelUrl": None, "status": "READY"}]})},
     ),
@@ -109,7 +109,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
          404: _NO_MODEL},
     ),
     ("GET", "/metrics"): Operation(
-        "State", "Figures in Prometheus' text format",
+        "State", "Metrics in Prometheus' text format",
         {200: (_TEXT, TEXT, "# TYPE lmi_active_sequences gauge\nlmi_active_sequences 0.0\n")},
     ),
     **_ADAPTERS,

@@ -81,9 +81,9 @@ _OF_MODEL = {
         {200: (_JSON, _METADATA, {"name": "model", "versions": ["1"], "platform": "openvino", "inputs": [_INPUT],
                                   "outputs": [{**_INPUT, "name": "text_output"}]}), 404: _UNKNOWN},
     ),
-    "/ready": Operation("Triton", "Whether it can serve", {**_STATE, 404: _UNKNOWN}),
+    "/ready": Operation("Triton", "Whether the model can serve", {**_STATE, 404: _UNKNOWN}),
     "/config": Operation(
-        "Triton", "Its configuration",
+        "Triton", "The model's configuration",
         {200: (_JSON, _CONFIG, {"name": "model", "platform": "openvino", "max_batch_size": 0,
                                 "input": [_INPUT_CONFIG], "output": []}), 404: _UNKNOWN},
     ),
@@ -91,14 +91,14 @@ _OF_MODEL = {
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v2"): Operation(
-        "Triton", "The server",
+        "Triton", "The server, its version and extensions",
         {200: (_JSON, record({"name": TEXT, "version": TEXT, "extensions": listing(TEXT)}),
                {"name": "lmi-handler", "version": "0.1.0", "extensions": ["generate"]})},
     ),
     ("GET", "/v2/health/live"): Operation("Triton", "Whether the server runs", {200: (_TEXT, TEXT, "")}),
     ("GET", "/v2/health/ready"): Operation("Triton", "Whether the model can serve", {**_STATE}),
     ("POST", "/v2/repository/index"): Operation(
-        "Triton", "The models that there are",
+        "Triton", "The model and its state, as a list",
         {200: (_JSON, _INDEX, [{"name": "model", "version": "1", "state": "READY"}])},
     ),
     **{

@@ -49,7 +49,7 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     with problems:
         found = Problems()
         with found:
-            arguments = replace(arguments, task=served_task(config, reading.engine))
+            arguments = replace(arguments, task=served_task(config, reading.engine, config.model_id))
         with found:
             engines.check(reading.engine, config.model_id, arguments)
         if found:

@@ -20,12 +20,13 @@ def engine_spec(config: Config) -> Spec:
         ConfigError: there is no such engine or model.
     """
     name = choose_engine(config)
-    task = served_task(config, name)
+    served_task(config, name, config.model_id)  # before anything is fetched
     try:
-        model = engines.prepare(name, config.model_id, engine_config(config, task=task))
+        model_id = engines.fetch(name, config.model_id, engine_config(config))
+        task = served_task(config, name, model_id)
+        model = engines.prepare(name, model_id, engine_config(config, task=task))
     except OSError as error:
-        raise ConfigError(f"the model's files cannot be had: {error}") from error
-    task = served_task(config, name, model)  # what was fetched may say more
+        raise ConfigError(f"the model's files cannot be fetched: {error}") from error
     return Spec(name, engine_config(config, model, chat_template(config), task))
 
 
@@ -46,17 +47,16 @@ def choose_engine(config: Config) -> str:
     return name
 
 
-def served_task(config: Config, engine: str, model: Path | None = None) -> Task:
+def served_task(config: Config, engine: str, model_id: str | None) -> Task:
     """Find what the model computes.
 
     Args:
-        model: its files, where they are not those of `option.model_id`.
+        model_id: that of the options; of a hub's model, the directory that was fetched, once it is there.
 
     Raises:
         ConfigError: the engine does not compute that; or as `find_task`.
     """
-    own = Path(config.model_id) if config.model_id else None
-    task = find_task(config.task, own if own is not None and own.is_dir() else model)
+    task = find_task(config.task, Path(model_id) if model_id else None)
     engines.check_task(engine, task, config.task)
     return task
 

@@ -9,14 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from handler.core.values import Adapter, Sampling
 from handler.engines.base import EngineStatistics
 from handler.engines.echo import engine as echo
 from handler.engines.process import engine_loop
+from handler.serving.metrics.prometheus import _OF_REPLICAS
 from tests.app.server import AppServer, serve
+from tests.parameter_matrix import section
 from tests.servers import http, wait_for
 
 OURS = {
@@ -78,6 +80,14 @@ def value(metrics: Mapping[str, Metric], sample: str, **labels: str) -> float:
         if entry.name == sample and labels.items() <= entry.labels.items()
     ]
     return found
+
+
+def test_the_document_lists_every_metric() -> None:
+    documented = re.findall(r"`((?:lmi_|vllm:|tgi_)\w+)", section("README.md#metrics"))
+    names = [f"{name}_total" if kind == "counter" else name for name, kind in {**OURS, **VLLM, **REPORTED}.items()]
+    for kind, name, *_ in _OF_REPLICAS:
+        names.append(f"lmi_replica_{name}_total" if kind is CounterMetricFamily else f"lmi_replica_{name}")
+    assert sorted(documented) == sorted([*names, *TGI])
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO
 
 from tests.environment import clean_environment
@@ -19,10 +20,10 @@ from tests.servers import PATIENCE, wait_for
 class LocalProcess:
     """What it has written so far is in `out` (standard output) and `log` (standard error)."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, directory: Path | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "deploy", "local", "--port", "0", *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment(),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment(), cwd=directory,
         )  # fmt: skip
         self._lines: dict[str, list[str]] = {"out": [], "log": []}
         assert self.process.stdout is not None
@@ -96,9 +97,13 @@ def descendants(pid: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def local_process(*arguments: str) -> Iterator[LocalProcess]:
-    """In service."""
-    local = LocalProcess(*arguments)
+def local_process(*arguments: str, directory: Path | None = None) -> Iterator[LocalProcess]:
+    """In service.
+
+    Args:
+        directory: where it runs, if not here.
+    """
+    local = LocalProcess(*arguments, directory=directory)
     try:
         local.wait_ready()
         yield local

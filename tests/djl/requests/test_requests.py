@@ -59,7 +59,7 @@ class Answer(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """What some versions cannot do as docs/wire.md has it.
+    """What some versions cannot do as docs/wire/ has it.
 
     Attributes:
         reason: why.

@@ -129,7 +129,7 @@ def test_it_starts_under_mpirun(model: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("", {"options": {"engine_args": {"kv_cache_config": {"nope": 1}}}}, "nope"),
         ("", {"options": {"engine_args": {"batching_type": "x"}}}, "batching_type"),
         ("die_after=1", {}, "the executor died"),
-        ("stall_after=1", {"options": {"inactivity_timeout": 0.3}}, "no request got anywhere for 0.3"),
+        ("stall_after=1", {"options": {"inactivity_timeout": 0.3}}, "no request got anywhere for 0.3 s"),
     ],
 )
 def test_what_keeps_it_from_starting_is_said(

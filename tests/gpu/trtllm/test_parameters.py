@@ -1,4 +1,4 @@
-"""docs/wire.md's column of TensorRT-LLM against its double: every cell, its condition met and not met."""
+"""The column of TensorRT-LLM in docs/wire/ against its double: every cell, its condition met and not met."""
 
 from __future__ import annotations
 

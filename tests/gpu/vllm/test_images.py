@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from handler.engines.base import EngineStatistics
 from tests.process.engines.test_conformance import start
-from tests.servers import wait_for
+from tests.servers import serve, wait_for
 from tests.vision.models import CASES, FAMILIES, Reference, Vision, write_model
+from tests.vision.over_http import check_over_http
 
 pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def vision(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vision]:
-    model = write_model(tmp_path_factory.mktemp("vision") / request.param, request.param)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("vision") / request.param, request.param)
+
+
+@pytest.fixture(scope="module")
+def vision(model: Path) -> Iterator[Vision]:
     answers = [Reference(model).answer(case) for case in CASES]
     driver = start("vllm", model, enforce_eager=True, max_model_len=256)
     yield Vision(driver, answers)
@@ -42,3 +48,12 @@ def test_equal_images_hit_the_prefix_cache_and_others_never(vision: Vision) -> N
     vision.check([first])
     wait_for(lambda: hits() > before, 10, "the prefix cache has no hit")
     vision.check([other])
+
+
+@pytest.mark.parametrize("model", ["qwen2_vl"], indirect=True)  # one family: a start takes long
+def test_over_http(model: Path, vision: Vision) -> None:
+    options = ("dtype=fp32", "enforce_eager=true", "kv_cache_gib=1", "max_model_len=256", "model_loading_timeout=600")
+    words = [word for option in options for word in ("-o", f"option.{option}")]
+    with serve(str(model), "--engine", "vllm", *words) as server:
+        server.wait_ready(170)
+        check_over_http(server, vision)

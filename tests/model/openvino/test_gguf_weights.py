@@ -25,6 +25,8 @@ from gguf import GGMLQuantizationType as Kind
 from handler.core.errors import ConfigError
 from handler.engines import model_cache
 from handler.engines.openvino.gguf_weights import exact_model, writable
+from tests.doubles.hub import serve_hub
+from tests.servers import ANSWER_LIMIT, serve
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "engines" / "smollm2_f32_greedy.json"
 CASES = json.loads(GOLDEN.read_text())["cases"]
@@ -249,3 +251,15 @@ def test_a_file_that_cannot_be_written_is_copied_once(tmp_path: Path, monkeypatc
     assert (copy.name, copy.read_bytes()) == ("model.gguf", b"GGUF")
     assert (tmp_path / "made") in copy.parents
     assert writable(source, tmp_path / "made") == copy
+
+
+@pytest.mark.model
+def test_a_file_of_the_hub_is_served(demo_model: Path, tmp_path: Path) -> None:
+    with (
+        serve_hub({"someone/files": {"smollm2.gguf": demo_model.read_bytes(), "other.gguf": b""}}) as hub,
+        serve("someone/files/smollm2.gguf", env={**hub.environment(tmp_path), "LMI_CACHE": str(tmp_path)}) as server,
+    ):
+        server.wait_ready(ANSWER_LIMIT)
+        answer = server.post({"inputs": "The capital of France is", "parameters": {"max_new_tokens": 1}}).json()
+    assert answer["generated_text"] == " Paris"
+    assert not any("other.gguf" in path for path in hub.asked if "/resolve/" in path)

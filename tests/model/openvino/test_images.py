@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import tarfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from handler.core.errors import ConfigError, InvalidPayload
-from handler.core.images import Image, ImageSource
-from handler.core.text import Detokenizer
+from handler.core.images import ImageSource
 from handler.core.values import Request, Sampling
 from handler.engines.base import EngineConfig
 from handler.engines.openvino.engine import check
 from handler.serving.media.placing import place_images
 from tests.process.engines.test_conformance import ids, start
 from tests.servers import serve
-from tests.vision.models import CASES, FAMILIES, NUM_TOKENS, Answer, Case, Vision
+from tests.vision.models import CASES, FAMILIES, Answer, Vision
+from tests.vision.over_http import check_over_http
 
 pytestmark = pytest.mark.model
 
@@ -51,34 +48,8 @@ def test_tokens_are_those_of_transformers_alone_and_in_company(vision: Vision) -
 
 
 def test_over_http(model: Path, vision: Vision) -> None:
-    def ask(case: Case) -> tuple[int, str]:
-        content = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in case.images]
-        body = {
-            "model": "model",
-            "messages": [{"role": "user", "content": [*content, case.messages[0]["content"][-1]]}],
-            "max_tokens": NUM_TOKENS,
-            "ignore_eos": True,
-            "temperature": 0,
-        }
-        answer = server.post(body, "/v1/chat/completions").json()
-        return answer["usage"]["prompt_tokens"], answer["choices"][0]["message"]["content"]
-
-    vocabulary = vision.driver.tokenizer.vocabulary
-    assert vocabulary is not None
-    with serve(str(model), "-o", "option.dtype=fp32") as server, ThreadPoolExecutor(8) as threads:
-        for cases in ([CASES[1]], [*CASES, *CASES]):
-            for case, (num_prompt, text) in zip(cases, threads.map(ask, cases), strict=True):
-                expected = vision.expected(case)
-                shown = "".join(map(Detokenizer(vocabulary).feed, expected.ids))
-                assert (num_prompt, text) == (expected.num_prompt, shown)
-
-
-def data_url(image: Image) -> str:
-    from PIL import Image as Pillow
-
-    file = io.BytesIO()
-    Pillow.frombytes("RGB", (image.width, image.height), image.rgb).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    with serve(str(model), "-o", "option.dtype=fp32") as server:
+        check_over_http(server, vision)
 
 
 # -- what GenAI would read otherwise -------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from typing import Any
 import numpy
 import pytest
 
+from tests.doubles.hub import files_of, serve_hub
 from tests.servers import LiveServer, http, serve
-from tests.unit.engines.pooling.models import CONFIGS, GOLDEN, TEXTS, write_model
+from tests.unit.engines.pooling.models import CONFIGS, DOCUMENTS, GOLDEN, QUERY, RANKED, TEXTS, write_model
 
 WANTED = json.loads(GOLDEN.read_text())
 WORDS = [" ".join(f"w{id}" for id in ids[1:-1]) for ids in TEXTS]
@@ -71,6 +72,17 @@ def test_embeddings(embedding: LiveServer) -> None:
     numpy.testing.assert_allclose(short, wanted[3, :8], atol=1e-4)
 
 
+def test_a_model_of_the_hub(tmp_path: Path) -> None:
+    """Its task is read from what was fetched."""
+    files = files_of(write_model(tmp_path / "bert", "bert"))
+    with (
+        serve_hub({"someone/bert": files}) as hub,
+        serve("someone/bert", "-o", "option.dtype=fp32", env=hub.environment(tmp_path / "home")) as server,
+    ):
+        server.wait_ready()
+        numpy.testing.assert_allclose(raw(server, WORDS), numpy.array(WANTED["bert"]["mean"]), atol=1e-4)
+
+
 def test_prompts_and_lengths(embedding: LiveServer) -> None:
     named = ask(embedding, "/embed", {"inputs": "w7 w9", "prompt_name": "query"})
     numpy.testing.assert_allclose(named, ask(embedding, "/embed", {"inputs": "w5 w7 w9"}), atol=1e-5)
@@ -88,6 +100,13 @@ def test_labels(classifier: LiveServer) -> None:
     alone = ask(classifier, "/predict", {"inputs": WORDS[3]})
     assert sum(item["score"] for item in alone) == pytest.approx(1)
     assert alone[0]["label"] == answers[3][0]["label"]
+
+
+def test_scores_are_those_of_transformers(reranker: LiveServer) -> None:
+    wanted = json.loads(RANKED.read_text())["bert reranker"]
+    body = {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True}
+    found = {rank["index"]: rank["score"] for rank in ask(reranker, "/rerank", body)}
+    assert [found[index] for index in range(len(wanted))] == pytest.approx(wanted, abs=1e-4)
 
 
 def test_rerank(reranker: LiveServer) -> None:

@@ -1,4 +1,4 @@
-"""The endpoints of docs/migrating.md: their variables start the server, and their clients' requests are answered."""
+"""The endpoints of docs/migrating/README.md: their variables start the server, their clients' requests are answered."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 from tests.servers import http, serve
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "migrating.md").read_text()
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "migrating" / "README.md").read_text()
 CARDS = {
     name: dict(line.split("=", 1) for line in text.splitlines())
-    for name, text in re.findall(r"```sh (\w+)\n(.*?)```", DOCUMENT, re.DOTALL)
+    for name, text in re.findall(r"<!-- file: (\w+)\.env -->\n```sh\n(.*?)```", DOCUMENT, re.DOTALL)
 }
 CHAT = {"model": "qwen", "messages": [{"role": "user", "content": "a b"}], "max_tokens": 2}
 PROMPT = {"inputs": "a b", "parameters": {"max_new_tokens": 2}}

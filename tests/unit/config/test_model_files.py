@@ -40,16 +40,9 @@ def test_a_directory_without_a_model_says_so(tmp_path: Path, names: tuple[str, .
         locate(str(make(tmp_path / "m", *names)))
 
 
-def test_a_hub_name_is_not_fetched() -> None:
-    with pytest.raises(
-        ConfigError, match=r"--engine vllm\. On a CPU, .* hf download \S+/(\S+) --local-dir \1; lmi serve \./\1$"
-    ):
-        locate("org/model-1B")
-
-
 def test_an_engine_that_takes_less_says_what() -> None:
     with pytest.raises(ConfigError, match=r"at '/nowhere/x': give a Hugging Face model directory, a hub's name"):
-        prepare_checkpoint("/nowhere/x", {})
+        prepare_checkpoint("/nowhere/x")
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
+import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,108 +14,130 @@ import pytest
 
 from handler.core.errors import ConfigError
 from handler.engines.huggingface.checkpoint import eos_ids, prepare_checkpoint, tokenizer_eos_id
+from handler.engines.huggingface.hub import gguf_file, is_hub_name
+from tests.doubles.hub import Hub, serve_hub
 
-COMMIT = "a" * 40
 FILES = {
     "config.json": b'{"eos_token_id": 2}',
+    "tokenizer.json": b"{}",
     "model.safetensors": b"weights",
     "original/consolidated.00.pth": b"more",
 }
+IR = {
+    "config.json": b"{}",
+    "openvino_model.xml": b"<net/>",
+    "openvino_model.bin": b"weights",
+    "model.safetensors": b"w",
+}
+MODELS = {
+    "someone/model": FILES,
+    "someone/ir": IR,
+    "someone/files": {"a.Q4.gguf": b"GGUF", "b.gguf": b"GGUF"},
+}
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    """What huggingface_hub asks of one for `someone/model`."""
-
-    asked: list[str]
-
-    def do_GET(self) -> None:
-        self.answer()
-
-    def do_HEAD(self) -> None:
-        self.answer()
-
-    def answer(self) -> None:
-        self.asked.append(self.path)
-        name = self.path.rpartition(f"/someone/model/resolve/{COMMIT}/")[2]
-        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{name}"'}
-        if self.path.startswith("/api/models/someone/model"):
-            known = any(self.path.startswith(f"/api/models/someone/model/{it}") for it in ("revision/main", "tree"))
-            tree = [{"type": "file", "path": file, "size": len(data), "oid": file} for file, data in FILES.items()]
-            siblings = [{"rfilename": file} for file in FILES]
-            found = tree if "/tree/" in self.path else {"id": "someone/model", "sha": COMMIT, "siblings": siblings}
-            self.send(200 if known else 404, json.dumps(found).encode(), {"Content-Type": "application/json"})
-        elif name in FILES:
-            self.send(200, FILES[name], headers)
-        else:
-            self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
-
-    def send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with serve_hub(MODELS) as server:
+        yield server
 
 
-@pytest.fixture
-def hub() -> Iterator[str]:
-    """Its address."""
-    Hub.asked = []
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-ASK = """
+FETCH = """
 import sys
-from handler.engines.huggingface.checkpoint import prepare_checkpoint
 from handler.core.errors import ConfigError
+from handler.engines import fetch
+from handler.engines.base import EngineConfig
+from handler.engines.openvino import convert
+convert.converter_is_installed = lambda: False
 try:
-    print(prepare_checkpoint("someone/model", {"revision": sys.argv[1]} if sys.argv[1:] else {}))
+    print(fetch(sys.argv[1], sys.argv[2], EngineConfig(options={"revision": sys.argv[3]} if sys.argv[3:] else {})))
 except ConfigError as error:
     print(error)
 """
 
 
-def ask(hub: str, home: Path, *revision: str) -> str:
+def fetch(hub: Hub, home: Path, engine: str, name: str, *revision: str) -> str:
     """In a process of its own: the hub's address is read when its library is imported."""
-    own = {"HF_ENDPOINT": hub, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-    command = [sys.executable, "-c", ASK, *revision]
-    done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", FETCH, engine, name, *revision]
+    done = subprocess.run(command, env=os.environ | hub.environment(home), capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
-def test_a_hub_id_is_fetched_without_other_forms_of_the_weights(hub: str, tmp_path: Path) -> None:
-    found = Path(ask(hub, tmp_path))
-    assert {path.name for path in found.iterdir()} == {"config.json", "model.safetensors"}
+@pytest.mark.parametrize(
+    ("engine", "name", "files"),
+    [
+        ("openai", "someone/model", {"config.json", "tokenizer.json"}),
+        ("openvino", "someone/ir", IR.keys() - {"model.safetensors"}),
+    ],
+)
+def test_a_hub_model_is_fetched_as_far_as_the_engine_reads_it(
+    hub: Hub, tmp_path: Path, engine: str, name: str, files: set[str]
+) -> None:
+    found = Path(fetch(hub, tmp_path, engine, name))
+    assert {str(path.relative_to(found)) for path in found.rglob("*")} == files
+    asked = len(hub.asked)
+    assert fetch(hub, tmp_path, engine, name) == str(found)
+    assert not any("/resolve/" in path for path in hub.asked[asked:])
+
+
+def test_a_checkpoint_is_fetched_without_other_formats_of_the_weights(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in hub.environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    script = "from handler.engines.huggingface.hub import fetch; print(fetch('someone/model', None))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    found = Path(done.stdout.strip())
+    assert {path.name for path in found.iterdir()} == {"config.json", "tokenizer.json", "model.safetensors"}
     assert (found / "model.safetensors").read_bytes() == b"weights"
-    assert not any("consolidated" in path for path in Hub.asked)
+    assert not any("consolidated" in path for path in hub.asked)
 
 
-def test_a_revision_that_is_not_there_is_named(hub: str, tmp_path: Path) -> None:
-    assert "'someone/model' cannot be had from the hub" in ask(hub, tmp_path, "nowhere")
+def test_a_gguf_file_is_fetched_alone(hub: Hub, tmp_path: Path) -> None:
+    found = Path(fetch(hub, tmp_path, "openvino", "someone/files/a.Q4.gguf"))
+    assert found.read_bytes() == b"GGUF"
+    assert [path.name for path in found.parent.iterdir()] == ["a.Q4.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "wanted"),
+    [
+        ("someone/model", ["nowhere"], "'someone/model' here, and the model cannot be fetched from the hub"),
+        ("someone/else", [], r"run: hf download someone/else --local-dir else; .* lmi serve \./else$"),
+        ("someone/files", [], r"name a file of GGUF with its name: someone/files/FILE\.gguf"),
+        ("someone/files/c.gguf", [], "someone/files on the hub has no file 'c.gguf'"),
+        ("someone/model", [], r"has to be converted .*'\.\[convert\]'.* lmi serve someone/model --engine vllm"),
+    ],
+)
+def test_what_cannot_be_served_from_the_hub_is_named(
+    hub: Hub, tmp_path: Path, name: str, revision: list[str], wanted: str
+) -> None:
+    asked = len(hub.asked)
+    assert re.search(wanted, fetch(hub, tmp_path, "openvino", name, *revision), re.DOTALL)
+    assert not any(path.endswith("model.safetensors") for path in hub.asked[asked:])
+
+
+def test_a_path_of_the_users_is_no_name_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "model").mkdir(parents=True)
+    assert not any(map(is_hub_name, ("owner/model", "./model", "../model", "/a/b", "demo", None)))
+    assert is_hub_name("owner/other")
+    assert gguf_file("owner/model/missing.gguf") is None
+    assert gguf_file("owner/other/sub/a.gguf") == ("owner/other", "sub/a.gguf")
 
 
 def test_a_directory_is_served_where_it_lies(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert prepare_checkpoint(str(tmp_path), {}) == tmp_path
+    assert prepare_checkpoint(str(tmp_path)) == tmp_path
 
 
 def test_what_is_no_hugging_face_directory_is_refused_by_kind(tmp_path: Path) -> None:
     (tmp_path / "openvino_model.xml").write_text("")
     with pytest.raises(ConfigError, match="is a openvino model; this engine serves Hugging Face model directories"):
-        prepare_checkpoint(str(tmp_path), {})
+        prepare_checkpoint(str(tmp_path))
     with pytest.raises(ConfigError, match="there is no model at 'nothing'"):
-        prepare_checkpoint("nothing", {})
+        prepare_checkpoint("nothing")
 
 
 def test_end_tokens_are_those_of_the_generation_config_before_the_models(tmp_path: Path) -> None:

@@ -21,13 +21,17 @@ _TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
 
 def is_bert(model: Path) -> bool:
     """Whether the graph of a Hugging Face directory can be made here."""
+    return has_bert_config(model) and any(model.glob("*.safetensors"))
+
+
+def has_bert_config(model: Path) -> bool:
+    """Whether it can be by its configuration."""
     config = model_files.read_json(model / "config.json")
     return (
         config.get("model_type") in _FAMILIES
         and config.get("hidden_act", "gelu") in ("gelu", "relu")
         and config.get("position_embedding_type", "absolute") in ("absolute", None)
         and not config.get("is_decoder")
-        and any(model.glob("*.safetensors"))
     )
 
 

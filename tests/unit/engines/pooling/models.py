@@ -1,18 +1,21 @@
 """Small models with random weights, which tests write as Hugging Face directories; transformers' answers are golden.
 
-`python -m tests.unit.engines.pooling.models`, with torch and transformers, writes the golden file. The weights come
+`python -m tests.unit.engines.pooling.models`, with torch and transformers, writes the golden files. The weights come
 from numpy's generator, so that the tests need neither.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "engines" / "pooling.json"
+RANKED = GOLDEN.with_name("rerank.json")
+"""Raw scores of QUERY with each of DOCUMENTS, by the rerankers' names."""
 
 _SIZES = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 60,
@@ -45,6 +48,8 @@ MODES = ("cls", "mean", "max", "last")
 _RNG = numpy.random.Generator(numpy.random.PCG64(5))
 TEXTS = [[2, *_RNG.integers(4, 60, length).tolist(), 3] for length in (1, 5, 5, 20, 36)]
 """Ids; of a pair the second text begins in the middle."""
+
+QUERY, DOCUMENTS = "w5 w6", [" ".join(f"w{id}" for id in ids[1:-1][:30]) for ids in TEXTS]
 
 
 def weights(shapes: dict[str, list[int]]) -> dict[str, Any]:
@@ -122,5 +127,25 @@ def _reference(name: str) -> dict[str, Any]:
     return {"shapes": kept, **digits}
 
 
+def _ranking(directory: Path, name: str) -> list[float]:
+    """Compute the scores of QUERY with DOCUMENTS by transformers' tokenizer and model, in float32."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(write_model(directory, name)).eval()
+    names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"), **names)
+    scores = []
+    for document in DOCUMENTS:
+        types = model.config.type_vocab_size > 1
+        given = tokenizer(QUERY, document, return_tensors="pt", return_token_type_ids=types)
+        with torch.no_grad():
+            scores.append(round(model(**given).logits.item(), 5))
+    return scores
+
+
 if __name__ == "__main__":
     GOLDEN.write_text(json.dumps({name: _reference(name) for name in CONFIGS}) + "\n")
+    with tempfile.TemporaryDirectory() as scratch:
+        ranked = {name: _ranking(Path(scratch) / name, name) for name in CONFIGS if "reranker" in name}
+    RANKED.write_text(json.dumps(ranked) + "\n")

@@ -1,0 +1,96 @@
+"""A hub on loopback: what huggingface_hub asks of Hugging Face's, for models of the test's own.
+
+Paths and headers are those of huggingface_hub's `hf_api.py` and `file_download.py`: information about a revision, the
+tree of a commit, and files with their commit and ETag.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+COMMIT = "a" * 40
+
+
+@dataclass
+class Hub:
+    """A running hub. `asked` has the paths of all requests, and grows."""
+
+    url: str = ""
+    asked: list[str] = field(default_factory=list)
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """The variables with which a process asks this hub, and keeps what it fetches below `home`."""
+        return {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    """The files of a model, by their names below its directory."""
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@contextmanager
+def serve_hub(models: Mapping[str, Mapping[str, bytes]]) -> Iterator[Hub]:
+    """Serve models, each with its files by name."""
+    hub = Hub()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, hub, models))
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def __init__(self, hub: Hub, models: Mapping[str, Mapping[str, bytes]], *more: Any) -> None:
+        self.hub, self.models = hub, models
+        super().__init__(*more)
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        self.hub.asked.append(self.path)
+        for model, files in self.models.items():
+            if self.path.startswith(f"/api/models/{model}/"):
+                return self.describe(model, files, self.path.removeprefix(f"/api/models/{model}/"))
+            start = f"/{model}/resolve/{COMMIT}/"
+            if self.path.startswith(start) and self.path.removeprefix(start) in files:
+                name = self.path.removeprefix(start)
+                return self.send(200, files[name], {"X-Repo-Commit": COMMIT, "ETag": f'"{name}"'})
+        return self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
+
+    def describe(self, model: str, files: Mapping[str, bytes], what: str) -> None:
+        tree = [{"type": "file", "path": name, "size": len(data), "oid": name} for name, data in files.items()]
+        about = {"id": model, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
+        if what.startswith("tree/"):
+            self.send(200, json.dumps(tree).encode(), {"Content-Type": "application/json"})
+        elif what.split("?")[0] == "revision/main":
+            self.send(200, json.dumps(about).encode(), {"Content-Type": "application/json"})
+        else:
+            self.send(404, b"", {"X-Error-Code": "RevisionNotFound"})
+
+    def send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
