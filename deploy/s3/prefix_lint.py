@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import javaproperties
+
 from deploy.errors import Refused
 
 Read = Callable[[str], bytes]
@@ -28,6 +30,7 @@ _DUPLICATES = (".bin", ".pth", ".pt", ".h5", ".msgpack", ".ckpt")  # formats tha
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".pth", ".pt", ".engine")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json", "vocab.txt")
 _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
+_ELSEWHERE = re.compile(r"demo|\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.gguf)?", re.ASCII)  # a hub's model, or one of its files
 
 
 class Level(enum.Enum):
@@ -198,8 +201,13 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) 
         yield Finding(Level.ERROR, "", "there is nothing", "See that model.path or model.s3 is right.")
         return
     top = {name for name in sizes if "/" not in name}
-    if not any(name.endswith(_WEIGHTS) for name in sizes):
+    has_weights = any(name.endswith(_WEIGHTS) for name in sizes)
+    elsewhere = _model_elsewhere(read) if "serving.properties" in top and "config.json" not in top else None
+    if not has_weights and elsewhere is None:
         yield Finding(Level.ERROR, "", "there are no weights", "Put *.safetensors (or a .gguf file) there.")
+    if isolated and elsewhere not in (None, "demo"):
+        says = f"names the model {elsewhere}, which an isolated container cannot fetch"
+        yield Finding(Level.ERROR, "serving.properties", says, "Put the model's files beside it.")
     if any(name.endswith(".gguf") for name in top) or ("serving.properties" in top and "config.json" not in top):
         return  # a GGUF file has everything; serving.properties may name a model elsewhere
     if "config.json" not in top:
@@ -220,6 +228,15 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) 
         return
     yield from _code(config, sizes, isolated, own_code)
     yield from _shards(sizes, read)
+
+
+def _model_elsewhere(read: Read) -> str | None:
+    """Return the hub's model, or `demo`, that serving.properties names; None where it names none or a path."""
+    try:
+        name = javaproperties.loads(read("serving.properties").decode()).get("option.model_id")
+    except ValueError:
+        return None  # `options` names what is wrong with the file
+    return name if name and _ELSEWHERE.fullmatch(name) else None
 
 
 def _code(config: dict[str, Any], sizes: dict[str, int], isolated: bool, own_code: bool) -> Iterator[Finding]:

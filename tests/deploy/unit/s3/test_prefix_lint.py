@@ -57,6 +57,29 @@ def test_a_model_one_directory_too_deep_says_where_it_is() -> None:
     assert errors(findings)[0].advice == "It lies in llama/: give that directory."
 
 
+HUB = {"serving.properties": "engine=Python\noption.model_id = Qwen/Qwen3-8B\n", "model.py": "x = 1\n"}
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf", "demo"])
+def test_a_directory_without_weights_may_name_a_model_elsewhere(name: str) -> None:
+    assert found({**HUB, "serving.properties": f"option.model_id={name}"}) == []
+
+
+@pytest.mark.parametrize("name", ["/opt/ml/model/weights", "./weights", "weights", ""])
+def test_a_directory_that_names_a_path_needs_weights(name: str) -> None:
+    assert places(found({**HUB, "serving.properties": f"option.model_id={name}"})) == [""]
+
+
+def test_a_name_that_nobody_can_read_is_none() -> None:
+    assert places(found({**HUB, "serving.properties": "option.model_id=\\u12"})) == [""]
+
+
+def test_an_isolated_container_fetches_no_model() -> None:
+    assert found(HUB) == []
+    (error,) = errors(found(HUB, isolated=True))
+    assert str(error) == "serving.properties: names the model Qwen/Qwen3-8B, which an isolated container cannot fetch"
+
+
 def test_what_may_be_meant_is_a_warning() -> None:
     assert places(found({**GOOD, "old.tar.gz": "x", "empty.txt": ""}), Level.WARNING) == ["old.tar.gz", "empty.txt"]
     without = {name: text for name, text in GOOD.items() if name != "tokenizer.json"}
