@@ -13,6 +13,8 @@ INSTALL = $(BIN)/uv pip install --quiet --python
 
 # Tests start hundreds of processes: each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
+# The port of `make serve` alone: `lmi` reads PORT too, as a variable of TGI's without effect.
+unexport PORT
 
 .DEFAULT_GOAL = install
 .PHONY: help install dev serve djl test test-model test-deploy test-fuzz test-docs test-tools test-templates test-trtllm test-dynamo test-uvicorn test-python test-djl test-browser test-clients environments accept-vllm accept-trtllm accept-aws image-check lint format bench clean

@@ -55,6 +55,8 @@ def find_model(environ: Mapping[str, str], *, needed: bool = True) -> ModelSourc
                 "(additional models go into additional model data sources)"
             )
         return ModelSource(directory, str(directory), channels)
+    if name and directory and Path(name) == directory and (directory / "serving.properties").is_file():
+        return ModelSource(directory, None, channels)
     if name:
         return ModelSource(directory, _check(name, directory, channels, environ), channels)
     if not needed or (directory and (directory / "serving.properties").is_file()):

@@ -41,6 +41,8 @@ def test_properties_alone_may_name_the_model_or_leave_it_to_the_environment(data
     (data / "serving.properties").write_text("option.model_id=a/b\n")
     assert find_model(environment(data)) == (data, None, {})
     assert find_model(environment(data, HF_MODEL_ID="c/d")).model_id == "c/d"
+    # as `lmi deploy` says it
+    assert find_model(environment(data, OPTION_MODEL_ID=str(data))) == (data, None, {})
     assert find_model(environment(data)).properties == data / "serving.properties"
 
 
