@@ -75,8 +75,7 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[Setting | Problem]:
         key = key_of(name)
         if name.startswith("SERVING_") and key not in KNOWN:
             if key not in SERVER_ENVIRONMENT:
-                near = difflib.get_close_matches(key, [*KNOWN, *SERVER_ENVIRONMENT], n=1)
-                hint = f"; did you mean 'SERVING_{near[0].upper()}'?" if near else ""
+                hint = f"; did you mean {near!r}?" if (near := _near_variable(key)) else ""
                 yield Problem(origin, "", f"unknown setting{hint}")
         elif name.startswith(("OPTION_", "SERVING_")):
             yield Setting(key, value, origin)
@@ -85,6 +84,15 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[Setting | Problem]:
         option_name = "OPTION_" + key.removeprefix("option.").upper()
         if name in environ and option_name not in environ:
             yield Setting(key, environ[name], f"environment variable {name}")
+
+
+def _near_variable(key: str) -> str:
+    """Return the variable nearest to SERVING_{KEY}; "" where there is none."""
+    if f"option.{key}" in KNOWN:
+        return f"OPTION_{key.upper()}"
+    own = (name for name in KNOWN if not name.startswith("option."))
+    near = difflib.get_close_matches(key, [*own, *SERVER_ENVIRONMENT], n=1)
+    return f"SERVING_{near[0].upper()}" if near else ""
 
 
 def from_foreign_variables(environ: Mapping[str, str], engine: str) -> Iterator[Setting | Problem | Note]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import Block, parse
+from tests.docs.blocks import Block, Server, parse
 from tests.docs.checks import faults
 from tests.docs.runner import ROOT, PageRun, Servers
 
 PATHS = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "examples" / "README.md"]
 PAGES = sorted({str(path.relative_to(ROOT)) for path in PATHS})
+
+COMMANDS = {"demo": "(?:lmi|make) serve", "echo": "lmi serve --engine echo", "emulator": "lmi deploy local"}
+"""Of the kinds of servers that a reader can start."""
 
 every_page = pytest.mark.parametrize("page", PAGES)
 
@@ -24,6 +29,35 @@ def test_blocks_follow_the_convention(page: str, tmp_path: Path) -> None:
     blocks = [item for item in items if isinstance(item, Block) and not (item.output and item.language == "text")]
     found = [*found, *(fault for block in blocks for fault in faults(block, tmp_path))]
     fail(page, found)
+
+
+@every_page
+def test_a_page_names_the_command_of_a_server_before_its_blocks(page: str) -> None:
+    text = (ROOT / page).read_text()
+    servers = [item for item in parse(text).items if isinstance(item, Server) and item.kind in COMMANDS]
+    fail(page, [f"{server.line}: name the server's command above" for server in servers if not named(server, text)])
+
+
+def named(server: Server, text: str) -> bool:
+    command = " ".join(filter(None, [COMMANDS[server.kind], re.escape(shlex.join(server.arguments))]))
+    above = "\n".join(text.splitlines()[: server.line])
+    return bool(re.search(rf"{command}(?=`| *\n| +#)", above))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Run `lmi serve --engine echo -o a=1`:", True),
+        ("```sh\nlmi serve --engine echo -o a=1   # here\n```\nThen:", True),
+        ("Run `lmi serve --engine echo`:", False),
+        ("Run `lmi serve --engine echo -o a=1 -o b=2`:", False),
+    ],
+)
+def test_the_command_of_a_server_is_found_above_it(text: str, expected: bool) -> None:
+    page = f"{text}\n<!-- server: echo -o a=1 -->\n"
+    server = parse(page).items[-1]
+    assert isinstance(server, Server)
+    assert named(server, page) == expected
 
 
 @pytest.fixture(scope="module")

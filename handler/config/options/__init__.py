@@ -40,6 +40,6 @@ SERVER_ENVIRONMENT = frozenset({
     "inference_address", "io_ratio", "keystore", "load_models", "load_on_devices", "management_address",
     "max_idle_time", "model_store", "model_url_pattern", "number_of_netty_threads",
     "opts", "plugin_folder", "private_key_file", "prometheus", "reserved_memory_mb", "retry_threshold",
-    "use_native_io", "wait_model_loading",
+    "rolling_batch_buffer", "use_native_io", "wait_model_loading",
 })  # fmt: skip
 """SERVING_* names that only DJL Serving's Java side reads; ignored here, as an image may set them."""

@@ -79,7 +79,7 @@ def task(text: str) -> str:
 
 COMMON = (
     # what is served
-    Option("option.model_id", "model_id", path, None, "a .gguf file, a model directory, or `demo`; with vllm and trtllm also a name on the Hugging Face hub; with openai a directory with the tokenizer and config of the server's model", ("option.model",)),
+    Option("option.model_id", "model_id", path, None, "a .gguf file, a model directory, a name on the Hugging Face hub (owner/model; openvino: also owner/model/file.gguf), or `demo`; with openai a directory or name with the tokenizer and config of the server's model", ("option.model",)),
     Option("option.model_name", "model_name", string, "model", "the name in /predictions/{name} and /models", ("option.modelName",)),
     Option("option.served_model_name", "served_model_name", names, None, "further model names for OpenAI's clients, with commas between them (on SageMaker the endpoint's name, which a container cannot know); * for any"),
     Option("option.llm_engine", "llm_engine", one_of(*LLM_ENGINES), "auto", "the engine; auto: the one that option.rolling_batch names, else openvino"),

@@ -23,11 +23,18 @@ ECHO = "option.llm_engine=echo\n"
         pytest.param(
             ECHO + "option.tgi_compt=true\noption.model_name=\\u00zz\noption.dtype=int3\n",
             ["job_queue_size", "batch_size=0"],
-            {"OPTION_ENGINE_TIMEOUT": "x", "OPTION_COMPAT": "1", "SERVING_JOB_QUEUE_SIZ": "1", "HF_MODEL_ID": ""},
+            {
+                "OPTION_ENGINE_TIMEOUT": "x",
+                "OPTION_COMPAT": "1",
+                "SERVING_JOB_QUEUE_SIZ": "1",
+                "SERVING_ROLLING_BATCH": "1",
+                "HF_MODEL_ID": "",
+            },
             [
                 "environment variable OPTION_ENGINE_TIMEOUT: option.engine_timeout=x: must be a number",
                 "environment variable OPTION_COMPAT: unknown option 'option.compat'",
                 "environment variable SERVING_JOB_QUEUE_SIZ: unknown setting; did you mean 'SERVING_JOB_QUEUE_SIZE'?",
+                "environment variable SERVING_ROLLING_BATCH: unknown setting; did you mean 'OPTION_ROLLING_BATCH'?",
                 "environment variable HF_MODEL_ID: option.model_id=: must not be empty",
                 "serving.properties, line 2: unknown option 'option.tgi_compt'; did you mean 'option.tgi_compat'?",
                 "serving.properties, line 3: Invalid \\u escape sequence",
