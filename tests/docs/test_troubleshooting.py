@@ -1,7 +1,4 @@
-"""docs/troubleshooting.md: each message is the code's own.
-
-`python -m tests.docs.test_troubleshooting` writes its table of statuses.
-"""
+"""docs/troubleshooting.md: each message is the code's own."""
 
 from __future__ import annotations
 
@@ -25,7 +22,6 @@ from handler.container.model import find_model
 from handler.core import errors
 from handler.core.devices import Driver
 from handler.core.errors import ConfigError
-from handler.core.values import Task
 from handler.engines.process.supervisor import State
 from handler.http.security.access import read_access
 from handler.http.server import bind
@@ -253,57 +249,27 @@ def test_a_message_that_nothing_says_is_noticed() -> None:
 
 # -- statuses, streams, states -----------------------------------------------------------------------------------------
 
-DIALECTS: Mapping[str, Schema] = {
-    "LMI": registry.SCHEMAS["lmi"],
-    "TGI's routes": registry.ROUTES["/generate"],
-    "OpenAI": registry.ROUTES["/v1/chat/completions"],
-    "Anthropic": registry.ROUTES["/v1/messages"],
-    "Triton": registry.ROUTES["/v2/models/{model}/generate"],
-    "TEI": registry.POOLED_ROUTES[Task.EMBEDDING]["/embed"],
-    "rerank": registry.POOLED_ROUTES[Task.RERANK]["/v1/rerank"],
+PATHS: Mapping[str, Schema] = {
+    "/invocations": registry.SCHEMAS["lmi"],
+    "/generate": registry.ROUTES["/generate"],
+    "/v1/chat/completions": registry.ROUTES["/v1/chat/completions"],
+    "/v1/messages": registry.ROUTES["/v1/messages"],
+    "/v2/models/model/generate": registry.ROUTES["/v2/models/{model}/generate"],
 }
-STATUSES = {
-    "the body is not JSON": errors.NotJson(),
-    "a field is missing, or its type is wrong": errors.InvalidPayload(),
-    "a value out of range; a parameter that the engine lacks": errors.InvalidParameter("x"),
-    "the prompt, or prompt and answer, are too long": errors.PromptTooLong("inputs", 9, 8),
-    "the body does not arrive in time": errors.TooSlow(),
-    "the body is too large": errors.TooLarge(),
-    "a content type, or an encoding, that is not read": errors.UnsupportedMedia(),
-    "the engine raised, hung or died": errors.GenerationFailed(),
-    "a model.py's formatter raised": errors.FormatterFailed("x"),
-    "the queue is full; waited too long": errors.Overloaded(),
-    "the model is loading; the server stops": errors.Unavailable(),
-    "a fault of this server": errors.InternalError(),
-}
-
-
-def render() -> str:
-    lines = [f"| cause | {' | '.join(DIALECTS)} |", "|---|" + "---|" * len(DIALECTS)]
-    for cause, error in STATUSES.items():
-        statuses = (str(schema.refused(error).status) for schema in DIALECTS.values())
-        lines.append(f"| {cause} | {' | '.join(statuses)} |")
-    return "\n".join(lines) + "\n"
-
-
-def test_each_dialects_statuses_are_the_codes() -> None:
-    assert f"\n\n{render()}\n" in TEXT
-
-
-PATHS = ("/invocations", "/generate", "/v1/chat/completions", "/v1/messages", "/v2/models/model/generate")
-SENT = {
-    "the body is not JSON": {"content": b"{"},
-    "the body is too large": {"content": b" " * 2000},
-    "a content type, or an encoding, that is not read": {"content": b"{}", "headers": {"content-encoding": "br"}},
+SENT: Mapping[str, tuple[dict[str, Any], errors.ServingError]] = {
+    "not JSON": ({"content": b"{"}, errors.NotJson()),
+    "large": ({"content": b" " * 2000}, errors.TooLarge()),
+    "an encoding": ({"content": b"{}", "headers": {"content-encoding": "br"}}, errors.UnsupportedMedia()),
 }
 
 
 @pytest.mark.parametrize("cause", SENT)
 def test_a_server_sends_the_statuses(cause: str, limited: LiveServer) -> None:
-    sent = {"headers": {}, **SENT[cause]}
-    sent["headers"] = {"content-type": "application/json", **sent["headers"]}
-    statuses = [POST(limited.url + path, **sent).status_code for path in PATHS]
-    assert statuses == [schema.refused(STATUSES[cause]).status for schema in DIALECTS.values()][: len(PATHS)]
+    """Those of docs/wire/README.md, by the dialects' own answers."""
+    body, error = SENT[cause]
+    sent = {**body, "headers": {"content-type": "application/json", **body.get("headers", {})}}
+    statuses = {path: POST(limited.url + path, **sent).status_code for path in PATHS}
+    assert statuses == {path: schema.refused(error).status for path, schema in PATHS.items()}
 
 
 BODIES = {
@@ -353,9 +319,3 @@ def test_a_text_of_aws_has_the_advice_of_the_code(cell: str, cure: str) -> None:
 def test_every_cause_of_the_code_is_on_the_page() -> None:
     named = {causes(span.replace(ANY, "10"))[0].name for cell, _ in AFTER for span in spans(cell)}
     assert named == {cause.name for cause in CAUSES}
-
-
-if __name__ == "__main__":
-    before, _, rest = TEXT.partition("\n\n| cause | LMI |")
-    _, _, after = rest.partition("\n\n")
-    PAGE.write_text(f"{before}\n\n{render()}\n{after}")

@@ -50,6 +50,12 @@ def test_sentences_are_short_and_begin_with_their_subject(page: str) -> None:
     assert faults == []
 
 
+def test_the_glossary_is_in_the_order_of_the_alphabet() -> None:
+    terms = re.findall(r"^\*\*([^*:]+):?\*\*", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert len(terms) > 40
+    assert terms == sorted(set(terms), key=str.casefold)
+
+
 def is_hard(sentence: str, words: int) -> bool:
     return words > MAX_WORDS or bool(_RIDDLE.match(sentence))
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from handler.config.options.common import REASONING_PARSERS
 from handler.core.errors import (
+    FormatterFailed,
     GenerationFailed,
     InternalError,
     InvalidParameter,
@@ -52,16 +53,17 @@ DIALECTS = {
 
 ERRORS: dict[str, ServingError] = {
     "the body is not JSON": NotJson("text after the document"),
-    "a field is wrong, or the engine lacks it": InvalidParameter("top_p=2: must be at most 1"),
-    "the prompt is too long": PromptTooLong("inputs", 9, 8),
+    "a field is missing or wrong, or the engine lacks it": InvalidParameter("top_p=2: must be at most 1"),
+    "the prompt, or prompt and answer, are too long": PromptTooLong("inputs", 9, 8),
     "no key, or a wrong one": Unauthorized("no key"),
     "unknown model": ModelNotFound("other"),
     "the body does not arrive in time": TooSlow("the body did not arrive"),
     "the body is too large": TooLarge("the body is too large"),
     "content type or encoding": UnsupportedMedia("text/html"),
-    "the queue is full": Overloaded("the queue is full"),
+    "the queue is full, or the wait too long": Overloaded("the queue is full"),
     "the engine is loading or down, the server stops": Unavailable("the engine is not ready"),
     "the engine failed": GenerationFailed("the engine raised"),
+    "a model.py's formatter raised": FormatterFailed("x"),
     "a bug of the server": InternalError("internal error"),
 }
 
