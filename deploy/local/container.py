@@ -42,7 +42,7 @@ def command(model: str | None, port: int, options: Sequence[str], engine: str | 
     """Return the handler's container entry point with SageMaker's argument and environment.
 
     Args:
-        model: a file or a directory; None: the demo model.
+        model: a file, a directory or a hub's name; None: the demo model.
         options: NAME=VALUE, as serving.properties writes them.
 
     Raises:
@@ -66,11 +66,11 @@ def command(model: str | None, port: int, options: Sequence[str], engine: str | 
 
 def _model(model: str | None) -> dict[str, str]:
     """Return the model's variables: a directory is SageMaker's model data, anything else is named as in an image."""
-    path = Path(model or "demo").resolve()
-    if model and path.is_dir():
+    path = Path(model).resolve() if model else None
+    if path and path.is_dir():
         return {"SAGEMAKER_MODEL_PATH": str(path)}
     nowhere = {"SAGEMAKER_MODEL_PATH": os.devnull}  # not /opt/ml/model of this machine
-    return {**nowhere, "OPTION_MODEL_ID": str(path) if model else "demo"}
+    return {**nowhere, "OPTION_MODEL_ID": str(path) if path and path.exists() else model or "demo"}
 
 
 def _cache() -> Path:

@@ -43,8 +43,10 @@ def _hub(context: Context, model_id: str) -> Check:
     """Check the hub. The result is never an error: the container's network is another one. No token is sent."""
     if context.fetch is None:
         return ok("model", f"{model_id}, fetched by the container from the hub (not asked)")
+    parts = model_id.split("/", 2)  # OWNER/MODEL/FILE.gguf names a file of the model
+    repository, file = "/".join(parts[:2]), "".join(parts[2:]) or "config.json"
     try:
-        status, _ = context.fetch("HEAD", f"{_HUB}/{model_id}/resolve/main/config.json", {})
+        status, _ = context.fetch("HEAD", f"{_HUB}/{repository}/resolve/main/{file}", {})
     except OSError:
         return ok("model", f"{model_id} (the hub cannot be reached from here)")
     if status in (401, 403):
@@ -53,7 +55,7 @@ def _hub(context: Context, model_id: str) -> Check:
         return warning("model", f"the hub does not give {model_id} to everyone (status {status})",
                        "Accept its licence, and put a token's secret into model.token_secret.")  # fmt: skip
     if status == 404:
-        return warning("model", f"the hub has no config.json of {model_id}", "See that model.id is right.")
+        return warning("model", f"the hub has no {file} of {repository}", "See that model.id is right.")
     return ok("model", f"{model_id} on the hub")
 
 

@@ -35,7 +35,8 @@ def add(commands: Any) -> None:
         description="Start the container without Docker, and SageMaker Runtime's API in front of it: boto3 with "
         "endpoint_url talks to it as to an endpoint (docs/local.md).",
     )
-    parser.add_argument("model", nargs="?", help="a .gguf file or a model directory (default: the demo model)")
+    parser.add_argument("model", nargs="?", help="a .gguf file, a model directory, or a name on the "
+                        "Hugging Face hub (default: the demo model)")  # fmt: skip
     parser.add_argument("--port", type=_port, default=8081, help="port of the API; 0: a free one (default %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument("--endpoint-name", default="local", metavar="NAME", help="(default %(default)s)")

@@ -42,12 +42,22 @@ def test_sagemaker_s_argument_and_environment(monkeypatch: pytest.MonkeyPatch, t
     }
 
 
-def test_a_directory_is_sagemaker_s_model_data_and_a_file_is_named(tmp_path: Path) -> None:
+def test_a_directory_is_sagemaker_s_model_data_and_a_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = command(str(tmp_path), 1, [], None).environment
     assert directory["SAGEMAKER_MODEL_PATH"] == str(tmp_path)
     assert "OPTION_MODEL_ID" not in directory
     file = tmp_path / "m.gguf"
+    file.touch()
+    monkeypatch.chdir(tmp_path)
+    assert command("m.gguf", 1, [], None).environment["OPTION_MODEL_ID"] == str(file)
     assert command(str(file), 1, [], None).environment["OPTION_MODEL_ID"] == str(file)
+
+
+@pytest.mark.parametrize("name", ["owner/model", "owner/model/file.gguf", "demo"])
+def test_a_name_that_is_no_path_stays(name: str) -> None:
+    assert command(name, 1, [], None).environment["OPTION_MODEL_ID"] == name
 
 
 @pytest.mark.parametrize("option", ["a", "=b", ""])

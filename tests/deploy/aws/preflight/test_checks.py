@@ -146,6 +146,25 @@ def test_a_model_of_the_hub(ready: Cloud, status: int, verdict: Verdict, says: s
     assert says in found.says
 
 
+@pytest.mark.parametrize(
+    ("name", "path", "missing"),
+    [
+        ("gpt2", "gpt2/resolve/main/config.json", "config.json of gpt2"),
+        ("org/model/q4/file.gguf", "org/model/resolve/main/q4/file.gguf", "q4/file.gguf of org/model"),
+    ],
+)
+def test_the_hub_is_asked_for_a_file_of_the_model(ready: Cloud, name: str, path: str, missing: str) -> None:
+    urls: list[str] = []
+
+    def fetch(method: str, url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        urls.extend([url] * url.startswith("https://huggingface.co/"))
+        return 404, b""
+
+    found = run("model", spec(model={"id": name}), fetch=fetch)
+    assert urls == [f"https://huggingface.co/{path}"]
+    assert found.says == f"the hub has no {missing}"
+
+
 def test_the_hub_is_never_a_reason_to_fail(ready: Cloud) -> None:
     def unreachable(*asked: Any) -> tuple[int, bytes]:
         raise OSError("no network")
