@@ -40,8 +40,7 @@ def test_a_page_names_the_command_of_a_server_before_its_blocks(page: str) -> No
 
 def named(server: Server, text: str) -> bool:
     command = " ".join(filter(None, [COMMANDS[server.kind], re.escape(shlex.join(server.arguments))]))
-    above = "\n".join(text.splitlines()[: server.line])
-    return bool(re.search(rf"{command}(?=`| *\n| +#)", above))
+    return bool(re.search(rf"{command}(?=`| *\n| +#)", above(server, text)))
 
 
 @pytest.mark.parametrize(
@@ -58,6 +57,25 @@ def test_the_command_of_a_server_is_found_above_it(text: str, expected: bool) ->
     server = parse(page).items[-1]
     assert isinstance(server, Server)
     assert named(server, page) == expected
+
+
+@every_page
+def test_a_page_names_the_file_of_a_block_above_it(page: str) -> None:
+    text = (ROOT / page).read_text()
+    files = [item for item in parse(text).items if isinstance(item, Block) and item.file]
+    fail(page, [f"{block.line}: name {block.file} above" for block in files if block.file not in above(block, text)])
+
+
+def above(item: Block | Server, text: str) -> str:
+    """Return the page above, without comments, which a reader does not see."""
+    return re.sub(r"<!--.*?-->", "", "\n".join(text.splitlines()[: item.line]))
+
+
+def test_the_name_of_a_file_in_a_comment_is_not_seen() -> None:
+    page = "Write it:\n<!-- file: a.env -->\n```sh\nA=1\n```"
+    block = parse(page).items[0]
+    assert "a.env" not in above(block, page)
+    assert "a.env" in above(block, page.replace("it", "`a.env`"))
 
 
 @pytest.fixture(scope="module")
