@@ -117,7 +117,8 @@ def run(checks: StructuredOutputValidator | None, story: Any, *options: str) -> 
 
 def test_many_bad_guides_keep_no_neighbour_waiting(checks: StructuredOutputValidator) -> None:
     async def story(model: ServedModel) -> None:
-        bad = [asyncio.ensure_future(answered(model, item("a b", f"sleep {2.5 if n < 2 else 0.1}{n}").body)) for n in range(6)]
+        guides = [f"sleep {seconds}" for seconds in (2.5, 2.51, 0.1, 0.11, 0.12, 0.13)]  # two at a time
+        bad = [asyncio.ensure_future(answered(model, item("a b", guide).body)) for guide in guides]
         await asyncio.sleep(0.05)
         for n in range(10):
             status, answer = await answered(model, item(f"a{n} b").body)
