@@ -103,7 +103,7 @@ test-trtllm: dev ## 3 min: TensorRT-LLM's double, and MPI workers under Open MPI
 # Its processes listen on all interfaces, so it gets a network of its own with nothing but loopback.
 test-dynamo: dev ## 2 min: the engine openai in front of our own server, and of Dynamo with its KV router and workers
 	$(BIN)/python -m tests.engines_by_url.environment $(VENV)-dynamo
-	unshare --map-root-user --net sh -c 'ip link set lo up && exec $(BIN)/pytest -p no:cacheprovider -m "not vllm" tests/engines_by_url'
+	unshare --map-root-user --net sh -c 'ip link set lo up && exec $(BIN)/pytest -m "not vllm" tests/engines_by_url'
 
 test-uvicorn: dev ## 1 min: the HTTP tests on the lowest and the newest uvicorn that pyproject.toml allows
 	$(BIN)/python -m tests.accept.uvicorn_versions $(VENV)-uvicorn
@@ -112,7 +112,7 @@ test-python: test-python-3.10 test-python-3.13 ## 4 min: units and the app on Py
 
 # Without bodies at random and the API's document, which no version of Python changes: `make test` has both.
 test-python-%: $(VENV)-%/.dev
-	$(VENV)-$*/bin/pytest $(PARALLEL) $(QUICK) -p no:cacheprovider tests/unit tests/app \
+	$(VENV)-$*/bin/pytest $(PARALLEL) $(QUICK) tests/unit tests/app \
 		--hypothesis-profile fewest --ignore tests/app/dialects/test_openapi.py
 
 test-djl: dev ## 8 min: under DJL's Java engine; needs a JDK and Maven

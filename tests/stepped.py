@@ -6,10 +6,12 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 
 from handler.config.loader import read_config
+from handler.djl import batches
 from handler.djl.batches import DynamicBatch, Item, Piece, RollingBatch
 from handler.djl.worker_loop import WorkerLoop
 from handler.engines.base import EngineInfo
@@ -98,6 +100,11 @@ class Bench:
         new = {live + index: item(body) for index, body in enumerate(bodies)}
         return self.batch.step(live + len(bodies) if size is None else size, new)
 
+    def silent_step(self, *bodies: Any) -> list[Piece]:
+        """One step in which no request has anything to say."""
+        with mock.patch.object(batches, "_IDLE", 0.03):
+            return self.step(*bodies)
+
     def finish(self, pieces: list[Piece]) -> list[bytes]:
         """The whole bodies of the requests of a first step."""
         bodies = [piece.data for piece in pieces]
@@ -121,7 +128,8 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def benches() -> Iterator[None]:
-    yield
+    with mock.patch.object(batches, "_IDLE", 5.0):  # a step of a busy machine is late, not empty
+        yield
     while Bench.opened:
         Bench.opened.pop().close()
 

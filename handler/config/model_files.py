@@ -115,7 +115,7 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
         return Model("gguf", path)
     if not path.is_dir():
         raise ConfigError(f"there is no model at {model_id!r}: give {expected}")
-    if any((path / f"openvino_{part}.xml").is_file() for part in ("model", "language_model")):
+    if is_openvino(path):
         return Model("openvino", path)
     ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) == 1:
@@ -127,6 +127,10 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
     if (path / "config.json").is_file():
         return Model("huggingface", path)
     raise ConfigError(f"{path} holds no model: no openvino_model.xml, no .gguf file, no config.json")
+
+
+def is_openvino(directory: Path) -> bool:
+    return any((directory / f"openvino_{part}.xml").is_file() for part in ("model", "language_model"))
 
 
 def fetch_demo() -> Path:

@@ -1,10 +1,11 @@
-"""Runs helper programs (pip, converters) that `stop_all` can end at once."""
+"""Runs helper programs (pip, converters, downloads) that `stop_all` can end at once."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import importlib.util
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 _lock = threading.Lock()
-_running: set[subprocess.Popen[bytes]] = set()
+_running: dict[subprocess.Popen[bytes], signal.Signals] = {}
 _stopped = False
 
 
@@ -22,11 +23,14 @@ class Stopped(Exception):
     """`stop_all` ended the process, or was called before its start."""
 
 
-def run(command: Sequence[str], *, doing: str | None = None, **options: Any) -> subprocess.CompletedProcess[bytes]:
+def run(
+    command: Sequence[str], *, doing: str | None = None, stop: signal.Signals = signal.SIGKILL, **options: Any
+) -> subprocess.CompletedProcess[bytes]:
     """Run a program to its end, without input.
 
     Args:
         doing: what a terminal shows meanwhile, with the time that it takes; None: nothing.
+        stop: the signal that ends the program before its end.
         options: of `subprocess.Popen`.
 
     Raises:
@@ -36,16 +40,16 @@ def run(command: Sequence[str], *, doing: str | None = None, **options: Any) -> 
         if _stopped:
             raise Stopped
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
-        _running.add(child)
+        _running[child] = stop
     try:
         with _shown(doing):
             output, errors = child.communicate()
     finally:
         if child.returncode is None:  # interrupted
-            child.kill()
+            child.send_signal(stop)
             child.wait()
         with _lock:
-            _running.discard(child)
+            del _running[child]
     if _stopped:
         raise Stopped
     return subprocess.CompletedProcess(command, child.returncode, output, errors)
@@ -67,12 +71,12 @@ def _shown(doing: str | None) -> Iterator[None]:
 
 
 def stop_all() -> None:
-    """Kill all programs and refuse to start others, as this process is about to end; callable on any thread."""
+    """End all programs and refuse to start others, as this process is about to end; callable on any thread."""
     global _stopped
     with _lock:
         _stopped = True
-        for child in _running:
-            child.kill()
+        for child, stop in _running.items():
+            child.send_signal(stop)
 
 
 def disk_is_full(directory: Path) -> bool:

@@ -6,9 +6,11 @@ tree of a commit, and files with their commit and ETag.
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,10 +39,14 @@ def files_of(directory: Path) -> dict[str, bytes]:
 
 
 @contextmanager
-def serve_hub(models: Mapping[str, Mapping[str, bytes]]) -> Iterator[Hub]:
-    """Serve models, each with its files by name."""
+def serve_hub(models: Mapping[str, Mapping[str, bytes]], *, rate: int = 1 << 40) -> Iterator[Hub]:
+    """Serve models, each with its files by name.
+
+    Args:
+        rate: bytes a second of each file.
+    """
     hub = Hub()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, hub, models))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, hub, models, rate))
     hub.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -53,8 +59,8 @@ def serve_hub(models: Mapping[str, Mapping[str, bytes]]) -> Iterator[Hub]:
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    def __init__(self, hub: Hub, models: Mapping[str, Mapping[str, bytes]], *more: Any) -> None:
-        self.hub, self.models = hub, models
+    def __init__(self, hub: Hub, models: Mapping[str, Mapping[str, bytes]], rate: int, *more: Any) -> None:
+        self.hub, self.models, self.rate = hub, models, rate
         super().__init__(*more)
 
     def do_GET(self) -> None:
@@ -90,7 +96,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header(key, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body)
+            with contextlib.suppress(OSError):  # the client was ended meanwhile
+                self.write_slowly(body)
+
+    def write_slowly(self, body: bytes) -> None:
+        size = max(1, self.rate // 20)
+        for start in range(0, len(body), size):
+            self.wfile.write(body[start : start + size])
+            if start + size < len(body):
+                time.sleep(0.05)
 
     def log_message(self, format: str, *args: object) -> None:
         pass

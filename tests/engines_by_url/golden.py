@@ -21,6 +21,9 @@ VARYING = (
     r"x-(?:compute|total|queue|inference|validation|time)[^\n]*",
     r'"(?:prefill_time|decode_time_arr|queue_wait_time)":[^]}]*',
 )
+SILENCE = re.compile(r'^(?:event: ping\ndata: {"type":"ping"}|:)\n\n', re.MULTILINE)
+"""What a stream says after 15 s without a token: a machine that stands still for so long makes a server say it."""
+
 OTHER_ABILITIES = re.compile(
     r"the engine (?:echo|openai) (?:lacks|is|has)|engine echo|engine openai|failed in the engine"
 )
@@ -84,7 +87,7 @@ def ask(server: LiveServer, asked: Asked) -> httpx.Response:
 
 
 def steady(answer: httpx.Response) -> str:
-    text = answer.text
+    text = SILENCE.sub("", answer.text)
     for pattern in VARYING:
         text = re.sub(pattern, "~", text)
     return f"{answer.status_code} {answer.headers.get('content-type')}\n{text}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from handler.config import model_files
@@ -54,22 +55,16 @@ file.write_text(json.dumps(tokenizer))
 _EXPECTED = f"a Hugging Face model directory, a hub's name (owner/model), or {model_files.DEMO!r}"
 
 
-def fetch(model_id: str | None, config: EngineConfig) -> str | None:
+def fetch(model_id: str | None, config: EngineConfig, download: hub.Download = hub.download_checkpoint) -> str | None:
     """See `engines.fetch`.
 
     Raises:
         ConfigError: the hub does not have it, or cannot be reached.
     """
-    if model_id is None or not hub.is_hub_name(model_id):
-        return model_id
-    return str(hub.fetch(model_id, config.options.get("revision")))
+    return hub.fetch(model_id, config, download) if hub.is_hub_name(model_id) else model_id
 
 
-def fetch_tokenizer(model_id: str | None, config: EngineConfig) -> str | None:
-    """See `fetch`; without the weights."""
-    if model_id is None or not hub.is_hub_name(model_id):
-        return model_id
-    return str(hub.fetch(model_id, config.options.get("revision"), only=hub.DESCRIPTIONS))
+fetch_tokenizer = partial(fetch, download=hub.download_descriptions)
 
 
 def prepare_checkpoint(model_id: str | None) -> Path:
@@ -78,20 +73,17 @@ def prepare_checkpoint(model_id: str | None) -> Path:
     Raises:
         ConfigError: there is no such model, or no directory of Hugging Face's format.
     """
-    return find_checkpoint(model_id) or _demo_checkpoint(model_files.locate(model_files.DEMO).path)
+    if model_id is None or model_id == model_files.DEMO:
+        return _demo_checkpoint(model_files.locate(model_files.DEMO).path)
+    return find_checkpoint(model_id)
 
 
-def find_checkpoint(model_id: str | None) -> Path | None:
-    """Check the directory of `option.model_id`, and return it; None where a start would fetch or make it.
+def find_checkpoint(model_id: str) -> Path:
+    """Check the directory of `option.model_id`, and return it.
 
     Raises:
         ConfigError: there is no such model, or no directory of Hugging Face's format.
     """
-    if model_id in (None, model_files.DEMO):
-        return None
-    model_id = str(model_id)
-    if hub.is_hub_name(model_id):
-        return None
     model = model_files.locate(model_id, _EXPECTED)
     if model.kind != "huggingface":
         raise ConfigError(f"{model.path} is a {model.kind} model; this engine serves Hugging Face model directories")
@@ -107,7 +99,8 @@ def check_model(model_id: str | None, config: EngineConfig, arguments: Callable[
     """
     problems, model = Problems(), None
     with problems:
-        model = find_checkpoint(model_id)
+        if model_id not in (None, model_files.DEMO) and not hub.is_hub_name(model_id):  # those a start would fetch
+            model = find_checkpoint(model_id)
     with problems:
         arguments(replace(config, model=model))
     problems.check()

@@ -1,19 +1,39 @@
-"""Models of the Hugging Face hub: their names, and their files in huggingface_hub's cache."""
+"""Models of the Hugging Face hub: their names, and their files in huggingface_hub's cache.
+
+A process of its own downloads, which a signal ends at once. Python waits for the threads of huggingface_hub.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import json
 import logging
+import os
 import re
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import TypeGuard
 
+from handler.core import child_processes
 from handler.core.errors import ConfigError
+from handler.engines.base import EngineConfig
+from handler.engines.process.engine_process import die_with_parent
 
 log = logging.getLogger("handler.engine")
 
-OTHER_FORMATS = ("*.pth", "*.msgpack", "*.h5", "*.gguf", "*.onnx", "original/*")
+OTHER_FORMATS = (
+    "*.pth", "*.ckpt", "*.msgpack", "*.h5", "*.ot", "*.tflite", "*.gguf", "*.onnx", "*.onnx_data", "*.mlmodel",
+    "original/*", "onnx/*", "openvino/*", "coreml/*",
+)  # fmt: skip
 """Files of the same weights in formats that no engine here reads from a directory."""
+
+TORCH = ("pytorch_model*.bin",)
+"""Weights of checkpoints from before safetensors."""
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.xml")
 """Files of tokenizers, templates and configurations, of OpenVINO too: all but the weights."""
@@ -21,8 +41,18 @@ DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.xml")
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.gguf)", re.ASCII)
 
+_BOOT = (
+    "import sys; sys.path[:] = sys.argv[2:]; from handler.engines.huggingface.hub import download_process; "
+    "download_process(sys.argv[1])"
+)
+_STOP = signal.SIGUSR1
+"""Ends a download. A terminal or a service manager may send others to all processes, and this server ends itself."""
 
-def is_hub_name(model_id: str | None) -> bool:
+_UNFINISHED = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
+"""Files of huggingface_hub that no later download continues: their names are used once. Older releases have others."""
+
+
+def is_hub_name(model_id: str | None) -> TypeGuard[str]:
     """Whether a name means a model of the hub: `owner/model` that is no path here."""
     return model_id is not None and not Path(model_id).exists() and _NAME.fullmatch(model_id) is not None
 
@@ -36,7 +66,67 @@ def gguf_file(model_id: str | None) -> tuple[str, str] | None:
     return None if found is None else (found[1], found[2])
 
 
-def fetch(
+Download = Callable[[str, "str | None"], Path]
+"""Returns the directory or file of a hub's name in a revision; a function of a module, for another process calls it."""
+
+
+def fetch(model_id: str, config: EngineConfig, download: Download) -> str:
+    """Return the directory or file of a hub's model, which a process of its own fetches unless it is in the cache.
+
+    Raises:
+        ConfigError: as `download` does; or the process ended before its end.
+    """
+    log.info("fetching %s from the hub, unless it is in the cache", model_id)
+    call = json.dumps([download.__module__, download.__name__, model_id, config.options.get("revision")])
+    try:
+        process = child_processes.run(
+            [sys.executable, "-c", _BOOT, call, *sys.path], stop=_STOP, stdout=subprocess.PIPE
+        )
+    except child_processes.Stopped:
+        raise ConfigError(f"stopped while {model_id} was being fetched") from None
+    if process.returncode:
+        raise ConfigError(f"{model_id} was not fetched: the process that fetches ended with {process.returncode}")
+    answer: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
+    if "error" in answer:
+        raise ConfigError(answer["error"])
+    return answer["path"]
+
+
+def download_process(call: str) -> None:
+    """Make a call of `fetch`'s, and print what it returns or raises as JSON."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the server's, as a terminal or a service manager sends them to all
+    signal.signal(_STOP, _end)
+    die_with_parent(_STOP)
+    module, function, model_id, revision = json.loads(call)
+    try:
+        answer = {"path": str(getattr(importlib.import_module(module), function)(model_id, revision))}
+    except ConfigError as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer))
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End at once, without the unfinished files; only Linux lists them."""
+    for link in Path("/proc/self/fd").glob("*"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if _UNFINISHED.search((path := link.readlink()).name):
+                path.unlink()
+    os._exit(1)
+
+
+def download_checkpoint(name: str, revision: str | None, *, torch: bool = True) -> Path:
+    """Download a checkpoint, with weights of torch only where there are no safetensors, and `torch` can be read."""
+    directory = download(name, revision, without=(*OTHER_FORMATS, *TORCH))
+    return download(name, revision) if torch and not any(directory.glob("*.safetensors")) else directory
+
+
+def download_descriptions(name: str, revision: str | None) -> Path:
+    """Download all but the weights."""
+    return download(name, revision, only=DESCRIPTIONS)
+
+
+def download(
     name: str, revision: str | None, *, only: Sequence[str] | None = None, without: Sequence[str] = OTHER_FORMATS
 ) -> Path:
     """Return the directory of a hub's model; fetch what is not in the cache of huggingface_hub.
@@ -55,8 +145,6 @@ def fetch(
 
     if not sys.stderr.isatty():
         disable_progress_bars()
-    if only is None:
-        log.info("fetching %s from the hub, unless it is in the cache", name)
     try:
         return Path(
             snapshot_download(
@@ -68,9 +156,13 @@ def fetch(
         )
     # The base of its HTTP library's errors, those of connections and of the cache, and of wrong names.
     except (HTTPError, OSError, ValueError) as error:
-        directory = name.partition("/")[2]
-        raise ConfigError(
-            f"there is no directory {name!r} here, and the model cannot be fetched from the hub: {error} "
-            f"Where the hub can be reached, run: hf download {name} --local-dir {directory}; "
-            f"then copy the directory, and run: lmi serve ./{directory}"
-        ) from None
+        raise _cannot_fetch(name, str(error)) from None
+
+
+def _cannot_fetch(name: str, reason: str) -> ConfigError:
+    directory = name.partition("/")[2]
+    return ConfigError(
+        f"there is no directory {name!r} here, and the model cannot be fetched from the hub: {reason} "
+        f"Where the hub can be reached, run: hf download {name} --local-dir {directory}; "
+        f"then copy the directory, and run: lmi serve ./{directory}"
+    )

@@ -10,9 +10,12 @@ import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeGuard
 
+from handler.config.model_files import is_openvino
 from handler.core.errors import ConfigError
 from handler.core.values import Task
+from handler.engines.base import EngineConfig
 from handler.engines.huggingface import hub
 from handler.engines.huggingface.image_tokens import no_images
 from handler.engines.model_cache import fingerprint, make_once, run_converter
@@ -20,8 +23,6 @@ from handler.engines.openvino.ir_files import parts
 from handler.engines.openvino.pooling.bert_graph import has_bert_config
 
 log = logging.getLogger(__name__)
-
-_TORCH = ("*.safetensors", "pytorch_model*.bin")
 
 RECIPE = b"1"  # part of every fingerprint: change it with CONVERTER
 
@@ -61,28 +62,35 @@ _EXPORTS = {
 """Tasks with optimum's names."""
 
 
-def fetch_model(model_id: str | None, revision: str | None) -> str | None:
-    """Return the file or directory of a hub's model; another `model_id` as it is.
+def is_hub_name(model_id: str | None) -> TypeGuard[str]:
+    """Whether a name means a model of the hub: `owner/model`, or `owner/model/file.gguf`."""
+    return hub.is_hub_name(model_id) or hub.gguf_file(model_id) is not None
 
-    The descriptions are fetched first: they say what the weights need.
 
-    Args:
-        model_id: `owner/model`, or `owner/model/file.gguf`.
+def fetch(model_id: str | None, config: EngineConfig) -> str | None:
+    """See `engines.fetch`.
+
+    Raises:
+        ConfigError: see `download`.
+    """
+    return hub.fetch(model_id, config, download) if is_hub_name(model_id) else model_id
+
+
+def download(model_id: str, revision: str | None) -> Path:
+    """Download a hub's model; first its descriptions, which say what the weights need.
 
     Raises:
         ConfigError: the hub does not have it, cannot be reached, or has no format that can be loaded here.
     """
     if named := hub.gguf_file(model_id):
         name, file = named
-        path = hub.fetch(name, revision, only=[file], without=()) / file
+        path = hub.download(name, revision, only=[file], without=()) / file
         if not path.is_file():
             raise ConfigError(f"{name} on the hub has no file {file!r}")
-        return str(path)
-    if model_id is None or not hub.is_hub_name(model_id):
-        return model_id
-    directory = hub.fetch(model_id, revision, only=hub.DESCRIPTIONS)
-    if any((directory / f"openvino_{part}.xml").is_file() for part in ("model", "language_model")):
-        return str(hub.fetch(model_id, revision, without=(*hub.OTHER_FORMATS, *_TORCH)))
+        return path
+    directory = hub.download_descriptions(model_id, revision)
+    if is_openvino(directory):
+        return hub.download(model_id, revision, without=(*hub.OTHER_FORMATS, "*.safetensors", *hub.TORCH))
     if not (directory / "config.json").is_file():
         raise ConfigError(
             f"{model_id} on the hub has neither openvino_model.xml nor config.json; "
@@ -95,7 +103,7 @@ def fetch_model(model_id: str | None, revision: str | None) -> str | None:
             "directory; then start again. The hub's owner OpenVINO has models that need no conversion. "
             f"On a GPU run: lmi serve {model_id} --engine vllm"
         )
-    return str(hub.fetch(model_id, revision))
+    return hub.download_checkpoint(model_id, revision, torch=converter_is_installed())
 
 
 def convert(source: Path, cache: Path, task: Task = Task.GENERATION) -> Path:

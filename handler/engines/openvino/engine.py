@@ -23,7 +23,7 @@ from handler.engines.base import (
 )
 from handler.engines.huggingface.image_tokens import no_images, read_image_tokens
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
-from handler.engines.openvino.convert import fetch_model
+from handler.engines.openvino.convert import fetch
 from handler.engines.openvino.grammar_compiler import GrammarCompiler
 from handler.engines.openvino.ir_files import is_vision
 from handler.engines.openvino.model import OpenVinoTokenizer, check, context_length, eos_ids, prepare_model
@@ -264,10 +264,6 @@ class OpenVino:
 
 def _is_one_token(output: Output) -> bool:
     return output.finish is None and len(output.ids) == 1 and output.prompt_logprobs is None and not output.sequence
-
-
-def fetch(model_id: str | None, config: EngineConfig) -> str | None:
-    return fetch_model(model_id, config.options.get("revision"))
 
 
 def prepare(model_id: str | None, config: EngineConfig) -> Path:

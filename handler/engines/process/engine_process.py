@@ -34,10 +34,10 @@ def main(fd: int) -> None:
     os._exit(0)
 
 
-def die_with_parent() -> None:
-    """Have Linux kill this process when its parent ends: a hung engine would not notice."""
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have Linux send this process a signal when its parent ends: a hung engine would not notice."""
     if sys.platform == "linux":
         import ctypes
 
         PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)

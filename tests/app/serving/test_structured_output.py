@@ -54,7 +54,7 @@ def bench(checks: StructuredOutputValidator) -> Bench:
 @pytest.mark.parametrize("words", [1, 4000], ids=["short", "long"])
 def test_step_by_step_a_neighbour_does_not_wait(checks: StructuredOutputValidator, words: int) -> None:
     found = bench(checks)
-    items = [item("a " * words, f"sleep 3.{words}"), item("a b")]
+    items = [item("a " * words, f"sleep 1.{words}"), item("a b")]
     guided, plain = [open_item(found.model, one, found.loop.stop) for one in items]
     assert found.loop.wait_until(lambda: plain.finished, 20)
     assert not guided.finished
@@ -117,7 +117,8 @@ def run(checks: StructuredOutputValidator | None, story: Any, *options: str) -> 
 
 def test_many_bad_guides_keep_no_neighbour_waiting(checks: StructuredOutputValidator) -> None:
     async def story(model: ServedModel) -> None:
-        bad = [asyncio.ensure_future(answered(model, item("a b", f"sleep 2.{n}").body)) for n in range(6)]
+        guides = [f"sleep {seconds}" for seconds in (2.5, 2.51, 0.1, 0.11, 0.12, 0.13)]  # two at a time
+        bad = [asyncio.ensure_future(answered(model, item("a b", guide).body)) for guide in guides]
         await asyncio.sleep(0.05)
         for n in range(10):
             status, answer = await answered(model, item(f"a{n} b").body)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,7 @@ prompt_adapters disable_frontend_multiprocessing expand_tools_even_if_tool_choic
 """Arguments that vLLM 0.4.2 (LMI 0.28) to 0.19 had, and 0.20 has not."""
 
 
+@functools.cache
 def render() -> dict[Path, str]:
     """Each page with its generated part."""
     parts = {("lmi", "options"): _lmi(), ("tgi", "variables"): _tgi(), ("aws-vllm", "arguments"): _vllm()}

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
-import re
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from handler.config import model_files
 from handler.core.errors import ConfigError
+from handler.engines import ENGINES
+from handler.engines.base import EngineConfig
+from handler.engines.huggingface import hub as hub_module
 from handler.engines.huggingface.checkpoint import eos_ids, prepare_checkpoint, tokenizer_eos_id
 from handler.engines.huggingface.hub import gguf_file, is_hub_name
+from handler.engines.openvino import convert
 from tests.doubles.hub import Hub, serve_hub
 
+Fetch = Callable[..., Path]
+MODULES = {name: importlib.import_module(entry.module) for name, entry in ENGINES.items()}
+"""Not those of `engines`, which refuse an engine that is not installed."""
 FILES = {
     "config.json": b'{"eos_token_id": 2}',
     "tokenizer.json": b"{}",
     "model.safetensors": b"weights",
-    "original/consolidated.00.pth": b"more",
+    "2_Dense/pytorch_model.bin": b"a module of its own",
 }
+OLD = {"config.json": b"{}", "pytorch_model-00001-of-00002.bin": b"1", "pytorch_model-00002-of-00002.bin": b"2"}
+SAME_WEIGHTS = dict.fromkeys(
+    (
+        "pytorch_model.bin", "pytorch_model.fp32.bin", "tf_model.h5", "flax_model.msgpack", "rust_model.ot",
+        "model.ckpt", "original/consolidated.00.pth", "original/params.json", "consolidated.01.pth", "model.Q4.gguf",
+        "model.tflite", "onnx/model.onnx", "onnx/model.onnx_data", "onnx/tokenizer.json", "decoder.onnx",
+        "openvino/openvino_model.bin",
+    ),
+    b"more",
+)  # fmt: skip
 IR = {
     "config.json": b"{}",
     "openvino_model.xml": b"<net/>",
@@ -30,7 +45,8 @@ IR = {
     "model.safetensors": b"w",
 }
 MODELS = {
-    "someone/model": FILES,
+    "someone/model": FILES | SAME_WEIGHTS,
+    "someone/old": OLD | {"model.ckpt": b"more"},
     "someone/ir": IR,
     "someone/files": {"a.Q4.gguf": b"GGUF", "b.gguf": b"GGUF"},
 }
@@ -42,25 +58,20 @@ def hub() -> Iterator[Hub]:
         yield server
 
 
-FETCH = """
-import sys
-from handler.core.errors import ConfigError
-from handler.engines import fetch
-from handler.engines.base import EngineConfig
-from handler.engines.openvino import convert
-convert.converter_is_installed = lambda: False
-try:
-    print(fetch(sys.argv[1], sys.argv[2], EngineConfig(options={"revision": sys.argv[3]} if sys.argv[3:] else {})))
-except ConfigError as error:
-    print(error)
-"""
+@pytest.fixture
+def fetch(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Fetch:
+    """Fetches as a start does: from the hub above, and with one line in the log."""
+    for name, value in hub.environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
 
+    def fetch(engine: str, name: str, revision: str | None = None) -> Path:
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            found = MODULES[engine].fetch(name, EngineConfig(options={"revision": revision}))
+        assert caplog.messages == [f"fetching {name} from the hub, unless it is in the cache"]
+        return Path(found)
 
-def fetch(hub: Hub, home: Path, engine: str, name: str, *revision: str) -> str:
-    """In a process of its own: the hub's address is read when its library is imported."""
-    command = [sys.executable, "-c", FETCH, engine, name, *revision]
-    done = subprocess.run(command, env=os.environ | hub.environment(home), capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    return fetch
 
 
 @pytest.mark.parametrize(
@@ -68,33 +79,27 @@ def fetch(hub: Hub, home: Path, engine: str, name: str, *revision: str) -> str:
     [
         ("openai", "someone/model", {"config.json", "tokenizer.json"}),
         ("openvino", "someone/ir", IR.keys() - {"model.safetensors"}),
+        ("vllm", "someone/model", FILES.keys()),
+        ("trtllm", "someone/old", OLD.keys()),
     ],
 )
 def test_a_hub_model_is_fetched_as_far_as_the_engine_reads_it(
-    hub: Hub, tmp_path: Path, engine: str, name: str, files: set[str]
+    hub: Hub, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, engine: str, name: str, files: set[str]
 ) -> None:
-    found = Path(fetch(hub, tmp_path, engine, name))
-    assert {str(path.relative_to(found)) for path in found.rglob("*")} == files
+    found = fetch(engine, name)
+    fetched = {str(path.relative_to(found)): path.read_bytes() for path in found.rglob("*") if path.is_file()}
+    assert fetched == {file: MODELS[name][file] for file in files}
     asked = len(hub.asked)
-    assert fetch(hub, tmp_path, engine, name) == str(found)
+    assert fetch(engine, name) == found
     assert not any("/resolve/" in path for path in hub.asked[asked:])
+    asked = len(hub.asked)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert fetch(engine, name) == found
+    assert not hub.asked[asked:]
 
 
-def test_a_checkpoint_is_fetched_without_other_formats_of_the_weights(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in hub.environment(tmp_path).items():
-        monkeypatch.setenv(name, value)
-    script = "from handler.engines.huggingface.hub import fetch; print(fetch('someone/model', None))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    found = Path(done.stdout.strip())
-    assert {path.name for path in found.iterdir()} == {"config.json", "tokenizer.json", "model.safetensors"}
-    assert (found / "model.safetensors").read_bytes() == b"weights"
-    assert not any("consolidated" in path for path in hub.asked)
-
-
-def test_a_gguf_file_is_fetched_alone(hub: Hub, tmp_path: Path) -> None:
-    found = Path(fetch(hub, tmp_path, "openvino", "someone/files/a.Q4.gguf"))
+def test_a_gguf_file_is_fetched_alone(fetch: Fetch) -> None:
+    found = fetch("openvino", "someone/files/a.Q4.gguf")
     assert found.read_bytes() == b"GGUF"
     assert [path.name for path in found.parent.iterdir()] == ["a.Q4.gguf"]
 
@@ -102,19 +107,61 @@ def test_a_gguf_file_is_fetched_alone(hub: Hub, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "revision", "wanted"),
     [
-        ("someone/model", ["nowhere"], "'someone/model' here, and the model cannot be fetched from the hub"),
-        ("someone/else", [], r"run: hf download someone/else --local-dir else; .* lmi serve \./else$"),
-        ("someone/files", [], r"name a file of GGUF with its name: someone/files/FILE\.gguf"),
-        ("someone/files/c.gguf", [], "someone/files on the hub has no file 'c.gguf'"),
-        ("someone/model", [], r"has to be converted .*'\.\[convert\]'.* lmi serve someone/model --engine vllm"),
+        ("someone/model", "nowhere", "'someone/model' here, and the model cannot be fetched from the hub"),
+        ("someone/else", None, r"run: hf download someone/else --local-dir else; .* lmi serve \./else$"),
+        ("someone/files", None, r"name a file of GGUF with its name: someone/files/FILE\.gguf"),
+        ("someone/files/c.gguf", None, "someone/files on the hub has no file 'c.gguf'"),
     ],
 )
 def test_what_cannot_be_served_from_the_hub_is_named(
-    hub: Hub, tmp_path: Path, name: str, revision: list[str], wanted: str
+    hub: Hub, fetch: Fetch, name: str, revision: str | None, wanted: str
 ) -> None:
     asked = len(hub.asked)
-    assert re.search(wanted, fetch(hub, tmp_path, "openvino", name, *revision), re.DOTALL)
+    with pytest.raises(ConfigError, match=f"(?s){wanted}"):
+        fetch("openvino", name, revision)
     assert not any(path.endswith("model.safetensors") for path in hub.asked[asked:])
+
+
+def test_what_must_be_converted_is_not_fetched_without_the_converter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, as another one would find a converter that is installed."""
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(convert, "converter_is_installed", lambda: False)
+    monkeypatch.setattr(convert.hub, "download_descriptions", lambda name, revision: tmp_path)
+    monkeypatch.setattr(convert.hub, "download", lambda *_, **__: pytest.fail("fetched"))
+    with pytest.raises(ConfigError, match=r"has to be converted .*'\.\[convert\]'.* lmi serve a/b --engine vllm"):
+        convert.download("a/b", None)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_weights_of_torch_are_for_the_converter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    asked: list[Sequence[str]] = []
+
+    def download(*_: object, only: Sequence[str] = (), without: Sequence[str] = ()) -> Path:
+        asked.append(without)
+        return tmp_path
+
+    monkeypatch.setattr(convert, "converter_is_installed", lambda: installed)
+    monkeypatch.setattr(convert.hub, "download", download)
+    assert convert.download("a/b", None) == tmp_path
+    assert (hub_module.TORCH[0] in asked[-1]) is not installed
+
+
+def test_a_download_that_dies_is_an_error(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "_BOOT", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(ConfigError, match="someone/model was not fetched: the process that fetches ended with -9"):
+        fetch("vllm", "someone/model")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "trtllm", "openvino", "openai"])
+def test_a_model_that_was_not_fetched_is_no_other(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_files, "fetch_demo", lambda: pytest.fail("the demo model"))
+    with pytest.raises(ConfigError, match="'someone/model'"):
+        MODULES[engine].prepare("someone/model", EngineConfig())
 
 
 def test_a_path_of_the_users_is_no_name_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ def test_an_early_commitment_waits_for_the_first_word() -> None:
 def test_after_an_early_commitment_a_failure_is_a_line_of_the_stream() -> None:
     bench = Bench(commits_early=True)
     bench.engine.step = lambda timeout=0.0: []  # type: ignore[method-assign]
-    (piece,) = bench.step(ask("x y", 3, stream=True))
+    (piece,) = bench.silent_step(ask("x y", 3, stream=True))
     assert (piece.first, piece.data) == (True, b"")
     del bench.engine.step  # type: ignore[attr-defined]
     bench.engine.fail = GenerationFailed("gone")
@@ -210,7 +210,7 @@ def test_a_request_that_is_dropped_while_it_is_tokenized_is_freed_at_once(monkey
     monkeypatch.setattr(bench.model.preprocessor._tokenizer, "encode", encode)
     gc.disable()
     try:
-        (piece,) = bench.step(ask("word " * 2000, 2, stream=True))
+        (piece,) = bench.silent_step(ask("word " * 2000, 2, stream=True))
         assert reached.wait(10)
         task = weakref.ref(piece.task)
         bench.batch.reset()

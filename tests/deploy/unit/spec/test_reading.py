@@ -11,6 +11,7 @@ import pytest
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.errors import SpecError
 from deploy.spec.reading import read_spec
+from tests.deploy.cases import SECRET
 
 TEXT = """
 name: llama
@@ -127,6 +128,8 @@ def test_variables_that_yaml_takes_for_something_else_are_to_be_quoted(file: Pat
         ("model.path=here", "model: give exactly one of id, s3, path, not id and path"),
         ("model.token_secret=hf_abcdef", "model.token_secret: must be written as "
          "arn:aws:secretsmanager:us-east-1:111122223333:secret:hf-token-AbCdEf"),
+        (f"model={{s3: s3://bucket/model/, token_secret: '{SECRET}'}}",
+         "model: token_secret is for a model of the hub (id)"),
         ("scaling={max: 2}", "scaling.concurrency: must be given"),
         ("scaling={min: 3, max: 2, concurrency: 1}", "scaling: min is above max"),
         ("tags.lmi:x=a", "tags: lmi:x: names that begin with aws: or lmi: are taken"),
