@@ -1,0 +1,24 @@
+"""The Makefile's variables, by a target of the test's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("arguments", "environ"), [((), {"PORT": "9"}), (("PORT=9",), {})])
+def test_the_port_is_that_of_make_serve_alone(
+    arguments: tuple[str, ...], environ: dict[str, str], tmp_path: Path
+) -> None:
+    """Not of what make starts: `lmi` would say that PORT, a variable of TGI's, has no effect."""
+    more = tmp_path / "more.mk"
+    more.write_text("show:\n\t@echo '$(PORT)' \"in the environment: $$PORT\"\n")
+    command = ["make", "--no-print-directory", "-s", "-f", "Makefile", "-f", str(more), "show", *arguments]
+    environ = {"PATH": os.environ["PATH"], **environ}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "9 in the environment: \n"
