@@ -166,6 +166,16 @@ def test_live_metrics(slow_server: LiveServer, open_page: Open) -> None:
     until(page, "document.getElementById('m-active').textContent == '0'")
 
 
+def test_large_counts_have_separators(echo_server: LiveServer, open_page: Open) -> None:
+    page = open_page(echo_server)
+    ready(page)
+    counts = {"lmi_generated_tokens_total": 65772, 'lmi_requests_total{outcome="ok"}': 1408}
+    shown = page.evaluate(
+        "async (found) => (await import('/page/metrics.js')).figures(new Map(Object.entries(found)))", counts
+    )
+    assert [shown["m-tokens"], shown["m-ok"]] == ["65,772", "1,408"]
+
+
 # -- what goes wrong ---------------------------------------------------------------------------------------------
 
 
