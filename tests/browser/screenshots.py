@@ -62,7 +62,7 @@ def main(directory: Path) -> None:
             desktop.feed("In Rust, a string is UTF-8, so")
             desktop.end(finish=None)
             desktop.page.screenshot(path=directory / "answer-and-failure-1280.png")
-        with chat(browser, server.url, 2560, 1440, "dark") as large:
+        with chat(browser, server.url, 2560, 1300, "dark") as large:
             large.ask("Write a Python function that reverses a string.")
             large.feed(ANSWER)
             large.end()

@@ -280,32 +280,32 @@ def test_regenerating_editing_and_starting(chat: Chat) -> None:
     def contents() -> list[str]:
         return [message["content"] for message in chat.bodies[-1]["messages"]]
 
-    page.click("text=haiku about rain")
+    page.click("text=better sleep")
     chat.asked(1)
     chat.feed("A")
     chat.end()
     chat.ask("two")
     chat.feed("B")
     chat.end()
-    haiku = "Write a haiku about rain."
+    starter = "Give me three tips for better sleep."
     page.click(f"{ANSWER} >> text=Regenerate")
     chat.asked(3)
-    assert contents() == [haiku, "A", "two"]
+    assert contents() == [starter, "A", "two"]
     chat.feed("B again")
     chat.end()
     assert page.locator(".turn").count() == 4
     page.click(".turn.user >> nth=0 >> text=Edit")
     page.keyboard.press("Escape")
-    assert page.inner_text(".turn.user .text >> nth=0") == haiku
+    assert page.inner_text(".turn.user .text >> nth=0") == starter
     page.click(".turn.user >> nth=0 >> text=Edit")
     page.keyboard.press("End")
     page.keyboard.type(" Now!")
     page.keyboard.press("Enter")
     chat.asked(4)
-    assert contents() == [f"{haiku} Now!"]
+    assert contents() == [f"{starter} Now!"]
     chat.feed("C")
     chat.end()
-    assert page.locator(".turn .text").all_inner_texts() == [f"{haiku} Now!", "C"]
+    assert page.locator(".turn .text").all_inner_texts() == [f"{starter} Now!", "C"]
 
 
 def test_a_cut_answer_looks_broken(chat: Chat) -> None:
@@ -347,6 +347,32 @@ def test_on_a_phone_the_answer_comes_into_view(echo_server: LiveServer, open_pag
     assert page.evaluate(inside)
 
 
+@pytest.mark.parametrize("settings", [{}, PHONE], ids=["desktop", "phone"])
+def test_a_long_chat_does_not_lengthen_the_page(
+    echo_server: LiveServer, open_page: Open, settings: dict[str, Any]
+) -> None:
+    chat = Chat(open_page(echo_server, **settings))
+    before = chat.page.evaluate("document.documentElement.scrollHeight")
+    assert settings or before == 800  # on a desktop the page itself never scrolls
+    for _ in range(2):
+        chat.ask()
+        chat.feed(*[f"{number}. line\n" for number in range(100)])
+        chat.end()
+    assert chat.page.evaluate("document.documentElement.scrollHeight") == before
+
+
+def test_a_phone_gets_no_advice_for_keyboards_and_a_tidy_foot(echo_server: LiveServer, open_page: Open) -> None:
+    chat = Chat(open_page(echo_server, **PHONE))
+    assert chat.page.get_attribute("#prompt", "placeholder") == "Ask anything"
+    chat.ask()
+    chat.feed("Half")
+    chat.end(finish=None)
+    tops = f"[...document.querySelectorAll('{ANSWER} .foot button')].map((each) => each.offsetTop)"
+    found = chat.page.evaluate(tops)
+    assert len(found) == 2
+    assert max(found) - min(found) < 10  # Retry and Copy stand side by side
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("settings", [{}, PHONE], ids=["desktop", "phone"])
 def test_axe_finds_nothing_in_answers(
@@ -383,5 +409,6 @@ def test_it_names_the_server_and_its_defaults(slow_server: LiveServer, open_page
     defaults = Sampling()
     for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
         assert float(page.get_attribute(f"#p-{name}", "placeholder")) == getattr(defaults, name)
-    assert page.locator("#parameters [value]").count() == 1
+    assert page.locator("#parameters [value]").count() == 2
     assert page.input_value("#p-temperature") == "0.7"
+    assert page.input_value("#p-top_p") == "0.9"

@@ -71,6 +71,7 @@ def test_a_chat_with_the_demo_model(model_server: LiveServer, open_page: Open, s
     body = {
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "temperature": 0,
+        "top_p": 0.9,
         "max_tokens": 24,
     }
     alone = model_server.post(body, f"/{ROUTE}").json()["choices"][0]["message"]["content"]
@@ -108,6 +109,7 @@ def test_the_conversation_goes_along_until_a_new_chat(slow_server: LiveServer, o
         "messages": [{"role": "user", "content": "one"}],
         "max_tokens": 2,
         "temperature": 0.7,
+        "top_p": 0.9,
         "stream": True,
     }
     assert [message["content"] for message in two["messages"]] == ["Be brief.", "one", f" {first}", "two"]
@@ -162,6 +164,16 @@ def test_live_metrics(slow_server: LiveServer, open_page: Open) -> None:
     until(page, "/^(8|9|1[0-2])(\\.\\d)? .s$/.test(document.getElementById('m-speed').textContent)")
     page.click("#stop")
     until(page, "document.getElementById('m-active').textContent == '0'")
+
+
+def test_large_counts_have_separators(echo_server: LiveServer, open_page: Open) -> None:
+    page = open_page(echo_server)
+    ready(page)
+    counts = {"lmi_generated_tokens_total": 65772, 'lmi_requests_total{outcome="ok"}': 1408}
+    shown = page.evaluate(
+        "async (found) => (await import('/page/metrics.js')).figures(new Map(Object.entries(found)))", counts
+    )
+    assert [shown["m-tokens"], shown["m-ok"]] == ["65,772", "1,408"]
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------
@@ -256,6 +268,7 @@ def test_the_code_follows_the_parameters(slow_server: LiveServer, open_page: Ope
     page.fill("#p-seed", "7")
     page.fill("#p-stop", "END")
     page.fill("#p-temperature", "")
+    page.fill("#p-top_p", "")
     wanted = {
         "model": "mine",
         "messages": [{"role": "user", "content": 'It\'s "here"\nand there $HOME'}],

@@ -225,6 +225,7 @@ for (const [index, tab] of tabs.entries()) {
   });
 }
 
+if (ON_TOUCH) $("prompt").placeholder = "Ask anything"; // there is no Shift key
 if (matchMedia("(max-width: 56rem)").matches) {
   for (const panel of document.querySelectorAll("details.panel")) panel.open = false;
 }
