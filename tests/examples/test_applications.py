@@ -328,6 +328,7 @@ def test_a_load_test_fails_where_less_is_held(chat: AppServer) -> None:
     gone = finished(LOAD_TEST, NOBODY, *LOAD)
     assert (gone.returncode, gone.stdout) == (1, "")
     assert f"cannot connect to {NOBODY}" in gone.stderr
+    assert "--rates: invalid numbers value: '1,x'" in finished(LOAD_TEST, NOBODY, "--rates", "1,x").stderr
 
 
 # -- Ctrl-C ------------------------------------------------------------------------------------------------------------
