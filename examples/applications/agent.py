@@ -80,9 +80,10 @@ def run(client: httpx.Client, question: str, directory: Path, rounds: int, max_t
     for _ in range(rounds):
         body = {"messages": messages, "tools": DESCRIPTIONS, "max_tokens": max_tokens, "temperature": 0}
         response = client.post("/v1/chat/completions", json=body)
-        if response.is_error:
-            raise SystemExit(f"{response.url}: {response.status_code} {response.text}")
-        message = response.json()["choices"][0]["message"]
+        try:
+            message = response.raise_for_status().json()["choices"][0]["message"]
+        except (httpx.HTTPStatusError, ValueError, LookupError, TypeError):  # or no chat's answer
+            raise SystemExit(f"{response.url}: {response.status_code} {response.text}") from None
         if not message.get("tool_calls"):
             return message["content"] or ""
         messages.append(message)

@@ -27,67 +27,69 @@ BUSY = (408, 429, 502, 503, 504)
 ATTEMPTS = 8
 
 
-def finished(output: BinaryIO) -> set[str]:
-    """Return the ids that a file has answers of, and leave it at its end, without a line that was cut off."""
+def parsed(line: bytes, where: str, *names: str) -> list[Any]:
+    try:
+        return [json.loads(line)[name] for name in names]
+    except (KeyError, TypeError, ValueError) as error:
+        raise SystemExit(f"{where}: {type(error).__name__}: {error}") from None
+
+
+def finished(output: BinaryIO) -> tuple[set[str], int]:
+    """Return the ids that a file has answers of, and its length without a line that was cut off."""
     ids, end = set(), 0
-    for line in output:
+    for number, line in enumerate(output, 1):
         if line.endswith(b"\n"):
-            ids.add(json.loads(line)["custom_id"])
+            ids.add(parsed(line, f"{output.name}, line {number}", "custom_id", "response")[0])
             end += len(line)
-    output.truncate(end)
-    return ids
+        elif not line.startswith(b"{"):
+            raise SystemExit(f"{output.name}: line {number} is no answer of a batch")
+    return ids, end
 
 
-def requests(path: Path, without: set[str]) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as lines:
+def requests(path: Path, without: set[str]) -> Iterator[tuple[str, str, Any]]:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            try:
-                whole = json.loads(line)
-                request = {name: whole[name] for name in ("custom_id", "url", "body")}
-            except (KeyError, TypeError, ValueError) as error:
-                raise SystemExit(f"{path}, line {number}: {type(error).__name__}: {error}") from None
-            if request["custom_id"] not in without:
-                yield request
+            id, url, body = parsed(line, f"{path}, line {number}", "custom_id", "url", "body")
+            if not isinstance(id, str) or not str(url).startswith("/"):
+                raise SystemExit(f"{path}, line {number}: custom_id is a string, and url a path")
+            if id not in without:
+                yield id, url, body
 
 
-def pause(retry_after: str, attempt: int) -> float:
-    """Return the seconds until the next attempt: the server's, or at random from a range that doubles up to 30."""
-    return float(retry_after) if retry_after.isdecimal() else random.uniform(0, min(30, 0.5 * 2**attempt))
-
-
-async def send(client: httpx.AsyncClient, request: dict[str, Any]) -> Any:
+async def send(client: httpx.AsyncClient, url: str, body: Any) -> Any:
     """Return the answer's body, or raise httpx.HTTPError after the last attempt."""
-    attempt = 0
-    while True:
-        attempt, retry_after = attempt + 1, ""
+    for attempt in range(ATTEMPTS):
+        retry_after = ""
         try:
-            response = await client.post(request["url"], json=request["body"])
-            if response.status_code not in BUSY or attempt == ATTEMPTS:
+            response = await client.post(url, json=body)
+            if response.status_code not in BUSY or attempt + 1 == ATTEMPTS:
                 return response.raise_for_status().json()
             retry_after = response.headers.get("retry-after", "")
         except httpx.TransportError:
-            if attempt == ATTEMPTS:
+            if attempt + 1 == ATTEMPTS:
                 raise
-        await asyncio.sleep(pause(retry_after, attempt))
+        # The server's seconds, or at random from a range that doubles up to 30.
+        await asyncio.sleep(float(retry_after) if retry_after.isdecimal() else random.uniform(0, min(30, 2**attempt)))
 
 
 async def run(path: Path, output: BinaryIO, concurrency: int) -> int:
     """Send all requests that have no answer yet; return how many failed."""
-    done = finished(output)
+    done, end = finished(output)
     total = sum(1 for _ in requests(path, done))  # this reads the whole file: no line is wrong
+    output.truncate(end)
     left, counts, key = requests(path, done), Counter[str](), os.environ.get("LMI_API_KEY")
 
     async def work(client: httpx.AsyncClient) -> None:  # all take from the same iterator
-        for request in left:
+        for id, url, body in left:
             try:
-                response = {"status_code": 200, "request_id": None, "body": await send(client, request)}
-                line = {"custom_id": request["custom_id"], "response": response, "error": None}
+                response = {"status_code": 200, "request_id": None, "body": await send(client, url, body)}
+                line = {"custom_id": id, "response": response, "error": None}
                 output.write(json.dumps(line).encode() + b"\n")
                 output.flush()
                 counts["answered"] += 1
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # also an answer that is no JSON
                 words = error.response.text if isinstance(error, httpx.HTTPStatusError) else ""
-                print(f"{request['custom_id']}: {error!r} {words}", file=sys.stderr)
+                print(f"{id}: {error!r} {words}", file=sys.stderr)
                 counts["failed"] += 1
             if sys.stderr.isatty():
                 print(f"\r{counts.total()}/{total} ", end="", file=sys.stderr, flush=True)
@@ -114,5 +116,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except (OSError, KeyboardInterrupt) as error:  # Ctrl-C has no words
+        sys.exit(str(error) or 130)

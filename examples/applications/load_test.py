@@ -18,6 +18,10 @@ from pathlib import Path
 from typing import Any
 
 
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in text.split(",")]
+
+
 def measure(url: str, rate: float, seconds: float, tokens: int) -> dict[str, Any]:
     """Return what `lmi bench` saw at one rate."""
     with tempfile.TemporaryDirectory() as directory:
@@ -35,7 +39,9 @@ def measure(url: str, rate: float, seconds: float, tokens: int) -> dict[str, Any
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
-    parser.add_argument("--rates", default="1,2,4,8,16,32", help="requests a second, rising (default: %(default)s)")
+    parser.add_argument(
+        "--rates", type=numbers, default="1,2,4,8,16,32", help="requests a second, rising (default: %(default)s)"
+    )
     parser.add_argument("--seconds", type=float, default=30, help="at each rate (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=128, help="of each answer (default: %(default)s)")
     parser.add_argument("--ttft", type=float, default=1000, help="limit of the first token's p99, in ms")
@@ -43,7 +49,7 @@ def main() -> int:
     parser.add_argument("--need", type=float, default=0, metavar="RATE", help="rate that the server has to hold")
     arguments = parser.parse_args()
     held = 0.0
-    for rate in map(float, arguments.rates.split(",")):
+    for rate in arguments.rates:
         result = measure(arguments.url, rate, arguments.seconds, arguments.tokens)
         errors = sum(result["errors"].values())
         ttft, itl = (result[name]["p99"] or 0.0 for name in ("ttft_ms", "itl_ms"))  # None where nothing was answered

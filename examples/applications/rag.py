@@ -38,7 +38,7 @@ def cut(files: Sequence[Path], size: int = 1200) -> list[Passage]:
     passages = []
     for file in files:
         text = ""
-        for paragraph in re.split(r"\n\s*\n", file.read_text("utf-8").strip()):
+        for paragraph in re.split(r"\n\s*\n", file.read_text("utf-8", "replace").strip()):
             if text and len(text) + len(paragraph) > size:
                 passages.append(Passage(file, text))
                 text = ""
@@ -47,8 +47,8 @@ def cut(files: Sequence[Path], size: int = 1200) -> list[Passage]:
     return passages
 
 
-def checked(response: httpx.Response) -> httpx.Response:
-    if response.is_error:
+def checked(response: httpx.Response, kind: str = "application/json") -> httpx.Response:
+    if not response.is_success or not response.headers.get("content-type", "").startswith(kind):
         response.read()
         raise SystemExit(f"{response.url}: {response.status_code} {response.text}")
     return response
@@ -77,7 +77,7 @@ def answer(client: httpx.Client, url: str, question: str, passages: Sequence[Pas
     messages = [{"role": "system", "content": f"{RULE}\n\n{context}"}, {"role": "user", "content": question}]
     body = {"messages": messages, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": True}
     with client.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
-        for line in checked(response).iter_lines():
+        for line in checked(response, "text/event-stream").iter_lines():
             if not line.startswith("data: ") or line == "data: [DONE]":
                 continue
             event = json.loads(line.removeprefix("data: "))
@@ -113,7 +113,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except httpx.RequestError as error:
-        sys.exit(f"{error.request.url}: {error}")
+    except (httpx.RequestError, OSError) as error:
+        sys.exit(f"{error.request.url}: {error}" if isinstance(error, httpx.RequestError) else str(error))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 COMMIT = "a" * 40
@@ -39,14 +40,20 @@ def files_of(directory: Path) -> dict[str, bytes]:
 
 
 @contextmanager
-def serve_hub(models: Mapping[str, Mapping[str, bytes]], *, rate: int = 1 << 40) -> Iterator[Hub]:
+def serve_hub(
+    models: Mapping[str, Mapping[str, bytes]],
+    *,
+    rate: int = 1 << 40,
+    failures: Mapping[str, tuple[int, bytes]] = MappingProxyType({}),
+) -> Iterator[Hub]:
     """Serve models, each with its files by name.
 
     Args:
         rate: bytes a second of each file.
+        failures: statuses and bodies of paths, by a part of them.
     """
     hub = Hub()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, hub, models, rate))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, hub, models, rate, failures))
     hub.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -59,8 +66,15 @@ def serve_hub(models: Mapping[str, Mapping[str, bytes]], *, rate: int = 1 << 40)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    def __init__(self, hub: Hub, models: Mapping[str, Mapping[str, bytes]], rate: int, *more: Any) -> None:
-        self.hub, self.models, self.rate = hub, models, rate
+    def __init__(
+        self,
+        hub: Hub,
+        models: Mapping[str, Mapping[str, bytes]],
+        rate: int,
+        failures: Mapping[str, tuple[int, bytes]],
+        *more: Any,
+    ) -> None:
+        self.hub, self.models, self.rate, self.failures = hub, models, rate, failures
         super().__init__(*more)
 
     def do_GET(self) -> None:
@@ -71,6 +85,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         self.hub.asked.append(self.path)
+        for part, (status, body) in self.failures.items():
+            if part in self.path:
+                return self.send(status, body, {"X-Repo-Commit": COMMIT, "ETag": '"failure"'})
         for model, files in self.models.items():
             if self.path.startswith(f"/api/models/{model}/"):
                 return self.describe(model, files, self.path.removeprefix(f"/api/models/{model}/"))

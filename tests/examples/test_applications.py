@@ -114,6 +114,15 @@ def test_rag_shows_a_servers_own_words(chat: AppServer, embedding: AppServer) ->
     assert (gone.returncode, gone.stderr.partition(": ")[0]) == (1, f"{NOBODY}/v1/chat/completions")
 
 
+def test_rag_shows_what_is_no_answer(tmp_path: Path) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, text="<html>"))
+    with httpx.Client(transport=transport) as client, pytest.raises(SystemExit) as told:
+        load(RAG).embed(client, NOBODY, ["text"])
+    assert told.value.code == f"{NOBODY}/v1/embeddings: 200 <html>"
+    missing = finished(RAG, "Why?", tmp_path / "missing", EMBEDDINGS_URL=NOBODY)
+    assert (missing.returncode, "No such file" in missing.stderr) == (1, True)
+
+
 # -- agent -------------------------------------------------------------------------------------------------------------
 
 
@@ -172,6 +181,14 @@ def test_what_an_agent_calculates(expression: str, result: str) -> None:
     assert found.partition(":")[0] == result
 
 
+@pytest.mark.parametrize("body", ["<html>", "[]", '{"choices": []}'])
+def test_an_agent_shows_what_is_no_answer(body: str) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=body))
+    with httpx.Client(base_url=NOBODY, transport=transport) as client, pytest.raises(SystemExit) as told:
+        load(AGENT).run(client, "Go on.", Path(), 1, 1)
+    assert told.value.code == f"{NOBODY}/v1/chat/completions: 200 {body}"
+
+
 # -- batch -------------------------------------------------------------------------------------------------------------
 
 
@@ -225,12 +242,41 @@ def test_a_batch_reports_failures_and_sends_them_again(chat: AppServer, tmp_path
     assert answers(output).keys() == {"0", "1"}
 
 
-@pytest.mark.parametrize("line", ["[]", "{}", "no JSON"])
-def test_a_batch_with_a_wrong_line_is_not_begun(line: str, tmp_path: Path) -> None:
+ODD = [{"custom_id": [1]}, {"url": 5}, {"url": "https://elsewhere/v1"}]
+
+
+@pytest.mark.parametrize(
+    "line", [b"[]", b"{}", b"no JSON", b"\xff", *(json.dumps(request(1) | odd).encode() for odd in ODD)]
+)
+def test_a_batch_with_a_wrong_line_is_not_begun(line: bytes, tmp_path: Path) -> None:
     requests = written(tmp_path / "requests", request(0))
-    requests.write_text(f"{requests.read_text()}{line}\n")
+    requests.write_bytes(requests.read_bytes() + line)
     done = finished(BATCH, requests, tmp_path / "answers", LMI_URL=NOBODY)
     assert (done.returncode, done.stderr.partition(": ")[0]) == (1, f"{requests}, line 2")
+
+
+@pytest.mark.parametrize("content", ["notes", "notes\nof mine", json.dumps(request(0)) + "\n" + json.dumps(request(1))])
+def test_a_batch_leaves_a_file_that_is_no_batchs(content: str, chat: AppServer, tmp_path: Path) -> None:
+    requests, output = written(tmp_path / "requests", request(0)), tmp_path / "notes"
+    output.write_text(content)
+    done = finished(BATCH, requests, output, LMI_URL=chat.url)
+    assert (done.returncode, done.stderr.startswith(str(output))) == (1, True)
+    assert output.read_text() == content
+
+
+def test_a_batch_names_what_is_missing(tmp_path: Path) -> None:
+    done = finished(BATCH, tmp_path / "requests", tmp_path / "answers", LMI_URL=NOBODY)
+    assert (done.returncode, "No such file" in done.stderr) == (1, True)
+
+
+def test_a_batch_outlives_what_cannot_be_sent_or_read(chat: AppServer, tmp_path: Path) -> None:
+    """The first asks for a stream, the second has half of a character, the third an address with a zero byte."""
+    odd = [request(1, stream=True), request(2, stop="\ud800"), request(3) | {"url": "/\0"}]
+    requests = written(tmp_path / "requests", *odd, request(4))
+    done = finished(BATCH, requests, tmp_path / "answers", "--concurrency", 1, LMI_URL=chat.url)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "1 answered, 3 failed, 0 before")
+    words = ["1: JSONDecodeError", "2: UnicodeEncodeError", "3: InvalidURL"]
+    assert [line.partition("(")[0] for line in done.stderr.splitlines()[:3]] == words
 
 
 def test_a_batch_shows_its_progress_in_a_terminal(chat: AppServer, tmp_path: Path) -> None:
@@ -257,7 +303,7 @@ def test_a_batch_waits_as_long_as_the_server_says(monkeypatch: pytest.MonkeyPatc
 
     async def send() -> Any:
         async with httpx.AsyncClient(base_url=NOBODY, transport=httpx.MockTransport(answer)) as client:
-            return await batch.send(client, request(0))
+            return await batch.send(client, "/v1/chat/completions", {})
 
     monkeypatch.setattr(batch.asyncio, "sleep", sleep)
     assert asyncio.run(send()) == {"status": 200}
@@ -282,6 +328,7 @@ def test_a_load_test_fails_where_less_is_held(chat: AppServer) -> None:
     gone = finished(LOAD_TEST, NOBODY, *LOAD)
     assert (gone.returncode, gone.stdout) == (1, "")
     assert f"cannot connect to {NOBODY}" in gone.stderr
+    assert "--rates: invalid numbers value: '1,x'" in finished(LOAD_TEST, NOBODY, "--rates", "1,x").stderr
 
 
 # -- Ctrl-C ------------------------------------------------------------------------------------------------------------

@@ -56,9 +56,14 @@ def shown(setting: str) -> str:
     """Return `name=value` for messages and logs: on one line, without a secret, and the beginning of a long one."""
     if is_secret(setting):
         setting = f"{setting.partition('=')[0]}=***"
-    if len(setting) > _MOST_SHOWN:
-        setting = f"{setting[:_MOST_SHOWN]}..."
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in setting)
+    return beginning(setting)
+
+
+def beginning(text: str) -> str:
+    """Return a text for messages and logs: on one line, and the beginning of a long one."""
+    if len(text) > _MOST_SHOWN:
+        text = f"{text[:_MOST_SHOWN]}..."
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def boolean(text: str) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeGuard
 
+from handler.config.options.option import beginning
 from handler.core import child_processes
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
@@ -50,6 +51,9 @@ _STOP = signal.SIGUSR1
 
 _UNFINISHED = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
 """Files of huggingface_hub that no later download continues: their names are used once. Older releases have others."""
+
+_SECRET = re.compile(r"\bhf_\w{8,}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)")
+"""Tokens, which a hub may repeat in its answer, and names with passwords in addresses."""
 
 
 def is_hub_name(model_id: str | None) -> TypeGuard[str]:
@@ -140,11 +144,13 @@ def download(
         ConfigError: the hub does not have it, or cannot be reached.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
     from huggingface_hub.utils import disable_progress_bars
 
     if not sys.stderr.isatty():
         disable_progress_bars()
+    for handler in logging.getLogger("huggingface_hub").handlers:
+        handler.addFilter(_without_secrets)
     try:
         return Path(
             snapshot_download(
@@ -154,15 +160,27 @@ def download(
                 ignore_patterns=list(without),
             )
         )
+    except (json.JSONDecodeError, LookupError, TypeError, AttributeError) as error:  # of JSON that is not the hub's
+        raise _cannot_fetch(name, f"HF_ENDPOINT does not answer as a hub does: {error!r}") from None
     # The base of its HTTP library's errors, those of connections and of the cache, and of wrong names.
     except (HTTPError, OSError, ValueError) as error:
-        raise _cannot_fetch(name, str(error)) from None
+        reason, cause = str(error), error.__cause__
+        if isinstance(error, LocalEntryNotFoundError) and str(cause) not in reason:  # it does not name the status
+            reason = f"{cause} {reason}"
+        raise _cannot_fetch(name, reason) from None
+
+
+def _without_secrets(record: logging.LogRecord) -> bool:
+    record.msg, record.args = _SECRET.sub("***", record.getMessage()), ()
+    return True
 
 
 def _cannot_fetch(name: str, reason: str) -> ConfigError:
     directory = name.partition("/")[2]
+    reason = beginning(" ".join(_SECRET.sub("***", reason).split()))
     return ConfigError(
-        f"there is no directory {name!r} here, and the model cannot be fetched from the hub: {reason} "
+        f"there is no directory {name!r} here, and the model cannot be fetched from the hub: {reason}"
+        f"{'' if reason.endswith('.') else '.'} "
         f"Where the hub can be reached, run: hf download {name} --local-dir {directory}; "
         f"then copy the directory, and run: lmi serve ./{directory}"
     )

@@ -73,14 +73,16 @@ def test_embeddings(embedding: LiveServer) -> None:
 
 
 def test_a_model_of_the_hub(tmp_path: Path) -> None:
-    """Its task is read from what was fetched."""
-    files = files_of(write_model(tmp_path / "bert", "bert"))
+    """Its task is read from what was fetched. Code and options that lie beside it are the hub's, not the user's."""
+    foreign = {"model.py": b"raise SystemExit('it runs')", "serving.properties": b"option.task=rerank\n"}
+    files = files_of(write_model(tmp_path / "bert", "bert")) | foreign
     with (
         serve_hub({"someone/bert": files}) as hub,
         serve("someone/bert", "-o", "option.dtype=fp32", env=hub.environment(tmp_path / "home")) as server,
     ):
         server.wait_ready()
         numpy.testing.assert_allclose(raw(server, WORDS), numpy.array(WANTED["bert"]["mean"]), atol=1e-4)
+    assert any(path.endswith("/model.py") for path in hub.asked)
 
 
 def test_prompts_and_lengths(embedding: LiveServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -120,6 +121,54 @@ def test_what_cannot_be_served_from_the_hub_is_named(
     with pytest.raises(ConfigError, match=f"(?s){wanted}"):
         fetch("openvino", name, revision)
     assert not any(path.endswith("model.safetensors") for path in hub.asked[asked:])
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "wanted"),
+    [
+        ("/revision/", (200, b"<html>Log in</html>"), r"HF_ENDPOINT does not answer as a hub does: JSONDecodeError\("),
+        ("/revision/", (200, b"[]"), "HF_ENDPOINT does not answer as a hub does: TypeError"),
+        ("/revision/", (200, b"{}"), "HF_ENDPOINT does not answer as a hub does: KeyError"),
+        ("/model.safetensors", (403, b""), "403 Forbidden"),
+        (
+            "/revision/",
+            (401, b"<html>\n\x1b[2J" + b"long" * 10_000),
+            r"401 Unauthorized.*<html> \\x1b\[2Jlong.*\.\.\. Where",
+        ),
+        (
+            "/revision/",
+            (400, b"wrong: Bearer abc.def, hf_abcdefghij"),
+            r"wrong: Bearer \*\*\* \*\*\* .*try again\. Where",
+        ),
+    ],
+)
+def test_what_a_hub_answers_instead_is_told_in_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, answer: tuple[int, bytes], wanted: str
+) -> None:
+    with serve_hub(MODELS, failures={path: answer}) as hub:
+        for name, value in hub.environment(tmp_path).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(ConfigError, match=wanted) as told:
+            MODULES["vllm"].fetch("someone/model", EngineConfig(options={"revision": None}))
+    assert len(str(told.value)) < 800
+    assert str(told.value).isprintable()
+
+
+def test_no_message_shows_the_password_of_the_hubs_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = "http://user:password@hub/api"
+
+    def download(*_: object, **__: object) -> None:
+        for handler in logging.getLogger("huggingface_hub").handlers:
+            record = logging.LogRecord("huggingface_hub.x", logging.WARNING, "", 1, "while at %s", (address,), None)
+            assert handler.filter(record)
+            written.append(record.getMessage())
+        raise OSError(f"nothing at {address}")
+
+    written: list[str] = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(ConfigError, match=r"nothing at http://\*\*\*@hub/api\. Where"):
+        hub_module.download("someone/model", None)
+    assert written == ["while at http://***@hub/api"]
 
 
 def test_what_must_be_converted_is_not_fetched_without_the_converter(
