@@ -14,5 +14,5 @@ def fill(text: str, name: str, part: str) -> str:
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Return a table in Markdown."""
-    lines = [head, ("---",) * len(head), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+    first, *others = (f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in (head, *rows))
+    return "".join([first, f"|{'---|' * len(head)}\n", *others])
