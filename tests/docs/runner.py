@@ -227,6 +227,6 @@ class PageRun:
 
 
 def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in clean_environment().items() if not name.startswith("AWS_")}
+    kept = clean_environment()
     path = f"{Path(sys.executable).parent}:{kept['PATH']}"
     return {**kept, "AWS_EC2_METADATA_DISABLED": "true", "PATH": path, "PYTHONPATH": str(ROOT)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import subprocess
@@ -111,10 +110,9 @@ def local_process(*arguments: str, directory: Path | None = None) -> Iterator[Lo
         local.end()
 
 
-def environment(url: str) -> dict[str, str]:
+def aws_variables(url: str) -> dict[str, str]:
     """What a script needs to take it for AWS."""
     return {
-        **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
         "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": url,
         "AWS_REGION": "us-east-1",
         "AWS_DEFAULT_REGION": "us-east-1",
