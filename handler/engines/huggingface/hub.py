@@ -22,7 +22,6 @@ from typing import TypeGuard
 from handler.core import child_processes
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
-from handler.engines.process.engine_process import die_with_parent
 
 log = logging.getLogger("handler.engine")
 
@@ -41,10 +40,6 @@ DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.xml")
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.gguf)", re.ASCII)
 
-_BOOT = (
-    "import sys; sys.path[:] = sys.argv[2:]; from handler.engines.huggingface.hub import download_process; "
-    "download_process(sys.argv[1])"
-)
 _STOP = signal.SIGUSR1
 """Ends a download. A terminal or a service manager may send others to all processes, and this server ends itself."""
 
@@ -78,10 +73,9 @@ def fetch(model_id: str, config: EngineConfig, download: Download) -> str:
     """
     log.info("fetching %s from the hub, unless it is in the cache", model_id)
     call = json.dumps([download.__module__, download.__name__, model_id, config.options.get("revision")])
+    command = child_processes.python(f"{__name__}:download_process", call)
     try:
-        process = child_processes.run(
-            [sys.executable, "-c", _BOOT, call, *sys.path], stop=_STOP, stdout=subprocess.PIPE
-        )
+        process = child_processes.run(command, stop=_STOP, stdout=subprocess.PIPE)
     except child_processes.Stopped:
         raise ConfigError(f"stopped while {model_id} was being fetched") from None
     if process.returncode:
@@ -97,7 +91,7 @@ def download_process(call: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the server's, as a terminal or a service manager sends them to all
     signal.signal(_STOP, _end)
-    die_with_parent(_STOP)
+    child_processes.die_with_parent(_STOP)
     module, function, model_id, revision = json.loads(call)
     try:
         answer = {"path": str(getattr(importlib.import_module(module), function)(model_id, revision))}

@@ -81,20 +81,6 @@ class LocalProcess:
             self._lines[name].append(line)
 
 
-def alive(pid: int) -> bool:
-    """Whether it runs: neither gone nor waiting for its parent to look."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def descendants(pid: int) -> list[int]:
-    children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
-    return [found for child in map(int, children) for found in (child, *descendants(child))]
-
-
 @contextlib.contextmanager
 def local_process(*arguments: str, directory: Path | None = None) -> Iterator[LocalProcess]:
     """In service.

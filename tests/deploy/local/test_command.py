@@ -18,9 +18,10 @@ from deploy.cli.endpoint import local as local_command
 from deploy.cli.main import main
 from deploy.local.serving import Plan
 from tests.adapter_files import write_adapter
-from tests.deploy.local.processes import LocalProcess, alive, aws_variables, descendants, local_process
+from tests.deploy.local.processes import LocalProcess, aws_variables, local_process
 from tests.deploy.local.servers import Container, Loop, client
 from tests.environment import clean_environment
+from tests.process_tree import alive, descendants
 from tests.servers import PATIENCE, wait_for
 
 ECHO = ("--engine", "echo")
