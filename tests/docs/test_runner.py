@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs import runner
+from tests.docs.pages import ROOT
 from tests.process_tree import alive
 from tests.servers import wait_for
 
@@ -72,8 +73,8 @@ def test_a_block_cannot_hang(page: runner.PageRun, tmp_path: Path, monkeypatch: 
 
 
 def test_the_repositorys_files_are_not_written(page: runner.PageRun) -> None:
-    before = (runner.ROOT / "serving.properties").read_text()
+    before = (ROOT / "serving.properties").read_text()
     page.run("<!-- file: serving.properties -->\n```properties\noption.dtype=fp32\n```")
-    assert (runner.ROOT / "serving.properties").read_text() == before
+    assert (ROOT / "serving.properties").read_text() == before
     with pytest.raises(AssertionError, match="is the repository's"):
         page.run("<!-- file: examples/new.txt -->\n```text\na\n```")
