@@ -16,7 +16,7 @@ from tests.app.server import AppServer, serve
 from tests.app.serving.test_metrics import ASK, Reporter, dashboard_queries
 from tests.monitoring import panels
 from tests.monitoring.prometheus import Prometheus, programs, prometheus
-from tests.servers import http, wait_for
+from tests.servers import http, options, wait_for
 
 EXAMPLES = panels.EXAMPLES
 
@@ -25,8 +25,8 @@ EXAMPLES = panels.EXAMPLES
 def server() -> Iterator[AppServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(echo, "load", Reporter)
-        options = ("option.echo_tokens_per_second=100", "option.tgi_metrics=true")
-        with serve("--engine", "echo", *(part for option in options for part in ("-o", option))) as server:
+        fast = options("option.echo_tokens_per_second=100", "option.tgi_metrics=true")
+        with serve("--engine", "echo", *fast) as server:
             yield server
 
 
