@@ -89,12 +89,12 @@ def headings(text: str) -> list[str]:
 
 
 def section(text: str, heading: str) -> str:
-    """Return what is below a heading up to the next one; "" without such a heading."""
+    """Return what is below a heading, or its anchor, up to the next heading; "" where there is none."""
     below: list[str] = []
     inside = False
     for line in lines(text):
         match = None if line.fence else _HEADING.match(line.text)
-        inside = match[1] == heading if match else inside
+        inside = slug(match[1]) == slug(heading) if match else inside
         below += [line.text] * inside
     return "\n".join(below)
 
