@@ -1,9 +1,9 @@
-"""The documents as text: pages, links, anchors, sentences. Pure; MkDocs's hook (`site_hook.py`) reads it too."""
+"""The documents as text: pages, links, anchors, sentences, generated tables. Pure; MkDocs's hook reads it too."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -164,3 +164,16 @@ def bars(html: str) -> str:
 def outside_assets(text: str) -> list[str]:
     """Return what a built page or stylesheet would load from another server."""
     return _ASSET.findall(text)
+
+
+def fill(text: str, name: str, part: str) -> str:
+    """Return a page with another generated part between `<!-- NAME: begin -->` and `<!-- NAME: end -->`."""
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    start = text.index(begin) + len(begin)
+    return text[:start] + part + text[text.index(end, start) :]
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Return a table in Markdown."""
+    first, *others = (f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in (head, *rows))
+    return "".join([first, f"|{'---|' * len(head)}\n", *others])

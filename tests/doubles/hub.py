@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.http_thread import serving
+from tests.doubles.http_thread import serving
 
 COMMIT = "a" * 40
 

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TypeGuard
@@ -150,6 +151,9 @@ def fetch(
     if "error" in answer:
         raise ConfigError(answer["error"])
     return answer["path"]
+
+
+fetch_descriptions = partial(fetch, download=download_descriptions)
 
 
 def download_process(call: str) -> None:

@@ -9,15 +9,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Interrupted, Output, Step
-from handler.engines.huggingface import hub
 from handler.engines.huggingface.checkpoint import load_tokenizer
+from handler.engines.huggingface.hub import fetch_descriptions as fetch
+from handler.engines.huggingface.hub import is_hub_name
 from handler.engines.huggingface.model_files import check_tokenizer
 from handler.engines.openai.answer import Answer, Failed, Part, Refused
 from handler.engines.openai.client import Client, find_kind, find_model
@@ -260,12 +260,9 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     with problems:
         _urls(config)
     with problems:
-        if not hub.is_hub_name(model_id):
+        if not is_hub_name(model_id):
             prepare(model_id, config)
     problems.check()
-
-
-fetch = partial(hub.fetch, download=hub.download_descriptions)
 
 
 def prepare(model_id: str | None, config: EngineConfig) -> Path:

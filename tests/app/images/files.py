@@ -14,7 +14,7 @@ from typing import Any
 
 import PIL.Image
 
-from tests.http_thread import serving
+from tests.doubles.http_thread import serving
 
 HOST = "127.0.0.2"
 """Of the server: tests call this address public, and no other of loopback."""

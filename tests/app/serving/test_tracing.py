@@ -15,7 +15,7 @@ from handler.core.errors import ConfigError
 from handler.serving.loading.check import check
 from handler.serving.metrics.tracing import make_tracer
 from tests.app.server import refused_start, serve
-from tests.http_thread import serving
+from tests.doubles.http_thread import serving
 from tests.servers import http
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

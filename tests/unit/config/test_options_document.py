@@ -10,7 +10,7 @@ from handler.config.options import ENVIRONMENT, OPTIONS, Option
 from handler.config.options.engine_arguments import shipped
 from handler.config.options.listing import engines_of
 from handler.config.options.option import Gone
-from tests.unit.generated import fill, table
+from tests.docs.pages import fill, table
 
 _PAGE = re.compile(r"(?:docs/)?((?:[\w-]+/)*[\w-]+\.md)")
 DOCUMENT = Path(__file__).parents[3] / "docs" / "options.md"

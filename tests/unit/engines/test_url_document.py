@@ -9,7 +9,7 @@ from handler.core.values import Sampling, StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.openai.engine import capabilities
 from handler.engines.openai.kinds import KINDS, completion
-from tests.unit.generated import fill, table
+from tests.docs.pages import fill, table
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "engines-by-url.md"
 HANDLERS_OWN = {

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from deploy.local.eventstream import CONTENT_TYPE, internal_stream_failure, model_stream_error, payload_part
-from tests.http_thread import serving
+from tests.doubles.http_thread import serving
 
 Answer = Callable[["Handler"], None]
 

@@ -17,7 +17,7 @@ from deploy.resolve.model_shape import known_model
 from deploy.spec.values import Precision
 from handler.protocols.assistant.reasoning.families import FAMILIES
 from handler.protocols.assistant.tools.formats import FORMATS
-from tests.unit.generated import fill, table
+from tests.docs.pages import fill, table
 
 PAGE = Path(__file__).parents[4] / "docs" / "models.md"
 TABLE = PAGE.read_text().partition("## Context, engine, instance")[2]

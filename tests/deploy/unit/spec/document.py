@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.spec.reading import schema
-from tests.unit.generated import fill, table
+from tests.docs.pages import fill, table
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "deploy.md"
 
