@@ -75,7 +75,7 @@ PYTEST = $(BIN)/pytest $(PARALLEL)
 # Neither a language model nor an environment of its own.
 QUICK = -m 'not model and not clients and not djl and not vllm'
 
-test: PARALLEL = -n 3 --dist loadfile  # its tests wait more than they compute
+test: PARALLEL = -n 4 --dist loadfile  # its tests wait more than they compute
 test: dev ## 3 min: units, the app, processes, `lmi deploy` without AWS, one request a dialect on the demo model
 	$(PYTEST) $(QUICK) tests/unit tests/app tests/process tests/deploy/unit tests/docs tests/model/test_dialects.py
 

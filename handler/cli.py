@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from deploy.__main__ import main as deploy
 
         return deploy(argv[1:], "lmi deploy")
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     try:
         return int(arguments.run(arguments))
     except ConfigError as error:
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lmi", usage="lmi COMMAND ...", description=_MAP, formatter_class=argparse.RawDescriptionHelpFormatter
     )

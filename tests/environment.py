@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-_SETTINGS = ("OPTION_", "SERVING_", "HF_", "LMI_API_KEY")
+_SETTINGS = ("OPTION_", "SERVING_", "HF_", "AWS_", "LMI_API_KEY")
 
 
 def clean_environment() -> dict[str, str]:
-    """Ours, without what DJL or the handler would take for settings."""
+    """Ours, without what DJL, the handler or boto3 would take for settings."""
     return {key: value for key, value in os.environ.items() if not key.startswith(_SETTINGS)}
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tests.docs import pages
 from tests.servers import LiveServer
 
 DOCUMENTS = Path(__file__).parents[1] / "docs" / "wire"
@@ -159,9 +160,7 @@ OBEYS: dict[str, Callable[[str], object]] = {
 def section(heading: str) -> str:
     """Return the text under a heading, which is named by a page and an anchor in it."""
     page, _, anchor = heading.partition("#")
-    _, *parts = re.split(r"^#+ (.+)\n", (DOCUMENTS / page).read_text(), flags=re.MULTILINE)
-    anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in parts[::2]]
-    return parts[1::2][anchors.index(anchor)]
+    return pages.section((DOCUMENTS / page).read_text(), anchor)
 
 
 def table(heading: str = PARAMETERS) -> dict[str, dict[str, str]]:

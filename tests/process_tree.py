@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -27,6 +28,13 @@ def descendants(parent: int) -> dict[int, str]:
         found |= children
         parents = set(children)
     return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _all() -> list[Process]:

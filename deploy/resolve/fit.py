@@ -26,7 +26,7 @@ from deploy.spec.values import Precision
 
 _GIB = 1 << 30
 _USABLE = 0.9
-_NEEDS: dict[str, tuple[int, int]] = {"fp4": (10, 0), "fp8": (8, 9), "bf16": (8, 0)}
+LEAST_CAPABILITIES: dict[str, tuple[int, int]] = {"fp4": (10, 0), "fp8": (8, 9), "bf16": (8, 0)}
 _BLACKWELL_CUDA = (12, 8)
 _BUS_LIMIT = 4
 """More GPUs than this without NVLink: exchanging each layer's result over PCIe takes the most time."""
@@ -165,7 +165,7 @@ def _with_degree(need: Need, instance: InstanceType, degree: int, own_price: flo
 def _problem(
     need: Need, instance: InstanceType, degree: int, weights: float, rest: float, limit: float, tokens: int
 ) -> str:
-    least = _NEEDS.get(need.dtype)
+    least = LEAST_CAPABILITIES.get(need.dtype)
     if instance.gpus and least is not None and instance.compute < least:
         return (
             f"{need.dtype} needs compute capability {least[0]}.{least[1]}, "

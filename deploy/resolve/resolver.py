@@ -31,7 +31,7 @@ _CONTEXT = 4096
 
 _UNREADABLE = ("AccessDenied", "AllAccessDisabled", "NoSuchBucket", "403")
 
-_CPU_ENGINES = ("openvino", "openai", "echo")
+CPU_ENGINES = ("openvino", "openai", "echo")
 
 _PRECISIONS: dict[str, Precision] = {
     "fp8": "fp8", "bitsandbytes": "int4", "awq": "int4",  # option.quantize: what it makes of the weights
@@ -201,7 +201,7 @@ def _on_cpu(spec: Spec) -> bool:
     """Whether the image has no CUDA: by the engine if one is named, else by the image's name."""
     engine = spec.options.get("llm_engine")
     if engine is not None:
-        return engine in _CPU_ENGINES
+        return engine in CPU_ENGINES
     name = spec.image.uri or f"{spec.image.repository}:{spec.image.tag}"
     return "cpu" in re.split("[^a-z0-9]+", name.lower())
 

@@ -111,27 +111,27 @@ def list_directory(directory: Path) -> Listing:
                 directories.remove(name)
         directories.sort()
         for name in sorted(names):
-            place = (here / name).as_posix()
-            path = Path(root) / name
-            if _CONTROL.search(name):
-                advice = "Rename it: in S3 and its lists such a name does not stay what it is."
-                findings.append(
-                    Finding(Level.ERROR, ascii(place), "a name with control characters or no UTF-8", advice)
-                )
-            elif name in _SKIPPED_NAMES:
+            place, path = (here / name).as_posix(), Path(root) / name
+            if name in _SKIPPED_NAMES:
                 left_out.append((place, "no model data"))
-            elif not path.exists():
-                findings.append(
-                    Finding(Level.ERROR, place, "a link that leads nowhere", "Download the model again, or delete it.")
-                )
-            elif not path.is_file():
-                findings.append(Finding(Level.ERROR, place, "neither file nor directory", "Delete it."))
+            elif fault := _fault(place, path):
+                findings.append(fault)
             else:
                 files.append(Entry(place, path.stat().st_size))
                 if path.is_symlink() and not _within(path.resolve(), directory):
                     findings.append(_leads_out(place, path.resolve()))
     kept, duplicates = _without_duplicates(files)
     return Listing(tuple(kept), (*left_out, *duplicates), tuple(findings))
+
+
+def _fault(place: str, path: Path) -> Finding | None:
+    """Say why a file cannot be uploaded."""
+    if _CONTROL.search(path.name):
+        advice = "Rename it: in S3 and its lists such a name does not stay what it is."
+        return Finding(Level.ERROR, ascii(place), "a name with control characters or no UTF-8", advice)
+    if not path.exists():
+        return Finding(Level.ERROR, place, "a link that leads nowhere", "Download the model again, or delete it.")
+    return None if path.is_file() else Finding(Level.ERROR, place, "neither file nor directory", "Delete it.")
 
 
 def _within(target: Path, directory: Path) -> bool:
@@ -202,14 +202,15 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) 
         return
     top = {name for name in sizes if "/" not in name}
     has_weights = any(name.endswith(_WEIGHTS) for name in sizes)
-    elsewhere = _model_elsewhere(read) if "serving.properties" in top and "config.json" not in top else None
+    may_name_model = "serving.properties" in top and "config.json" not in top
+    elsewhere = _model_elsewhere(read) if may_name_model else None
     if not has_weights and elsewhere is None:
         yield Finding(Level.ERROR, "", "there are no weights", "Put *.safetensors (or a .gguf file) there.")
     if isolated and elsewhere not in (None, "demo"):
         says = f"names the model {elsewhere}, which an isolated container cannot fetch"
         yield Finding(Level.ERROR, "serving.properties", says, "Put the model's files beside it.")
-    if any(name.endswith(".gguf") for name in top) or ("serving.properties" in top and "config.json" not in top):
-        return  # a GGUF file has everything; serving.properties may name a model elsewhere
+    if any(name.endswith(".gguf") for name in top) or may_name_model:
+        return  # a GGUF file has everything
     if "config.json" not in top:
         below = [name for name in sizes if name.endswith("/config.json")]
         advice = f"It lies in {PurePosixPath(below[0]).parent}/: give that directory." if below else "Add it."

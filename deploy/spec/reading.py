@@ -37,7 +37,7 @@ def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
         raise SpecError(f"{where}: {lines[0]}" if len(lines) == 1 else f"{where}:\n  " + "\n  ".join(lines)) from None
 
 
-_FILLERS: Mapping[str, Any] = {
+FILLERS: Mapping[str, Any] = {
     "name": "x",
     "role": "arn:aws:iam::111122223333:role/x",
     "image": {"repository": "x"},
@@ -53,9 +53,9 @@ def _disagreements(content: Mapping[str, Any], error: ValidationError) -> list[s
         return []
     right = {name: value for name, value in content.items() if name not in wrong}
     try:
-        Spec.model_validate({**_FILLERS, **right})
+        Spec.model_validate({**FILLERS, **right})
     except ValidationError as left:
-        filled = {*wrong, *(_FILLERS.keys() - content.keys())}
+        filled = {*wrong, *(FILLERS.keys() - content.keys())}
         return [line for line in messages(left) if filled.isdisjoint(re.findall(r"\w+", line))]
     return []
 

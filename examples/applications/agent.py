@@ -97,7 +97,7 @@ def run(client: httpx.Client, question: str, directory: Path, rounds: int, max_t
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("question")
+    parser.add_argument("question", help="what to ask")
     parser.add_argument("--directory", type=Path, default=Path(), help="whose files may be read (default: this one)")
     parser.add_argument("--rounds", type=int, default=8, help="answers with calls, at most (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=1024, help="of each answer (default: %(default)s)")

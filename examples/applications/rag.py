@@ -89,11 +89,11 @@ def answer(client: httpx.Client, url: str, question: str, passages: Sequence[Pas
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("question")
+    parser.add_argument("question", help="what to ask")
     parser.add_argument("files", nargs="+", type=Path, help="text or Markdown")
     for name, url in ("embeddings", "http://127.0.0.1:8082"), ("chat", "http://127.0.0.1:8080"), ("rerank", ""):
         default = os.environ.get(f"{name.upper()}_URL", url)
-        parser.add_argument(f"--{name}", default=default, metavar="URL", help=f"(default: {default or 'none'})")
+        parser.add_argument(f"--{name}", default=default, metavar="URL", help=f"server (default: {default or 'none'})")
     parser.add_argument("--passages", type=int, default=4, help="for the answer (default: %(default)s)")
     arguments = parser.parse_args()
     passages = cut(arguments.files)

@@ -1,4 +1,4 @@
-"""Runs helper programs (pip, converters, downloads) that `stop_all` can end at once."""
+"""Child processes: Python with the paths of this one, and helpers (pip, converters, downloads) that `stop_all` ends."""
 
 from __future__ import annotations
 
@@ -68,6 +68,25 @@ def _shown(doing: str | None) -> Iterator[None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as line:
         line.add_task(doing, total=None)
         yield
+
+
+def python(function: str, argument: str) -> list[str]:
+    """Return the command of a process that calls `MODULE:FUNCTION` with an argument, and imports from the same paths.
+
+    `python -m` would put the working directory first.
+    """
+    module, _, name = function.partition(":")
+    boot = f"import sys; sys.path[:] = sys.argv[2:]; from {module} import {name}; {name}(sys.argv[1])"
+    return [sys.executable, "-c", boot, argument, *sys.path]
+
+
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have Linux send this process a signal when its parent ends: a process that hangs would not notice."""
+    if sys.platform == "linux":
+        import ctypes
+
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def stop_all() -> None:

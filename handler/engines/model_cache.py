@@ -83,7 +83,7 @@ def run_converter(
         UnknownLayout: the converter does not support the model.
         ConfigError: it failed for another reason; the message has it.
     """
-    script = f"from handler.engines.process.engine_process import die_with_parent; die_with_parent()\n{script}"
+    script = f"from handler.core.child_processes import die_with_parent; die_with_parent()\n{script}"
     command = [sys.executable, "-c", script, str(source.absolute()), str(target.absolute())]
     pipe = subprocess.PIPE
     try:

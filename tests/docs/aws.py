@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,12 +18,12 @@ from deploy.operations.logs import endpoint_group
 from tests.deploy.doubles.aws import Call, Cloud
 from tests.deploy.doubles.endpoints import set_quotas
 from tests.deploy.local.processes import LocalProcess, local_process
+from tests.docs.pages import ROOT
 from tests.environment import clean_environment
 
 ENDPOINT = "llama-3-8b"
 """The endpoint that the runtime has; `lmi deploy up` makes it in the double of SageMaker."""
 
-_ROOT = Path(__file__).parents[2]
 _NOWHERE = "http://127.0.0.1:9"
 _REPOSITORY, _TAG = "lmi-handler", "0.1.0"
 _ROLE, _SECRET = "lmi-endpoint", "hugging-face-AbCdEf"
@@ -36,7 +35,7 @@ def environment() -> Iterator[dict[str, str]]:
     """Start the doubles; yield the variables with which a command takes them for AWS."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.docs.aws"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT, env=clean_environment(),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=clean_environment(),
     ) as process:  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None

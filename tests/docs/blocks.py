@@ -1,4 +1,4 @@
-"""Code blocks of a page in Markdown: fences, the comments above them, commands and their outputs. Pure.
+"""Code blocks of a page in Markdown: the comments above them, commands and their outputs. Pure.
 
 docs/verified.md has the convention.
 """
@@ -12,6 +12,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from tests.docs.pages import lines
 
 RUN = ("console", "sh", "python", "js")
 LANGUAGES = (*RUN, "properties", "yaml", "json", "toml", "text")
@@ -28,7 +30,6 @@ REASONS = (
 )
 ANY = "…"
 
-_FENCE = re.compile(r"( *)(```+)(.*)")
 _COMMENT = re.compile(r" *<!-- *(.*?) *-->")
 _HERE_DOCUMENT = re.compile(r"(?<!<)<<-?(?!<) *(['\"]?)(\w+)\1")
 _ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
@@ -100,19 +101,15 @@ class Page(NamedTuple):
 def parse(text: str) -> Page:
     """Read a page."""
     page = Page([], [])
-    lines = enumerate(text.splitlines(), 1)
+    begin, inner, kind = 0, list[str](), "text"
     above: list[tuple[int, str]] = []  # comments, whose next line is this one
-    for line, content in lines:
-        if fence := _FENCE.fullmatch(content):
-            indent, marks, language = fence[1], fence[2], fence[3].strip()
-            inner: list[str] = []
-            for _, body in lines:
-                if body.strip() == marks:
-                    break
-                inner.append(body.removeprefix(indent))
-            else:
-                page.faults.append(f"{line}: the block has no end")
-            page.items.append(_block(page, line, language, "\n".join(inner), above))
+    for line, (content, kind, fence) in enumerate(lines(text.removesuffix("\n")), 1):
+        if fence and kind == "begin":
+            begin, inner = line, []
+        elif fence and kind == "code":
+            inner.append(content.removeprefix(fence[1]))
+        elif fence:
+            page.items.append(_block(page, begin, fence[3].strip(), "\n".join(inner), above))
             above = []
         elif comment := _COMMENT.fullmatch(content):
             name, _, value = comment[1].partition(":")
@@ -123,6 +120,8 @@ def parse(text: str) -> Page:
         else:
             page.faults.extend(f"{at}: no block follows {comment!r}" for at, comment in above if _known(comment))
             above = []
+    if kind in ("begin", "code"):
+        page.faults.append(f"{begin}: the block has no end")
     return page
 
 

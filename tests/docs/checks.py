@@ -22,8 +22,8 @@ else:
 from deploy.cli.main import add_commands
 from deploy.errors import SpecError
 from deploy.spec import Spec
-from deploy.spec.reading import _FILLERS, read_spec
-from handler.cli import _parser
+from deploy.spec.reading import FILLERS, read_spec
+from handler.cli import make_parser
 from handler.config.loader import read_config
 from tests.docs.blocks import Block, programs
 
@@ -86,7 +86,7 @@ def _yaml(text: str, directory: Path) -> Iterator[str]:
     for content in documents:
         if isinstance(content, dict) and content.keys() <= Spec.model_fields.keys():
             path = directory / "deployment.yaml"
-            path.write_text(json.dumps({**_FILLERS, **content}))
+            path.write_text(json.dumps({**FILLERS, **content}))
             try:
                 read_spec(path)
             except SpecError as error:
@@ -121,7 +121,7 @@ def _lmi(arguments: list[str]) -> Iterator[str]:
         add_commands(parser)
         arguments = arguments[1:]
     else:
-        parser = _parser()
+        parser = make_parser()
     told = io.StringIO()
     try:
         with contextlib.redirect_stderr(told), contextlib.redirect_stdout(io.StringIO()):

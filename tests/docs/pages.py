@@ -1,11 +1,11 @@
-"""The documents as text: pages, links, anchors, sentences. Pure; MkDocs's hook (`site_hook.py`) reads it too."""
+"""The documents as text: pages, links, anchors, sentences, generated tables. Pure; MkDocs's hook reads it too."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 OUTSIDE = ("README.md", "CHANGELOG.md", "Dockerfile", "serving.properties", "examples/**/*.*", "handler/*/README.md")
@@ -14,7 +14,7 @@ OUTSIDE = ("README.md", "CHANGELOG.md", "Dockerfile", "serving.properties", "exa
 MAX_WORDS = 20
 """Of a sentence."""
 
-_FENCE = re.compile(r" *(```|~~~)")
+_FENCE = re.compile(r"( *)(`{3,}|~{3,})(.*)")
 _CODE = re.compile(r"(`+)(?:(?!\1).)+\1")
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _HEADING = re.compile(r"^#{1,6} +(.+)", re.MULTILINE)
@@ -38,6 +38,18 @@ class Sentence(NamedTuple):
     words: int
 
 
+class Line(NamedTuple):
+    """A page's line, and what it is to a block of code.
+
+    Attributes:
+        fence: indentation, marks and language of the fence that begins the block; None outside.
+    """
+
+    text: str
+    kind: Literal["text", "begin", "code", "end"]
+    fence: re.Match[str] | None
+
+
 def files() -> list[Path]:
     """Return the documents and what belongs to them; of `docs/` all files."""
     paths = {*ROOT.glob("docs/**/*.*"), *(path for pattern in OUTSIDE for path in ROOT.glob(pattern))}
@@ -54,21 +66,22 @@ def slug(heading: str, separator: str = "-") -> str:
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", separator)
 
 
-def lines(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield a page's lines, and whether each is in a block of code."""
-    fence = ""
+def lines(text: str) -> Iterator[Line]:
+    fence: re.Match[str] | None = None
     for line in text.split("\n"):
-        match = _FENCE.match(line)
-        if match and (not fence or match[1] == fence):
-            fence = "" if fence else match[1]
-            yield line, True
+        if fence is None:
+            fence = _FENCE.fullmatch(line)
+            yield Line(line, "begin" if fence else "text", fence)
+        elif line.strip() != fence[2]:
+            yield Line(line, "code", fence)
         else:
-            yield line, bool(fence)
+            yield Line(line, "end", fence)
+            fence = None
 
 
 def without_code(text: str) -> str:
     """Return a page without comments, and with an empty line for each line of code."""
-    return _COMMENT.sub("", "\n".join("" if is_code else line for line, is_code in lines(text)))
+    return _COMMENT.sub("", "\n".join("" if line.fence else line.text for line in lines(text)))
 
 
 def headings(text: str) -> list[str]:
@@ -76,13 +89,13 @@ def headings(text: str) -> list[str]:
 
 
 def section(text: str, heading: str) -> str:
-    """Return what is below a heading up to the next one; "" without such a heading."""
+    """Return what is below a heading, or its anchor, up to the next heading; "" where there is none."""
     below: list[str] = []
     inside = False
-    for line, is_code in lines(text):
-        match = None if is_code else _HEADING.match(line)
-        inside = match[1] == heading if match else inside
-        below += [line] * inside
+    for line in lines(text):
+        match = None if line.fence else _HEADING.match(line.text)
+        inside = slug(match[1]) == slug(heading) if match else inside
+        below += [line.text] * inside
     return "\n".join(below)
 
 
@@ -125,24 +138,22 @@ def separate(markdown: str) -> str:
 
     A line that is a comment goes: Python-Markdown would make a paragraph of it.
     """
-    lines: list[str] = []
-    block, fenced = 0, False
-    for line in markdown.split("\n"):
-        if not fenced and _COMMENT.fullmatch(line.strip()):
+    separated: list[str] = []
+    above = 0  # the group of _BLOCK that the line above belongs to
+    for line, kind, _ in lines(markdown):
+        if kind == "text" and _COMMENT.fullmatch(line.strip()):
             continue
-        is_fence = line.startswith("```")
-        match = _BLOCK.match(line) if not fenced else None
-        kind = match.lastindex or 0 if match else 0
-        begins = (kind and kind != block) or block == _AFTER_FENCE
-        if begins and line.strip() and lines and lines[-1].strip():
-            lines.append("")
-        if is_fence:
-            block = _AFTER_FENCE if fenced else 0
-            fenced = not fenced
-        elif not fenced:
-            block = (kind or block % _AFTER_FENCE) if line.strip() else 0
-        lines.append(line)
-    return "\n".join(lines)
+        match = _BLOCK.match(line) if kind in ("text", "begin") else None
+        block = match.lastindex or 0 if match else 0
+        begins = block not in (0, above) or above == _AFTER_FENCE
+        if begins and line.strip() and separated and separated[-1].strip():
+            separated.append("")
+        if kind == "end" and not line.startswith(" "):
+            above = _AFTER_FENCE
+        else:
+            above = (block or above % _AFTER_FENCE) if line.strip() else 0
+        separated.append(line)
+    return "\n".join(separated)
 
 
 def bars(html: str) -> str:
@@ -153,3 +164,16 @@ def bars(html: str) -> str:
 def outside_assets(text: str) -> list[str]:
     """Return what a built page or stylesheet would load from another server."""
     return _ASSET.findall(text)
+
+
+def fill(text: str, name: str, part: str) -> str:
+    """Return a page with another generated part between `<!-- NAME: begin -->` and `<!-- NAME: end -->`."""
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    start = text.index(begin) + len(begin)
+    return text[:start] + part + text[text.index(end, start) :]
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Return a table in Markdown."""
+    first, *others = (f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in (head, *rows))
+    return "".join([first, f"|{'---|' * len(head)}\n", *others])

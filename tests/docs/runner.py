@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 from tests.deploy.local.processes import local_process
 from tests.docs.blocks import Block, Command, Server, difference, json_difference, parse
+from tests.docs.pages import ROOT
 from tests.environment import clean_environment
 from tests.ports import free_port
 from tests.servers import serve
 
-ROOT = Path(__file__).parents[2]
 LIMIT = 60.0
 """Seconds for a command of a console block, or for a whole other block."""
 
@@ -227,6 +227,6 @@ class PageRun:
 
 
 def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in clean_environment().items() if not name.startswith("AWS_")}
+    kept = clean_environment()
     path = f"{Path(sys.executable).parent}:{kept['PATH']}"
     return {**kept, "AWS_EC2_METADATA_DISABLED": "true", "PATH": path, "PYTHONPATH": str(ROOT)}

@@ -12,7 +12,8 @@ import pytest
 
 from tests.docs.blocks import Block, Server, parse
 from tests.docs.checks import faults
-from tests.docs.runner import ROOT, PageRun, Servers
+from tests.docs.pages import ROOT
+from tests.docs.runner import PageRun, Servers
 
 PATHS = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "examples" / "README.md"]
 PAGES = sorted({str(path.relative_to(ROOT)) for path in PATHS})

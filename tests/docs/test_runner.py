@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs import runner
+from tests.docs.pages import ROOT
+from tests.process_tree import alive
 from tests.servers import wait_for
 
 
@@ -67,13 +69,12 @@ def test_a_block_cannot_hang(page: runner.PageRun, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(runner, "LIMIT", 2.0)
     page.run("```sh\nsleep 100 & echo $! > ../started; wait\n```")
     assert page.failures == ["1: exit status None\n"]
-    started = Path("/proc", (tmp_path / "started").read_text().strip())
-    wait_for(lambda: not started.exists() or "Z" in (started / "stat").read_text().split()[2], 5, "it is still there")
+    wait_for(lambda: not alive(int((tmp_path / "started").read_text())), 5, "it is still there")
 
 
 def test_the_repositorys_files_are_not_written(page: runner.PageRun) -> None:
-    before = (runner.ROOT / "serving.properties").read_text()
+    before = (ROOT / "serving.properties").read_text()
     page.run("<!-- file: serving.properties -->\n```properties\noption.dtype=fp32\n```")
-    assert (runner.ROOT / "serving.properties").read_text() == before
+    assert (ROOT / "serving.properties").read_text() == before
     with pytest.raises(AssertionError, match="is the repository's"):
         page.run("<!-- file: examples/new.txt -->\n```text\na\n```")

@@ -30,12 +30,11 @@ from handler.protocols.base import Schema
 from handler.serving.loading.check import check
 from handler.serving.loading.replicas import replica_places
 from tests.app.server import serve
+from tests.docs.blocks import ANY
+from tests.docs.pages import ROOT, section
 from tests.servers import LiveServer, http, options, wait_for
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "troubleshooting.md"
-TEXT = PAGE.read_text()
-ANY = "…"
+TEXT = (ROOT / "docs" / "troubleshooting.md").read_text()
 VAGUE = 10
 """Characters that a message has at least besides its values."""
 
@@ -55,8 +54,7 @@ FOREIGN = {
 
 def rows(title: str) -> list[list[str]]:
     """The cells of a section's tables, without their heads."""
-    section = re.split(r"\n#{1,6} ", TEXT.partition(f"# {title}\n")[2])[0]
-    table = [line for line in section.splitlines() if line.startswith("|")]
+    table = [line for line in section(TEXT, title).splitlines() if line.startswith("|")]
     heads = {index - 1 for index, line in enumerate(table) if line.startswith("|---")}
     kept = [line for index, line in enumerate(table) if index not in heads and not line.startswith("|---")]
     assert kept, f"no table under {title!r}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from tests.doubles.http_thread import serving
 
 COMMIT = "a" * 40
 
@@ -54,15 +55,8 @@ def serve_hub(
     """
     hub = Hub()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, hub, models, rate, failures))
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serving(server) as hub.url:
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -19,7 +19,7 @@ from unittest import mock
 
 import httpx
 
-from handler.engines.process.engine_process import die_with_parent
+from handler.core.child_processes import die_with_parent
 from tests import process_tree
 from tests.doubles import tiny
 from tests.ports import free_port

@@ -17,7 +17,7 @@ APPLICATIONS = EXAMPLES / "applications"
 
 
 def run(program: Path, *arguments: object, python: str = sys.executable, **variables: str) -> str:
-    """Run a program to its end; return what it prints."""
+    """Run a program to its end, which must be a success; return what it prints."""
     done = finished(program, *arguments, python=python, **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import pytest
 
 from tests.clients import venvs
-from tests.deploy.local.processes import environment, local_process
+from tests.deploy.local.processes import aws_variables, local_process
 from tests.deploy.local.servers import Loop, Relay
 from tests.deploy.local.servers import local as make_local
-from tests.examples.programs import EXAMPLES
+from tests.environment import clean_environment
+from tests.examples.programs import EXAMPLES, finished, run
 from tests.ports import free_port
 from tests.servers import PATIENCE
 
@@ -74,21 +75,12 @@ def tgi(demo_model: Path) -> Iterator[Served]:
         yield local
 
 
-def run(script: str, url: str, python: str = sys.executable, **more: str) -> str:
-    """Run a script to its end; return what it prints."""
-    environ = {**environment(url), **more}
-    done = subprocess.run(
-        [python, str(SCRIPTS / script)], env=environ, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
 def run_held(script: str, loop: Loop, local: Served, python: str = sys.executable, **more: str) -> str:
-    """The same for one that streams: its first word is there while the container holds the rest of the answer."""
+    """Run one that streams: its first word is there while the container holds the rest of the answer."""
     relay = Relay(local.container)
     with loop.serving(relay.app()) as at, make_local(loop, at=at, part_bytes=11) as emulator:
-        command, environ = [python, str(SCRIPTS / script)], {**environment(emulator.url), **more}
+        command = [python, str(SCRIPTS / script)]
+        environ = {**clean_environment(), **aws_variables(emulator.url), **more}
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ) as process:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -103,7 +95,7 @@ def run_held(script: str, loop: Loop, local: Served, python: str = sys.executabl
 
 
 def test_invoke(lmi: Served) -> None:
-    answer, _, finish = run("invoke.py", lmi.url).rstrip().rpartition("\n")
+    answer, _, finish = run(SCRIPTS / "invoke.py", **aws_variables(lmi.url)).rstrip().rpartition("\n")
     assert answer.startswith(ANSWER)
     assert finish == "length after 24 tokens"
 
@@ -119,9 +111,7 @@ def test_streams_come_token_by_token(
 
 
 def test_tgi_compat_says_what_the_endpoint_lacks(lmi: Served) -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "tgi_compat.py")], env=environment(lmi.url), capture_output=True, text=True
-    )
+    done = finished(SCRIPTS / "tgi_compat.py", **aws_variables(lmi.url))
     assert done.returncode == 1
     assert done.stderr == "the endpoint answers application/jsonlines: it runs without option.tgi_compat=true\n"
 

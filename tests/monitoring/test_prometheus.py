@@ -16,7 +16,7 @@ from tests.app.server import AppServer, serve
 from tests.app.serving.test_metrics import ASK, Reporter, dashboard_queries
 from tests.monitoring import panels
 from tests.monitoring.prometheus import Prometheus, programs, prometheus
-from tests.servers import http, wait_for
+from tests.servers import http, options, wait_for
 
 EXAMPLES = panels.EXAMPLES
 
@@ -25,8 +25,8 @@ EXAMPLES = panels.EXAMPLES
 def server() -> Iterator[AppServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(echo, "load", Reporter)
-        options = ("option.echo_tokens_per_second=100", "option.tgi_metrics=true")
-        with serve("--engine", "echo", *(part for option in options for part in ("-o", option))) as server:
+        fast = options("option.echo_tokens_per_second=100", "option.tgi_metrics=true")
+        with serve("--engine", "echo", *fast) as server:
             yield server
 
 
@@ -91,8 +91,15 @@ def test_the_alerts_are_evaluated(scraper: Prometheus) -> None:
     assert not scraper.query('ALERTS{alertstate="firing"}')
 
 
-def test_the_panels_are_drawn(server: AppServer, scraper: Prometheus, tmp_path: Path) -> None:
-    assert server.post(ASK).status_code == 200
-    now = time.time()
-    panels.save(scraper, now - 5, now, [panels.Mark(now - 2, "8 clients")], tmp_path, "5s")
-    assert {path.stem for path in tmp_path.iterdir()} == set(panels.ROWS)
+def test_the_panels_show_the_answers_of_prometheus(server: AppServer, scraper: Prometheus, tmp_path: Path) -> None:
+    def pictures(end: float) -> dict[str, bytes]:
+        panels.save(scraper, end - 5, end, [panels.Mark(end - 2, "8 clients")], tmp_path, "5s")
+        return {path.stem: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def every_row_has_curves() -> bool:
+        assert server.post(ASK).status_code == 200
+        return all(picture != empty[row] for row, picture in pictures(time.time()).items())
+
+    empty = pictures(time.time() - 1000)
+    assert empty.keys() == set(panels.ROWS)
+    wait_for(every_row_has_curves, 20, "a row shows nothing")

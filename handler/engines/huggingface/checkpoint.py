@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from handler.config import model_files
 from handler.core.errors import ConfigError, Problems
 from handler.engines.base import EngineConfig
-from handler.engines.huggingface import hub
+from handler.engines.huggingface.hub import is_hub_name
 from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.model_cache import fingerprint, make_once, run_converter
@@ -55,18 +54,6 @@ file.write_text(json.dumps(tokenizer))
 _EXPECTED = f"a Hugging Face model directory, a hub's name (owner/model), or {model_files.DEMO!r}"
 
 
-def fetch(model_id: str | None, config: EngineConfig, download: hub.Download = hub.download_checkpoint) -> str | None:
-    """See `engines.fetch`.
-
-    Raises:
-        ConfigError: the hub does not have it, or cannot be reached.
-    """
-    return hub.fetch(model_id, config, download) if hub.is_hub_name(model_id) else model_id
-
-
-fetch_tokenizer = partial(fetch, download=hub.download_descriptions)
-
-
 def prepare_checkpoint(model_id: str | None) -> Path:
     """Return the directory of `option.model_id`, which the demo model gets once.
 
@@ -99,7 +86,7 @@ def check_model(model_id: str | None, config: EngineConfig, arguments: Callable[
     """
     problems, model = Problems(), None
     with problems:
-        if model_id not in (None, model_files.DEMO) and not hub.is_hub_name(model_id):  # those a start would fetch
+        if model_id not in (None, model_files.DEMO) and not is_hub_name(model_id):  # those a start would fetch
             model = find_checkpoint(model_id)
     with problems:
         arguments(replace(config, model=model))

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TypeGuard
@@ -23,7 +24,6 @@ from handler.config.options.option import beginning
 from handler.core import child_processes
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
-from handler.engines.process.engine_process import die_with_parent
 
 log = logging.getLogger("handler.engine")
 
@@ -31,7 +31,10 @@ OTHER_FORMATS = (
     "*.pth", "*.ckpt", "*.msgpack", "*.h5", "*.ot", "*.tflite", "*.gguf", "*.onnx", "*.onnx_data", "*.mlmodel",
     "original/*", "onnx/*", "openvino/*", "coreml/*",
 )  # fmt: skip
-"""Files of the same weights in formats that no engine here reads from a directory."""
+"""Files of the same weights in formats that no engine here reads from a directory.
+
+Mistral's `consolidated*.safetensors` is no such file: where it is, vLLM reads it in place of `model*.safetensors`.
+"""
 
 TORCH = ("pytorch_model*.bin",)
 """Weights of checkpoints from before safetensors."""
@@ -42,10 +45,6 @@ DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.xml")
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.gguf)", re.ASCII)
 
-_BOOT = (
-    "import sys; sys.path[:] = sys.argv[2:]; from handler.engines.huggingface.hub import download_process; "
-    "download_process(sys.argv[1])"
-)
 _STOP = signal.SIGUSR1
 """Ends a download. A terminal or a service manager may send others to all processes, and this server ends itself."""
 
@@ -68,55 +67,6 @@ def gguf_file(model_id: str | None) -> tuple[str, str] | None:
     # Two names and a file may also be a path of the user's whose file is missing.
     found = None if Path(model_id).parent.exists() else _GGUF.fullmatch(model_id)
     return None if found is None else (found[1], found[2])
-
-
-Download = Callable[[str, "str | None"], Path]
-"""Returns the directory or file of a hub's name in a revision; a function of a module, for another process calls it."""
-
-
-def fetch(model_id: str, config: EngineConfig, download: Download) -> str:
-    """Return the directory or file of a hub's model, which a process of its own fetches unless it is in the cache.
-
-    Raises:
-        ConfigError: as `download` does; or the process ended before its end.
-    """
-    log.info("fetching %s from the hub, unless it is in the cache", model_id)
-    call = json.dumps([download.__module__, download.__name__, model_id, config.options.get("revision")])
-    try:
-        process = child_processes.run(
-            [sys.executable, "-c", _BOOT, call, *sys.path], stop=_STOP, stdout=subprocess.PIPE
-        )
-    except child_processes.Stopped:
-        raise ConfigError(f"stopped while {model_id} was being fetched") from None
-    if process.returncode:
-        raise ConfigError(f"{model_id} was not fetched: the process that fetches ended with {process.returncode}")
-    answer: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
-    if "error" in answer:
-        raise ConfigError(answer["error"])
-    return answer["path"]
-
-
-def download_process(call: str) -> None:
-    """Make a call of `fetch`'s, and print what it returns or raises as JSON."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the server's, as a terminal or a service manager sends them to all
-    signal.signal(_STOP, _end)
-    die_with_parent(_STOP)
-    module, function, model_id, revision = json.loads(call)
-    try:
-        answer = {"path": str(getattr(importlib.import_module(module), function)(model_id, revision))}
-    except ConfigError as error:
-        answer = {"error": str(error)}
-    print(json.dumps(answer))
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    """End at once, without the unfinished files; only Linux lists them."""
-    for link in Path("/proc/self/fd").glob("*"):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if _UNFINISHED.search((path := link.readlink()).name):
-                path.unlink()
-    os._exit(1)
 
 
 def download_checkpoint(name: str, revision: str | None, *, torch: bool = True) -> Path:
@@ -184,3 +134,64 @@ def _cannot_fetch(name: str, reason: str) -> ConfigError:
         f"Where the hub can be reached, run: hf download {name} --local-dir {directory}; "
         f"then copy the directory, and run: lmi serve ./{directory}"
     )
+
+
+Download = Callable[[str, "str | None"], Path]
+"""Returns the directory or file of a hub's name in a revision; a function of a module, for another process calls it."""
+
+
+def fetch(
+    model_id: str | None,
+    config: EngineConfig,
+    download: Download = download_checkpoint,
+    is_name: Callable[[str | None], TypeGuard[str]] = is_hub_name,
+) -> str | None:
+    """See `engines.fetch`. A process of its own fetches what is not in the cache.
+
+    Args:
+        is_name: whether a name means a model of the hub.
+
+    Raises:
+        ConfigError: as `download` does; or the process ended before its end.
+    """
+    if not is_name(model_id):
+        return model_id
+    log.info("fetching %s from the hub, unless it is in the cache", model_id)
+    call = json.dumps([download.__module__, download.__name__, model_id, config.options.get("revision")])
+    command = child_processes.python(f"{__name__}:download_process", call)
+    try:
+        process = child_processes.run(command, stop=_STOP, stdout=subprocess.PIPE)
+    except child_processes.Stopped:
+        raise ConfigError(f"stopped while {model_id} was being fetched") from None
+    if process.returncode:
+        raise ConfigError(f"{model_id} was not fetched: the process that fetches ended with {process.returncode}")
+    answer: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
+    if "error" in answer:
+        raise ConfigError(answer["error"])
+    return answer["path"]
+
+
+fetch_descriptions = partial(fetch, download=download_descriptions)
+
+
+def download_process(call: str) -> None:
+    """Make a call of `fetch`'s, and print what it returns or raises as JSON."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the server's, as a terminal or a service manager sends them to all
+    signal.signal(_STOP, _end)
+    child_processes.die_with_parent(_STOP)
+    module, function, model_id, revision = json.loads(call)
+    try:
+        answer = {"path": str(getattr(importlib.import_module(module), function)(model_id, revision))}
+    except ConfigError as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer))
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End at once, without the unfinished files; only Linux lists them."""
+    for link in Path("/proc/self/fd").glob("*"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if _UNFINISHED.search((path := link.readlink()).name):
+                path.unlink()
+    os._exit(1)

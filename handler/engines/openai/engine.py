@@ -15,8 +15,8 @@ from typing import Any
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Interrupted, Output, Step
-from handler.engines.huggingface.checkpoint import fetch_tokenizer as fetch
 from handler.engines.huggingface.checkpoint import load_tokenizer
+from handler.engines.huggingface.hub import fetch_descriptions as fetch
 from handler.engines.huggingface.hub import is_hub_name
 from handler.engines.huggingface.model_files import check_tokenizer
 from handler.engines.openai.answer import Answer, Failed, Part, Refused

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeGuard
@@ -15,7 +16,6 @@ from typing import TypeGuard
 from handler.config.model_files import is_openvino
 from handler.core.errors import ConfigError
 from handler.core.values import Task
-from handler.engines.base import EngineConfig
 from handler.engines.huggingface import hub
 from handler.engines.huggingface.image_tokens import no_images
 from handler.engines.model_cache import fingerprint, make_once, run_converter
@@ -67,15 +67,6 @@ def is_hub_name(model_id: str | None) -> TypeGuard[str]:
     return hub.is_hub_name(model_id) or hub.gguf_file(model_id) is not None
 
 
-def fetch(model_id: str | None, config: EngineConfig) -> str | None:
-    """See `engines.fetch`.
-
-    Raises:
-        ConfigError: see `download`.
-    """
-    return hub.fetch(model_id, config, download) if is_hub_name(model_id) else model_id
-
-
 def download(model_id: str, revision: str | None) -> Path:
     """Download a hub's model; first its descriptions, which say what the weights need.
 
@@ -104,6 +95,9 @@ def download(model_id: str, revision: str | None) -> Path:
             f"On a GPU run: lmi serve {model_id} --engine vllm"
         )
     return hub.download_checkpoint(model_id, revision, torch=converter_is_installed())
+
+
+fetch = partial(hub.fetch, download=download, is_name=is_hub_name)
 
 
 def convert(source: Path, cache: Path, task: Task = Task.GENERATION) -> Path:

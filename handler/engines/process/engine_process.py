@@ -8,18 +8,19 @@ import socket
 import sys
 
 from handler.core import garbage
+from handler.core.child_processes import die_with_parent
 from handler.engines import load
 from handler.engines.base import Engine
 from handler.engines.process.engine_loop import Spec, run
 from handler.engines.process.ipc import Messages
 
 
-def main(fd: int) -> None:
+def main(fd: str) -> None:
     """Read the Spec from the host's socket, then run the loop. The host handles signals to the terminal's group."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()
-    channel = socket.socket(fileno=fd)
+    channel = socket.socket(fileno=int(fd))
     spec: Spec = Messages(channel).next()
 
     def load_engine() -> Engine:
@@ -32,12 +33,3 @@ def main(fd: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Have Linux send this process a signal when its parent ends: a hung engine would not notice."""
-    if sys.platform == "linux":
-        import ctypes
-
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)

@@ -7,19 +7,15 @@ import os
 import queue
 import socket
 import subprocess
-import sys
 import threading
 from typing import Any
 
+from handler.core.child_processes import python
 from handler.engines.process.engine_loop import Spec, run
 from handler.engines.process.ipc import ChannelClosed, send
 from handler.engines.process.places import ANYWHERE, Place
 
-# The process imports from the same paths as its host: `python -m` would put the working directory first.
-_BOOT = (
-    "import sys; sys.path[:] = sys.argv[2:]; from handler.engines.process.engine_process import main; "
-    "main(int(sys.argv[1]))"
-)
+_MAIN = "handler.engines.process.engine_process:main"
 
 
 class EngineInstance:
@@ -34,7 +30,7 @@ class EngineInstance:
             with contextlib.closing(theirs), contextlib.ExitStack() as on_failure:
                 on_failure.callback(self.channel.close)
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", _BOOT, str(theirs.fileno()), *sys.path],
+                    python(_MAIN, str(theirs.fileno())),
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                     env={**os.environ, **place.environ},

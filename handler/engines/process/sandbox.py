@@ -10,21 +10,18 @@ import logging
 import pickle
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from handler.core.child_processes import python
 from handler.engines.process.ipc import ChannelClosed, Messages, send
 from handler.engines.process.sandbox_tasks import Begun, Done, Job, Loaded, OutOfMemory, Raised, Work
 
 log = logging.getLogger("handler.trials")
 
-_BOOT = (
-    "import sys; sys.path[:] = sys.argv[2:]; from handler.engines.process.sandbox_tasks import main; "
-    "main(int(sys.argv[1]))"
-)
+_MAIN = "handler.engines.process.sandbox_tasks:main"
 _LOAD_SECONDS = 240.0
 _PAUSE = 30.0  # seconds between a start that failed and the next
 _FORK_SECONDS = 20.0  # to begin a job, beside the job's own limit
@@ -200,7 +197,7 @@ class Sandbox:
             if self._closed:  # `close` has not seen this socket
                 raise NotRun(_STOPPING)
             process = self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, str(theirs.fileno()), *sys.path],
+                python(_MAIN, str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # the host handles signals to the terminal's group

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from handler.engines.process.engine_process import die_with_parent
+from handler.core.child_processes import die_with_parent
 from handler.engines.process.ipc import ChannelClosed, Messages, send, wait
 
 Work = Callable[[Any, memoryview], Iterator[Any]]
@@ -75,12 +75,12 @@ class OutOfMemory(NamedTuple):
     """A job exceeded its memory limit."""
 
 
-def main(fd: int) -> None:
+def main(fd: str) -> None:
     """Call the function in the first message for the work; each further message of one byte carries a job's socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()
-    control = socket.socket(fileno=fd)
+    control = socket.socket(fileno=int(fd))
     with contextlib.suppress(ChannelClosed):
         work = _load(control)
         if work is not None:

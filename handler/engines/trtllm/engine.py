@@ -19,7 +19,7 @@ from typing import Any
 from handler.core.images import ImagePrompt
 from handler.core.values import Adapter, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step, warm_up
-from handler.engines.huggingface import checkpoint
+from handler.engines.huggingface import checkpoint, hub
 from handler.engines.process.process_group import end_with_descendants, end_with_this_process
 from handler.engines.trtllm import support
 from handler.engines.trtllm.arguments import construct, import_name, llm_arguments
@@ -276,7 +276,7 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     checkpoint.check_model(model_id, config, partial(llm_arguments, gpus=1, release=support.installed_release()))
 
 
-fetch = checkpoint.fetch
+fetch = hub.fetch
 
 
 def prepare(model_id: str | None, config: EngineConfig) -> Path:

@@ -26,7 +26,8 @@ from handler.engines.base import (
     warm_up,
 )
 from handler.engines.huggingface import checkpoint
-from handler.engines.huggingface.checkpoint import check_model, eos_ids, fetch, prepare_checkpoint
+from handler.engines.huggingface.checkpoint import check_model, eos_ids, prepare_checkpoint
+from handler.engines.huggingface.hub import fetch
 from handler.engines.huggingface.image_tokens import no_images, read_image_tokens
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
 from handler.engines.process.process_group import end_with_children

@@ -20,7 +20,7 @@ def engine_spec(config: Config) -> Spec:
         ConfigError: there is no such engine or model.
     """
     name = choose_engine(config)
-    served_task(config, name, config.model_id)  # before anything is fetched
+    served_task(config, name, config.model_id)  # refuses before anything is fetched
     try:
         model_id = engines.fetch(name, config.model_id, engine_config(config))
         task = served_task(config, name, model_id)

@@ -14,6 +14,8 @@ from typing import Any
 
 import PIL.Image
 
+from tests.doubles.http_thread import serving
+
 HOST = "127.0.0.2"
 """Of the server: tests call this address public, and no other of loopback."""
 
@@ -140,7 +142,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def file_server() -> Iterator[FileServer]:
-    with FileServer() as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    server = FileServer()
+    with serving(server):
         yield server
-        server.shutdown()

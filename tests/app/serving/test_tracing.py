@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -16,6 +15,7 @@ from handler.core.errors import ConfigError
 from handler.serving.loading.check import check
 from handler.serving.metrics.tracing import make_tracer
 from tests.app.server import refused_start, serve
+from tests.doubles.http_thread import serving
 from tests.servers import http
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -55,11 +55,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with Receiver() as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+    server = Receiver()
+    with serving(server):
         yield server
-        server.shutdown()
 
 
 def values(span: Any) -> dict[str, Any]:

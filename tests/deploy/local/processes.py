@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import subprocess
@@ -82,20 +81,6 @@ class LocalProcess:
             self._lines[name].append(line)
 
 
-def alive(pid: int) -> bool:
-    """Whether it runs: neither gone nor waiting for its parent to look."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def descendants(pid: int) -> list[int]:
-    children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
-    return [found for child in map(int, children) for found in (child, *descendants(child))]
-
-
 @contextlib.contextmanager
 def local_process(*arguments: str, directory: Path | None = None) -> Iterator[LocalProcess]:
     """In service.
@@ -111,10 +96,9 @@ def local_process(*arguments: str, directory: Path | None = None) -> Iterator[Lo
         local.end()
 
 
-def environment(url: str) -> dict[str, str]:
+def aws_variables(url: str) -> dict[str, str]:
     """What a script needs to take it for AWS."""
     return {
-        **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
         "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": url,
         "AWS_REGION": "us-east-1",
         "AWS_DEFAULT_REGION": "us-east-1",

@@ -18,8 +18,10 @@ from deploy.cli.endpoint import local as local_command
 from deploy.cli.main import main
 from deploy.local.serving import Plan
 from tests.adapter_files import write_adapter
-from tests.deploy.local.processes import LocalProcess, alive, descendants, environment, local_process
+from tests.deploy.local.processes import LocalProcess, aws_variables, local_process
 from tests.deploy.local.servers import Container, Loop, client
+from tests.environment import clean_environment
+from tests.process_tree import alive, descendants
 from tests.servers import PATIENCE, wait_for
 
 ECHO = ("--engine", "echo")
@@ -31,7 +33,8 @@ def test_the_snippet_that_it_prints_runs_and_ctrl_c_ends_all() -> None:
         assert first == f"endpoint local is InService: {local.url}"
         assert len(snippet) == 3
         code = textwrap.dedent("\n".join(snippet))
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(local.url))
+        env = {**clean_environment(), **aws_variables(local.url)}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith('{"generated_text":')
         assert "endpoint local is Creating at" in local.log

@@ -12,7 +12,7 @@ import pytest
 
 from deploy.errors import DeployError, Failed
 from deploy.local.container import Command, Container, command
-from tests.deploy.local.processes import alive
+from tests.process_tree import alive
 from tests.servers import PATIENCE, wait_for
 
 T = TypeVar("T")

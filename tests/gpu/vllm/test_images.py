@@ -9,7 +9,7 @@ import pytest
 
 from handler.engines.base import EngineStatistics
 from tests.process.engines.test_conformance import start
-from tests.servers import serve, wait_for
+from tests.servers import options, serve, wait_for
 from tests.vision.models import CASES, FAMILIES, Reference, Vision, write_model
 from tests.vision.over_http import check_over_http
 
@@ -52,8 +52,7 @@ def test_equal_images_hit_the_prefix_cache_and_others_never(vision: Vision) -> N
 
 @pytest.mark.parametrize("model", ["qwen2_vl"], indirect=True)  # one family: a start takes long
 def test_over_http(model: Path, vision: Vision) -> None:
-    options = ("dtype=fp32", "enforce_eager=true", "kv_cache_gib=1", "max_model_len=256", "model_loading_timeout=600")
-    words = [word for option in options for word in ("-o", f"option.{option}")]
-    with serve(str(model), "--engine", "vllm", *words) as server:
+    small = ("dtype=fp32", "enforce_eager=true", "kv_cache_gib=1", "max_model_len=256", "model_loading_timeout=600")
+    with serve(str(model), "--engine", "vllm", *options(*(f"option.{each}" for each in small))) as server:
         server.wait_ready(170)
         check_over_http(server, vision)

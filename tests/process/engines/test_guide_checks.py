@@ -23,6 +23,7 @@ from handler.engines.process.sandbox import LimitExceeded, Sandbox
 from handler.engines.process.sandbox_tasks import Job, Limits
 from handler.engines.structured_output import validator
 from handler.engines.structured_output.validator import _PURPOSE, StructuredOutputValidator, Verdict, _make_work
+from tests.process_tree import alive
 from tests.servers import wait_for
 from tests.unit.engines import fake_guides
 
@@ -38,13 +39,6 @@ def checks() -> Iterator[StructuredOutputValidator]:
 
 def outcome(checks: StructuredOutputValidator, value: str) -> str:
     return checks.check(StructuredOutput("regex", value)).result(PATIENCE)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_a_good_one_is_fine_and_a_wrong_one_says_why(checks: StructuredOutputValidator) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.doubles.hub import Hub, serve_hub
 from tests.environment import clean_environment
+from tests.process_tree import alive, descendants
 from tests.servers import PATIENCE, wait_for
 
 RATE = 100_000
@@ -48,8 +49,7 @@ def fetching(hub: Hub, home: Path) -> Iterator[tuple[subprocess.Popen[str], int]
     )
     try:
         wait_for(waits, 60, "nothing comes")
-        children = Path(f"/proc/{process.pid}/task").glob("*/children")
-        [child] = [int(pid) for file in children for pid in file.read_text().split()]
+        [child] = descendants(process.pid)
         yield process, child
     finally:
         process.kill()
@@ -62,13 +62,6 @@ def unfinished(home: Path) -> list[Path]:
     return list(home.rglob("*.incomplete"))
 
 
-def runs(pid: int) -> bool:
-    """Whether a process runs; one that has ended may wait to be reaped."""
-    with contextlib.suppress(FileNotFoundError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("send", [os.kill, os.killpg])  # a terminal's Ctrl-C goes to the whole group
 def test_a_signal_ends_it_at_once_and_the_next_start_goes_on(
@@ -79,7 +72,7 @@ def test_a_signal_ends_it_at_once_and_the_next_start_goes_on(
         send(process.pid, number)
         assert process.wait(PATIENCE) == 0
         assert time.monotonic() - began < SECONDS / 4
-        wait_for(lambda: not runs(child), 10, "the download goes on")
+        wait_for(lambda: not alive(child), 10, "the download goes on")
         assert process.stderr is not None
         log = process.stderr.read()
         assert "Traceback" not in log
@@ -93,5 +86,5 @@ def test_a_signal_ends_it_at_once_and_the_next_start_goes_on(
 def test_a_download_ends_with_a_server_that_is_killed(hub: Hub, tmp_path: Path) -> None:
     with fetching(hub, tmp_path) as (process, child):
         process.kill()
-        wait_for(lambda: not runs(child), 10, "the download goes on")
+        wait_for(lambda: not alive(child), 10, "the download goes on")
     assert unfinished(tmp_path) == []

@@ -18,7 +18,7 @@ from handler.config.options.lookup import find_option
 from handler.config.options.option import OF_JAVA, Gone, Option
 from handler.config.options.variables import UNREAD, VARIABLES
 from handler.config.options.variables import answer as answer_of_variable
-from tests.unit.generated import fill, table
+from tests.docs.pages import fill, table
 
 DOCUMENTS = Path(__file__).parents[3] / "docs" / "migrating"
 ENGINES = ("vllm", "trtllm")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from handler.config import model_files
+from handler.core import child_processes
 from handler.core.errors import ConfigError
 from handler.engines import ENGINES
 from handler.engines.base import EngineConfig
@@ -201,7 +203,8 @@ def test_weights_of_torch_are_for_the_converter(
 
 
 def test_a_download_that_dies_is_an_error(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "_BOOT", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    dies = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+    monkeypatch.setattr(child_processes, "python", lambda *_: dies)
     with pytest.raises(ConfigError, match="someone/model was not fetched: the process that fetches ended with -9"):
         fetch("vllm", "someone/model")
 

@@ -9,9 +9,9 @@ from handler.core.values import Sampling, StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.openai.engine import capabilities
 from handler.engines.openai.kinds import KINDS, completion
+from tests.docs.pages import fill, table
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "engines-by-url.md"
-HEAD = "| parameter | vllm | dynamo | lmi |\n|---|---|---|---|\n"
 HANDLERS_OWN = {
     "stop", "include_stop", "skip_special_tokens", "marks", "thoughts", "n", "best_of", "do_sample",
     "length_penalty", "early_stopping", "prompt_top_logprobs", "thinking_token_budget",
@@ -49,12 +49,12 @@ def _cell(kind: str, field: str) -> str:
 
 def render() -> str:
     fields = [field for field in Sampling._fields if field not in HANDLERS_OWN]
-    rows = [(NAMES.get(field, field), *(_cell(kind, field) for kind in KINDS)) for field in fields]
-    return HEAD + "".join(f"| `{name}` | {' | '.join(cells)} |\n" for name, *cells in rows)
+    rows = ((f"`{NAMES.get(field, field)}`", *(_cell(kind, field) for kind in KINDS)) for field in fields)
+    return fill(DOCUMENT.read_text(), "parameters", table(("parameter", *KINDS), rows))
 
 
 def test_the_document_has_every_parameter_as_the_code_has_it() -> None:
-    assert render() in DOCUMENT.read_text()
+    assert DOCUMENT.read_text() == render()
 
 
 def test_the_document_names_every_option() -> None:
@@ -77,12 +77,5 @@ def test_what_is_not_refused_changes_the_request() -> None:
         assert len({str(body) for body in (plain, *guided)}) == 1 + len(GUIDES)
 
 
-def _rewrite() -> None:
-    text = DOCUMENT.read_text()
-    start = text.index(HEAD)
-    end = text.index("\n\n", start) + 1
-    DOCUMENT.write_text(text[:start] + render() + text[end:])
-
-
 if __name__ == "__main__":
-    _rewrite()
+    DOCUMENT.write_text(render())

@@ -30,8 +30,8 @@ from handler.core.values import Task
 from handler.protocols.base import Schema
 from handler.protocols.openapi.document import DESCRIPTIONS, OPERATIONS
 from handler.protocols.registry import POOLED_ROUTES, POOLED_SCHEMAS, ROOTS, ROUTES, SCHEMAS, DispatchByField
+from tests.docs.pages import fill, table
 from tests.parameter_matrix import DOCUMENTS, section
-from tests.unit.generated import fill, table
 
 DOCUMENT = DOCUMENTS / "README.md"
 

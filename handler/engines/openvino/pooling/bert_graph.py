@@ -25,7 +25,7 @@ def is_bert(model: Path) -> bool:
 
 
 def has_bert_config(model: Path) -> bool:
-    """Whether it can be by its configuration."""
+    """Whether its configuration is one of which the graph can be made here."""
     config = model_files.read_json(model / "config.json")
     return (
         config.get("model_type") in _FAMILIES

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from deploy.local.eventstream import CONTENT_TYPE, internal_stream_failure, model_stream_error, payload_part
+from tests.doubles.http_thread import serving
 
 Answer = Callable[["Handler"], None]
 
@@ -100,16 +101,11 @@ def double() -> Iterator[Double]:
     made = Double()
     handler = type("DoubleHandler", (Handler,), {"double": made})
     server = _Server(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    made.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
-        yield made
-    finally:
-        made.released.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(server) as made.url:
+        try:
+            yield made
+        finally:
+            made.released.set()
 
 
 def says(value: Any, **headers: str) -> Answer:

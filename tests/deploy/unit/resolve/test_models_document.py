@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from deploy.resolve.candidates import cheapest, rank
-from deploy.resolve.fit import _NEEDS, Need, fit
+from deploy.resolve.fit import LEAST_CAPABILITIES, Need, fit
 from deploy.resolve.instances import all_types, find
 from deploy.resolve.model_shape import known_model
 from deploy.spec.values import Precision
 from handler.protocols.assistant.reasoning.families import FAMILIES
 from handler.protocols.assistant.tools.formats import FORMATS
+from tests.docs.pages import fill, table
 
 PAGE = Path(__file__).parents[4] / "docs" / "models.md"
 TABLE = PAGE.read_text().partition("## Context, engine, instance")[2]
@@ -60,7 +61,7 @@ def memory() -> str:
         sizes = (f"{size:.1f}" for size in (it.weights, it.rest, it.limit, it.room))
         cells = (f"{name} in {dtype}", f"`{type_name}`", str(it.degree), *sizes, f"{it.tokens:,}", str(it.sequences))
         rows.append(cells)
-    return _table(head.split(", "), rows)
+    return table(tuple(head.split(", ")), rows)
 
 
 def gpus() -> str:
@@ -70,25 +71,20 @@ def gpus() -> str:
         items = list(group)
         first = items[0]
         counts = ", ".join(str(count) for count in sorted({item.gpus for item in items}))
-        able = ("yes" if first.compute >= _NEEDS[name] else "no" for name in ("bf16", "fp8", "fp4"))
+        able = ("yes" if first.compute >= LEAST_CAPABILITIES[name] else "no" for name in ("bf16", "fp8", "fp4"))
         nvlink = "yes" if any(item.nvlink for item in items) else "no"
         compute = f"{first.compute[0]}.{first.compute[1]}"
         rows.append((f"ml.{family}", str(first.gpu), f"{first.gpu_gib:.0f}", counts, compute, *able, nvlink))
-    return _table(["type", "GPU", "GiB", "GPUs", "capability", "bf16", "fp8", "fp4", "NVLink"], rows)
+    return table(("type", "GPU", "GiB", "GPUs", "capability", "bf16", "fp8", "fp4", "NVLink"), rows)
 
 
-def _table(head: list[str], rows: list[tuple[str, ...]]) -> str:
-    first, *others = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
-    return "\n".join([first, "|" + "---|" * len(head), *others])
+def render() -> str:
+    return fill(fill(PAGE.read_text(), "memory", memory()), "gpus", gpus())
 
 
 def test_the_tables_of_memory_and_gpus_are_those_of_the_code() -> None:
-    text = PAGE.read_text()
-    assert f"\n\n{memory()}\n\n" in text
-    assert f"\n\n{gpus()}\n\n" in text
+    assert PAGE.read_text() == render()
 
 
 if __name__ == "__main__":
-    sections = PAGE.read_text().split("\n\n")
-    new = {"| model | instance | degree |": memory(), "| type | GPU | GiB |": gpus()}
-    PAGE.write_text("\n\n".join(next((new[head] for head in new if part.startswith(head)), part) for part in sections))
+    PAGE.write_text(render())

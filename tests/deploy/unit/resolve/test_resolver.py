@@ -11,7 +11,7 @@ import pytest
 from deploy.errors import DoesNotFit, SpecError
 from deploy.resolve.candidates import rows
 from deploy.resolve.decision import Decision
-from deploy.resolve.resolver import _CPU_ENGINES, Candidates, find_size, resolve
+from deploy.resolve.resolver import CPU_ENGINES, Candidates, find_size, resolve
 from deploy.spec import Spec
 from deploy.spec.sections import Shape
 from handler.engines import ENGINES
@@ -159,7 +159,7 @@ def test_what_the_cheapest_type_depends_on(changes: dict[str, Any], instance: st
 
 
 def test_every_cpu_engine_of_the_handler_is_known() -> None:
-    assert set(_CPU_ENGINES) == {name for name, engine in ENGINES.items() if not engine.spreads}
+    assert set(CPU_ENGINES) == {name for name, engine in ENGINES.items() if not engine.spreads}
 
 
 def test_a_cpu_type_has_neither_host_nor_degree() -> None:

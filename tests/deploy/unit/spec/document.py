@@ -11,30 +11,28 @@ from pathlib import Path
 from typing import Any
 
 from deploy.spec.reading import schema
+from tests.docs.pages import fill, table
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "deploy.md"
-BEGIN, END = "<!-- fields: begin -->\n", "<!-- fields: end -->\n"
 
 
-def table() -> str:
-    """One line a field: its dotted name, what it takes, its default, what it means."""
+def rows() -> list[tuple[str, ...]]:
+    """One of each field: its dotted name, what it takes, its default, what it means."""
     whole = schema()
-    lines = ["| name | takes | default | |", "|---|---|---|---|"]
-    for name, field, required in _fields(whole, whole, ""):
-        default = "required" if required else _default(field)
-        lines.append(f"| `{name}` | {_takes(field, whole)} | {default} | {_meaning(field, whole)} |")
-    return "\n".join(lines) + "\n"
+    return [
+        (f"`{name}`", _takes(field, whole), "required" if required else _default(field), _meaning(field, whole))
+        for name, field, required in _fields(whole, whole, "")
+    ]
+
+
+def render() -> str:
+    return fill(DOCUMENT.read_text(encoding="utf-8"), "fields", table(("name", "takes", "default", ""), rows()))
 
 
 def names() -> list[str]:
     """The dotted names of all fields."""
     whole = schema()
     return [name for name, *_ in _fields(whole, whole, "")]
-
-
-def written() -> str:
-    text = DOCUMENT.read_text(encoding="utf-8")
-    return text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
 
 
 def _fields(section: dict[str, Any], whole: dict[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any], bool]]:
@@ -96,6 +94,4 @@ def _default(field: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    text = DOCUMENT.read_text(encoding="utf-8")
-    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    DOCUMENT.write_text(text[:start] + table() + text[end:], encoding="utf-8")
+    DOCUMENT.write_text(render(), encoding="utf-8")
