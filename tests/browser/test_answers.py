@@ -173,6 +173,15 @@ def test_a_long_answer_at_once_is_markdown(chat: Chat) -> None:
     assert chat.page.inner_text(f"{ANSWER} .plain").strip() == ("x " * 15_000).strip()
 
 
+def test_what_takes_too_long_stays_text(chat: Chat) -> None:
+    chat.ask()
+    chat.feed(("_a" * 9990 + "\n\n") * 100 + "end")
+    chat.end()
+    assert chat.count("p") > 0
+    assert whole(chat.page).endswith("_a\n\nend")
+    assert chat.count(".plain:last-child") == 1
+
+
 # -- hostile answers ---------------------------------------------------------------------------------------------
 
 HOSTILE = {

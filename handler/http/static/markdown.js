@@ -8,6 +8,7 @@ const { DOMPurify } = globalThis;
 // Characters. A longer block stays plain text: marked's time for emphasis and nesting grows with the square of a block.
 const MAX_BLOCK = 20_000;
 const MAX_CODE = 200_000;
+const MAX_TIME = 2_000; // milliseconds that the page may stand still, for several megabytes or what is made to be slow
 
 /** A text's first block, if it is code between fences: to the closing fence, or to the end. */
 const FENCED = /^ {0,3}(`{3,}(?=[^`\n]*(?:\n|$))|~{3,})[^]*?(?:\n {0,3}\1[~`]* *(?=\n|$)|$)/;
@@ -120,9 +121,12 @@ export class MarkdownView {
     this.#text += text;
   }
 
-  /** Costs what the text since the last finished block costs. */
+  /** Costs what the text since the last finished block costs. True if the time was too short for all of it. */
   render() {
-    while (this.#renderPart());
+    const began = performance.now();
+    let more = true;
+    while (more && performance.now() - began < MAX_TIME) more = this.#renderPart();
+    return more;
   }
 
   /** Read no more than `MAX_BLOCK` characters and a block of code. True if it finished some, and there are more. */
@@ -154,9 +158,9 @@ export class MarkdownView {
     }
   }
 
-  /** Render a whole text once more, if it defines links that earlier blocks use. */
+  /** Show all of the text. Render it once more, if it defines links that earlier blocks use. */
   finish() {
-    this.render();
+    if (this.render()) this.#replace([], [plain(this.#text.slice(this.#start))]);
     if (this.#start && /^ {0,3}\[[^\]\n]+\]:/m.test(this.#text) && this.#text.length <= MAX_BLOCK) {
       this.#start = 0;
       this.#element.replaceChildren();
