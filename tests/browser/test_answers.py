@@ -173,6 +173,19 @@ def test_a_long_answer_at_once_is_markdown(chat: Chat) -> None:
     assert chat.page.inner_text(f"{ANSWER} .plain").strip() == ("x " * 15_000).strip()
 
 
+def test_line_ends_of_windows(chat: Chat) -> None:
+    """Each line is shown once, and the next request has them as they came."""
+    lines = [f"line {number}" for number in range(40)]
+    text = "\r\n\r\n".join(lines)
+    chat.ask()
+    chat.feed(text[:300])
+    chat.feed(text[300:])
+    chat.end()
+    assert chat.page.locator(f"{ANSWER} .text p").all_inner_texts() == lines
+    chat.ask("next")
+    assert chat.bodies[1]["messages"][1]["content"] == text
+
+
 def test_what_takes_too_long_stays_text(chat: Chat) -> None:
     chat.ask()
     chat.feed(("_a" * 9990 + "\n\n") * 100 + "end")

@@ -105,7 +105,8 @@ function nodes(tokens) {
 export class MarkdownView {
   #element;
   #text = "";
-  #start = 0; // of the last block in the text
+  #source = ""; // the text without carriage returns, which marked does not count
+  #start = 0; // of the last block in the source
   #last = []; // the last block's nodes
   #language = null; // the last block's, if it is code
 
@@ -119,6 +120,7 @@ export class MarkdownView {
 
   append(text) {
     this.#text += text;
+    this.#source += text.replaceAll("\r", "");
   }
 
   /** Costs what the text since the last finished block costs. True if the time was too short for all of it. */
@@ -131,7 +133,7 @@ export class MarkdownView {
 
   /** Read no more than `MAX_BLOCK` characters and a block of code. True if it finished some, and there are more. */
   #renderPart() {
-    const rest = this.#text.slice(this.#start);
+    const rest = this.#source.slice(this.#start);
     const code = FENCED.exec(rest)?.[0].length ?? 0;
     if (code > MAX_CODE) return this.#renderPlain(rest, code);
     const long = this.#longPlain;
@@ -160,8 +162,8 @@ export class MarkdownView {
 
   /** Show all of the text. Render it once more, if it defines links that earlier blocks use. */
   finish() {
-    if (this.render()) this.#replace([], [plain(this.#text.slice(this.#start))]);
-    if (this.#start && /^ {0,3}\[[^\]\n]+\]:/m.test(this.#text) && this.#text.length <= MAX_BLOCK) {
+    if (this.render()) this.#replace([], [plain(this.#source.slice(this.#start))]);
+    if (this.#start && /^ {0,3}\[[^\]\n]+\]:/m.test(this.#source) && this.#source.length <= MAX_BLOCK) {
       this.#start = 0;
       this.#element.replaceChildren();
       this.#last = [];
