@@ -159,6 +159,42 @@ def test_a_token_costs_the_last_block_only(chat: Chat) -> None:
     chat.end()
 
 
+def test_a_long_answer_at_once_is_markdown(chat: Chat) -> None:
+    """A hidden tab has no frames: all of it is rendered at the end. Only a block that is too long stays text."""
+    chat.ask()
+    code = "```\n" + "c\n\n" * 8000 + "```\n\n"
+    chat.feed("**a** b\n\n" * 3000 + code + "x " * 15_000 + "\n\n" + code, "**a** b")
+    chat.end()
+    assert {selector: chat.count(selector) for selector in ("p > strong", "pre", ".plain")} == {
+        "p > strong": 3001,
+        "pre": 2,
+        ".plain": 1,
+    }
+    assert chat.page.inner_text(f"{ANSWER} .plain").strip() == ("x " * 15_000).strip()
+
+
+def test_line_ends_of_windows(chat: Chat) -> None:
+    """Each line is shown once, and the next request has them as they came."""
+    lines = [f"line {number}" for number in range(40)]
+    text = "\r\n\r\n".join(lines)
+    chat.ask()
+    chat.feed(text[:300])
+    chat.feed(text[300:])
+    chat.end()
+    assert chat.page.locator(f"{ANSWER} .text p").all_inner_texts() == lines
+    chat.ask("next")
+    assert chat.bodies[1]["messages"][1]["content"] == text
+
+
+def test_what_takes_too_long_stays_text(chat: Chat) -> None:
+    chat.ask()
+    chat.feed(("_a" * 9990 + "\n\n") * 100 + "end")
+    chat.end()
+    assert chat.count("p") > 0
+    assert whole(chat.page).endswith("_a\n\nend")
+    assert chat.count(".plain:last-child") == 1
+
+
 # -- hostile answers ---------------------------------------------------------------------------------------------
 
 HOSTILE = {
@@ -220,7 +256,7 @@ def test_a_hostile_answer_is_only_text(chat: Chat) -> None:
 # -- thoughts and tool calls -------------------------------------------------------------------------------------
 
 
-def call(index: int, name: str = "", arguments: str = "", **more: Any) -> dict[str, Any]:
+def call(index: int | str, name: str = "", arguments: str = "", **more: Any) -> dict[str, Any]:
     return {"tool_calls": [{"index": index, "function": {"name": name, "arguments": arguments}, **more}]}
 
 
@@ -269,6 +305,19 @@ def test_tool_calls_are_shown_and_their_results_sent(chat: Chat) -> None:
     ]
     page.fill("#p-more", "[1]")
     assert not page.evaluate("document.getElementById('parameters').checkValidity()")
+
+
+def test_a_call_may_have_any_index(chat: Chat) -> None:
+    chat.ask()
+    chat.feed(call(1_000_000, "far", '{"a"'), call("__proto__", "odd", "{}"), call(1_000_000, arguments=": 1}"))
+    chat.end("tool_calls")
+    chat.ask("next")
+    calls = chat.bodies[1]["messages"][1]["tool_calls"]
+    assert [each["id"] for each in calls] == ["call_0", "call_1"]
+    assert [each["function"] for each in calls] == [
+        {"name": "far", "arguments": '{"a": 1}'},
+        {"name": "odd", "arguments": "{}"},
+    ]
 
 
 # -- again -------------------------------------------------------------------------------------------------------
@@ -325,6 +374,15 @@ def test_a_cut_answer_looks_broken(chat: Chat) -> None:
     page.click(".turn.broken >> nth=1 >> button:text('Retry')")
     chat.asked(4)
     assert [message["content"] for message in chat.bodies[3]["messages"]] == ["one", "Half an ans", "two"]
+
+
+def test_a_proxy_may_add_lines_to_the_stream(chat: Chat) -> None:
+    chat.ask()
+    chat.page.evaluate("sink.enqueue(': open\\nretry: 10\\n\\nevent: message\\nid: 1\\n')")
+    chat.feed("Whole")
+    chat.end()
+    assert whole(chat.page) == "Whole"
+    assert chat.page.locator(".broken").count() == 0
 
 
 # -- the page around it ------------------------------------------------------------------------------------------

@@ -199,6 +199,24 @@ def test_a_refusal_is_shown_and_retried(slow_server: LiveServer, open_page: Open
     assert page.locator(".turn").count() == 2
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "shown"),
+    [(502, f"<html>{'x' * 200_000}</html>", f"<html>{'x' * 294} …"), (400, '{"error":{}}', '{"error":{}}')],
+    ids=["a proxy's page", "no message"],
+)
+def test_a_refusal_of_any_form_is_short(
+    slow_server: LiveServer, open_page: Open, status: int, body: str, shown: str
+) -> None:
+    page = open_page(slow_server)
+    ready(page)
+    page.route(f"**/{ROUTE}", lambda route: route.fulfill(status=status, body=body))
+    send(page, "hello")
+    page.wait_for_selector(f"{ANSWER}.broken .error")
+    assert page.inner_text(".error").splitlines()[0] == f"The server refused ({status}): {shown}"
+    assert [f"status of {status}" in text for text in page.problems] == [True]  # the browser's own note
+    page.problems.clear()
+
+
 def test_a_failure_in_the_stream_keeps_what_came(slow_server: LiveServer, open_page: Open) -> None:
     page = open_page(slow_server)
     ready(page)

@@ -3,6 +3,7 @@
 /** Where chats are asked for: any route that takes `messages`, in LMI's, TGI's or OpenAI's form of answer. */
 export const CHAT_ROUTE = "v1/chat/completions";
 
+const MAX_REASON = 300; // characters of an error's body that are shown: a proxy's may be a page
 const KEY = "lmi-api-key"; // in sessionStorage: gone with the tab, and never sent anywhere but here
 
 export const key = () => sessionStorage.getItem(KEY) ?? "";
@@ -35,15 +36,23 @@ export async function request(path, options = {}) {
   throw new Refusal(reason(await response.text()) || response.statusText || "Refused", response.status);
 }
 
-/** The message in an error's body, in whatever dialect it is; the text itself where it is none. */
+/** The message in an error's body, in whatever dialect it is, else the body's text; only the beginning of a long one. */
 export function reason(text) {
+  const words = messageIn(text) ?? text.trim();
+  return words.length > MAX_REASON ? `${words.slice(0, MAX_REASON)} …` : words;
+}
+
+function messageIn(text) {
   try {
-    const value = JSON.parse(text.replace(/^data:/, "")); // the event of a stream
-    return value.error?.message ?? value.error ?? value.message ?? text;
+    const { error, message } = JSON.parse(text.replace(/^data:/, "")); // the event of a stream
+    return [error?.message, error, message].find((value) => value && typeof value === "string");
   } catch {
-    return text;
+    return undefined;
   }
 }
+
+/** Lines of a stream that hold no value: empty ones, comments, other fields, the end. */
+const WITHOUT_VALUE = /^(?:$|:|event|id|retry|\[DONE\])/;
 
 /** The values of a body that is one JSON document, JSON lines, or server-sent events. */
 export async function* values(response) {
@@ -60,7 +69,7 @@ export async function* values(response) {
     rest = done ? "" : lines.pop();
     for (const line of lines) {
       const text = line.replace(/^data: ?/, "").trim();
-      if (text && text !== "[DONE]" && !text.startsWith(":")) yield JSON.parse(text);
+      if (!WITHOUT_VALUE.test(text)) yield JSON.parse(text);
     }
     if (done) return;
   }

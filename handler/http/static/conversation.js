@@ -23,7 +23,7 @@ function pretty(json) {
 /** One answer of the model: its thoughts, text and tool calls, as they come. */
 export class Answer {
   #thoughts = null; // {box, summary, text, began}, once there are some
-  #calls = []; // {call, title, arguments, result}
+  #calls = new Map(); // by the index that the server gives: {call, title, shown, result}
   #markdown;
   #frame = 0;
   #cost = 0; // milliseconds that the last frame took
@@ -47,17 +47,18 @@ export class Answer {
   }
 
   get empty() {
-    return !this.content && !this.#thoughts && !this.#calls.length;
+    return !this.content && !this.#thoughts && !this.#calls.size;
   }
 
   get awaitsResults() {
-    return this.#calls.length > 0;
+    return this.#calls.size > 0;
   }
 
   /** The answer for the next request, with the results of its calls. */
   get messages() {
-    const calls = this.#calls.map(({ call }) => ({ ...call, type: "function" }));
-    const results = this.#calls.map(({ call, result }) => ({ role: "tool", tool_call_id: call.id, content: result.value }));
+    const entries = [...this.#calls.values()];
+    const calls = entries.map(({ call }) => ({ ...call, type: "function" }));
+    const results = entries.map(({ call, result }) => ({ role: "tool", tool_call_id: call.id, content: result.value }));
     const message = { role: "assistant", content: this.content };
     if (calls.length) Object.assign(message, { tool_calls: calls }, this.reasoning ? { reasoning_content: this.reasoning } : {});
     return [message, ...results];
@@ -100,17 +101,18 @@ export class Answer {
   }
 
   /** A call, or a further piece of one. */
-  #take({ index = this.#calls.length, id, function: { name = "", arguments: piece = "" } = {} }) {
-    let entry = this.#calls[index];
+  #take({ index = this.#calls.size, id, function: { name = "", arguments: piece = "" } = {} }) {
+    let entry = this.#calls.get(index);
     if (!entry) {
+      const number = this.#calls.size;
       const title = element("code");
       const shown = element("pre", { tabIndex: 0 });
       const result = element("textarea", { rows: 2, placeholder: "What the tool returned" });
-      entry = { call: { id: id ?? `call_${index}`, function: { name: "", arguments: "" } }, title, shown, result };
-      result.setAttribute("aria-label", `Result of call ${index + 1}`);
+      entry = { call: { id: id ?? `call_${number}`, function: { name: "", arguments: "" } }, title, shown, result };
+      result.setAttribute("aria-label", `Result of call ${number + 1}`);
       const head = element("div", { className: "bar" }, element("span", {}, "Tool call"), title);
       this.element.append(element("div", { className: "call" }, head, shown, result));
-      this.#calls[index] = entry;
+      this.#calls.set(index, entry);
     }
     entry.call.function.name += name;
     entry.call.function.arguments += piece;

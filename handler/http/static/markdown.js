@@ -8,6 +8,10 @@ const { DOMPurify } = globalThis;
 // Characters. A longer block stays plain text: marked's time for emphasis and nesting grows with the square of a block.
 const MAX_BLOCK = 20_000;
 const MAX_CODE = 200_000;
+const MAX_TIME = 2_000; // milliseconds that the page may stand still, for several megabytes or what is made to be slow
+
+/** A text's first block, if it is code between fences: to the closing fence, or to the end. */
+const FENCED = /^ {0,3}(`{3,}(?=[^`\n]*(?:\n|$))|~{3,})[^]*?(?:\n {0,3}\1[~`]* *(?=\n|$)|$)/;
 
 const escape = (text) => text.replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`);
 
@@ -66,6 +70,13 @@ function scrolled(table) {
   box.append(table);
 }
 
+/** Where the first blank line at or after `from` ends; the end of the text, if there is none. */
+function blankLine(text, from) {
+  const blank = /\n[ \t]*\n/g;
+  blank.lastIndex = from;
+  return blank.test(text) ? blank.lastIndex : text.length;
+}
+
 function plain(text) {
   const block = document.createElement("div");
   block.className = "plain";
@@ -94,7 +105,8 @@ function nodes(tokens) {
 export class MarkdownView {
   #element;
   #text = "";
-  #start = 0; // of the last block in the text
+  #source = ""; // the text without carriage returns, which marked does not count
+  #start = 0; // of the last block in the source
   #last = []; // the last block's nodes
   #language = null; // the last block's, if it is code
 
@@ -108,35 +120,50 @@ export class MarkdownView {
 
   append(text) {
     this.#text += text;
+    this.#source += text.replaceAll("\r", "");
   }
 
-  /** Costs what the text since the last finished block costs. */
+  /** Costs what the text since the last finished block costs. True if the time was too short for all of it. */
   render() {
-    const rest = this.#text.slice(this.#start);
-    if (rest.length > (/^ {0,3}(```|~~~)/.test(rest) ? MAX_CODE : MAX_BLOCK)) return this.#renderPlain(rest);
-    let tokens;
+    const began = performance.now();
+    let more = true;
+    while (more && performance.now() - began < MAX_TIME) more = this.#renderPart();
+    return more;
+  }
+
+  /** Read no more than `MAX_BLOCK` characters and a block of code. True if it finished some, and there are more. */
+  #renderPart() {
+    const rest = this.#source.slice(this.#start);
+    const code = FENCED.exec(rest)?.[0].length ?? 0;
+    if (code > MAX_CODE) return this.#renderPlain(rest, code);
+    const long = this.#longPlain;
+    if (long) return this.#renderPlain(rest, blankLine(rest, rest.slice(0, long).trimEnd().length));
+    const part = rest.slice(0, code + MAX_BLOCK);
+    const more = part.length < rest.length;
     try {
-      tokens = marked.lexer(rest);
+      const tokens = marked.lexer(part);
       const last = tokens.findLastIndex((token) => token.type !== "space");
-      const finished = tokens.slice(0, Math.max(last, 0));
+      const finished = tokens.slice(0, more && last < 0 ? tokens.length : Math.max(last, 0));
       const length = finished.reduce((sum, token) => sum + token.raw.length, 0);
+      if (more && !length) return this.#renderPlain(rest, blankLine(rest, tokens[0].raw.trimEnd().length));
       const grown = this.#growCode(tokens[0]);
-      tokens.splice(0, finished.length);
+      tokens.splice(0, more ? tokens.length : finished.length); // the next part begins with the last block
       if (grown && finished.length) {
         this.#last = []; // it stays as it is
         finished.shift();
       }
       if (!grown || length) this.#replace(nodes(finished), nodes(tokens), tokens[0]?.lang);
       this.#start += length;
+      return more;
     } catch {
-      this.#replace([], [plain(rest)]); // nested deeper than the parser can go
+      return this.#renderPlain(rest, blankLine(rest, code)); // nested deeper than the parser can go
     }
   }
 
-  /** Render a whole text once more, if it defines links that earlier blocks use. */
+  /** Show all of the text. Render it once more, if it defines links that earlier blocks use. */
   finish() {
-    this.render();
-    if (this.#start && /^ {0,3}\[[^\]\n]+\]:/m.test(this.#text) && this.#text.length <= MAX_BLOCK) {
+    if (this.render()) this.#replace([], [plain(this.#source.slice(this.#start))]);
+    if (this.#start && /^ {0,3}\[[^\]\n]+\]:/m.test(this.#source) && this.#source.length <= MAX_BLOCK) {
       this.#start = 0;
       this.#element.replaceChildren();
       this.#last = [];
@@ -155,10 +182,21 @@ export class MarkdownView {
     return true;
   }
 
-  #renderPlain(rest) {
+  /** The length of the plain text that grows, if it is too long to read again. */
+  get #longPlain() {
     const [block] = this.#last;
-    if (block?.className !== "plain") return this.#replace([], [plain(rest)]);
-    block.firstChild.appendData(rest.slice(block.firstChild.length));
+    return block?.className === "plain" && block.firstChild.length > MAX_BLOCK ? block.firstChild.length : 0;
+  }
+
+  /** Show a block that ends at `end` as it is. True if more follows; else it may grow. */
+  #renderPlain(rest, end) {
+    const [block] = this.#last;
+    if (end < rest.length) {
+      this.#replace([plain(rest.slice(0, end).trimEnd())], []);
+      this.#start += end;
+    } else if (block?.className === "plain") block.firstChild.appendData(rest.slice(block.firstChild.length));
+    else this.#replace([], [plain(rest)]);
+    return end < rest.length;
   }
 
   #replace(finished, last, language = null) {
