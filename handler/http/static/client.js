@@ -3,7 +3,7 @@
 /** Where chats are asked for: any route that takes `messages`, in LMI's, TGI's or OpenAI's form of answer. */
 export const CHAT_ROUTE = "v1/chat/completions";
 
-const MAX_REASON = 300; // characters of an error's body that are shown: a proxy's may be a page
+const MAX_REASON = 1000; // characters of an error's body that are shown: a proxy's may be a page
 const KEY = "lmi-api-key"; // in sessionStorage: gone with the tab, and never sent anywhere but here
 
 export const key = () => sessionStorage.getItem(KEY) ?? "";
