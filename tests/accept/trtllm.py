@@ -75,7 +75,7 @@ def conformance(model: Path) -> Iterator[Result]:
         command = [sys.executable, "-m", "pytest", "-q", "tests/process/engines/test_conformance.py", "-k", "trtllm"]
         done = subprocess.run(
             [*command, "-p", "no:cacheprovider", "--timeout", "900", f"--junitxml={report}"],
-            env={**os.environ, "ACCEPT_TRTLLM_MODEL": str(model)},
+            env={**os.environ, "ACCEPT_TRTLLM_MODEL": str(model), "PYTEST_ADDOPTS": ""},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
