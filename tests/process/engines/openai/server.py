@@ -25,8 +25,8 @@ def event(*ids: int, finish: str | None = None, **more: Any) -> bytes:
     return b"data: " + json.dumps({"id": "cmpl-1", "choices": [choice]}).encode() + b"\n\n"
 
 
-def status(code: int, body: Any = "", headers: str = "") -> bytes:
-    """A whole answer."""
+def status(code: int, body: Any = "", headers: str = "Connection: close\r\n") -> bytes:
+    """A whole answer; `Server` closes its connection, which the client must not use again."""
     data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
     head = f"HTTP/1.1 {code} Status\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n{headers}\r\n"
     return head.encode() + data
@@ -68,7 +68,7 @@ class Server:
             headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
             body = await reader.readexactly(int(headers.get("content-length", 0)))
             if first.startswith("GET"):
-                writer.write(status(200 if " /v1/" in first else 404, self.models, "Connection: close\r\n"))
+                writer.write(status(200 if " /v1/" in first else 404, self.models))
                 return
             self.received.append(Received(headers, json.loads(body)))
             for part in self.scripts.pop(0) if self.scripts else GOOD:
