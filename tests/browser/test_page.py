@@ -201,7 +201,7 @@ def test_a_refusal_is_shown_and_retried(slow_server: LiveServer, open_page: Open
 
 @pytest.mark.parametrize(
     ("status", "body", "shown"),
-    [(502, f"<html>{'x' * 200_000}</html>", f"<html>{'x' * 294} …"), (400, '{"error":{}}', '{"error":{}}')],
+    [(502, f"<html>{'x' * 200_000}</html>", f"<html>{'x' * 994} …"), (400, '{"error":{}}', '{"error":{}}')],
     ids=["a proxy's page", "no message"],
 )
 def test_a_refusal_of_any_form_is_short(
