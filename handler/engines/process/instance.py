@@ -12,7 +12,7 @@ from typing import Any
 
 from handler.core.child_processes import python
 from handler.engines.process.engine_loop import Spec, run
-from handler.engines.process.ipc import ChannelClosed, send
+from handler.engines.process.ipc import ChannelClosed, encode, send_all, send_some
 from handler.engines.process.places import ANYWHERE, Place
 
 _MAIN = "handler.engines.process.engine_process:main"
@@ -24,7 +24,8 @@ class EngineInstance:
     def __init__(self, spec: Spec, *, isolated: bool, place: Place = ANYWHERE) -> None:
         self.channel, theirs = socket.socketpair()
         self.channel.setblocking(False)
-        self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._late: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
+        self._num_late = self._num_late_sent = 0
         self._process: subprocess.Popen[bytes] | None = None
         if isolated:
             with contextlib.closing(theirs), contextlib.ExitStack() as on_failure:
@@ -40,29 +41,41 @@ class EngineInstance:
             if place.cores:  # before it has the Spec: until then it has one thread, which later ones take after
                 with contextlib.suppress(ProcessLookupError):
                     os.sched_setaffinity(self._process.pid, place.cores)
-            self._commands.put(spec)
+            self.send(spec)
         else:
             from handler.engines import load
 
             threading.Thread(target=run, args=(lambda: load(*spec), theirs), name="engine", daemon=True).start()
-        # A thread sends: an engine in a long step reads nothing, and the host must not wait for it.
-        threading.Thread(target=self._send_all, name="engine-commands", daemon=True).start()
+        threading.Thread(target=self._send_late, name="engine-commands", daemon=True).start()
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
     def send(self, command: Any) -> None:
-        self._commands.put(command)
+        """Send a command without waiting: a thread sends what the channel has no room for.
 
-    def _send_all(self) -> None:
-        with contextlib.suppress(ChannelClosed, OSError, ValueError):  # closed, by its end or by ours
-            while (command := self._commands.get()) is not None:
-                send(self.channel, command)
+        An engine in a long step reads nothing. One that has ended reads nothing more; `step` will notice.
+        """
+        data = memoryview(encode(command))
+        if self._num_late == self._num_late_sent:
+            try:
+                data = data[send_some(self.channel, data) :]
+            except ChannelClosed:
+                return
+        if data:
+            self._num_late += 1
+            self._late.put(data)
+
+    def _send_late(self) -> None:
+        with contextlib.suppress(ChannelClosed, ValueError):  # closed, by its end or by ours
+            while (data := self._late.get()) is not None:
+                send_all(self.channel, data)
+                self._num_late_sent += 1
 
     def stop(self, grace: float = 0.0) -> None:
         """Close the channel, wait `grace` seconds, then kill the process. A hung thread stays, but is not heard."""
-        self._commands.put(None)
+        self._late.put(None)
         with contextlib.suppress(OSError):
             self.channel.shutdown(socket.SHUT_RDWR)
         self.channel.close()

@@ -31,17 +31,30 @@ def send(channel: socket.socket, message: Any) -> None:
     Raises:
         ChannelClosed: the other end is closed.
     """
-    data: bytes | memoryview = encode(message)
+    send_all(channel, encode(message))
+
+
+def send_all(channel: socket.socket, data: bytes | memoryview) -> None:
+    """Send all of `data`, waiting for room.
+
+    Raises:
+        ChannelClosed: the other end is closed.
+    """
+    while (size := send_some(channel, data)) < len(data):  # nearly always there is room
+        data = memoryview(data)[size:]
+        wait(channel, writable=True)
+
+
+def send_some(channel: socket.socket, data: bytes | memoryview) -> int:
+    """Return how many bytes of `data` could be sent without waiting.
+
+    Raises:
+        ChannelClosed: the other end is closed.
+    """
     try:
-        while True:
-            try:
-                size = channel.send(data, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                wait(channel, writable=True)
-                continue
-            if size == len(data):  # nearly always there is room
-                return
-            data = memoryview(data)[size:]
+        return channel.send(data, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return 0
     except OSError as error:
         raise ChannelClosed from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import socket
 import threading
 import time
@@ -13,7 +15,9 @@ from hypothesis import strategies as st
 from handler.core.errors import GenerationFailed
 from handler.core.values import Sampling
 from handler.engines.base import EngineConfig
+from handler.engines.process import instance
 from handler.engines.process.engine_loop import Spec
+from handler.engines.process.instance import EngineInstance
 from handler.engines.process.ipc import MessageReader, encode, send
 from handler.engines.process.supervisor import EngineSupervisor, State
 
@@ -76,6 +80,26 @@ def test_a_message_larger_than_the_sockets_buffer_comes_whole() -> None:
 
 def test_a_message_that_was_cut_off_never_appears() -> None:
     assert MessageReader().feed(encode("whole") + encode("half")[:-1]) == ["whole"]
+
+
+def test_commands_to_an_engine_that_reads_nothing_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host never waits for it: nobody reads before all have been sent."""
+    ends: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+    monkeypatch.setattr(instance, "run", lambda load, channel: ends.put(channel))
+    engine = EngineInstance(Spec("echo", EngineConfig()), isolated=False)
+    reader, found = MessageReader(), []
+    with ends.get(timeout=30) as theirs, contextlib.closing(engine.channel):
+        commands = [bytes([number]) * 100_000 for number in range(50)]
+        for command in [*commands, b"short"]:
+            engine.send(command)
+        theirs.settimeout(30)
+        while len(found) < len(commands) + 1:
+            found += reader.receive(theirs) or []
+        assert found == [*commands, b"short"]
+        engine.send(b"later")
+        assert reader.receive(theirs) == [b"later"]
+        theirs.close()
+        engine.send(b"to nobody")
 
 
 def test_a_first_load_that_fails_says_why_and_is_not_tried_again() -> None:
