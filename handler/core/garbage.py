@@ -24,7 +24,7 @@ CROWD = 80_000
 CROWD_SECONDS = 600.0
 """Seconds that it waits at most."""
 
-_YOUNG = 20_000  # new objects that start a young collection at once; a step of 1,000 streams makes fewer
+_YOUNG = 50_000  # new objects that start a young collection at once: those of some 300 new streams
 _MIDDLE = 1  # young collections between collections of the middle generation
 _NEVER = 1 << 30
 
