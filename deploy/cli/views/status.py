@@ -39,7 +39,7 @@ def _summary(status: Status) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2))
     serving = Text("yes", style="green") if status.serving else Text("no", style="red")
     table.add_row("endpoint", f"{status.name} ({status.region})")
-    table.add_row("status", _coloured(status.status))
+    table.add_row("status", coloured(status.status))
     if status.reason:
         table.add_row("reason", Text(status.reason))
     table.add_row("serving", serving)
@@ -58,7 +58,7 @@ def _places(status: Status) -> Table:
     for item in status.components:
         what = "copies" if item.base is None else f"adapter of {item.base}"
         now, wanted = (str(item.copies), str(item.desired)) if item.base is None else ("", "")
-        table.add_row(item.name, _coloured(item.status), now, wanted, Text(" ".join((what, item.reason)).strip()))
+        table.add_row(item.name, coloured(item.status), now, wanted, Text(" ".join((what, item.reason)).strip()))
     return table
 
 
@@ -71,7 +71,7 @@ def _scaling(status: Status) -> list[tuple[RenderableType, ...]]:
 
 
 def _alarms(status: Status) -> list[tuple[RenderableType, ...]]:
-    return [(item.name, _coloured(item.state), Text(item.reason)) for item in status.alarms]
+    return [(item.name, coloured(item.state), Text(item.reason)) for item in status.alarms]
 
 
 def _metrics(status: Status) -> list[tuple[RenderableType, ...]]:
@@ -80,5 +80,5 @@ def _metrics(status: Status) -> list[tuple[RenderableType, ...]]:
     ]
 
 
-def _coloured(word: str) -> Text:
+def coloured(word: str) -> Text:
     return Text(word, style=_COLOURS.get(word, "yellow"))

@@ -62,7 +62,7 @@ _EXPORTS = {
 """Tasks with optimum's names."""
 
 
-def is_hub_name(model_id: str | None) -> TypeGuard[str]:
+def is_hub_reference(model_id: str | None) -> TypeGuard[str]:
     """Whether a name means a model of the hub: `owner/model`, or `owner/model/file.gguf`."""
     return hub.is_hub_name(model_id) or hub.gguf_file(model_id) is not None
 
@@ -97,7 +97,7 @@ def download(model_id: str, revision: str | None) -> Path:
     return hub.download_checkpoint(model_id, revision, torch=converter_is_installed())
 
 
-fetch = partial(hub.fetch, download=download, is_name=is_hub_name)
+fetch = partial(hub.fetch, download=download, is_name=is_hub_reference)
 
 
 def convert(source: Path, cache: Path, task: Task = Task.GENERATION) -> Path:

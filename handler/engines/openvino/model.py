@@ -20,7 +20,7 @@ from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.huggingface.pooling import read_pooling
 from handler.engines.model_cache import UnknownLayout
 from handler.engines.openvino import gguf
-from handler.engines.openvino.convert import check_converter, convert, is_hub_name
+from handler.engines.openvino.convert import check_converter, convert, is_hub_reference
 from handler.engines.openvino.gguf_weights import exact_model, writable
 from handler.engines.openvino.ir_files import check_directory, context_of, is_vision, parts
 from handler.engines.openvino.pooling.bert_graph import is_bert
@@ -55,7 +55,7 @@ def prepare_model(model_id: str | None, dtype: str, task: Task = Task.GENERATION
 
 def check(model_id: str | None, config: EngineConfig) -> None:
     """See `engines.check`."""
-    if is_hub_name(model_id) or (config.task is Task.GENERATION and model_id in (None, model_files.DEMO)):
+    if is_hub_reference(model_id) or (config.task is Task.GENERATION and model_id in (None, model_files.DEMO)):
         return
     model = find_model(model_id or model_files.DEMO, config.task)
     if config.prefix_cache and model.path.is_dir() and not no_images(model.path):

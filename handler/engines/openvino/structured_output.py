@@ -100,7 +100,7 @@ class OpenVinoCheck:
         self._genai = openvino_genai
         self._tokenizer = openvino_genai.Tokenizer(str(model)) if tokenizer is None else tokenizer
         self._eos = eos_ids(model, self._tokenizer)
-        self._num_logits = _num_logits(model) or len(self._tokenizer.get_vocab())
+        self._num_logits = count_logits(model) or len(self._tokenizer.get_vocab())
         self._pipeline: Any = None  # not at once: a fork would lose its threads
 
     def __call__(self, structured_output: StructuredOutput) -> int:
@@ -176,7 +176,7 @@ def structured_output_check(config: EngineConfig) -> OpenVinoCheck:
     return OpenVinoCheck(config.model)
 
 
-def _num_logits(model: Path) -> int | None:
+def count_logits(model: Path) -> int | None:
     """Count the rows of the model's last matrix, which may be more than the tokens."""
     import openvino
 

@@ -22,7 +22,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
 
 _Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
-_OF_REPLICAS: tuple[tuple[_Family, str, str, Callable[[ReplicaReport], float]], ...] = (
+REPLICA_FAMILIES: tuple[tuple[_Family, str, str, Callable[[ReplicaReport], float]], ...] = (
     (GaugeMetricFamily, "ready", "1 while the replica can serve", lambda replica: replica.ready),
     (GaugeMetricFamily, "active_sequences", "Sequences in the replica", lambda replica: replica.num_active),
     (CounterMetricFamily, "requests", "Requests that the replica got", lambda replica: replica.num_requests),
@@ -72,7 +72,7 @@ class _Totals(Collector):
         text = "Engines lost and started again"
         yield CounterMetricFamily("lmi_engine_restarts", text, value=self._gauges.restarts())
         replicas = self._gauges.replicas()
-        for kind, name, text, value in _OF_REPLICAS if replicas else ():
+        for kind, name, text, value in REPLICA_FAMILIES if replicas else ():
             family = kind(f"lmi_replica_{name}", text, labels=["replica"])
             for replica in replicas:
                 family.add_metric([str(replica.number)], value(replica))

@@ -16,7 +16,7 @@ from handler.core.values import Adapter, Sampling
 from handler.engines.base import EngineStatistics
 from handler.engines.echo import engine as echo
 from handler.engines.process import engine_loop
-from handler.serving.metrics.prometheus import _OF_REPLICAS
+from handler.serving.metrics.prometheus import REPLICA_FAMILIES
 from tests.app.server import AppServer, serve
 from tests.parameter_matrix import section
 from tests.servers import http, wait_for
@@ -85,7 +85,7 @@ def value(metrics: Mapping[str, Metric], sample: str, **labels: str) -> float:
 def test_the_document_lists_every_metric() -> None:
     documented = re.findall(r"`((?:lmi_|vllm:|tgi_)\w+)", section("README.md#metrics"))
     names = [f"{name}_total" if kind == "counter" else name for name, kind in {**OURS, **VLLM, **REPORTED}.items()]
-    for kind, name, *_ in _OF_REPLICAS:
+    for kind, name, *_ in REPLICA_FAMILIES:
         names.append(f"lmi_replica_{name}_total" if kind is CounterMetricFamily else f"lmi_replica_{name}")
     assert sorted(documented) == sorted([*names, *TGI])
 

@@ -20,7 +20,7 @@ else:
 from deploy.data import table
 from deploy.resolve.images import push_instructions
 from handler import __version__
-from handler.config.model_files import _DEMO_MEMBER
+from handler.config.model_files import DEMO_MEMBER
 from tests.container.images.dockerfile import ROOT, SECOND, context, read
 
 ARGUMENTS, STAGES = read()
@@ -43,7 +43,7 @@ def test_each_image_has_its_front_and_engine() -> None:
     chosen = {name: STAGES[name].environment() for name in IMAGES}
     fronts = {name: (found["LMI_FRONT"], found.get("OPTION_LLM_ENGINE")) for name, found in chosen.items()}
     assert fronts == {"cpu": ("embedded", None), "lmi": ("djl", "vllm"), "trtllm": ("djl", "trtllm")}
-    assert Path(chosen["cpu"]["LMI_DEFAULT_MODEL"]).name == Path(_DEMO_MEMBER).name
+    assert Path(chosen["cpu"]["LMI_DEFAULT_MODEL"]).name == Path(DEMO_MEMBER).name
 
 
 def test_bases_are_pinned() -> None:

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from deploy.errors import Failed
 from deploy.local.endpoint import Endpoint
-from deploy.local.serving import Plan, _load_adapters
+from deploy.local.serving import Plan, load_adapters
 from tests.deploy.local.servers import Loop
 
 
@@ -26,4 +26,4 @@ def test_one_that_the_container_cannot_load(loop: Loop, ending: str, said: str) 
     app = web.Application()
     app.router.add_post("/adapters", load)
     with loop.serving(app) as url, pytest.raises(Failed, match=f"adapter one: .*{said}"):
-        asyncio.run(_load_adapters(Plan(Endpoint(url), adapters={"one": "/adapters/one"})))
+        asyncio.run(load_adapters(Plan(Endpoint(url), adapters={"one": "/adapters/one"})))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from handler.core.values import StructuredOutput
-from handler.engines.openvino.structured_output import _num_logits, genai_arguments
+from handler.engines.openvino.structured_output import count_logits, genai_arguments
 from tests.model.openvino.scripted_model import Speaker
 from tests.unit.engines.schema_cases import CASES, NONE, Case, written
 
@@ -26,7 +26,7 @@ REFUSED = [case for case in CASES if lost(case)]
 
 @pytest.fixture(scope="module")
 def num_logits(model: Path) -> int:
-    found = _num_logits(model)
+    found = count_logits(model)
     assert found
     return found
 

@@ -11,7 +11,7 @@ from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.openvino.structured_output import (
     OpenVinoCheck,
-    _num_logits,
+    count_logits,
     genai_arguments,
     structured_output_check,
 )
@@ -51,9 +51,9 @@ def lines(notation: Notation) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def speaker(model: Path) -> Speaker:
-    num_logits = _num_logits(model)
-    assert num_logits
-    return Speaker(model, num_logits, [line for notation in NOTATIONS.values() for line in lines(notation).values()])
+    rows = count_logits(model)
+    assert rows
+    return Speaker(model, rows, [line for notation in NOTATIONS.values() for line in lines(notation).values()])
 
 
 def said(speaker: Speaker, rule: StructuredOutput, candidates: Mapping[str, str]) -> set[str]:

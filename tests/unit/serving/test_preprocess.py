@@ -17,7 +17,7 @@ from handler.engines.base import EngineInfo
 from handler.engines.echo.tokenizer import EchoTokenizer
 from handler.protocols.base import ParsedRequest, ServerContext
 from handler.protocols.registry import SCHEMAS
-from handler.serving.large_bodies import _LONG, is_long
+from handler.serving.large_bodies import LONG, is_long
 from handler.serving.preprocess import MAX_LOGITS, Preprocessor, request_id
 
 IDENTIFIER = "x-amzn-sagemaker-adapter-identifier"
@@ -220,9 +220,9 @@ def test_djls_id_goes_before_sagemakers_and_that_before_the_clients() -> None:
 @pytest.mark.parametrize(
     "long",
     [
-        Request("a" * _LONG),
-        Request("query", pooling=Pooling("score"), pair="a" * _LONG),
-        Request("", messages=({"role": "user", "content": [{"type": "text", "text": "a" * _LONG}]},)),
+        Request("a" * LONG),
+        Request("query", pooling=Pooling("score"), pair="a" * LONG),
+        Request("", messages=({"role": "user", "content": [{"type": "text", "text": "a" * LONG}]},)),
     ],
 )
 def test_long_texts_are_told_wherever_they_stand(long: Request) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from deploy.aws import Aws
 from deploy.cli import main as cli
-from deploy.cli.views.status import _coloured, view
+from deploy.cli.views.status import coloured, view
 from deploy.client.aws.account import boto_session
 from deploy.errors import NotThere
 from deploy.operations.status import Alarm, Component, Scaling, Variant, look
@@ -109,8 +109,8 @@ def test_a_failed_one_gives_advice(cloud: Cloud) -> None:
 
 
 def test_states_that_need_somebody_are_red() -> None:
-    assert {_coloured(state).style for state in ("Failed", "OutOfService", "UpdateRollbackFailed", "ALARM")} == {"red"}
-    assert [_coloured(state).style for state in ("InService", "Updating")] == ["green", "yellow"]
+    assert {coloured(state).style for state in ("Failed", "OutOfService", "UpdateRollbackFailed", "ALARM")} == {"red"}
+    assert [coloured(state).style for state in ("InService", "Updating")] == ["green", "yellow"]
 
 
 def test_copies_scaled_to_zero_do_not_serve(cloud: Cloud) -> None:
