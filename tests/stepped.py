@@ -42,7 +42,7 @@ class Readable(Scripted):
         self._ends = socket.socketpair()
         self._ends[1].send(b"x")
 
-    def attach(self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None]) -> None:
+    def attach(self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None], soon: object) -> None:
         watch(self._ends[0].fileno())
         on_change(self.state)
 

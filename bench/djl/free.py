@@ -31,7 +31,7 @@ class Free:
         theirs.send(b"x")
         self._theirs = theirs
 
-    def attach(self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None]) -> None:
+    def attach(self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None], soon: object) -> None:
         watch(self._channel.fileno())
         on_change(self.state)
 

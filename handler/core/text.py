@@ -34,7 +34,9 @@ class Vocabulary:
         self.pieces = pieces
         self.special = frozenset(special)
         self.texts = [_decode(piece) for piece in pieces]
-        self.visible = ["" if id in self.special else text for id, text in enumerate(self.texts)]
+        self.visible = self.texts
+        if self.special:
+            self.visible = ["" if id in self.special else text for id, text in enumerate(self.texts)]
 
         self._shown: dict[frozenset[str], list[str | None]] = {frozenset(): self.visible}
         self._ids: dict[bytes, tuple[int, ...]] = {}

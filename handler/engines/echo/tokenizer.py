@@ -16,6 +16,7 @@ from handler.engines.huggingface.pooling_tokenizer import fit
 
 CONTEXT = 1 << 20  # tokens
 
+_SHORT = 1 << 16  # characters; a longer text is split by short calls, as other threads need the GIL
 _IMAGE = "<image>"  # comes next, in prompts with images
 
 
@@ -38,8 +39,9 @@ class EchoTokenizer:
     def encode(self, text: str, *, images: bool = False) -> Prompt:
         ids = {word: id for id, word in enumerate((*CUES, _IMAGE) if images else CUES)}
         indices = []
-        for match in re.finditer(r"\S+", text):  # short calls: other threads need the GIL
-            indices.append(ids.setdefault(match[0], len(ids)))
+        short = len(text) < _SHORT
+        for word in text.split() if short else (match[0] for match in re.finditer(r"\S+", text)):
+            indices.append(ids.setdefault(word, len(ids)))
             if len(indices) > CONTEXT:
                 raise PromptTooLong("inputs", len(indices), CONTEXT - 1, exact=False)
         return Prompt(text, indices, Vocabulary([f" {word}".encode() for word in ids]))

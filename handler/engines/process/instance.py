@@ -24,6 +24,7 @@ class EngineInstance:
     def __init__(self, spec: Spec, *, isolated: bool, place: Place = ANYWHERE) -> None:
         self.channel, theirs = socket.socketpair()
         self.channel.setblocking(False)
+        self._unsent = bytearray()
         self._late: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
         self._num_late = self._num_late_sent = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -41,7 +42,8 @@ class EngineInstance:
             if place.cores:  # before it has the Spec: until then it has one thread, which later ones take after
                 with contextlib.suppress(ProcessLookupError):
                     os.sched_setaffinity(self._process.pid, place.cores)
-            self.send(spec)
+            self.put(spec)
+            self.flush()
         else:
             from handler.engines import load
 
@@ -52,12 +54,20 @@ class EngineInstance:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    def send(self, command: Any) -> None:
-        """Send a command without waiting: a thread sends what the channel has no room for.
+    def put(self, command: Any) -> bool:
+        """Keep a command for the next `flush`; return whether it is the first one."""
+        is_first = not self._unsent
+        self._unsent += encode(command)
+        return is_first
+
+    def flush(self) -> None:
+        """Send the commands without waiting: a thread sends what the channel has no room for.
 
         An engine in a long step reads nothing. One that has ended reads nothing more; `step` will notice.
         """
-        data = memoryview(encode(command))
+        if not self._unsent:
+            return
+        data, self._unsent = memoryview(self._unsent), bytearray()
         if self._num_late == self._num_late_sent:
             try:
                 data = data[send_some(self.channel, data) :]

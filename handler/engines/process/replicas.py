@@ -18,7 +18,7 @@ from handler.core.values import Adapter, Finish, Pooling, Request, Sampling
 from handler.engines.base import EngineInfo, Output, Step
 from handler.engines.process.replica import Replica, ReplicaReport, Work
 from handler.engines.process.routing import Router
-from handler.engines.process.supervisor import EngineSupervisor, State
+from handler.engines.process.supervisor import EngineSupervisor, Soon, State, now
 
 log = logging.getLogger("handler.engine")
 
@@ -61,13 +61,16 @@ class ReplicaSet:
         self._selector = selectors.DefaultSelector()
         self._watch: Callable[[int | None], None] = lambda fd: None
         self._on_change: Callable[[State], None] = lambda state: None
+        self._soon: Soon = now
         self._opened = False  # all have been ready
         self._last_state = State.LOADING
         self._to_restart: list[Replica] = []
         self._restarts = -1  # when the last one was to restart
         for replica in self._replicas:
             replica.engine.attach(
-                watch=partial(self._watch_channel, replica), on_change=partial(self._changed, replica)
+                watch=partial(self._watch_channel, replica),
+                on_change=partial(self._changed, replica),
+                soon=lambda callback: self._soon(callback),
             )
 
     # -- the batcher's side --------------------------------------------------------------------------------------
@@ -147,15 +150,18 @@ class ReplicaSet:
 
     # -- the host's side -----------------------------------------------------------------------------------------
 
-    def attach(self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None]) -> None:
+    def attach(
+        self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None], soon: Soon = now
+    ) -> None:
         """Connect an event loop.
 
         Args:
             watch: called with the file descriptor that is readable when `step` should be called; with None before it
                 is closed.
             on_change: called with the state, now and after every change.
+            soon: as in `EngineSupervisor.attach`.
         """
-        self._watch, self._on_change = watch, on_change
+        self._watch, self._on_change, self._soon = watch, on_change, soon
         watch(self._selector.fileno())
         on_change(self.state)
 

@@ -36,6 +36,15 @@ class State(str, Enum):
     CLOSED = "closed"
 
 
+Soon = Callable[[Callable[[], None]], object]
+"""Has a callback called soon."""
+
+
+def now(callback: Callable[[], None]) -> None:
+    """Call it now, where no event loop runs."""
+    callback()
+
+
 class EngineSupervisor:
     """An engine in a process or thread, restarted when it fails.
 
@@ -68,6 +77,7 @@ class EngineSupervisor:
         self._load_timeout = load_timeout
         self._on_change: Callable[[State], None] = lambda state: None
         self._watch: Callable[[int | None], None] = lambda fd: None
+        self._soon: Soon = now
         self._instance: EngineInstance | None = None
         self._reader = MessageReader()
         self._active: set[int] = set()
@@ -125,6 +135,7 @@ class EngineSupervisor:
         if self._instance is None:
             self._wait_for_start(timeout)
             return []
+        self._flush()
         if timeout > 0:
             wait(self._instance.channel, timeout=timeout)
         if self._failure is not None:
@@ -180,15 +191,18 @@ class EngineSupervisor:
         if self.state is not State.CLOSED:
             self._change(State.CLOSED)
 
-    def attach(self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None]) -> None:
+    def attach(
+        self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None], soon: Soon = now
+    ) -> None:
         """Connect an event loop.
 
         Args:
             watch: called with the file descriptor that is readable when `step` should be called: now and at every
                 start; with None before it is closed.
             on_change: called with the state: now, after every change, and for every engine failure.
+            soon: has a callback called when the loop has served those who wait: their commands are sent together.
         """
-        self._watch, self._on_change = watch, on_change
+        self._watch, self._on_change, self._soon = watch, on_change, soon
         if self._instance is not None:
             watch(self._instance.channel.fileno())
         on_change(self.state)
@@ -210,7 +224,12 @@ class EngineSupervisor:
         if self._instance is not None:
             if not self._expects_step:
                 self._expects_step, self._heard_at = True, time.monotonic()
-            self._instance.send(command)
+            if self._instance.put(command):
+                self._soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._instance is not None:
+            self._instance.flush()
 
     def _start(self) -> None:
         self._reader = MessageReader()

@@ -91,15 +91,18 @@ def test_commands_to_an_engine_that_reads_nothing_come_in_order(monkeypatch: pyt
     with ends.get(timeout=30) as theirs, contextlib.closing(engine.channel):
         commands = [bytes([number]) * 100_000 for number in range(50)]
         for command in [*commands, b"short"]:
-            engine.send(command)
+            engine.put(command)
+            engine.flush()
         theirs.settimeout(30)
         while len(found) < len(commands) + 1:
             found += reader.receive(theirs) or []
         assert found == [*commands, b"short"]
-        engine.send(b"later")
-        assert reader.receive(theirs) == [b"later"]
+        assert [engine.put(b"later"), engine.put(b"last")] == [True, False]
+        engine.flush()
+        assert reader.receive(theirs) == [b"later", b"last"], "together"
         theirs.close()
-        engine.send(b"to nobody")
+        engine.put(b"to nobody")
+        engine.flush()
 
 
 def test_a_first_load_that_fails_says_why_and_is_not_tried_again() -> None:

@@ -40,7 +40,7 @@ class Engine(Scripted):
             if "_on_change" in vars(self):
                 self._on_change(value)
 
-    def attach(self, *, watch: object, on_change: Callable[[State], None]) -> None:
+    def attach(self, *, watch: object, on_change: Callable[[State], None], soon: object = None) -> None:
         self._on_change = on_change
         on_change(self.state)
 

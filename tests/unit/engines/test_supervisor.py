@@ -32,8 +32,12 @@ class Instance:
         self.commands: list[Any] = []
         self.pid = None
 
-    def send(self, command: Any) -> None:
+    def put(self, command: Any) -> bool:
         self.commands.append(command)
+        return True
+
+    def flush(self) -> None:
+        pass
 
     def say(self, *messages: bytes) -> None:
         self._theirs.sendall(b"".join(messages))
