@@ -82,6 +82,13 @@ class EngineDriver:
         else:  # the next one is started by a tick
             self._tick_in(_SHORT_TICK)
 
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Call it when the loop has served those who wait; at once where the loop may stand still until then."""
+        if self._rests:
+            self.loop.call_soon(callback)
+        else:
+            callback()
+
     def submit(
         self,
         request: Request,

@@ -183,7 +183,7 @@ class ServedModel:
                 self._validator.start()
             on_state(state)
 
-        self._engine.attach(watch=self.driver.watch, on_change=changed, soon=self.driver.loop.call_soon)
+        self._engine.attach(watch=self.driver.watch, on_change=changed, soon=self.driver.soon)
 
     def drain(self) -> None:
         """Refuse new work from now on; what is under way goes on."""

@@ -18,7 +18,7 @@ from handler.config.loader import read_config
 from handler.djl.batches import Piece, RollingBatch
 from handler.djl.worker_loop import WorkerLoop
 from handler.engines.base import Step
-from handler.engines.process.ipc import encode
+from handler.engines.process.ipc import MessageReader, encode
 from handler.plugins.functions import Formatters
 from handler.serving.loading.load import load_model
 from handler.serving.model import ServedModel
@@ -114,6 +114,22 @@ def test_tokens_that_came_meanwhile_are_delivered_and_no_engine_counts_as_hung(
     (second,) = stepped.step()
     assert second.data.count(b"\n") > 5, "they lay there"
     assert text_of(first.data + stepped.until_ended(second)) == " a b" * 30
+
+
+def test_the_engine_is_told_between_calls_that_nobody_wants_a_request(start: Callable[..., Stepped]) -> None:
+    stepped = start("echo_tokens_per_second=100")
+    stepped.step(ask("a b", 1_000_000, stream=True))
+    stepped.batch.reset()
+    worker = stepped.model._engine._instance
+    assert worker is not None
+    heard = list[Any]()
+
+    def at_rest() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            heard.extend(MessageReader().feed(worker.channel.recv(1 << 16, socket.MSG_PEEK)))
+        return heard[-1:] == [tuple(Step([], [], [], []))]
+
+    wait_for(at_rest, 10, "the engine goes on")
 
 
 @GAPS
