@@ -63,7 +63,7 @@ def test_a_replica_that_is_lost_takes_only_its_own_streams(count: int, number: s
         replicas(count, "engine_timeout=2", "max_rolling_batch_size=64", rate=20) as server,
         ThreadPoolExecutor(STREAMS + 8) as pool,
     ):
-        futures = [pool.submit(stream, server, ask(f"w{index}", 60)) for index in range(STREAMS)]
+        futures = [pool.submit(stream, server, ask(f"w{index}", 160)) for index in range(STREAMS)]
         wait_for(lambda: sum(figures(server, "active_sequences")) == STREAMS, 20, "the streams do not run")
         share = figures(server, "active_sequences")
         assert max(share) - min(share) <= 4, "they are spread"
@@ -88,7 +88,7 @@ def test_a_replica_that_is_lost_takes_only_its_own_streams(count: int, number: s
             if lines in lost:
                 assert "replica 0: engine failure" in last["error"]
             else:
-                assert last["generated_text"] == f" w{index}" * 60
+                assert last["generated_text"] == f" w{index}" * 160
         wait_for(lambda: ping(server) == (200, {"ready": count, "total": count}), 20, "it does not come back")
         assert figures(server, "restarts_total") == [1] + [0] * (count - 1)
         assert server.metric("lmi_engine_restarts_total") == 1

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SPECIAL = ("<unk>", "<s>", "<|im_start|>", "<|im_end|>", "<|end|>")
 EOS = (3, 4)  # two of them, as large models have
-CONTEXT = 512  # tokens
+CONTEXT = 2048  # tokens
 _TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.vllm
 
 RUNNING, SERVED = "vllm:num_requests_running", "vllm:generation_tokens_total"
 STREAMS = 32
-TOKENS = 400
+TOKENS = 1800  # more than vLLM makes until it is killed
 
 
 @pytest.fixture(scope="module")
