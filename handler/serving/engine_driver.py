@@ -21,6 +21,7 @@ Sink = Callable[[Delta], None]
 _SHORT_STEP = 0.002  # seconds; after a longer one the others have their turn
 _REST = 2.0  # times the step's duration
 _MAX_REST = 0.1  # seconds
+_MAX_WAIT = 0.05  # seconds that tokens wait while requests come
 _TICK = 1.0  # seconds between looks at the clock: hangs, requests that take too long
 _SHORT_TICK = 0.2  # while no engine is ready, or requests wait
 
@@ -42,8 +43,13 @@ class Notified(Protocol):
 class EngineDriver:
     """All methods belong to the event loop's thread.
 
-    After a long step the driver rests twice as long as the step took, at most 100 ms: new connections, requests and
-    `/ping` come in between. Engine steps that wait meanwhile are joined, so on a busy host a token costs less.
+    Two rules give others their turn:
+
+    * After a long step the driver rests twice as long as the step took, at most 100 ms: new connections, requests and
+      `/ping` come in between.
+    * While each turn of the loop brings new requests, tokens wait, at most 50 ms: all of a burst begins sooner.
+
+    Engine steps that wait meanwhile are joined, so on a busy host a token costs less.
 
     Args:
         rests: the loop has others to serve; False where it only runs in a host's calls.
@@ -58,6 +64,8 @@ class EngineDriver:
         self._batcher = batcher
         self._rests = rests
         self._rest: asyncio.TimerHandle | None = None  # while it rests
+        self._requests_came = False  # since the last wake-up
+        self._stepped = 0.0  # when the last wake-up's step ended, by the loop's clock
         self.sinks: dict[int, Sink] = {}
         self._notified: list[Notified] = []
         self.loop = asyncio.get_running_loop()
@@ -109,6 +117,7 @@ class EngineDriver:
             InvalidPayload: its adapter was dropped since it was parsed.
         """
         id = self._batcher.submit(request, prompt, started, follows=follows)
+        self._requests_came = True
         self.sinks[id] = sink
         return id
 
@@ -154,10 +163,14 @@ class EngineDriver:
         self._timer = self.loop.call_later(seconds, self._tick)
 
     def _wake_up(self) -> None:
-        """Step, and rest after a long one."""
+        """Step, and rest after a long one. The loop calls this in each turn while the engine's messages wait."""
         began = self.loop.time()
+        requests_came, self._requests_came = self._requests_came, False
+        if requests_came and self._rests and began < self._stepped + _MAX_WAIT:
+            return
         self.step()
-        took = self.loop.time() - began
+        self._stepped = self.loop.time()
+        took = self._stepped - began
         if took > _SHORT_STEP and self._rests and self.fd is not None:
             self.loop.remove_reader(self.fd)
             self._rest = self.loop.call_later(min(_REST * took, _MAX_REST), self.watch, self.fd)

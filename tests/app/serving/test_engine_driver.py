@@ -208,3 +208,42 @@ def test_the_driver_rests_after_a_long_step(
         return resting, driver._rest is not None
 
     assert asyncio.run(story()) == (is_resting, False)
+
+
+@pytest.mark.parametrize(
+    ("wait", "rests", "num_steps"),
+    [(60.0, True, [1, 1, 1, 2]), (-1.0, True, [1, 2, 3, 4]), (60.0, False, [1, 2, 3, 4])],
+)
+def test_tokens_wait_while_each_turn_brings_requests(
+    wait: float, rests: bool, num_steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handler.serving.engine_driver._MAX_WAIT", wait)
+    monkeypatch.setattr("handler.serving.engine_driver._SHORT_STEP", 60.0)
+
+    class Counting(Scripted):
+        num_steps = 0
+
+        def step(self, timeout: float = 0.0) -> list:  # type: ignore[type-arg]
+            self.num_steps += 1
+            return []
+
+    async def story() -> list[int]:
+        engine = Counting()
+        driver = EngineDriver(Batcher(engine), rests=rests)
+        first, second = socket.socketpair()
+        with first, second:
+            driver.watch(first.fileno())
+            second.send(b"x")  # never read: each turn wakes the driver up
+            while not engine.num_steps:
+                await asyncio.sleep(0)
+            seen = [engine.num_steps]
+            for requests in (1, 2, 0):
+                for _ in range(requests):
+                    driver.submit(Request("ab"), prompt("ab"), lambda delta: None)
+                await asyncio.sleep(0)
+                seen.append(engine.num_steps)
+            driver.watch(None)
+        driver.close()
+        return seen
+
+    assert asyncio.run(story()) == num_steps
