@@ -21,7 +21,7 @@ Sink = Callable[[Delta], None]
 _SHORT_STEP = 0.002  # seconds; after a longer one the others have their turn
 _REST = 2.0  # times the step's duration
 _MAX_REST = 0.1  # seconds
-_MAX_WAIT = 0.05  # seconds that tokens wait while requests come
+_MAX_GAP = 0.05  # seconds from step to step while requests begin
 _TICK = 1.0  # seconds between looks at the clock: hangs, requests that take too long
 _SHORT_TICK = 0.2  # while no engine is ready, or requests wait
 
@@ -47,7 +47,8 @@ class EngineDriver:
 
     * After a long step the driver rests twice as long as the step took, at most 100 ms: new connections, requests and
       `/ping` come in between.
-    * While each turn of the loop brings new requests, tokens wait, at most 50 ms: all of a burst begins sooner.
+    * While each turn of the loop brings requests that can begin, the next step waits. It waits until 50 ms after the
+      last one. So all of a burst begins sooner.
 
     Engine steps that wait meanwhile are joined, so on a busy host a token costs less.
 
@@ -64,7 +65,7 @@ class EngineDriver:
         self._batcher = batcher
         self._rests = rests
         self._rest: asyncio.TimerHandle | None = None  # while it rests
-        self._requests_came = False  # since the last wake-up
+        self._requests_began = False  # since the last wake-up, whether that stepped or not
         self._stepped = 0.0  # when the last wake-up's step ended, by the loop's clock
         self.sinks: dict[int, Sink] = {}
         self._notified: list[Notified] = []
@@ -117,7 +118,8 @@ class EngineDriver:
             InvalidPayload: its adapter was dropped since it was parsed.
         """
         id = self._batcher.submit(request, prompt, started, follows=follows)
-        self._requests_came = True
+        if not self._batcher.num_queued:  # else only a step makes room
+            self._requests_began = True
         self.sinks[id] = sink
         return id
 
@@ -165,8 +167,8 @@ class EngineDriver:
     def _wake_up(self) -> None:
         """Step, and rest after a long one. The loop calls this in each turn while the engine's messages wait."""
         began = self.loop.time()
-        requests_came, self._requests_came = self._requests_came, False
-        if requests_came and self._rests and began < self._stepped + _MAX_WAIT:
+        requests_began, self._requests_began = self._requests_began, False
+        if requests_began and self._rests and began < self._stepped + _MAX_GAP:
             return
         self.step()
         self._stepped = self.loop.time()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 import pytest
@@ -210,40 +211,75 @@ def test_the_driver_rests_after_a_long_step(
     assert asyncio.run(story()) == (is_resting, False)
 
 
+class Silent(Scripted):
+    """An engine that counts its steps and never answers."""
+
+    num_steps = 0
+
+    def step(self, timeout: float = 0.0) -> list[Step]:
+        self.num_steps += 1
+        return []
+
+
+@contextlib.asynccontextmanager
+async def woken_in_each_turn(engine: Silent, *, places: int = 1000, rests: bool = True) -> AsyncIterator[EngineDriver]:
+    """A driver that has stepped once, and whose engine always has something to say."""
+    driver = EngineDriver(Batcher(engine, max_active=places), rests=rests)
+    first, second = socket.socketpair()
+    with first, second:
+        driver.watch(first.fileno())
+        second.send(b"x")  # never read
+        while not engine.num_steps:
+            await asyncio.sleep(0)
+        yield driver
+        driver.watch(None)
+    driver.close()
+
+
+async def submit(driver: EngineDriver, requests: int) -> None:
+    """Submit so many in one turn of the loop, and wait for the next."""
+    for _ in range(requests):
+        driver.submit(Request("ab"), prompt("ab"), lambda delta: None)
+    await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize(
-    ("wait", "rests", "num_steps"),
-    [(60.0, True, [1, 1, 1, 2]), (-1.0, True, [1, 2, 3, 4]), (60.0, False, [1, 2, 3, 4])],
+    ("gap", "places", "rests", "num_steps"),
+    [
+        pytest.param(60.0, 1000, True, [1, 1, 2], id="until none comes"),
+        pytest.param(-1.0, 1000, True, [2, 3, 4], id="the last step was too long ago"),
+        pytest.param(60.0, 1, True, [1, 2, 3], id="while they begin: the second turn's find no place"),
+        pytest.param(60.0, 1000, False, [2, 3, 4], id="not where it runs in a host's calls"),
+    ],
 )
-def test_tokens_wait_while_each_turn_brings_requests(
-    wait: float, rests: bool, num_steps: list[int], monkeypatch: pytest.MonkeyPatch
+def test_a_step_waits_while_each_turn_brings_requests_that_begin(
+    gap: float, places: int, rests: bool, num_steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handler.serving.engine_driver._MAX_WAIT", wait)
+    monkeypatch.setattr("handler.serving.engine_driver._MAX_GAP", gap)
     monkeypatch.setattr("handler.serving.engine_driver._SHORT_STEP", 60.0)
-
-    class Counting(Scripted):
-        num_steps = 0
-
-        def step(self, timeout: float = 0.0) -> list:  # type: ignore[type-arg]
-            self.num_steps += 1
-            return []
+    monkeypatch.setattr("handler.serving.engine_driver._SHORT_TICK", 60.0)  # a tick steps too
 
     async def story() -> list[int]:
-        engine = Counting()
-        driver = EngineDriver(Batcher(engine), rests=rests)
-        first, second = socket.socketpair()
-        with first, second:
-            driver.watch(first.fileno())
-            second.send(b"x")  # never read: each turn wakes the driver up
-            while not engine.num_steps:
-                await asyncio.sleep(0)
-            seen = [engine.num_steps]
+        engine, seen = Silent(), []
+        async with woken_in_each_turn(engine, places=places, rests=rests) as driver:
             for requests in (1, 2, 0):
-                for _ in range(requests):
-                    driver.submit(Request("ab"), prompt("ab"), lambda delta: None)
-                await asyncio.sleep(0)
+                await submit(driver, requests)
                 seen.append(engine.num_steps)
-            driver.watch(None)
-        driver.close()
         return seen
 
     assert asyncio.run(story()) == num_steps
+
+
+def test_requests_without_end_do_not_hold_up_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handler.serving.engine_driver._SHORT_TICK", 60.0)
+
+    async def story() -> int:
+        engine, turns = Silent(), 0
+        async with woken_in_each_turn(engine) as driver:
+            while engine.num_steps < 2 and turns < 500:
+                await submit(driver, 1)
+                time.sleep(0.001)
+                turns += 1
+        return turns
+
+    assert asyncio.run(story()) < 500
