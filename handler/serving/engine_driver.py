@@ -47,7 +47,7 @@ class EngineDriver:
 
     * After a long step the driver rests twice as long as the step took, at most 100 ms: new connections, requests and
       `/ping` come in between.
-    * While each turn of the loop brings requests that can begin, the next step waits. It waits until 50 ms after the
+    * While each turn of the loop brings requests that can begin, the next step waits, at most until 50 ms after the
       last one. So all of a burst begins sooner.
 
     Engine steps that wait meanwhile are joined, so on a busy host a token costs less.
