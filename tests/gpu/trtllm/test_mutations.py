@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,10 +61,11 @@ def test_a_forgotten_abort_shows(model: Path) -> None:
 
 def test_a_failed_result_that_is_taken_up_again_shows(model: Path) -> None:
     with using.tensorrt_llm("assert_logprobs=3"):
-        found = load(model)
+        found, added = load(model), asyncio.Event()
         try:
 
             async def stubborn(running: RunningRequest) -> None:
+                await added.wait()  # the first tokens may come while it is added
                 for _ in range(3):
                     try:
                         async for _ in running.result:
@@ -73,6 +75,7 @@ def test_a_failed_result_that_is_taken_up_again_shows(model: Path) -> None:
 
             found.engine._follow = stubborn  # type: ignore[method-assign]
             found.add(ignore_eos=True)
+            added.set()
             with pytest.raises(SystemExit, match="iterated again after it had raised"):
                 any(found.engine.step() is None for _ in range(50))
         finally:
