@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.app.server import serve
-from tests.servers import LiveServer, http, post_bytes, raw
+from tests.servers import LiveServer, dechunked, http, post_bytes, raw
 
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
 FORM = b'{"inputs":"a","parameters":{"max_new_tokens":2}}'
@@ -86,7 +86,7 @@ def test_a_stream_is_the_same_but_for_its_head(everyone: LiveServer) -> None:
         post_bytes({**ASK, "stream": True}, headers="Origin: https://a.b\r\n"),
     )
     plain, crossed = (raw(everyone, one).partition(b"\r\n\r\n") for one in request)
-    assert plain[2] == crossed[2]
+    assert dechunked(plain[2]) == dechunked(crossed[2])
     assert b"access-control-allow-origin: *" in crossed[0]
     assert b"access-control" not in plain[0]
 
