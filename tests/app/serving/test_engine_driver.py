@@ -22,6 +22,16 @@ from handler.serving.engine_driver import EngineDriver
 from tests.unit.scheduler.test_batcher import Scripted, prompt
 
 
+class Silent(Scripted):
+    """An engine that counts its steps and never answers."""
+
+    num_steps = 0
+
+    def step(self, timeout: float = 0.0) -> list[Step]:
+        self.num_steps += 1
+        return []
+
+
 def test_a_failing_sink_is_ended_with_an_error_and_the_others_go_on() -> None:
     bad: list[Delta] = []
     good: list[Delta] = []
@@ -81,10 +91,6 @@ def test_who_waits_too_long_is_told_though_the_engine_says_nothing(
     phase: float, tick: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("handler.serving.engine_driver._TICK", tick)
-
-    class Silent(Scripted):
-        def step(self, timeout: float = 0.0) -> list:  # type: ignore[type-arg]
-            return []
 
     async def story() -> float:
         driver = EngineDriver(Batcher(Silent(), max_active=1, queue_timeout=0.5))
@@ -177,50 +183,6 @@ def test_joined_tokens_of_a_stream_are_one_write() -> None:
     assert written == [b"ab", b"ca"]
 
 
-@pytest.mark.parametrize(
-    ("short", "rests", "is_resting"), [(60.0, True, False), (-1.0, True, True), (-1.0, False, False)]
-)
-def test_the_driver_rests_after_a_long_step(
-    short: float, rests: bool, is_resting: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("handler.serving.engine_driver._SHORT_STEP", short)
-
-    class Counting(Scripted):
-        num_steps = 0
-
-        def step(self, timeout: float = 0.0) -> list:  # type: ignore[type-arg]
-            self.num_steps += 1
-            return []
-
-    async def story() -> tuple[bool, bool]:
-        engine = Counting()
-        driver = EngineDriver(Batcher(engine), rests=rests)
-        first, second = socket.socketpair()
-        with first, second:
-            driver.watch(first.fileno())
-            second.send(b"x")  # never read: there is always something
-            while not engine.num_steps:
-                await asyncio.sleep(0)
-            before, resting = engine.num_steps, driver._rest is not None
-            while engine.num_steps < before + 2:
-                await asyncio.sleep(0.001)
-            driver.watch(None)
-        driver.close()
-        return resting, driver._rest is not None
-
-    assert asyncio.run(story()) == (is_resting, False)
-
-
-class Silent(Scripted):
-    """An engine that counts its steps and never answers."""
-
-    num_steps = 0
-
-    def step(self, timeout: float = 0.0) -> list[Step]:
-        self.num_steps += 1
-        return []
-
-
 @contextlib.asynccontextmanager
 async def woken_in_each_turn(engine: Silent, *, places: int = 1000, rests: bool = True) -> AsyncIterator[EngineDriver]:
     """A driver that has stepped once, and whose engine always has something to say."""
@@ -234,6 +196,25 @@ async def woken_in_each_turn(engine: Silent, *, places: int = 1000, rests: bool 
         yield driver
         driver.watch(None)
     driver.close()
+
+
+@pytest.mark.parametrize(
+    ("short", "rests", "is_resting"), [(60.0, True, False), (-1.0, True, True), (-1.0, False, False)]
+)
+def test_the_driver_rests_after_a_long_step(
+    short: float, rests: bool, is_resting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handler.serving.engine_driver._SHORT_STEP", short)
+
+    async def story() -> tuple[bool, bool]:
+        engine = Silent()
+        async with woken_in_each_turn(engine, rests=rests) as driver:
+            before, resting = engine.num_steps, driver._rest is not None
+            while engine.num_steps < before + 2:
+                await asyncio.sleep(0.001)
+        return resting, driver._rest is not None
+
+    assert asyncio.run(story()) == (is_resting, False)
 
 
 async def submit(driver: EngineDriver, requests: int) -> None:
