@@ -18,6 +18,7 @@ _PERCENTILES: dict[str, dict[str, Any]] = {
     "p90": {"linestyle": "--", "marker": "s", "color": _COLORS[1]},
     "p99": {"linestyle": ":", "marker": "^", "color": _COLORS[2]},
 }
+_LEGEND = {"loc": "best"}  # matplotlib's default too, but left unnamed it warns when the search takes over a second
 _TITLE, _NOTE = 84, 170  # characters a line
 STYLE = {
     "text.parse_math": False,  # a `$` in a name is a `$`
@@ -90,7 +91,7 @@ def _throughput(axes: Any, curves: Sequence[Curve]) -> None:
         axes.plot(loads, rates, "o", ms=11, fillstyle="none", color=_FAILED, label="with failed requests")
     axes.set(title="Throughput by load", ylabel="throughput [tokens/s]")
     _from_zero(axes.yaxis)
-    axes.legend()
+    axes.legend(**_LEGEND)
 
 
 def _latency(axes: Any, curves: Sequence[Curve], name: str) -> None:
@@ -109,7 +110,7 @@ def _latency(axes: Any, curves: Sequence[Curve], name: str) -> None:
     axes.set(title=f"{what.capitalize()} by load", ylabel=f"{what} [{unit}]")
     _time_axis(axes, [value * scale for value in times])
     gray = {"color": _GRAY} if len(curves) > 1 else {}  # the first panel says whose color it is
-    axes.legend([Line2D([], [], **{**_PERCENTILES[percentile], **gray}) for percentile in shown], shown)
+    axes.legend([Line2D([], [], **{**_PERCENTILES[percentile], **gray}) for percentile in shown], shown, **_LEGEND)
 
 
 def _against(axes: Any, curves: Sequence[Curve]) -> None:
@@ -132,7 +133,7 @@ def _against(axes: Any, curves: Sequence[Curve]) -> None:
     axes.set(ylabel="throughput [tokens/s]")
     _from_zero(axes.xaxis, room=0.15)  # for the last point's load
     _from_zero(axes.yaxis)
-    axes.legend(title=f"points: {_load_label(curves)}", title_fontsize=9)
+    axes.legend(title=f"points: {_load_label(curves)}", title_fontsize=9, **_LEGEND)
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------

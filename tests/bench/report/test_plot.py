@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
@@ -67,6 +68,14 @@ def texts(drawn: Any) -> list[Text]:
 
 def labels(axes: Any) -> list[str]:
     return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_a_slow_machine_draws_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count(step=2)
+    monkeypatch.setattr("matplotlib.legend.time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    with matplotlib.rc_context(plot.STYLE):
+        assert len(plot.draw(curves("one")).axes) == 4
+    assert next(seconds) > 0  # matplotlib looked at the clock
 
 
 def test_one_measurement() -> None:
