@@ -9,18 +9,17 @@ import time
 from collections.abc import Callable
 
 from handler.core.errors import GenerationFailed, InternalError, Overloaded, ServingError
-from handler.core.sequence import SequenceState, prompt_tokens
+from handler.core.sequence import SequenceState
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, new_delta, new_token
 from handler.engines.base import Output, Step
-from handler.scheduler.active import ActiveRequest, EngineRequest, TokenReceiver
+from handler.scheduler.active import MALFORMED, ActiveRequest, EngineRequest, TokenReceiver
 from handler.scheduler.engine import SteppedEngine, join
 from handler.scheduler.lora.registry import AdapterRegistry
 from handler.scheduler.request_queue import RequestQueue
 
 log = logging.getLogger("handler.batcher")
 
-_UNKNOWN = "request failed in the engine: it returned an id that the tokenizer does not have"
 _EXPIRY_INTERVAL = 0.25  # seconds between checks for requests past their time, if `step` is called as often
 
 
@@ -180,7 +179,7 @@ class Batcher:
                 else:
                     token = request.push(id, logprob)
             except IndexError:
-                deltas.append(self._failed(request.id, request.first, GenerationFailed(_UNKNOWN)))
+                deltas.append(self._failed(request.id, request.first, GenerationFailed(MALFORMED)))
                 continue
             if text is None and request.single.stopped:
                 self._engine.cancel(key)  # a stop string, which the engine does not know
@@ -206,14 +205,13 @@ class Batcher:
         id, sequence = request.active.id, request.first + output.sequence
         if output.finish is Finish.ERROR:
             return deltas.append(self._failed(id, sequence, output.failure))
-        state = request.sequences[output.sequence]
-        if state is None:
-            return
         try:
-            tokens, finish = state.feed(output.ids, output.logprobs, output.finish, output.tops)
-        except IndexError:
-            return deltas.append(self._failed(id, sequence, GenerationFailed(_UNKNOWN)))
-        request.texts = request.single.texts
+            fed = request.feed(output)
+        except GenerationFailed as error:
+            return deltas.append(self._failed(id, sequence, error))
+        if fed is None:
+            return
+        tokens, finish, prefill = fed
         self.num_tokens += len(tokens)
         receiver = request.receiver
         if receiver is not None and finish is None and output.is_plain:
@@ -223,9 +221,6 @@ class Batcher:
                 return deltas.append(self._unwritten(request, error))
             receiver.num_tokens += len(tokens)
             return self.receivers.append(receiver)
-        prefill = None
-        if output.prompt_logprobs is not None and sequence == 0:
-            prefill = prompt_tokens(request.active.prompt, output.prompt_logprobs, output.prompt_tops)
         if finish is not None:
             if output.finish is None:
                 self._engine.cancel(output.key)

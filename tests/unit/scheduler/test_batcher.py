@@ -290,6 +290,33 @@ def test_seeds_of_several_sequences_wrap_at_64_bits() -> None:
     assert engine.seeds == [2**64 - 1, 0]
 
 
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        Output(1, [97, 98], [-0.1]),
+        Output(1, [97], [-0.1], sequence=1),
+        Output(1, [97], [-0.1], prompt_logprobs=[-0.1]),
+        Output(1, [97], [-0.1], tops=[]),
+    ],
+    ids=["log-probabilities", "sequence", "the prompt's", "alternatives"],
+)
+def test_a_malformed_output_ends_its_request_alone(malformed: Output) -> None:
+    class Malformed(Scripted):
+        def step(self, timeout: float = 0.0) -> list[Step]:
+            (step,) = Scripted.step(self)
+            return [step._replace(others=[malformed, *step.others])]
+
+    engine = Malformed()
+    batcher = Batcher(engine)
+    bad, *good = (submit(batcher, text, max_new_tokens=3) for text in ("abc", "abc", "def"))
+    found = run(batcher)
+    first, last = found[bad]
+    assert (text([first]), first.error, type(last.error)) == ("a", None, GenerationFailed)
+    assert [text(found[id]) for id in good] == ["abc", "def"]
+    assert engine.cancelled == [1]
+    assert batcher.idle
+
+
 @pytest.mark.parametrize("where", ["columns", "others"])
 def test_an_id_that_the_tokenizer_lacks_ends_its_request_alone(where: str) -> None:
     class Padded(Scripted):
