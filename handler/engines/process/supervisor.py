@@ -20,6 +20,7 @@ from handler.engines.process.engine_loop import Add, Cancel, ChangeAdapter, Fail
 from handler.engines.process.instance import EngineInstance
 from handler.engines.process.ipc import ChannelClosed, MessageReader, wait
 from handler.engines.process.places import ANYWHERE, Place
+from handler.engines.process.silence import Silence
 
 log = logging.getLogger("handler.engine")
 
@@ -82,7 +83,7 @@ class EngineSupervisor:
         self._reader = MessageReader()
         self._active: set[int] = set()
         self._num_failures = 0  # in a row
-        self._heard_at = 0.0  # of the last message, or of the start
+        self._silence = Silence()  # since the last message, the start, or the first command after a rest
         self._start_at = 0.0
         self._expects_step = False
         self._failure: str | None = None  # the engine's own last message
@@ -146,11 +147,11 @@ class EngineSupervisor:
         except ChannelClosed:
             self._fail(self._instance.exit_reason())
         if messages is None:
-            self._check_clock()
+            self._check_clock(timeout)
             if self._restart_wanted:
                 self._restart_if_idle()
             return steps
-        self._heard_at = time.monotonic()
+        self._silence.begin()
         for message in messages:
             if type(message) is tuple:  # a Step without its class name, which would cost more than its content
                 step = Step(*message)
@@ -162,7 +163,8 @@ class EngineSupervisor:
             elif isinstance(message, EngineStatistics):
                 self.statistics = message
             elif isinstance(message, Ready):
-                self._set_ready(message.info)
+                self.info, self.reason = message.info, ""
+                self._change(State.READY)
             elif isinstance(message, Failed):
                 if message.trace:
                     log.error("engine failed\n%s", message.trace.rstrip())
@@ -210,7 +212,7 @@ class EngineSupervisor:
     @property
     def silence(self) -> float:
         """Seconds since it said anything, while it owes a step."""
-        return time.monotonic() - self._heard_at if self._expects_step else 0.0
+        return self._silence.seconds if self._expects_step else 0.0
 
     @property
     def pid(self) -> int | None:
@@ -223,7 +225,8 @@ class EngineSupervisor:
         """Send a command and start the hang timer: the engine answers every command by a step."""
         if self._instance is not None:
             if not self._expects_step:
-                self._expects_step, self._heard_at = True, time.monotonic()
+                self._expects_step = True
+                self._silence.begin()
             if self._instance.put(command):
                 self._soon(self._flush)
 
@@ -237,7 +240,7 @@ class EngineSupervisor:
         self.statistics = None
         self._restart_wanted = False
         self._expects_step = False
-        self._heard_at = time.monotonic()
+        self._silence.begin()
         try:
             self._instance = EngineInstance(self._spec, isolated=self._isolated, place=self._place)
         except OSError as error:  # no memory or no file descriptors: try again later
@@ -252,13 +255,8 @@ class EngineSupervisor:
         if self.state is State.RESTARTING and time.monotonic() >= self._start_at:
             self._start()
 
-    def _set_ready(self, info: EngineInfo) -> None:
-        self.info = info
-        self.reason = ""
-        self._change(State.READY)
-
-    def _check_clock(self) -> None:
-        silence = time.monotonic() - self._heard_at
+    def _check_clock(self, waited: float) -> None:
+        silence = self._silence.look(waited)
         if self.ready and self._expects_step and silence > self._timeout:
             self._fail(f"no step for {self._timeout:g} s (option.engine_timeout)")
         elif not self.ready and silence > self._load_timeout:

@@ -21,6 +21,7 @@ READY = encode(Ready(EngineInfo("scripted", "1", "none", "none", 100)))
 TOKEN = encode(tuple(Step([1], [65], [-0.1], [])))
 LAST = encode(tuple(Step([], [], [], [Output(1, [65], [-0.1], Finish.LENGTH)])))
 TIMEOUT = 5.0
+LOAD_TIMEOUT = 20.0
 
 
 class Instance:
@@ -66,7 +67,7 @@ class Supervised:
 
         monkeypatch.setattr("handler.engines.process.supervisor.EngineInstance", start)
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        self.engine = EngineSupervisor(Spec("scripted", EngineConfig()), timeout=TIMEOUT)
+        self.engine = EngineSupervisor(Spec("scripted", EngineConfig()), timeout=TIMEOUT, load_timeout=LOAD_TIMEOUT)
         self.be_ready()
 
     @property
@@ -80,6 +81,13 @@ class Supervised:
 
     def add(self, key: int = 1) -> None:
         self.engine.add(key, [65], Sampling())
+
+    def wait(self, seconds: float) -> None:
+        """Look at the clock each second, as the driver does; nothing is said."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 1
+            assert self.engine.step() == []
 
     def fail(self) -> float:
         """End the instance; return the seconds until the next one is started."""
@@ -113,25 +121,45 @@ def test_pauses_grow_with_each_failure_in_a_row_and_a_step_ends_the_row(supervis
 
 
 def test_silence_is_a_hang_only_while_a_step_is_due(supervised: Supervised) -> None:
-    supervised.now += 100
-    assert supervised.engine.step() == [], "at rest"
+    supervised.wait(100)
     supervised.add()
     for _ in range(3):
-        supervised.now += TIMEOUT - 1
-        assert supervised.engine.step() == []
+        supervised.wait(TIMEOUT - 1)
         supervised.instance.say(TOKEN)
         assert len(supervised.engine.step()) == 1, "a token in time"
-    supervised.now += TIMEOUT + 1
     with pytest.raises(GenerationFailed, match=r"no step for 5 s \(option\.engine_timeout\)"):
-        supervised.engine.step()
+        supervised.wait(TIMEOUT + 1)
+
+
+def test_a_standstill_of_the_machine_is_no_hang_of_the_engine(supervised: Supervised) -> None:
+    supervised.add()
+    supervised.wait(1)
+    supervised.now += 100
+    supervised.wait(TIMEOUT - 1)
+    supervised.instance.say(TOKEN)
+    assert len(supervised.engine.step()) == 1
+    supervised.now += 100
+    with pytest.raises(GenerationFailed, match="no step for 5 s"):  # but not for ever
+        supervised.wait(TIMEOUT + 2)
+
+
+@pytest.mark.parametrize("is_seen", [True, False], ids=["by a host that runs", "not by one that stood still"])
+def test_loading_takes_too_long(supervised: Supervised, is_seen: bool) -> None:
+    supervised.fail()
+    supervised.now += 0 if is_seen else LOAD_TIMEOUT + 1
+    supervised.wait(LOAD_TIMEOUT - 1)
+    if is_seen:
+        with pytest.raises(GenerationFailed, match=r"not loaded after 20 s"):
+            supervised.wait(2)
+    else:
+        supervised.be_ready()
 
 
 def test_what_a_failed_engine_had_in_flight_is_not_expected_of_the_next(supervised: Supervised) -> None:
     supervised.add()
     supervised.fail()
     supervised.be_ready()
-    supervised.now += 2 * TIMEOUT
-    assert supervised.engine.step() == []
+    supervised.wait(2 * TIMEOUT)
     supervised.engine.cancel(1)
     assert supervised.instance.commands == [], "nor is it cancelled there"
 
@@ -157,8 +185,7 @@ def test_a_request_that_has_ended_is_neither_expected_nor_cancelled(supervised: 
     supervised.instance.say(LAST)
     supervised.engine.step()
     supervised.engine.cancel(1)
-    supervised.now += 2 * TIMEOUT
-    assert supervised.engine.step() == []
+    supervised.wait(2 * TIMEOUT)
     assert [type(command) for command in supervised.instance.commands] == [Add]
 
 
