@@ -1,10 +1,11 @@
-"""Drive a batcher from an event loop: each message of the engine is one wake-up, whatever it holds."""
+"""Drive a batcher from an event loop: the engine's messages wake it, and those that waited are joined."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -47,8 +48,8 @@ class EngineDriver:
 
     * After a long step the driver rests twice as long as the step took, at most 100 ms: new connections, requests and
       `/ping` come in between.
-    * While each turn of the loop brings requests that can begin, the next step waits, at most until 50 ms after the
-      last one. So all of a burst begins sooner.
+    * Where requests began since the last wake-up, the step waits for the loop's next turn, at most until 50 ms after
+      the last step. So all of a burst begins sooner.
 
     Engine steps that wait meanwhile are joined, so on a busy host a token costs less.
 
@@ -66,7 +67,7 @@ class EngineDriver:
         self._rests = rests
         self._rest: asyncio.TimerHandle | None = None  # while it rests
         self._requests_began = False  # since the last wake-up, whether that stepped or not
-        self._stepped = 0.0  # when the last wake-up's step ended, by the loop's clock
+        self._stepped = 0.0  # when the last wake-up's step ended, by time.monotonic()
         self.sinks: dict[int, Sink] = {}
         self._notified: list[Notified] = []
         self.loop = asyncio.get_running_loop()
@@ -156,9 +157,12 @@ class EngineDriver:
         self._timer.cancel()
 
     def _tick(self) -> None:
-        self.step()
-        nobody_waits = self._batcher.ready and not self._batcher.num_queued
-        self._tick_in(_TICK if nobody_waits else _SHORT_TICK)
+        try:
+            if self._rest is None:  # else its end does what is due
+                self._wake_up()
+        finally:
+            nobody_waits = self._batcher.ready and not self._batcher.num_queued
+            self._tick_in(_TICK if nobody_waits else _SHORT_TICK)
 
     def _tick_in(self, seconds: float) -> None:
         self._timer.cancel()
@@ -166,12 +170,12 @@ class EngineDriver:
 
     def _wake_up(self) -> None:
         """Step, and rest after a long one. The loop calls this in each turn while the engine's messages wait."""
-        began = self.loop.time()
+        began = time.monotonic()
         requests_began, self._requests_began = self._requests_began, False
         if requests_began and self._rests and began < self._stepped + _MAX_GAP:
             return
         self.step()
-        self._stepped = self.loop.time()
+        self._stepped = time.monotonic()
         took = self._stepped - began
         if took > _SHORT_STEP and self._rests and self.fd is not None:
             self.loop.remove_reader(self.fd)

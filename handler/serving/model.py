@@ -199,8 +199,8 @@ class ServedModel:
         if self._closing:
             return
         self._closing = True
-        self.driver.close()
         self._engine.close()
+        self.driver.close()  # after the engine, whose end starts a timer of it
         if self._validator is not None:
             self._validator.close()
         self.admission.close()

@@ -19,6 +19,7 @@ from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.active import TokenReceiver
 from handler.scheduler.batcher import Batcher
 from handler.serving.engine_driver import EngineDriver
+from tests.services import echo_service
 from tests.unit.scheduler.test_batcher import Scripted, prompt
 
 
@@ -215,6 +216,78 @@ def test_the_driver_rests_after_a_long_step(
         return resting, driver._rest is not None
 
     assert asyncio.run(story()) == (is_resting, False)
+
+
+def test_a_rest_ends_with_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handler.serving.engine_driver._SHORT_STEP", -1.0)
+    monkeypatch.setattr("handler.serving.engine_driver._SHORT_TICK", 60.0)  # a tick steps too
+
+    async def story() -> tuple[bool, int, int | None]:
+        engine = Silent()
+        async with woken_in_each_turn(engine) as driver:
+            was_resting, fd = driver._rest is not None, driver.fd
+            driver.watch(None)
+            await asyncio.sleep(0.15)  # longer than any rest
+            assert fd is not None
+            assert not driver.loop.remove_reader(fd)
+        return was_resting, engine.num_steps, driver.fd
+
+    assert asyncio.run(story()) == (True, 1, None)
+
+
+@pytest.mark.parametrize(("rest", "least"), [(0.0, 3), (60.0, 1)])
+def test_a_tick_leaves_a_rest_alone_and_rests_after_a_long_step(
+    rest: float, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step is a long one, and each message of the engine's is seen by a tick."""
+    monkeypatch.setattr("handler.serving.engine_driver._SHORT_STEP", -1.0)
+    monkeypatch.setattr("handler.serving.engine_driver._REST", 1e9)
+    monkeypatch.setattr("handler.serving.engine_driver._MAX_REST", rest)
+    monkeypatch.setattr("handler.serving.engine_driver._SHORT_TICK", 0.001)
+
+    async def story() -> int:
+        engine = Silent()
+        engine.ready = False
+        async with woken_in_each_turn(engine):
+            for _ in range(50):
+                await asyncio.sleep(0.002)
+        return engine.num_steps
+
+    found = asyncio.run(story())
+    assert found >= least
+    assert rest == 0.0 or found == 1
+
+
+def test_a_step_that_raises_does_not_end_the_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handler.serving.engine_driver._SHORT_TICK", 0.001)
+    monkeypatch.setattr("handler.serving.engine_driver._TICK", 0.001)
+
+    class Raising(Silent):
+        def step(self, timeout: float = 0.0) -> list[Step]:
+            super().step(timeout)
+            return [Step([1], [], [], [])]  # not a token for each key
+
+    async def story() -> list[str]:
+        engine, raised = Raising(), []
+        driver = EngineDriver(Batcher(engine))
+        driver.loop.set_exception_handler(lambda loop, context: raised.append(repr(context["exception"])))
+        while engine.num_steps < 3:
+            await asyncio.sleep(0.001)
+        driver.close()
+        return raised
+
+    raised = asyncio.run(asyncio.wait_for(story(), 30))
+    assert len(raised) >= 2
+    assert all("ValueError" in error for error in raised)
+
+
+def test_nothing_ticks_once_a_model_is_closed() -> None:
+    async def story() -> bool:
+        model = await echo_service()
+        model.close()
+        return model.driver._timer.cancelled()
+
+    assert asyncio.run(story())
 
 
 async def submit(driver: EngineDriver, requests: int) -> None:
