@@ -1,4 +1,4 @@
-"""Schedule of Python's garbage collection: by the clock, without the objects that exist after the start.
+"""Schedule of Python's garbage collection: by the clock and by new objects, without those of the start.
 
 A collection holds the GIL for about 0.3 microseconds an object. After `gc.freeze` it visits only the objects of
 requests, not the hundreds of thousands of modules, vocabulary and libraries.
@@ -19,18 +19,18 @@ FULL_SECONDS = 20.0
 """Seconds between collections of all generations."""
 
 CROWD = 80_000
-"""Objects in use (some 500 streams) above which a full collection waits, as it would pause too long."""
+"""Objects in use (some 570 streams) above which a full collection waits, as it would pause too long."""
 
 CROWD_SECONDS = 600.0
 """Seconds that it waits at most."""
 
 _YOUNG = 50_000  # new objects that start a young collection at once: those of some 300 new streams
-_MIDDLE = 1  # young collections between collections of the middle generation
+_MIDDLE = 1  # two such collections lie between two that take the middle generation along
 _NEVER = 1 << 30
 
 
 def keep_collecting() -> None:
-    """Freeze all objects, and collect new ones by the clock, on a thread."""
+    """Freeze all objects. Collect new ones by the clock, on a thread; many of them at once, where they are made."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, _MIDDLE, _NEVER)
@@ -38,16 +38,19 @@ def keep_collecting() -> None:
 
 
 def _collect() -> None:
-    last = time.monotonic()
+    counted = collected = time.monotonic()
     while True:
         time.sleep(YOUNG_SECONDS)
         gc.collect(1)
-        since = time.monotonic() - last
-        if since < FULL_SECONDS or (since < CROWD_SECONDS and len(gc.get_objects(generation=2)) > CROWD):
+        now = time.monotonic()
+        if now - counted < FULL_SECONDS:
+            continue
+        counted = now  # which pauses too
+        if now - collected < CROWD_SECONDS and len(gc.get_objects(generation=2)) > CROWD:
             continue
         gc.collect()
         _trim()
-        last = time.monotonic()
+        collected = now
 
 
 def _trim() -> None:

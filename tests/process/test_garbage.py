@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from handler.core import garbage
 from handler.http.routes.inference import stream_to
 from handler.http.streaming import WholeBody
 from handler.serving.model import ServedModel
@@ -48,6 +50,27 @@ def test_old_garbage_is_found_by_the_clock_unless_that_takes_too_long(crowd: int
     command = [sys.executable, "-c", _STORY, str(crowd), str(seconds)]
     found = subprocess.run(command, capture_output=True, text=True, check=True, env=clean_environment())
     assert int(found.stdout) == left
+
+
+def test_a_crowd_is_counted_as_rarely_as_all_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both pause; it is 100 seconds old."""
+    now, counted, collected = [0.0], [], []
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 100:
+            raise TimeoutError
+
+    def count(generation: int) -> range:
+        counted.append(now[0])
+        return range(garbage.CROWD + 1)
+
+    monkeypatch.setattr(garbage, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(garbage, "gc", SimpleNamespace(collect=lambda *of: collected.append(of), get_objects=count))
+    with pytest.raises(TimeoutError):
+        garbage._collect()
+    assert counted == [20, 40, 60, 80, 100]
+    assert collected == [(1,)] * 50
 
 
 _WATCHED = """
