@@ -1,7 +1,8 @@
 """Measure the serving processes' CPU time per streamed token, as a multiple of a bare asyncio server's.
 
-Both servers write the same bytes at 50 tokens/s per client, so that neither can join tokens to look cheap. CPU time
-counts over a window in which every client streams. Run it with nothing else on the machine:
+Both servers write the same bytes at 50 tokens/s per client. Neither is bound to a core. Ours may write steps together
+that waited together, as with 1,024 clients; the bare server writes each token alone. CPU time counts over a window in
+which every client streams. Run it with nothing else on the machine:
 
     python bench/host_cpu.py [--clients 32,256,1024] [--seconds 8] [--repeat 3]
 """

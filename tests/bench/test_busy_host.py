@@ -59,6 +59,22 @@ def run(*arguments: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--queue", "--requests"], "--queue"),
+        (["--requests", "--whole"], "--whole"),
+        (["--queue", "--rust", "vllm-rs", "--model", "m"], "--rust"),
+        (["--full-speed", "--rust", "vllm-rs", "--model", "m"], "--rust"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(arguments: list[str], named: str) -> None:
+    command = [sys.executable, str(BENCH / "busy_host.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert named in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize("core", [[], ["--whole"]], ids=["half", "whole"])
 def test_streams_of_both_servers(core: list[str], rust: list[str]) -> None:
     rows = run("--clients", "8", "--seconds", "1", *core, *rust)["streams"]
