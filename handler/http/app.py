@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from handler.config.config import Config
 from handler.config.loader import read_server_config
 from handler.core.errors import ConfigError, InvalidPayload
-from handler.http.asgi import Endpoint, send_answer, send_error, send_json
+from handler.http.asgi import Endpoint, headers_by_name, send_answer, send_error, send_json
 from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.routes.adapters import AdapterRoutes
 from handler.http.routes.inference import Inference
@@ -77,7 +77,7 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "our server runs without lifespan and websockets"
-        headers = scope["headers_by_name"] = _headers(scope)
+        headers = scope["headers_by_name"] = headers_by_name(scope)
         scope["request_id"] = request_id(headers)
         host = headers.get("host", "")
         if not self._hosts.admits(host):
@@ -237,14 +237,6 @@ class MountedApp:
             model.drain()
             model.give_up()
         await send({"type": "lifespan.shutdown.complete"})
-
-
-# -- requests ----------------------------------------------------------------------------------------------------
-
-
-def _headers(scope: Scope) -> dict[str, str]:
-    """The first of each name counts."""
-    return {key.decode("latin-1"): value.decode("latin-1") for key, value in reversed(scope["headers"])}
 
 
 # -- answers -----------------------------------------------------------------------------------------------------

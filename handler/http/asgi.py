@@ -23,6 +23,11 @@ _GIVEN_UP = "body_given_up"
 """In the scope of a request whose body is not waited for: its answer ends the connection."""
 
 
+def headers_by_name(scope: Scope) -> dict[str, str]:
+    """Return the request's headers; the first of each name counts."""
+    return {key.decode("latin-1"): value.decode("latin-1") for key, value in reversed(scope["headers"])}
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """A route's handlers, by method, as an ASGI application.

@@ -20,7 +20,7 @@ from handler.core.values import Task
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import State
 from handler.http.app import App
-from handler.http.asgi import send_json
+from handler.http.asgi import headers_by_name, send_json
 from handler.http.security.access import OPEN, Access
 from handler.http.security.allowed_hosts import AllowedHosts
 from handler.http.server import BACKLOG, Server, allow_connections, bind
@@ -217,8 +217,7 @@ class StartingApp:
             self._model.give_up()
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in reversed(scope["headers"])}
-        scope["request_id"] = request_id(headers)
+        scope["request_id"] = request_id(headers_by_name(scope))
         if scope["path"] == "/ping":
             state = "stopping" if self._draining else "loading"
             await send_json(scope, send, 503, {"status": "Unhealthy", "state": state})

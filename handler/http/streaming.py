@@ -8,6 +8,8 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
 from typing import Any, Protocol, cast
 
+from handler.scheduler.active import Channel
+
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _MAX_BACKLOG = 16 << 20
@@ -22,7 +24,7 @@ class Source(Protocol):
     def take(self) -> bytes: ...
 
 
-class Channel(Protocol):
+class StreamChannel(Channel, Protocol):
     """A way to the socket that is shorter than `send` (`http/protocol.Exchange`).
 
     Attributes:
@@ -34,8 +36,6 @@ class Channel(Protocol):
     written_at: float
 
     def open(self) -> None: ...
-
-    def write_chunk(self, data: bytes) -> bool: ...
 
 
 class BodyWriter:
@@ -49,7 +49,7 @@ class BodyWriter:
         channel: takes chunks while nothing waits here.
     """
 
-    def __init__(self, send: Send, channel: Channel) -> None:
+    def __init__(self, send: Send, channel: StreamChannel) -> None:
         self._send = send
         self._channel = channel
         self._backlog: list[bytes] = []
