@@ -11,25 +11,23 @@ from typing import Any
 
 from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import EngineInfo, Output, Step
-from handler.engines.process.supervisor import State
+from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.entry import handle as handle
 from handler.serving.loading import load as loading
 
 
-class Free:
-    """Replaces the supervised engine. No process is at the other end of its channel, which can always be read."""
+class Free(EngineSupervisor):
+    """Supervises nothing. No process is at the other end of its channel, which can always be read."""
 
-    ready = True
-    state = State.READY
-    info = EngineInfo("free", "1", "none", "none", 1 << 20)
-    reason = ""
-    restarts = 0
-
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # without the supervisor's own, which starts an engine
+        self.info = EngineInfo("free", "1", "none", "none", 1 << 20)
+        self.statistics = None
+        self.state = State.READY
+        self.reason = ""
+        self.restarts = 0
         self._left: dict[int, int] = {}
-        self._channel, theirs = socket.socketpair()
-        theirs.send(b"x")
-        self._theirs = theirs
+        self._channel, self._theirs = socket.socketpair()
+        self._theirs.send(b"x")
 
     def attach(self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None], soon: object) -> None:
         watch(self._channel.fileno())
@@ -55,7 +53,7 @@ class Free:
         self._left = {key: left[key] - 1 for key in keys}
         return [Step(keys, [5] * len(keys), [-0.5] * len(keys), last)]
 
-    def close(self) -> None:
+    def close(self, grace: float = 0.0) -> None:
         self._channel.close()
         self._theirs.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -29,14 +30,19 @@ OPTIONS = {
 }
 
 
+def bench(name: str) -> Any:
+    """A module of the bench."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        del sys.path[0]
+
+
 @contextlib.contextmanager
 def start_worker(version: str, model: Path, options: dict[str, str]) -> Iterator[Any]:
     """A worker that has loaded, and us at the other end of its socket."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-    try:
-        from djl.worker import start
-    finally:
-        del sys.path[0]
+    start = bench("djl.worker").start
     with skipped_without_java():
         engine = jars.engine(version) / "python" / version
     with start(Path(sys.executable), engine, model, options) as worker:
@@ -108,6 +114,15 @@ def to_the_end(worker: Any, first: list[dict[str, str]]) -> list[str]:
 
 def text(body: str) -> str:
     return json.loads(body.splitlines()[-1])["generated_text"]
+
+
+@pytest.mark.parametrize("version", jars.VERSIONS)
+def test_the_engine_of_the_bench_gives_each_request_a_token_a_step(version: str, tmp_path: Path) -> None:
+    free, words = bench("djl.handlers").FREE, " ".join("abcdefgh")  # it answers by one of their ids
+    with start_worker(version, free.write(tmp_path / "model"), free.options) as worker:
+        steps = [step(worker, new(0, words), new(1, words)), *(step(worker, old(0), old(1)) for _ in range(2))]
+    lines = [[one["data"].count('"token"') for one in places] for places in steps]
+    assert (lines, [one["last"] for one in steps[-1]]) == ([[1, 1]] * 3, ["true", "true"])
 
 
 def test_a_request_may_come_byte_by_byte(worker: Any) -> None:
