@@ -180,6 +180,8 @@ def main() -> int:
     add("--echo", action="store_true", help="serve the echo engine instead of the demo model")
     add("--out", type=Path, default=Path("soak.json"), help="the result, with all samples (default %(default)s)")
     given = parser.parse_args()
+    if given.minutes < 1:
+        parser.error("--minutes: at least 1, as memory is compared by the minute")
     with contextlib.ExitStack() as stack:
         options = (*(_ECHO if given.echo else _DEMO), *_PATIENCE)
         server = stack.enter_context(lmi_serve([part for option in options for part in ("-o", option)]))
