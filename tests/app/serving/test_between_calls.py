@@ -137,7 +137,9 @@ def test_an_engine_that_hangs_is_told_by_the_clock(start: Callable[..., Stepped]
     stepped = start()
     (piece,) = stepped.step(ask("<hang>", 3, stream=True))
     assert not piece.last
-    stepped.jump(seconds)
+    for _ in range(seconds):
+        stepped.jump(1)
+        stepped.loop.poll()  # as `look_after` does
     (piece,) = stepped.step()
     if seconds < TIMEOUT:
         assert not piece.last
@@ -145,6 +147,15 @@ def test_an_engine_that_hangs_is_told_by_the_clock(start: Callable[..., Stepped]
     assert f"no step for {TIMEOUT} s" in json.loads(piece.data)["error"]
     stepped.jump(seconds)
     assert text_of(stepped.until_ended(*stepped.step(ask("a b", 2, stream=True)))) == " a b"
+
+
+def test_an_engine_does_not_count_as_hung_where_nobody_looked_at_the_clock(start: Callable[..., Stepped]) -> None:
+    stepped = start()
+    (piece,) = stepped.step(ask("<hang>", 3, stream=True))
+    stepped.jump(30)
+    (later,) = stepped.step()
+    assert not piece.last
+    assert not later.last
 
 
 @GAPS
