@@ -9,9 +9,9 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from handler.core.values import Adapter, Finish, Sampling
+from handler.core.values import Adapter, Finish, Pooling, Sampling
 from handler.engines.base import EngineInfo, Output, Step
-from handler.engines.process.supervisor import EngineSupervisor, State
+from handler.engines.process.supervisor import EngineSupervisor, Soon, State, now
 from handler.entry import handle as handle
 from handler.serving.loading import load as loading
 
@@ -29,7 +29,9 @@ class Free(EngineSupervisor):
         self._channel, self._theirs = socket.socketpair()
         self._theirs.send(b"x")
 
-    def attach(self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None], soon: object) -> None:
+    def attach(
+        self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None], soon: Soon = now
+    ) -> None:
         watch(self._channel.fileno())
         on_change(self.state)
 
@@ -37,10 +39,11 @@ class Free(EngineSupervisor):
         self,
         key: int,
         ids: Sequence[int],
-        sampling: Sampling,
+        sampling: Sampling | Pooling,
         adapter: Adapter | None = None,
         images: object = None,
     ) -> None:
+        assert isinstance(sampling, Sampling)
         self._left[key] = sampling.max_new_tokens
 
     def cancel(self, key: int) -> None:
