@@ -6,13 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from handler.core.errors import GenerationFailed
 from handler.core.sequence import SequenceState, prompt_tokens
 from handler.core.text import Prompt
 from handler.core.values import Finish, Request, Token
 from handler.engines.base import Output
-
-MALFORMED = "request failed in the engine: it returned an id that the tokenizer does not have, or a malformed output"
 
 
 class Channel(Protocol):
@@ -84,20 +81,13 @@ class EngineRequest:
         return token
 
     def feed(self, output: Output) -> tuple[list[Token], Finish | None, list[Token] | None] | None:
-        """Return an output's tokens, why its sequence ended, and the prompt's tokens; None after the sequence's end.
-
-        Raises:
-            GenerationFailed: the output is malformed.
-        """
+        """Return an output's tokens, why its sequence ended, and the prompt's tokens; None after the sequence's end."""
+        state = self.sequences[output.sequence]
+        if state is None:
+            return None
+        tokens, finish = state.feed(output.ids, output.logprobs, output.finish, output.tops)
         prefill = None
-        try:
-            state = self.sequences[output.sequence]
-            if state is None:
-                return None
-            tokens, finish = state.feed(output.ids, output.logprobs, output.finish, output.tops)
-            if output.prompt_logprobs is not None and self.first + output.sequence == 0:
-                prefill = prompt_tokens(self.active.prompt, output.prompt_logprobs, output.prompt_tops)
-        except (IndexError, ValueError):  # lists of different lengths, say
-            raise GenerationFailed(MALFORMED) from None
+        if output.prompt_logprobs is not None and self.first + output.sequence == 0:
+            prefill = prompt_tokens(self.active.prompt, output.prompt_logprobs, output.prompt_tops)
         self.texts = self.single.texts
         return tokens, finish, prefill

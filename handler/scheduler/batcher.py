@@ -13,13 +13,14 @@ from handler.core.sequence import SequenceState
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, new_delta, new_token
 from handler.engines.base import Output, Step
-from handler.scheduler.active import MALFORMED, ActiveRequest, EngineRequest, TokenReceiver
+from handler.scheduler.active import ActiveRequest, EngineRequest, TokenReceiver
 from handler.scheduler.engine import SteppedEngine, join
 from handler.scheduler.lora.registry import AdapterRegistry
 from handler.scheduler.request_queue import RequestQueue
 
 log = logging.getLogger("handler.batcher")
 
+_MALFORMED = "request failed in the engine: it returned an id that the tokenizer does not have, or a malformed output"
 _EXPIRY_INTERVAL = 0.25  # seconds between checks for requests past their time, if `step` is called as often
 
 
@@ -133,8 +134,6 @@ class Batcher:
         """Forget a request, without a further delta; unknown ids are ignored."""
         active = self._running.get(id)
         if active is not None:
-            for key in active.keys:
-                self._engine.cancel(key)
             self._forget(active)
             self._admit()
         else:
@@ -145,15 +144,13 @@ class Batcher:
         self.receivers.clear()
         self.lines.clear()
         try:
-            steps = self._engine.step(timeout)
+            step = join(self._engine.step(timeout))
         except Exception as error:  # the engine is foreign code: fail its requests and keep serving
             return self._fail_all(error)
         deltas: list[Delta] = []
-        if steps:
-            step = join(steps)
-            self._deliver_columns(step, deltas)
-            for output in step.others:
-                self._deliver(output, deltas)
+        self._deliver_columns(step, deltas)
+        for output in step.others:
+            self._deliver(output, deltas)
         now = time.monotonic()
         if now >= self._expire_at:
             self._expire_at = now + _EXPIRY_INTERVAL
@@ -178,8 +175,8 @@ class Batcher:
                     token = new_token((id, text, logprob, id in request.special, ()))
                 else:
                     token = request.push(id, logprob)
-            except IndexError:
-                deltas.append(self._failed(request.id, request.first, GenerationFailed(MALFORMED)))
+            except Exception as error:
+                deltas.append(self._malformed(request, error))
                 continue
             if text is None and request.single.stopped:
                 self._engine.cancel(key)  # a stop string, which the engine does not know
@@ -202,13 +199,12 @@ class Batcher:
         request = self._in_engine.get(output.key)
         if request is None:
             return self._adapters.take(output)
-        id, sequence = request.active.id, request.first + output.sequence
         if output.finish is Finish.ERROR:
-            return deltas.append(self._failed(id, sequence, output.failure))
+            return deltas.append(self._failed(request.id, request.first, output.failure))
         try:
             fed = request.feed(output)
-        except GenerationFailed as error:
-            return deltas.append(self._failed(id, sequence, error))
+        except Exception as error:
+            return deltas.append(self._malformed(request, error))
         if fed is None:
             return
         tokens, finish, prefill = fed
@@ -225,12 +221,18 @@ class Batcher:
             if output.finish is None:
                 self._engine.cancel(output.key)
             self._end_sequence(request, output.key, output.sequence)
-        deltas.append(Delta(id, sequence, tokens, finish, None, prefill, output.logits, output.vector))
+        sequence = request.first + output.sequence
+        deltas.append(Delta(request.id, sequence, tokens, finish, None, prefill, output.logits, output.vector))
 
     def _failed(self, id: int, sequence: int, error: ServingError) -> Delta:
         """End a request that has failed; return its last delta."""
         self.cancel(id)
         return Delta(id, sequence, (), Finish.ERROR, error)
+
+    def _malformed(self, request: EngineRequest, error: Exception) -> Delta:
+        """End a request of which the engine returned nonsense; return its last delta."""
+        log.error("the engine's output for a request is malformed: %r", error)
+        return self._failed(request.id, request.first, GenerationFailed(_MALFORMED))
 
     def _unwritten(self, request: EngineRequest, error: Exception) -> Delta:
         """End a request whose line could not be made; return its last delta."""
@@ -270,8 +272,10 @@ class Batcher:
             del self._running[request.active.id]
 
     def _forget(self, active: ActiveRequest) -> None:
+        """Forget a request, in the engine too."""
         self._running.pop(active.id, None)
         for key in active.keys:
+            self._engine.cancel(key)
             self._in_engine.pop(key, None)
 
     def _fail_all(self, error: Exception) -> list[Delta]:

@@ -37,7 +37,13 @@ class SteppedEngine(Protocol):
 
 
 def join(steps: Sequence[Step]) -> Step:
-    """Join steps that waited together: several tokens of a sequence become one output."""
+    """Join steps that waited together: several tokens of a sequence become one output.
+
+    Raises:
+        ValueError: a step's columns differ in length.
+    """
+    if any(not len(step.keys) == len(step.ids) == len(step.logprobs) for step in steps):
+        raise ValueError("a step's columns differ in length")
     if len(steps) == 1:
         return steps[0]
     ids: dict[int, list[int]] = {}

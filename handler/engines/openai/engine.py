@@ -23,6 +23,7 @@ from handler.engines.openai.answer import Answer, Failed, Part, Refused
 from handler.engines.openai.client import Client, find_kind, find_model
 from handler.engines.openai.kinds import KINDS, completion
 from handler.engines.openai.servers import Server, choose
+from handler.engines.silence import Silence
 
 __all__ = ["UrlEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
 
@@ -38,7 +39,7 @@ class _Running:
     """A request at a server.
 
     Attributes:
-        heard_at: the time of the last token, or of the start.
+        silence: since the last token, or the start.
         silent: it was given up for its silence.
         ended: its caller has all; what is left frees its connection.
     """
@@ -46,7 +47,7 @@ class _Running:
     key: int
     answer: Answer
     task: asyncio.Task[None]
-    heard_at: float
+    silence: Silence
     silent: bool = False
     ended: bool = False
 
@@ -60,7 +61,7 @@ class UrlEngine:
         self._kind = options["base_url_kind"]
         if self._kind == "auto":
             self._kind = find_kind(options["base_url"])
-        self._silence = float(options["base_url_timeout"])
+        self._max_silence = float(options["base_url_timeout"])
         self._servers = [Server(url) for url in options["base_url"]]
         self._has_tls = any(url.startswith("https:") for url in options["base_url"])
         self._running: dict[int, _Running] = {}
@@ -98,7 +99,7 @@ class UrlEngine:
             for _ in range(_SPINS):  # while the loop rested, the server may have closed connections
                 self._run_once()
         task = self._loop.create_task(self._serve(key, body, len(ids) + sampling.max_new_tokens))
-        self._running[key] = _Running(key, answer, task, self._loop.time())
+        self._running[key] = _Running(key, answer, task, Silence())
         task.add_done_callback(lambda _: self._running.pop(key, None))
 
     def cancel(self, key: int) -> None:
@@ -122,8 +123,11 @@ class UrlEngine:
             timer.cancel()
         now = self._loop.time()
         if now >= self._listen_at:
-            self._listen_at = now + min(1.0, self._silence / 4)
-            self._end_silent(now)
+            self._listen_at = now + min(1.0, self._max_silence / 4)
+            for running in self._running.values():
+                if running.silence.look() > self._max_silence and not running.silent:
+                    running.silent = True
+                    running.task.cancel()
         if self._interrupted:
             self._interrupted = False
             raise Interrupted
@@ -186,7 +190,7 @@ class UrlEngine:
                 if not running.silent or running.ended:
                     raise
                 server.failed(self._loop.time())
-                self._fail(running, f"{server.url} sent no token for {self._silence:g} s (option.base_url_timeout)")
+                self._fail(running, f"{server.url} sent no token for {self._max_silence:g} s (option.base_url_timeout)")
             except Exception as error:  # a fault of ours ends this request only
                 self._fail(running, f"{server.url}: {type(error).__name__}: {error}")
             else:
@@ -204,7 +208,7 @@ class UrlEngine:
                         break
                     part = self._parts.get(running.key) or Part()
                     if running.answer.read(event, part):
-                        running.heard_at = self._loop.time()
+                        running.silence.begin()
                         running.ended = part.finish is not None
                         self._parts[running.key] = part
                         self._loop.stop()
@@ -219,12 +223,6 @@ class UrlEngine:
             part.refused = bool(words) and not running.answer.begun
             part.error = words if part.refused else reason
             self._loop.stop()
-
-    def _end_silent(self, now: float) -> None:
-        for running in self._running.values():
-            if now - running.heard_at > self._silence and not running.silent:
-                running.silent = True
-                running.task.cancel()
 
     def _interrupt(self) -> None:
         self._interrupted = True

@@ -20,7 +20,7 @@ from handler.engines.process.engine_loop import Add, Cancel, ChangeAdapter, Fail
 from handler.engines.process.instance import EngineInstance
 from handler.engines.process.ipc import ChannelClosed, MessageReader, wait
 from handler.engines.process.places import ANYWHERE, Place
-from handler.engines.process.silence import Silence
+from handler.engines.silence import Silence
 
 log = logging.getLogger("handler.engine")
 

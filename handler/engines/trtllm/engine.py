@@ -9,7 +9,6 @@ import asyncio
 import inspect
 import math
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -21,6 +20,7 @@ from handler.core.values import Adapter, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step, warm_up
 from handler.engines.huggingface import checkpoint, hub
 from handler.engines.process.process_group import end_with_descendants, end_with_this_process
+from handler.engines.silence import Silence
 from handler.engines.trtllm import support
 from handler.engines.trtllm.arguments import construct, import_name, llm_arguments
 from handler.engines.trtllm.images import cache_salt, vision_prompts
@@ -55,7 +55,7 @@ class TrtLlm:
         self._running: dict[int, RunningRequest] = {}
         self._fresh: dict[int, RunningRequest] = {}  # requests with new results, in order of arrival
         self._broken: BaseException | None = None
-        self._moved = time.monotonic()
+        self._silence = Silence()
         self._inactivity = float(config.options.get("inactivity_timeout", math.inf))
         self._sampling_params = tensorrt_llm.SamplingParams
         self._refusal = import_name("RequestError", "tensorrt_llm.executor.utils", "tensorrt_llm.executor")
@@ -112,7 +112,7 @@ class TrtLlm:
             # Tokens from the prefix cache have no logits: give such a request a cache of its own.
             more["cache_salt"] = f"{os.getpid()}.{key}" if options.prompt_logits else cache_salt(images)
         if not self._expects_results():
-            self._moved = time.monotonic()
+            self._silence.begin()
         self._loop.run_until_complete(self._submit(key, inputs, arguments, options, more))
 
     def load_adapter(self, adapter: Adapter) -> None:
@@ -245,8 +245,8 @@ class TrtLlm:
             TimeoutError: no request advanced for option.inactivity_timeout.
         """
         if heard or not self._expects_results():
-            self._moved = time.monotonic()
-        elif time.monotonic() - self._moved > self._inactivity:
+            self._silence.begin()
+        elif self._silence.look() > self._inactivity:
             raise TimeoutError(f"no request got anywhere for {self._inactivity:g} s (option.inactivity_timeout)")
 
     def _expects_results(self) -> bool:

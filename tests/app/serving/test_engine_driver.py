@@ -262,14 +262,13 @@ def test_a_step_that_raises_does_not_end_the_ticks(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("handler.serving.engine_driver._SHORT_TICK", 0.001)
     monkeypatch.setattr("handler.serving.engine_driver._TICK", 0.001)
 
-    class Raising(Silent):
-        def step(self, timeout: float = 0.0) -> list[Step]:
-            super().step(timeout)
-            return [Step([1], [], [], [])]  # not a token for each key
+    class Raising(Batcher):
+        def step(self, timeout: float = 0.0) -> list[Delta]:
+            raise ValueError(super().step(timeout))
 
     async def story() -> list[str]:
-        engine, raised = Raising(), []
-        driver = EngineDriver(Batcher(engine))
+        engine, raised = Silent(), []
+        driver = EngineDriver(Raising(engine))
         driver.loop.set_exception_handler(lambda loop, context: raised.append(repr(context["exception"])))
         while engine.num_steps < 3:
             await asyncio.sleep(0.001)

@@ -134,7 +134,7 @@ def test_an_engine_at_rest_is_not_hung(monkeypatch: pytest.MonkeyPatch, ending: 
         while not any(output.finish for step in engine.step(timeout=1) for output in step.others):
             pass
     clock = time.monotonic
-    monkeypatch.setattr("handler.engines.process.silence._STANDSTILL", 3600)
+    monkeypatch.setattr("handler.engines.silence._STANDSTILL", 3600)
     monkeypatch.setattr(time, "monotonic", lambda: clock() + 60)
     for _ in range(3):
         engine.step(timeout=0.05)

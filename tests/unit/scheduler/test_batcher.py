@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -297,8 +298,11 @@ def test_seeds_of_several_sequences_wrap_at_64_bits() -> None:
         Output(1, [97], [-0.1], sequence=1),
         Output(1, [97], [-0.1], prompt_logprobs=[-0.1]),
         Output(1, [97], [-0.1], tops=[]),
+        Output(1, [97], [-0.1], tops=[None]),  # type: ignore[list-item]
+        Output(1, [None], [-0.1]),  # type: ignore[list-item]
+        Output(1, [97], [-0.1], sequence=None),  # type: ignore[arg-type]
     ],
-    ids=["log-probabilities", "sequence", "the prompt's", "alternatives"],
+    ids=["log-probabilities", "sequence", "the prompt's", "alternatives", "no alternatives", "no id", "no sequence"],
 )
 def test_a_malformed_output_ends_its_request_alone(malformed: Output) -> None:
     class Malformed(Scripted):
@@ -317,16 +321,34 @@ def test_a_malformed_output_ends_its_request_alone(malformed: Output) -> None:
     assert batcher.idle
 
 
+def test_a_step_of_columns_of_different_lengths_ends_its_requests_here_and_in_the_engine() -> None:
+    class Uneven(Scripted):
+        def step(self, timeout: float = 0.0) -> list[Step]:
+            (step,) = Scripted.step(self)
+            return [step._replace(ids=step.ids[:-1])]
+
+    engine = Uneven()
+    batcher = Batcher(engine, max_active=1)
+    ids = [submit(batcher, "abc", max_new_tokens=3) for _ in range(2)]
+    found = run(batcher)
+    assert [str(delta.error) for id in ids for delta in found[id]] == [
+        'engine failure: ValueError("a step\'s columns differ in length")'
+    ] * 2
+    assert engine.cancelled == [1, 2]
+    assert batcher.idle
+
+
+@pytest.mark.parametrize("id", [999, None])
 @pytest.mark.parametrize("where", ["columns", "others"])
-def test_an_id_that_the_tokenizer_lacks_ends_its_request_alone(where: str) -> None:
+def test_an_id_that_the_tokenizer_lacks_ends_its_request_alone(where: str, id: Any) -> None:
     class Padded(Scripted):
         def step(self, timeout: float = 0.0) -> list[Step]:
             (step,) = Scripted.step(self)
             if 1 in step.keys:
                 place = step.keys.index(1)
-                step.ids[place] = 999
+                step.ids[place] = id
                 if where == "others":
-                    step.others.append(Output(1, [999], [-0.1]))
+                    step.others.append(Output(1, [id], [-0.1]))
                     del step.keys[place], step.ids[place], step.logprobs[place]
             return [step]
 

@@ -7,6 +7,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -215,6 +216,22 @@ def test_silence_ends_a_request_and_its_connection(script: tuple[bytes, ...]) ->
         assert result.finish is Finish.ERROR
         assert "sent no token for 0.3 s (option.base_url_timeout)" in result.error
         assert server.left.acquire(timeout=PATIENCE)
+
+
+def test_a_standstill_of_this_machine_is_no_silence_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, ahead = time.monotonic, [0.0]
+    monkeypatch.setattr("handler.engines.silence.time", SimpleNamespace(monotonic=lambda: clock() + ahead[0]))
+    with listening((HEAD, FIVE, HANG)) as server, engine(server, timeout=3.0) as found:
+        found.add(1, [1], SAMPLING)
+        while not found.step().keys:
+            pass
+        ahead[0] = 100.0
+        looked_until = clock() + 1.5  # the engine looks every 0.75 s
+        while clock() < looked_until:
+            assert found.step().others == []
+        while not (others := found.step().others):
+            pass
+        assert "sent no token for 3 s" in str(others[0].error)
 
 
 def test_more_tokens_than_were_asked_for_end_a_request() -> None:
