@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,8 @@ def add_parser(commands: Any) -> None:
         help="an option for --engine and its server, as `lmi serve` takes it",
     )
     load = parser.add_argument_group("load")
-    load.add_argument(
+    arrivals = load.add_mutually_exclusive_group()
+    arrivals.add_argument(
         "--clients",
         type=_counts,
         default=[1, 8, 32],
@@ -56,7 +58,7 @@ def add_parser(commands: Any) -> None:
     load.add_argument(
         "--seconds", type=_positive, metavar="S", help="go on for S seconds instead (open loop: default 10)"
     )
-    load.add_argument("--rate", type=_rates, metavar="R,R,...", help="open loop instead: requests a second")
+    arrivals.add_argument("--rate", type=_rates, metavar="R,R,...", help="open loop instead: requests a second")
     load.add_argument("--constant", action="store_true", help="open loop: evenly spaced, not at random times")
     load.add_argument("--tokens", type=_count, default=128, metavar="N", help="of every answer (default %(default)s)")
     load.add_argument("--prompt-words", type=_count, default=48, metavar="N", help="(default %(default)s)")
@@ -100,6 +102,10 @@ def _bench(arguments: argparse.Namespace) -> int:
 
     if not arguments.url and not arguments.engine:
         raise ConfigError("lmi bench: give the URL of a running server, or --engine to start one")
+    if arguments.url and not arguments.engine and (arguments.model or arguments.options):
+        raise ConfigError("lmi bench: a running server has its own model and options; leave out --model and -o")
+    if arguments.constant and not arguments.rate:
+        raise ConfigError("lmi bench: --constant is about arrivals; give --rate, or leave it out")
     if arguments.engine and arguments.rate:
         raise ConfigError("lmi bench: the engine alone has no arrivals; leave out --engine or --rate")
     if arguments.engine not in (None, "auto"):
@@ -124,8 +130,8 @@ def _compare(arguments: argparse.Namespace) -> int:
     from handler.bench.report import comparison
     from handler.bench.report.curves import read_curves
 
-    if arguments.url or arguments.engine:
-        raise ConfigError("lmi bench: --compare measures nothing; leave out the URL and --engine")
+    if arguments.url or arguments.engine or arguments.output:
+        raise ConfigError("lmi bench: --compare measures nothing; leave out the URL, --engine and --output")
     curves = read_curves(arguments.compare)
     print(comparison.show(curves))
     return draw(arguments, curves)
@@ -141,21 +147,22 @@ def _loads(arguments: argparse.Namespace) -> list[Load]:
 
 
 def _count(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise ValueError
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError("must be a whole number of at least 1")
+    return int(text)
 
 
 def _positive(text: str) -> float:
-    if not (value := float(text)) > 0:
-        raise ValueError
-    return value
+    with contextlib.suppress(ValueError):
+        if (value := float(text)) > 0:
+            return value
+    raise argparse.ArgumentTypeError("must be a number above 0")
 
 
 def _counts(text: str) -> list[int]:
     try:
         return [_count(part) for part in text.split(",")]
-    except ValueError:
+    except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError("must be whole numbers of at least 1, as 1,8,32") from None
 
 

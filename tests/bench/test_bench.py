@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -33,6 +34,28 @@ def test_a_running_server(echo_server: LiveServer, capsys: pytest.CaptureFixture
     assert value["ttft_ms"]["p50"] <= value["ttft_ms"]["p99"]
     assert value["ttft_ms"]["p50"] < value["latency_ms"]["p50"]
     assert any("2 clients" in line for line in shown)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "x.gguf"], "leave out --model and -o"),
+        (["-o", "option.dtype=fp32"], "leave out --model and -o"),
+        (["--constant"], "--constant is about arrivals"),
+        (["--clients", "1", "--rate", "5"], "--rate: not allowed with argument --clients"),
+        (["--repeat", "0"], "--repeat: must be a whole number of at least 1"),
+        (["--repeat", "two"], "--repeat: must be a whole number of at least 1"),
+        (["--clients", "1,0"], "--clients: must be whole numbers of at least 1, as 1,8,32"),
+        (["--rate", "1,x"], "--rate: must be a number above 0"),
+        (["--timeout", "nan"], "--timeout: must be a number above 0"),
+    ],
+)
+def test_arguments_that_mean_nothing_are_refused(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.suppress(SystemExit):
+        assert main(["bench", "http://127.0.0.1:1", *arguments]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_open_loop_on_a_running_server(echo_server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:

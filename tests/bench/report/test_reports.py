@@ -63,10 +63,10 @@ def test_without_matplotlib_bars_and_what_to_install(
     out, err = capsys.readouterr()
     assert "throughput [tokens/s]\n" in out
     assert json.loads(out.splitlines()[-1]) == served(1)
-    assert "pip install '.[bench]'" in err
+    assert "pip install -e '.[bench]'" in err
     with pytest.raises(SystemExit):
         parsed("--plot", "x.png")
-    assert "--plot: needs matplotlib: pip install '.[bench]'" in capsys.readouterr().err
+    assert "--plot: needs matplotlib: pip install -e '.[bench]'" in capsys.readouterr().err
 
 
 def test_a_base_installation_prints_the_document(
@@ -76,7 +76,7 @@ def test_a_base_installation_prints_the_document(
     assert arguments.print_result(parsed(), served(1)) == 0
     out, err = capsys.readouterr()
     assert json.loads(out) == served(1)
-    assert "pip install '.[bench]'" in err
+    assert "pip install -e '.[bench]'" in err
 
 
 @pytest.mark.parametrize("name", ["x.gif", "x", "png"])
@@ -149,6 +149,7 @@ def test_what_cannot_be_compared_is_named(
     assert why in message
 
 
-def test_compare_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "http://127.0.0.1:1", "--compare", "a.json"]) == 2
-    assert "leave out the URL and --engine" in capsys.readouterr().err
+@pytest.mark.parametrize("more", [["http://127.0.0.1:1"], ["--engine", "echo"], ["--output", "b.json"]])
+def test_compare_measures_nothing(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--no-plot", *more, "--compare", "a.json"]) == 2
+    assert "leave out the URL, --engine and --output" in capsys.readouterr().err
