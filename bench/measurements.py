@@ -150,9 +150,11 @@ def measure_new_clients(front_end: FrontEnd, *, half: bool) -> NewClients:
 
 def measure_queue(seconds: float, *, half: bool) -> Queue:
     with started(ours_with_places(PLACES), 0, half=half) as server:
-        turns = ask_in_turns(server.url, chat(WAITING_TOKENS), CLIENTS * 2, seconds)
+        turns = ask_in_turns(server.url, chat(WAITING_TOKENS), CLIENTS * 2, _WARM_UP + seconds)
     begin = min(turn.sent for turn in turns) + _WARM_UP
     turns = [turn for turn in turns if turn.sent > begin]
+    if not turns:
+        raise SystemExit("no request was sent and answered after the warm-up: raise --seconds")
     waits = [turn.wait * 1e3 for turn in turns]
     answers = [(turn.ended - turn.begun) * 1e3 for turn in turns]
     late = overtaken(turns, MARGIN)
