@@ -108,12 +108,14 @@ test-dynamo: dev ## 2 min: the engine openai in front of our own server, and of 
 test-uvicorn: dev ## 1 min: the HTTP tests on the lowest and the newest uvicorn that pyproject.toml allows
 	$(BIN)/python -m tests.accept.uvicorn_versions $(VENV)-uvicorn
 
-test-python: test-python-3.10 test-python-3.13 ## 4 min: units and the app on Python 3.10 and 3.13
+test-python: test-python-3.10 test-python-3.13 ## 3 min: units on Python 3.10 and 3.13, and half of the app on each
 
 # Without bodies at random and the API's document, which no version of Python changes: `make test` has both.
+APP-3.10 = --ignore tests/app/dialects
+APP-3.13 = --ignore tests/app/serving --ignore tests/app/http --ignore tests/app/security --ignore tests/app/images \
+	--ignore tests/app/dialects/test_openapi.py
 test-python-%: $(VENV)-%/.dev
-	$(VENV)-$*/bin/pytest $(PARALLEL) $(QUICK) tests/unit tests/app \
-		--hypothesis-profile fewest --ignore tests/app/dialects/test_openapi.py
+	$(VENV)-$*/bin/pytest $(PARALLEL) $(QUICK) tests/unit tests/app $(APP-$*) --hypothesis-profile fewest
 
 test-djl: dev ## 8 min: under DJL's Java engine; needs a JDK and Maven
 	$(PYTEST) -m 'djl and not vllm' tests/djl tests/container
