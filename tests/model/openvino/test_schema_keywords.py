@@ -54,7 +54,7 @@ def test_none_of_many_values_is_taken_for_another(model: Path, num_logits: int) 
         return list(dict.fromkeys("".join(chance.choices("abc", k=chance.randint(1, 4))) for _ in range(count)))
 
     values = drawn(60)
-    texts = [*values, *drawn(40)]
+    texts = [*values, *drawn(120)]
     speaker = Speaker(model, num_logits, [*texts, *map(json.dumps, texts)])
     choice = genai_arguments(StructuredOutput("choice", json.dumps(values)))
     enum = genai_arguments(StructuredOutput("json_schema", json.dumps({"enum": values})))
