@@ -110,7 +110,8 @@ test-uvicorn: dev ## 1 min: the HTTP tests on the lowest and the newest uvicorn 
 
 test-python: test-python-3.10 test-python-3.13 ## 3 min: units on Python 3.10 and 3.13, and half of the app on each
 
-# Without bodies at random and the API's document, which no version of Python changes: `make test` has both.
+# The two share the large folders of tests/app; the API's document, which no version of Python changes, has neither.
+# `make test` has all of them.
 APP-3.10 = --ignore tests/app/dialects
 APP-3.13 = --ignore tests/app/serving --ignore tests/app/http --ignore tests/app/security --ignore tests/app/images \
 	--ignore tests/app/dialects/test_openapi.py
