@@ -5,6 +5,8 @@ Source: Anthropic's API reference, "Errors".
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from handler.core.errors import (
     BadRequest,
     InvalidParameter,
@@ -21,9 +23,18 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.framing import JSON, named_event
-from handler.protocols.anthropic.answers import AnthropicError
+from handler.protocols.anthropic.answers import AnthropicError, AnthropicErrorDetail, AnthropicErrorDetails
 from handler.protocols.anthropic.words import in_own_words
 from handler.protocols.base import HttpResponse
+
+
+class ThreadsUnsupported(InvalidParameter):
+    """The request leaves its conversation to the server.
+
+    Anthropic's client sends the whole conversation, without `thread`, when it reads these `details`.
+    """
+
+    details: ClassVar[AnthropicErrorDetails] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 def classify(error: ServingError) -> tuple[int, str]:
@@ -51,7 +62,10 @@ def failure(error: ServingError) -> AnthropicError:
     message = in_own_words(error.message)
     if isinstance(error, PromptTooLong):  # clients look for these words, and shorten the conversation then
         message = f"prompt is too long: {error.given} tokens > {error.most} maximum"
-    return {"type": "error", "error": {"type": classify(error)[1], "message": message}}
+    detail: AnthropicErrorDetail = {"type": classify(error)[1], "message": message}
+    if isinstance(error, ThreadsUnsupported):
+        detail["details"] = error.details
+    return {"type": "error", "error": detail}
 
 
 def refused(error: ServingError, body: object = None) -> HttpResponse:

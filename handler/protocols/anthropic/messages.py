@@ -84,6 +84,12 @@ class MessagesReader:
         if self.continues and ("tool_calls" in self.chat[-1] or not self.chat[-1]["content"].strip()):
             raise InvalidPayload(f"messages[{index}]: an answer continues its text; it must have some, and no tool_use")
 
+    def clear_thinking(self, kept: int | None) -> None:
+        """Remove the thoughts but those of the last messages that have any; `kept` is their number, None for all."""
+        thoughts = [message for message in self.chat if "reasoning_content" in message]
+        for message in thoughts[: len(thoughts) - kept] if kept is not None and kept < len(thoughts) else ():
+            del message["reasoning_content"]
+
     def _read_content(self, role: str, content: Any, at: str) -> None:
         if isinstance(content, str):
             return add_to_turn(self.chat, role, content=content)

@@ -43,6 +43,7 @@ TABLE = Table(
         "top_p": PARAMETERS["top_p"],
         "output_config": Parameter("structured_output", _output_config),
         "speed": unsupported("there is one speed", "standard"),
+        "compaction": unsupported("no conversation is summarized here"),
         "container": unsupported("there are no containers"),
         "mcp_servers": unsupported("tools run at the client", []),
         "n": unsupported("an answer is one message", 1),
@@ -56,7 +57,7 @@ TABLE = Table(
 
 NO_EFFECT = frozenset(
     {
-        "anthropic_beta", "betas", "context_management", "diagnostics", "inference_geo", "metadata", "service_tier",
+        "anthropic_beta", "betas", "diagnostics", "inference_geo", "metadata", "service_tier",
         "user_profile_id", "workspace_id",
     }
 )  # fmt: skip

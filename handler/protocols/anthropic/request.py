@@ -15,7 +15,7 @@ from handler.protocols.anthropic import errors
 from handler.protocols.anthropic.messages import MessagesReader
 from handler.protocols.anthropic.parameters import ACCEPTED, NO_EFFECT, TABLE
 from handler.protocols.anthropic.response import CountDocument, MessageDocument, MessageStream, Settings
-from handler.protocols.anthropic.thinking import Thinking, read_effort, read_thinking
+from handler.protocols.anthropic.thinking import Thinking, read_effort, read_thinking, read_thoughts_kept
 from handler.protocols.anthropic.tools import read_choice, read_tools
 from handler.protocols.anthropic.words import in_own_words
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
@@ -24,7 +24,7 @@ from handler.protocols.openai.parameters import CHAT
 from handler.protocols.parameters import Table
 from handler.protocols.readers.body import report_unknown
 
-_READ = {"messages", "system", "tools", "tool_choice", "thinking"} | ACCEPTED | NO_EFFECT
+_READ = {"messages", "system", "tools", "tool_choice", "thinking", "context_management"} | ACCEPTED | NO_EFFECT
 _SAME = TABLE.parameters.keys() | {"model", "stream"}
 """Names that the chat reads as they are."""
 
@@ -49,10 +49,13 @@ class AnthropicMessages:
     def _parse(self, body: Any, context: ServerContext, chat: type[_Chat]) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'messages' and 'max_tokens'")
+        if body.get("thread") is not None:
+            raise errors.ThreadsUnsupported("thread: is not supported: no conversations are kept; send all messages")
         context = replace(context, reasoning_parser=context.reasoning_parser or "auto")  # thoughts are never text
         thinking = read_thinking(body.get("thinking"))
         reader = MessagesReader(context)
         reader.read(body)
+        reader.clear_thinking(read_thoughts_kept(body.get("context_management")))
         arguments, unheeded = thinking.template_arguments(context)
         translated = {
             **{name: body[name] for name in _SAME if name in body},

@@ -75,6 +75,34 @@ def read_thinking(value: Any) -> Thinking:
     return Thinking(enabled, budget if kind == "enabled" else None, value.get("display") != "omitted")
 
 
+def read_thoughts_kept(value: Any) -> int | None:
+    """Read `context_management`; return how many of the last messages with thoughts keep them, None for all.
+
+    Raises:
+        InvalidParameter: an edit is another one than to clear thoughts.
+    """
+    given = Named("context_management", value)
+    edits = [] if value is None else value.get("edits", []) if isinstance(value, dict) else None
+    if (
+        not isinstance(edits, list)
+        or (value and value.keys() - {"edits"})
+        or not all(isinstance(edit, dict) for edit in edits)
+    ):
+        raise given.refused("must be an object with 'edits', a list of objects")
+    kept = None
+    for edit in edits:
+        if edit.get("type") != "clear_thinking_20251015" or edit.keys() - {"type", "keep"}:
+            raise given.refused("is not supported: the only edit here is clear_thinking_20251015; send what is left")
+        match edit.get("keep") or {"type": "thinking_turns", "value": 1}:
+            case "all" | {"type": "all"}:
+                pass
+            case {"type": "thinking_turns", "value": int(turns)} if turns > 0 and turns is not True:
+                kept = turns
+            case _:
+                raise given.refused("'keep' must be all, or an object with 'type': 'thinking_turns' and a 'value'")
+    return kept
+
+
 def read_effort(body: Mapping[str, Any]) -> Any:
     """Return `output_config.effort`, which the parameters' table checks."""
     config = body.get("output_config")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from handler.core.errors import InvalidPayload, NotJson
+from handler.core.errors import InvalidParameter, InvalidPayload, NotJson
 from handler.protocols.base import ServerContext
 from handler.protocols.validation import show
 
@@ -64,8 +64,31 @@ def _no_constant(name: str) -> None:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
 
 
+_ELSEWHERE = frozenset(
+    {
+        "assistant_id", "cachedContent", "cached_content", "cached_prompt", "container", "context_management",
+        "conversation", "conversation_id", "data_sources", "disaggregated_params", "ec_transfer_params", "file_id",
+        "file_ids", "kv_transfer_params", "mcp_servers", "previous_input_messages", "previous_interaction_id",
+        "previous_message_id", "previous_response_id", "sequence_end", "sequence_id", "sequence_start",
+        "session_params", "thread", "thread_id", "vector_store_ids",
+    }
+)  # fmt: skip
+"""Names that say: a part of this request is on the server. Without it the answer would be another one."""
+
+
 def report_unknown(names: list[str], body: Mapping[str, Any], context: ServerContext) -> list[str]:
-    """Return unknown names for the answer's header, or refuse them (option.unknown_parameters=refuse)."""
+    """Return unknown names for the answer's header, or refuse them (option.unknown_parameters=refuse).
+
+    Raises:
+        InvalidParameter: one says that the rest of the request is on the server.
+    """
+    for name in names:
+        place, _, key = name.rpartition(".")
+        values = body if not place else body.get(place)
+        if key in _ELSEWHERE and (not isinstance(values, Mapping) or values.get(key, True)):  # falsy values say nothing
+            raise InvalidParameter(
+                f"{name}: is not supported: nothing is kept between requests; send the whole request"
+            )
     if names and context.refuse_unknown:
         some = ", ".join(name[:64] for name in names[:8])
         raise InvalidPayload(f"unknown names: {some} (option.unknown_parameters=refuse)")

@@ -59,6 +59,8 @@ def _message(message: Message, at: str) -> dict[str, Any]:
     if role not in ROLES:
         raise InvalidPayload(f"{at}.role must be one of {', '.join(ROLES)}")
     if role == "assistant":
+        if "audio" in message:
+            raise InvalidPayload(f"{at}.audio is not supported: no answers are kept; send its transcript as content")
         calls, thoughts = message.get("tool_calls"), _thoughts(message, at)
         read = {"role": role, "content": ""}
         if content is not None or not (calls or thoughts):

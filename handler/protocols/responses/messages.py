@@ -69,7 +69,7 @@ class InputReader:
         join_turns(self.chat)
 
     def _item(self, item: Any, at: str) -> None:
-        kind = item.get("type", "message") if isinstance(item, dict) else None
+        kind = (item.get("type") or _implied_type(item)) if isinstance(item, dict) else None
         if not isinstance(kind, str):
             raise InvalidPayload(f"{at} must be an object with 'type', or with 'role' and 'content'")
         if kind == "item_reference":
@@ -91,6 +91,8 @@ class InputReader:
                 add_to_turn(self.chat, role, content=part)
         elif kind == "reasoning":
             parts = item.get("content") or item.get("summary") or []
+            if not parts and item.get("encrypted_content"):
+                raise InvalidPayload(f"{at}.encrypted_content is not supported: only OpenAI can read it; send content")
             if parts:
                 add_to_turn(self.chat, "assistant", reasoning_content=self._text(parts, f"{at}.content"))
         elif kind == "function_call":
@@ -127,7 +129,7 @@ class InputReader:
             check_taken(kind, at, self._context)
             if not images:
                 raise InvalidPayload(f"{at}: 'input_image' is not supported: {ONLY_IN}, and in outputs of calls")
-            if part.get("image_url") is None and part.get("file_id") is not None:
+            if part.get("file_id") is not None:
                 raise InvalidPayload(f"{at}.file_id is not supported: no files are kept; send image_url")
             if part.get("detail") not in (None, "auto"):
                 self.unknown |= {"input[].content[].detail": None}
@@ -150,6 +152,11 @@ class InputReader:
             raise InvalidPayload(f"{at}.arguments must be the JSON text of an object, of {MAX_ARGUMENTS} characters")
         self._calls.add(id)
         return {"id": id, "type": "function", "function": {"name": name, "arguments": value}}
+
+
+def _implied_type(item: Mapping[str, Any]) -> str:
+    """Return the type of an item that names none: a reference has nothing but an id."""
+    return "item_reference" if "id" in item and item.keys() <= {"id", "type"} else "message"
 
 
 def _string(value: Mapping[str, Any], name: str, at: str) -> str:

@@ -32,6 +32,7 @@ TABLE = Table(
         "text": Parameter("structured_output", _text),
         "previous_response_id": unsupported(_KEPT),
         "conversation": unsupported(_KEPT),
+        "context_management": unsupported("the input is not cut or summarized", []),
         "prompt": unsupported("no prompts are kept here"),
         "store": unsupported("nothing is kept; send store=false, or nothing, which means the same", False),
         "background": unsupported("an answer comes with its request", False),

@@ -94,6 +94,37 @@ def test_a_tool_and_its_result(anthropic: Driver, root: str, what: str) -> None:
 
 
 @_both
+def test_the_tool_runner_sends_everything_where_no_threads_are_kept(
+    anthropic: Driver, openai_server: LiveServer, how: str
+) -> None:
+    """The client asks for a thread first. The second request has the first one's call and its result."""
+    choice = {"type": "tool", "name": "weather"}
+    outcome = anthropic.call(how, openai_server.url, QUESTION, what="runner", tool_choice=choice, max_iterations=2,
+                             max_tokens=100, **GREEDY)  # fmt: skip
+    assert outcome.error is None, outcome.message
+    first, second = outcome.answer or outcome.events
+    for turn in (first, second):
+        (call,), (result,) = turn["message"]["content"], turn["results"]["content"]
+        assert (turn["message"]["stop_reason"], call["name"], result["tool_use_id"]) == (
+            "tool_use",
+            "weather",
+            call["id"],
+        )
+        assert result["content"] == f"12 °C in {call['input']['city']}"
+    tokens = [turn["message"]["usage"]["input_tokens"] for turn in (first, second)]
+    assert tokens[1] > tokens[0] + 10
+
+
+@_both
+def test_the_tool_runner_ends_with_an_answer(anthropic: Driver, openai_server: LiveServer, how: str) -> None:
+    outcome = anthropic.call(how, openai_server.url, QUESTION, what="runner", **GREEDY)
+    assert outcome.error is None, outcome.message
+    (turn,) = outcome.answer or outcome.events
+    assert turn["message"]["stop_reason"] in ("end_turn", "max_tokens")
+    assert [block["type"] for block in turn["message"]["content"]] == ["text"]
+
+
+@_both
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [

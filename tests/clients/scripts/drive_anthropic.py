@@ -8,12 +8,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from anthropic import Anthropic, AsyncAnthropic
+from anthropic import Anthropic, AsyncAnthropic, beta_async_tool, beta_tool
 from anthropic._models import validate_type
 from anthropic.types import ErrorResponse, Message, MessageTokensCount, RawMessageStreamEvent
 from common import main
 
 _TYPES = {"message": Message, "error": ErrorResponse}
+
+
+def weather(city: str) -> str:
+    """The weather.
+
+    Args:
+        city: its name
+    """
+    return f"12 °C in {city}"
 
 
 class AnthropicClient:
@@ -24,14 +33,22 @@ class AnthropicClient:
         with Anthropic(**_client(url)) as client:
             if what == "count":
                 return client.messages.count_tokens(**arguments).model_dump()
+            if what == "runner":
+                runner = client.beta.messages.tool_runner(tools=[beta_tool(weather)], **arguments)
+                return [_answered(message, runner.generate_tool_call_response()) for message in runner]
             if what == "gathered":
                 with client.messages.stream(**arguments) as stream:
                     return stream.get_final_message().model_dump()
             return client.messages.create(**arguments).model_dump()
 
     def stream(self, url: str, prompt: str, options: dict[str, Any]) -> Iterator[Any]:
-        _, arguments = _asked(prompt, options)
+        what, arguments = _asked(prompt, options)
         with Anthropic(**_client(url)) as client:
+            if what == "runner":
+                runner = client.beta.messages.tool_runner(tools=[beta_tool(weather)], stream=True, **arguments)
+                for stream in runner:
+                    yield _answered(stream.get_final_message(), runner.generate_tool_call_response())
+                return
             for event in client.messages.create(stream=True, **arguments):
                 yield event.model_dump()
 
@@ -42,16 +59,37 @@ class AnthropicClient:
         async with AsyncAnthropic(**_client(url)) as client:
             if what == "count":
                 return (await client.messages.count_tokens(**arguments)).model_dump()
+            if what == "runner":
+                runner = client.beta.messages.tool_runner(tools=[beta_async_tool(_weather)], **arguments)
+                return [_answered(message, await runner.generate_tool_call_response()) async for message in runner]
             if what == "gathered":
                 async with client.messages.stream(**arguments) as stream:
                     return (await stream.get_final_message()).model_dump()
             return (await client.messages.create(**arguments)).model_dump()
 
     async def stream_async(self, url: str, prompt: str, options: dict[str, Any]) -> AsyncIterator[Any]:
-        _, arguments = _asked(prompt, options)
+        what, arguments = _asked(prompt, options)
         async with AsyncAnthropic(**_client(url)) as client:
+            if what == "runner":
+                runner = client.beta.messages.tool_runner(tools=[beta_async_tool(_weather)], stream=True, **arguments)
+                async for stream in runner:
+                    message = await stream.get_final_message()
+                    yield _answered(message, await runner.generate_tool_call_response())
+                return
             async for event in await client.messages.create(stream=True, **arguments):
                 yield event.model_dump()
+
+
+async def _weather(city: str) -> str:
+    return weather(city)
+
+
+_weather.__name__, _weather.__doc__ = weather.__name__, weather.__doc__
+
+
+def _answered(message: Any, results: Any) -> dict[str, Any]:
+    """An answer, and what the client's tools said to its calls."""
+    return {"message": message.model_dump(), "results": results}
 
 
 def _checked(value: dict[str, Any]) -> str:

@@ -161,7 +161,7 @@ def test_parameters() -> None:
     [
         ({"metadata": {"user_id": "u"}, "service_tier": "auto"}, ["metadata", "service_tier"]),
         ({"anthropic_version": "2023-06-01", "cache_control": {"type": "ephemeral"}, "speed": "standard"}, []),
-        ({"seed": 1, "context_management": {"edits": []}}, ["seed", "context_management"]),
+        ({"seed": 1, "context_management": {"edits": []}}, ["seed"]),
         ({"tools": [{**TOOLS[0], "defer_loading": True, "strict": True}]}, ["tools[].defer_loading", "tools[].strict"]),
         ({"tools": [{**TOOLS[0], "allowed_callers": ["direct"], "cache_control": {}, "type": "custom"}]}, []),
         ({"messages": [{"role": "user", "content": [{**text("a"), "citations": [1]}], "name": "me"}]},
@@ -222,6 +222,11 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
         (body(output_config={"effort": "huge"}), "must have an 'effort' that is one of low"),
         (body(stop=["x"]), 'stop=["x"]: is not supported: write stop_sequences'),
         (body(mcp_servers=[{}]), "mcp_servers=[{}]: is not supported"),
+        (body(context_management={"edits": [{"type": "clear_tool_uses_20250919"}]}), "only edit here is clear_think"),
+        (body(context_management={"edits": [{"type": "compact_20260112"}]}), "the only edit here is clear_thinking_"),
+        (body(context_management={"edits": {}}), "must be an object with 'edits', a list of objects"),
+        (body(context_management="x"), "must be an object with 'edits', a list of objects"),
+        (body(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": 2}]}), "'keep' must be all"),
         (body(stream=1), "stream=1: must be true or false"),
     ],
 )
@@ -231,6 +236,39 @@ def test_refusals_name_what_is_wrong(asked: dict[str, Any], message: str) -> Non
     assert found.status == 400
     assert value["error"]["type"] == "invalid_request_error"
     assert message in value["error"]["message"]
+
+
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+@pytest.mark.parametrize("schema", ["anthropic_messages", "anthropic_count"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_thread_is_refused_as_anthropics_client_recovers_from(
+    schema: str, thread: dict[str, Any], stream: bool
+) -> None:
+    found = answer(schema, body(thread=thread, stream=stream), context=HERMES)
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    message = "thread: is not supported: no conversations are kept; send all messages"
+    error = {"type": "invalid_request_error", "message": message, "details": details}
+    assert (found.status, json.loads(found.body)) == (400, {"type": "error", "error": error})
+    assert answer(schema, body(thread=None), context=HERMES).status == 200
+
+
+@pytest.mark.parametrize(
+    ("edit", "kept"),
+    [
+        ({"keep": "all"}, [True, True, True]),
+        ({"keep": {"type": "all"}}, [True, True, True]),
+        ({"keep": {"type": "thinking_turns", "value": 2}}, [False, True, True]),
+        ({"keep": {"type": "thinking_turns", "value": 9}}, [True, True, True]),
+        ({}, [False, False, True]),
+    ],
+)
+def test_thoughts_are_cleared_but_the_last(edit: dict[str, Any], kept: list[bool]) -> None:
+    turns = ["a", [THOUGHT, text("A")], "b", [THOUGHT, text("B")], "c", "C", "d", [THOUGHT, text("D")], "e"]
+    edits = [{"type": "clear_thinking_20251015", **edit}]
+    (request,) = parse(talk(*turns, context_management={"edits": edits})).requests
+    said = [message for message in request.messages or () if message["content"] in ("A", "B", "D")]
+    assert ["reasoning_content" in message for message in said] == kept
+    assert [message["content"] for message in request.messages or ()] == [*"aAbBcCdDe"]
 
 
 def test_a_strict_server_refuses_unknown_names() -> None:

@@ -1,0 +1,98 @@
+"""A body that says "the rest is on the server" is refused by name in every dialect, never answered without the rest."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.protocols.answers import CAPABLE, DIALECTS, answer
+from tests.unit.protocols.test_too_long import BODIES, INPUTS
+
+NAMES = (
+    "cached_content", "cached_prompt", "container", "context_management", "conversation", "disaggregated_params",
+    "file_ids", "kv_transfer_params", "mcp_servers", "previous_message_id", "previous_response_id", "sequence_id",
+    "session_params", "thread", "thread_id",
+)  # fmt: skip
+TASKS = [(dialect, body) for dialect, bodies in BODIES.items() for body in bodies]
+
+SEEING = replace(CAPABLE, no_images="")
+PNG = {"type": "input_image", "image_url": "data:image/png;base64,aQ==", "file_id": "file_1"}
+
+
+def said(dialect: str, body: Any) -> str:
+    """The error's text, from a body or from an event."""
+    found = answer(dialect, body, context=SEEING)
+    assert found.status in ((200, 422, 424) if dialect == "tgi_generate_stream" else (400, 422, 424)), found
+    return found.body.decode().replace("\\", "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("dialect", "body"), TASKS, ids=[f"{dialect}-{'+'.join(body)}" for dialect, body in TASKS])
+def test_a_part_of_a_request_that_is_elsewhere_is_refused_by_name(
+    dialect: str, body: dict[str, Any], name: str
+) -> None:
+    for value in ("x_1", 7, {"type": "continue"}, [{"type": "compaction"}], True):
+        message = said(dialect, {**body, name: value})
+        assert name in message
+        assert "has invalid type" in message or "is not supported" in message or "must be an object with" in message
+
+
+@pytest.mark.parametrize("dialect", ["lmi", "tgi_compat", "dynamic_batch", "tgi_generate", "mindie", "lmi_embedding"])
+def test_under_parameters_too(dialect: str) -> None:
+    message = said(dialect, {**INPUTS, "parameters": {"cached_prompt": "You are"}})
+    assert "parameters.cached_prompt: is not supported: nothing is kept between requests" in message
+
+
+@pytest.mark.parametrize("value", [None, "", [], {}, 0, False])
+def test_a_value_that_asks_for_nothing_is_no_refusal(value: Any) -> None:
+    asked = {"messages": [{"role": "user", "content": "a"}], "kv_transfer_params": value, "cached_content": value}
+    assert answer("openai_chat", asked).status == 200
+    parsed = DIALECTS["openai_chat"].parse(asked, CAPABLE)
+    assert list(parsed.ignored) == ([] if value is None else ["kv_transfer_params", "cached_content"])
+
+
+def talk(*messages: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "a"}, *messages], "max_tokens": 4}
+
+
+def user(part: Any) -> dict[str, Any]:
+    return {"role": "user", "content": [part]}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "message"),
+    [
+        ("openai_chat", talk({"role": "assistant", "audio": {"id": "audio_1"}}), "messages[1].audio is not supported"),
+        ("lmi", talk({"role": "assistant", "content": "", "audio": {"id": "a"}}), "messages[1].audio is not supported"),
+        ("openai_chat", talk(user({"type": "file", "file": {"file_id": "f"}})), "'file' is not supported"),
+        ("openai_chat", talk(user({"type": "image_url", "image_url": {"url": "https://x/a.png", "file_id": "f"}})),
+         "messages[].content[].image_url.file_id: is not supported"),
+        ("openai_chat", talk(user({"type": "image_url", "image_url": None, "uuid": "u"})), "image_url must be a URL"),
+        ("openai_responses", {"input": [user(PNG)]}, "input[0].content[0].file_id is not supported"),
+        ("openai_responses", {"input": [user({"type": "input_file", "file_id": "f"})]}, "is not supported"),
+        ("openai_responses", {"input": [{"type": "item_reference", "id": "m"}]}, "'item_reference' is not supported"),
+        ("openai_responses", {"input": [{"id": "m"}]}, "input[0]: 'item_reference' is not supported"),
+        ("openai_responses", {"input": [{"id": "m", "type": None}]}, "input[0]: 'item_reference' is not supported"),
+        ("openai_responses", {"input": [{"type": "compaction", "encrypted_content": "x"}]}, "'compaction' is not supp"),
+        ("openai_responses", {"input": [{"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"}]},
+         "input[0].encrypted_content is not supported"),
+        ("openai_responses", {"input": "a", "prompt": {"id": "pmpt_1"}}, "prompt={\"id\": \"pmpt_1\"}: is not supp"),
+        ("openai_responses", {"input": "a", "store": True}, "store=true: is not supported: nothing is kept"),
+        ("openai_responses", {"input": "a", "background": True}, "background=true: is not supported"),
+        ("anthropic_messages", talk(user({"type": "image", "source": {"type": "file", "file_id": "f"}})),
+         "'file' is not supported: no files are kept"),
+        ("anthropic_messages", talk(user({"type": "container_upload", "file_id": "f"})), "there are no containers"),
+        ("anthropic_messages", {**talk(), "compaction": {"type": "enabled"}}, "compaction={\"type\": \"enabled\"}: is"),
+    ],
+)  # fmt: skip
+def test_parts_of_messages_that_are_elsewhere(dialect: str, body: Any, message: str) -> None:
+    assert message in said(dialect, body)
+
+
+def test_a_summary_of_a_thought_that_only_openai_can_read_is_a_thought() -> None:
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm"}], "encrypted_content": "x"}
+    asked = {"input": [{"role": "user", "content": "a"}, thought]}
+    assert answer("openai_responses", json.loads(json.dumps(asked))).status == 200
