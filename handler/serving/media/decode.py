@@ -12,6 +12,9 @@ import PIL.Image
 from PIL import GifImagePlugin, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from handler.core.errors import InvalidPayload
+from handler.serving.media.headers import LargerThanRead, read_size
+
+PIL.Image.MAX_IMAGE_PIXELS = None  # `decode` has a limit of its own
 
 _FORMATS = [
     plugin.format
@@ -34,17 +37,16 @@ def decode(max_pixels: int, data: memoryview) -> Iterator[Any]:
     It decodes as vLLM does: upright by EXIF, transparent parts on white (vllm/multimodal/image.py).
 
     Args:
-        max_pixels: width times height, which the header says: a larger image's pixels are not decoded.
+        max_pixels: width times height: a larger image's pixels are not decoded.
 
     Raises:
-        InvalidPayload: it is no such image, or too large; the message goes after the field's name.
+        LargerThanRead: it has more pixels.
+        InvalidPayload: it is no such image; the message goes after the field's name.
     """
     try:
         image = _open(max_pixels, data)
-    except (InvalidPayload, MemoryError):
+    except (LargerThanRead, MemoryError):
         raise
-    except PIL.Image.DecompressionBombError:
-        raise InvalidPayload(f"the image has too many {_limit(max_pixels)}") from None
     except PIL.UnidentifiedImageError:
         raise InvalidPayload("it is no JPEG, PNG, WebP or GIF") from None
     except Exception as error:  # whatever Pillow's readers raise on a broken file
@@ -58,7 +60,7 @@ def decode(max_pixels: int, data: memoryview) -> Iterator[Any]:
 
 
 def _open(max_pixels: int, data: memoryview) -> PIL.Image.Image:
-    _check_size(_webp_size(bytes(data[:30])), max_pixels)
+    _check_size(read_size(bytes(data[:30])), max_pixels)  # Pillow allocates a WebP's pixels when it opens one
     with PIL.Image.open(io.BytesIO(data), formats=_FORMATS) as file:
         _check_size(file.size, max_pixels)
         upright: PIL.Image.Image = file
@@ -70,24 +72,7 @@ def _open(max_pixels: int, data: memoryview) -> PIL.Image.Image:
 
 def _check_size(size: tuple[int, int], max_pixels: int) -> None:
     if size[0] * size[1] > max_pixels:
-        raise InvalidPayload(f"the image has {size[0]} × {size[1]} {_limit(max_pixels)}")
-
-
-def _limit(max_pixels: int) -> str:
-    return f"pixels; at most {max_pixels} in all (option.max_image_pixels)"
-
-
-def _webp_size(head: bytes) -> tuple[int, int]:
-    """Read a WebP's size (RFC 9649): Pillow allocates its pixels when it opens one. (0, 0) for another format."""
-    match head[8:16]:
-        case b"WEBPVP8X":
-            return 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")
-        case b"WEBPVP8L":
-            bits = int.from_bytes(head[21:25], "little")
-            return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-        case b"WEBPVP8 ":
-            return int.from_bytes(head[26:28], "little") & 0x3FFF, int.from_bytes(head[28:30], "little") & 0x3FFF
-    return 0, 0
+        raise LargerThanRead(*size)
 
 
 def _rgb(image: PIL.Image.Image) -> PIL.Image.Image:

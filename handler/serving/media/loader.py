@@ -3,70 +3,66 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
-from handler.core.errors import InvalidPayload, Overloaded, Unavailable
+from handler.core.errors import InvalidPayload, Unavailable
+from handler.core.event_loop import run_in_daemon_thread
 from handler.core.images import Image, ImageSource
 from handler.engines.process.sandbox import LimitExceeded, NotRun, Purpose, Sandbox
 from handler.engines.process.sandbox_tasks import Job, Limits, Work
+from handler.serving.media.headers import LargerThanRead, read_size
 from handler.serving.media.rules import ImageRules
+from handler.serving.media.turns import Flow, Quota, Turns
 
 if TYPE_CHECKING:
     from handler.serving.media.fetch import Fetcher
 
 T = TypeVar("T")
 
-DECODERS = 2  # images decoded at a time
-FETCHES = 32  # files fetched at a time, which bounds the memory that they take
-MAX_WAITING = 1024  # images of all requests that are fetched and decoded, or wait for that
+MAX_IMAGES = 1024  # of all requests, that are fetched and decoded, or wait for that
 MAX_MEMORY = 1 << 30  # bytes of files and pixels of all requests, until they end
+_SPARE_IMAGES, _FEW_IMAGES = 1024, 4  # beyond that, for requests with few images
+_SPARE_MEMORY, _LITTLE_MEMORY = 1 << 28, 1 << 25  # bytes beyond that, for requests that need little
 
-SECONDS = 10.0  # of computing for an image
+FETCHES, _FETCHES_OF_HOST = 128, 32  # files fetched at a time
+_FILES = "file:"  # host of files
+
+DECODERS, _SLOW_DECODERS = 3, 2  # images decoded at a time, and those of them that may take long
+_QUICK, _SLOW = "quick", "slow"
+_QUICK_PIXELS = 1 << 22
+_QUICK_SECONDS, SECONDS = 0.5, 10.0  # of computing for an image
 _PATIENCE = 60.0  # seconds by the clock
 _MEMORY, _MEMORY_OF_PIXEL = 64 << 20, 16  # bytes, beside the file's
+_COST = 1 << 18  # pixels that are decoded in the time that it takes to begin and end
+_BYTES_OF_PIXEL = 3
 _NICE = 2
 
 _PURPOSE = Purpose("images", "are decoded")
 
 
-class Memory:
-    """Bytes that the images of all requests may have. Thread-safe."""
-
-    def __init__(self, most: int = MAX_MEMORY) -> None:
-        self.most = most
-        self._lock = threading.RLock()  # the collector may give bytes back while a thread takes some
-        self.taken = 0
-
-    def take(self, size: int) -> None:
-        """Raises Overloaded where there are too few."""
-        with self._lock:
-            if self.taken + size > self.most:
-                raise Overloaded("images of other requests take all the memory that there is for them")
-            self.taken += size
-
-    def give_back(self, size: int) -> None:
-        with self._lock:
-            self.taken -= size
-
-
 class Reservation:
     """One request's part of the memory, until it is given back or nothing refers to it."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Quota) -> None:
         self._memory, self._size = memory, 0
 
     def take(self, size: int) -> None:
-        """Raises Overloaded as `Memory.take`; InvalidPayload where there never are so many."""
+        """Raises Overloaded where there is too little; InvalidPayload where there never is so much."""
         if self._size + size > self._memory.most:
             raise InvalidPayload(f"the request's images have more than {self._memory.most} bytes of files and pixels")
-        self._memory.take(size)
+        self._memory.take(size, self._size)
         self._size += size
 
-    def give_back(self) -> None:
-        size, self._size = self._size, 0
+    def give_back(self, size: int | None = None) -> None:
+        """Give a part back, or all."""
+        size = self._size if size is None else size
+        self._size -= size
         self._memory.give_back(size)
 
     __del__ = give_back
@@ -80,18 +76,26 @@ class LoadedImages(NamedTuple):
 
 
 class ImageLoader:
-    """Fetches and decodes. Its threads and its process begin with the first image. Thread-safe."""
+    """Fetches and decodes. Its threads and its process begin with the first image. Thread-safe.
+
+    Requests take turns. All of a request's pixels are reserved, as the files' headers give them, before any is decoded.
+    """
 
     def __init__(self, rules: ImageRules) -> None:
         self._rules = rules
-        self.memory = Memory()
-        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="images")
+        full = "images of other requests take all the memory that there is for them"
+        self.memory = Quota(MAX_MEMORY, _SPARE_MEMORY, _LITTLE_MEMORY, full)
+        self._waiting = Quota(
+            MAX_IMAGES, _SPARE_IMAGES, _FEW_IMAGES, "too many images of other requests are being loaded"
+        )
+        self._threads = ThreadPoolExecutor(DECODERS, thread_name_prefix="images")
         self._process = Sandbox(_make, _PURPOSE)
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fetcher: Fetcher | None = None
-        self._fetches = asyncio.Semaphore(FETCHES)
-        self._num_waiting, self._closed = 0, False
+        self._fetches = Turns(FETCHES, lambda host: _FETCHES_OF_HOST)
+        self._decoders = Turns(DECODERS, lambda kind: DECODERS if kind == _QUICK else _SLOW_DECODERS)
+        self._closed = False
 
     def load(self, sources: Sequence[ImageSource]) -> Future[LoadedImages]:
         """Have the images of a request loaded; to cancel the result ends the fetches.
@@ -102,12 +106,10 @@ class ImageLoader:
         with self._lock:
             if self._closed:
                 raise Unavailable("the server is stopping")
-            if self._num_waiting + len(sources) > MAX_WAITING:
-                raise Overloaded(f"{self._num_waiting} images of other requests are being loaded")
-            self._num_waiting += len(sources)
+            self._waiting.take(len(sources))
             loop = self._loop or self._start()
         future = asyncio.run_coroutine_threadsafe(self._load(sources), loop)
-        future.add_done_callback(lambda _: self._ended(len(sources)))
+        future.add_done_callback(lambda _: self._waiting.give_back(len(sources)))
         return future
 
     def close(self) -> None:
@@ -115,13 +117,9 @@ class ImageLoader:
         with self._lock:
             loop, self._loop, self._closed = self._loop, None, True
         self._process.close()
-        self._decoders.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
         if loop is not None:
             asyncio.run_coroutine_threadsafe(self._stop(), loop)
-
-    def _ended(self, count: int) -> None:
-        with self._lock:
-            self._num_waiting -= count
 
     def _start(self) -> asyncio.AbstractEventLoop:
         self._loop = loop = asyncio.new_event_loop()
@@ -142,55 +140,132 @@ class ImageLoader:
             await self._fetcher.close()
         asyncio.get_running_loop().stop()
 
+    # -- one request ---------------------------------------------------------------------------------------------
+
     async def _load(self, sources: Sequence[ImageSource]) -> LoadedImages:
-        reservation, tasks = Reservation(self.memory), list[asyncio.Task[Image]]()
+        reservation, fetches, decoding = Reservation(self.memory), Flow(), Flow()
         try:
-            reservation.take(sum(len(source.data or b"") for source in sources))
-            tasks += [asyncio.create_task(self._load_one(source, reservation)) for source in sources]
-            images = tuple(await asyncio.gather(*tasks))
+            reservation.take(given := sum(len(source.data or b"") for source in sources))
+            files = await _together(_named(source, self._file(source, fetches, reservation)) for source in sources)
+            sizes = [self._pixels(source, file) for source, file in zip(sources, files, strict=True)]
+            reservation.take(_BYTES_OF_PIXEL * sum(sizes))
+            images = await _together(
+                _named(source, self._image(file, pixels, decoding, reservation))
+                for source, file, pixels in zip(sources, files, sizes, strict=True)
+            )
+            reservation.give_back(sum(len(file) for file in files) - given)  # nothing refers to what was fetched
         except BaseException:
             reservation.give_back()
-            for task in tasks:
-                task.cancel()
             raise
-        return LoadedImages(images, reservation)
+        return LoadedImages(tuple(images), reservation)
 
-    async def _load_one(self, source: ImageSource, reservation: Reservation) -> Image:
-        try:
-            if source.data is not None:
-                image = await self._on_thread(self._decode, source.data)
-            else:
-                async with self._fetches:
-                    image = await self._on_thread(self._decode, await self._fetch(source.url))
-        except (InvalidPayload, Unavailable) as error:
-            raise type(error)(f"{source.name}: {error.message}") from None
-        reservation.take(len(image.rgb))  # now: the request's other images may take long
-        return image
+    async def _file(self, source: ImageSource, flow: Flow, reservation: Reservation) -> bytes:
+        if source.data is not None:
+            file = source.data
+        else:
+            host = _host(source.url)
+            await self._fetches.enter(flow, 1.0, host)
+            try:
+                file = await self._fetch(source.url)
+            finally:
+                self._fetches.leave(host)
+            reservation.take(len(file))
+        if not file:
+            raise InvalidPayload("the image has no bytes")
+        return file
 
     async def _fetch(self, url: str) -> bytes:
         from handler.serving.media.fetch import Fetcher, read_file  # aiohttp is loaded by the first URL
 
-        if url[:5].lower() == "file:":
-            return await self._on_thread(read_file, url, self._rules)
+        if _host(url) == _FILES:
+            return await run_in_daemon_thread(partial(read_file, url, self._rules))
         if self._fetcher is None:
             self._fetcher = Fetcher(self._rules, FETCHES)
         return await self._fetcher.fetch(url)
 
-    async def _on_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, function, *arguments)
-
-    def _decode(self, data: bytes) -> Image:
-        if not data:
-            raise InvalidPayload("the image has no bytes")
-        memory = _MEMORY + _MEMORY_OF_PIXEL * self._rules.max_pixels + 2 * len(data)
-        job = Job(self._rules.max_pixels, Limits(SECONDS, memory, _PATIENCE, _NICE), len(data))
+    def _pixels(self, source: ImageSource, file: bytes) -> int:
+        """Return how many an image has by its header."""
         try:
-            ((width, height, digest), *parts), _ = self._process.run(job, data)
+            return self._checked(*read_size(file))
+        except InvalidPayload as error:
+            raise InvalidPayload(f"{source.name}: {error.message}") from None
+
+    def _checked(self, width: int, height: int) -> int:
+        most = self._rules.max_pixels
+        if width * height > most:
+            limit = f"at most {most} in all (option.max_image_pixels)"
+            raise InvalidPayload(f"the image has {width} × {height} pixels; {limit}")
+        return width * height
+
+    async def _image(self, file: bytes, pixels: int, flow: Flow, reservation: Reservation) -> Image:
+        try:
+            return await self._in_turn(file, pixels, flow)
+        except LargerThanRead as larger:  # as a GIF whose first frame is larger than its screen
+            found = self._checked(*larger.args)
+            reservation.take(_BYTES_OF_PIXEL * (found - pixels))
+            return await self._in_turn(file, found, flow)
+
+    async def _in_turn(self, file: bytes, pixels: int, flow: Flow) -> Image:
+        """Decode a small image within little time, so that no turn at it takes long; others, and slow ones, apart."""
+        if pixels <= _QUICK_PIXELS:
+            with contextlib.suppress(LimitExceeded):
+                return await self._turn(_QUICK, file, pixels, flow, _QUICK_SECONDS)
+        try:
+            return await self._turn(_SLOW, file, pixels, flow, SECONDS)
         except LimitExceeded:
-            raise InvalidPayload(f"the image needs more than {SECONDS:g} s or {memory >> 20} MiB") from None
+            memory = _memory(file, pixels) >> 20
+            raise InvalidPayload(f"the image needs more than {SECONDS:g} s or {memory} MiB") from None
+
+    async def _turn(self, kind: str, file: bytes, pixels: int, flow: Flow, seconds: float) -> Image:
+        await self._decoders.enter(flow, _COST + pixels, kind)
+        loop, decoding = asyncio.get_running_loop(), self._threads.submit(self._decode, file, pixels, seconds)
+        # The thread goes on when the request is cancelled, and keeps the slot.
+        decoding.add_done_callback(lambda _: _call_soon(loop, partial(self._decoders.leave, kind)))
+        return await asyncio.wrap_future(decoding)
+
+    def _decode(self, file: bytes, pixels: int, seconds: float) -> Image:
+        job = Job(pixels, Limits(seconds, _memory(file, pixels), _PATIENCE, _NICE), len(file))
+        try:
+            ((width, height, digest), *parts), _ = self._process.run(job, file)
         except NotRun as error:
             raise Unavailable(f"the image cannot be decoded: {error}") from None
         return Image(width, height, b"".join(parts), digest)
+
+
+async def _together(parts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines at a time; the first that fails ends the others."""
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        raise
+
+
+async def _named(source: ImageSource, loading: Awaitable[T]) -> T:
+    try:
+        return await loading
+    except (InvalidPayload, Unavailable) as error:
+        raise type(error)(f"{source.name}: {error.message}") from None
+
+
+def _host(url: str) -> str:
+    if url[:5].lower() == _FILES:
+        return _FILES
+    try:
+        return urlsplit(url).netloc.lower()
+    except ValueError:  # it is refused when it is fetched
+        return ""
+
+
+def _memory(file: bytes, pixels: int) -> int:
+    return _MEMORY + _MEMORY_OF_PIXEL * pixels + 2 * len(file)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(call)
 
 
 def _make() -> Work:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import io
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -21,8 +23,10 @@ from handler.core.images import Image, ImageSource
 from handler.serving.media import loader as media
 from handler.serving.media.addresses import is_public
 from handler.serving.media.decode import decode
+from handler.serving.media.headers import read_size
 from handler.serving.media.loader import ImageLoader
 from handler.serving.media.rules import ImageRules, image_rules, missing_packages
+from handler.serving.media.turns import Flow, Quota, Turns
 from handler.serving.request_task import RequestTask
 from tests.app.images.files import data_url, image_file
 from tests.servers import PATIENCE, wait_for
@@ -137,26 +141,162 @@ def test_memory_is_given_back_when_nothing_refers_to_it(images: ImageLoader) -> 
     assert images.memory.taken == 0
 
 
-def test_pixels_count_while_the_requests_other_images_are_loaded(images: ImageLoader) -> None:
+HUGE = saved(PIL.Image.new("RGB", (5700, 5700)), "WEBP", lossless=True)
+"""Some hundred bytes that become 97 MB."""
+
+
+def test_a_request_with_too_many_pixels_is_refused_by_its_headers(images: ImageLoader) -> None:
+    with mock.patch.object(images, "_decode", wraps=images._decode) as decode:
+        error = refusal(images, *[source(HUGE)] * 32)
+        assert isinstance(error, InvalidPayload)
+        assert "the request's images have more than" in error.message
+        assert not decode.called
+    assert images.memory.taken == 0
+
+
+def test_large_images_of_one_client_do_not_hold_up_a_neighbours_small_one(images: ImageLoader) -> None:
+    """It waits neither for their decoding nor for their memory."""
+    images.load([source(image_file())]).result()  # the process runs
+    attack = [images.load([source(HUGE)] * 11) for _ in range(30)]
+    wait_for(lambda: images.memory.taken > 1 << 29, PATIENCE, "the attack does not begin")
+    began = time.process_time()
+    with mock.patch.object(images, "_decode", wraps=images._decode) as decode:
+        assert images.load([source(image_file())]).result().images[0].width == 8
+        assert decode.call_count <= 3
+    assert time.process_time() - began < 1.0
+    outcomes = [each.exception(timeout=PATIENCE) for each in attack]
+    assert outcomes.count(None) >= 1
+    assert all(isinstance(outcome, Overloaded) for outcome in outcomes if outcome is not None)
+
+
+def test_pixels_are_reserved_before_any_is_decoded(images: ImageLoader) -> None:
     png, go_on = image_file(), threading.Event()
     decode = images._decode
-    images._decode = lambda data: decode(data) if data or not go_on.wait(PATIENCE) else decode(png)  # type: ignore[method-assign]
-    loading = images.load([source(png), source(b"")])
+    images._decode = lambda *given: decode(*given) if go_on.wait(PATIENCE) else None  # type: ignore[method-assign,assign,return-value]
+    loading = images.load([source(png), source(png)])
     try:
-        wait_for(lambda: images.memory.taken == len(png) + 8 * 6 * 3, PATIENCE, "the pixels of the first do not count")
+        wait_for(lambda: images.memory.taken == 2 * (len(png) + 8 * 6 * 3), PATIENCE, "the pixels do not count")
     finally:
         go_on.set()
     assert loading.result().images[0] == loading.result().images[1]
 
 
 def test_images_beyond_the_memory_wait_for_other_requests(images: ImageLoader) -> None:
-    images.memory = media.Memory(3 * (len(image_file()) + 8 * 6 * 3))
+    images.memory = Quota(3 * (len(image_file()) + 8 * 6 * 3), 0, 0, "full")
     two = [source(image_file())] * 2
     loaded = images.load(two).result()
     assert isinstance(refusal(images, *two), Overloaded)
     loaded.reservation.give_back()
     assert isinstance(refusal(images, *two, *two), InvalidPayload)
     assert len(images.load(two).result().images) == 2
+
+
+def test_small_requests_have_room_that_large_ones_cannot_take() -> None:
+    quota = Quota(10, spare=4, small=2, words="full")
+    quota.take(8)
+    quota.take(2, before=8)
+    for amount, before in ((3, 0), (1, 2)):
+        with pytest.raises(Overloaded, match="full"):
+            quota.take(amount, before)
+    quota.take(2)
+    quota.take(2)
+    with pytest.raises(Overloaded):
+        quota.take(1)
+    quota.give_back(14)
+    assert quota.taken == 0
+
+
+def test_an_image_larger_than_its_header_says_is_decoded_when_its_size_is_known(images: ImageLoader) -> None:
+    gif = image_file("GIF").replace(b"GIF87a\x08\0\x06\0", b"GIF87a\x01\0\x01\0")
+    assert read_size(gif) == (1, 1)
+    loaded = images.load([source(gif)]).result()
+    assert loaded.images[0][:2] == (8, 6)
+    assert images.memory.taken == len(gif) + 8 * 6 * 3
+
+
+def test_an_image_that_is_small_and_slow_gets_its_time_apart(images: ImageLoader) -> None:
+    with (
+        mock.patch.object(media, "_QUICK_SECONDS", 1e-4),
+        mock.patch.object(images, "_turn", wraps=images._turn) as turn,
+    ):
+        images.load([source(image_file("WEBP", (1000, 1000), lossless=True))]).result()
+    assert [call.args[0] for call in turn.call_args_list] == ["quick", "slow"]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
+@pytest.mark.parametrize("options", [{}, {"lossless": True, "progressive": True}])
+def test_headers_say_the_size(kind: str, options: dict[str, Any]) -> None:
+    data = saved(PIL.Image.new("RGB", (300, 7)), kind, **options)
+    assert read_size(data) == (300, 7)
+    for end in range(len(data)):
+        assert min(read_size(data[:end])) >= 0
+
+
+def test_a_jpegs_size_is_not_searched_for_long() -> None:
+    noise = PIL.Image.effect_noise((300, 7), 9).convert("RGB")
+    photo = saved(noise, "JPEG", icc_profile=bytes(200_000), comment=b"x" * 60_000)
+    assert read_size(photo) == (300, 7)
+    assert read_size(photo[:2] + b"\xff" * 9 + photo[2:]) == (300, 7)
+    began = time.thread_time()
+    for hostile in (b"\xff" * (20 << 20), b"\xff\xd0" * (10 << 20), b"\xff\xe0\0\2" * (5 << 20)):
+        assert read_size(b"\xff\xd8" + hostile) == (0, 0)
+    assert time.thread_time() - began < 0.5
+
+
+def in_turns(kinds: Callable[[str], int], use: Callable[[Turns, list[str]], Coroutine[Any, Any, None]]) -> list[str]:
+    """What is done, in its order, at one slot."""
+    done: list[str] = []
+    asyncio.run(use(Turns(1, kinds), done))
+    return done
+
+
+async def work(turns: Turns, done: list[str], flow: Flow, name: str, cost: float = 1.0, kind: str = "any") -> None:
+    await turns.enter(flow, cost, kind)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    done.append(name)
+    turns.leave(kind)
+
+
+def test_requests_take_turns() -> None:
+    async def use(turns: Turns, done: list[str]) -> None:
+        one, two, small = Flow(), Flow(), Flow()
+        tasks = [asyncio.create_task(work(turns, done, one, "1", 10)) for _ in range(3)]
+        tasks += [asyncio.create_task(work(turns, done, two, "2", 10)) for _ in range(3)]
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(work(turns, done, small, "small")))
+        await asyncio.gather(*tasks)
+
+    assert in_turns(lambda kind: 1, use) == ["1", "small", "2", "1", "2", "1", "2"]
+
+
+def test_who_leaves_the_queue_takes_no_turn() -> None:
+    async def use(turns: Turns, done: list[str]) -> None:
+        tasks = [asyncio.create_task(work(turns, done, Flow(), str(number))) for number in range(4)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()  # it waits
+        while not tasks[0].done():
+            await asyncio.sleep(0)
+        tasks[2].cancel()  # it has its slot, perhaps without knowing
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await turns.enter(Flow(), 1, "any")
+        done.append("free")
+
+    done = in_turns(lambda kind: 1, use)
+    assert done in (["0", "3", "free"], ["0", "2", "3", "free"])
+
+
+def test_a_kind_has_no_more_slots_than_its_own() -> None:
+    async def use(turns: Turns, done: list[str]) -> None:
+        await turns.enter(Flow(), 1, "slow")
+        slow = asyncio.create_task(work(turns, done, Flow(), "slow", 0.1, "slow"))
+        await work(turns, done, Flow(), "quick", 5, "quick")
+        turns.leave("slow")
+        await slow
+
+    done: list[str] = []
+    asyncio.run(use(Turns(2, lambda kind: 1 if kind == "slow" else 2), done))
+    assert done == ["quick", "slow"]
 
 
 def test_one_broken_image_refuses_the_request(images: ImageLoader) -> None:
@@ -179,7 +319,7 @@ def test_an_image_that_takes_too_long_ends_its_own_decoding(images: ImageLoader)
 
 
 def test_too_many_that_wait_are_refused(images: ImageLoader) -> None:
-    with mock.patch.object(media, "MAX_WAITING", 1), pytest.raises(Overloaded):
+    with mock.patch.object(images, "_waiting", Quota(1, 0, 0, "full")), pytest.raises(Overloaded):
         images.load([source(image_file())] * 2)
 
 
@@ -241,7 +381,7 @@ def test_under_djl_images_are_loaded_between_steps_and_freed_with_their_request(
         while not task.finished:
             bench.loop.wait(0.05)
     assert json.loads(task.take())["choices"][0]["message"]["content"] == " <image> assistant:"
-    assert [call.args for call in take.call_args_list] == [(len(image_file()),), (8 * 6 * 3,)]
+    assert [call.args for call in take.call_args_list] == [(len(image_file()), 0), (8 * 6 * 3, len(image_file()))]
     del task
     told.clear()
     gc.collect()
