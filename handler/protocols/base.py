@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypedDict
 
 from handler.core.errors import ServingError
-from handler.core.text import Vocabulary
+from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Request, Task, Token
 from handler.protocols.assistant.tools.parsing import Format
 
@@ -200,7 +200,8 @@ class ParsedRequest(NamedTuple):
         headers: the dialect's own headers; called with None when a stream starts, before the timing is known.
         keep_alive: bytes that a stream sends when it has been silent for a while; b"" for none.
         failed: renders the end of a stream that has sent nothing but `keep_alive`. None: use `Reply.refused`.
-        counts: the answer is made of the number of the prompt's tokens alone, however many the model takes.
+        take_prompt: hands the reply the prompt, of which alone the answer is made, however many tokens the model takes;
+            called on any thread. None: the engine answers.
     """
 
     requests: Sequence[Request]
@@ -212,7 +213,7 @@ class ParsedRequest(NamedTuple):
     headers: Callable[[Timing | None], Headers] = no_headers
     keep_alive: bytes = b""
     failed: Callable[[ServingError], bytes] | None = None
-    counts: bool = False
+    take_prompt: Callable[[Prompt], None] | None = None
 
 
 class Schema(Protocol):

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, NUMBER, Framing, template
+from handler.core.text import Prompt
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Sampling, Token
 from handler.protocols.base import HttpResponse, TokenLine
 from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, document
@@ -296,3 +297,34 @@ def rank_sequences(scores: Sequence[float], sampling: Sampling) -> list[int]:
     if sampling.num_beams == 1:
         ranked.sort(key=lambda index: -scores[index])
     return ranked[: sampling.n] if sampling.n > 1 else ranked
+
+
+class PromptDocument:
+    """A JSON document made of a request's prompt alone; no token of an answer comes.
+
+    Args:
+        render: makes the document; it may take its time.
+        refused: renders a failure before the answer is sent.
+    """
+
+    content_type = JSON.content_type
+    finished = False
+
+    def __init__(self, render: Callable[[Prompt], Any], refused: Callable[[ServingError], HttpResponse]) -> None:
+        self._render = render
+        self._body = b""
+        self.refused = refused
+
+    def take(self, prompt: Prompt) -> None:
+        """Render the document. Thread-safe: it is sent afterwards."""
+        self._body = JSON.encode(self._render(prompt))
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        pass
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        self.finished = True
+        return self._body
+
+    def token_line(self) -> None:
+        pass

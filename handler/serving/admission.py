@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from handler.core.errors import InvalidPayload
+from handler.core.errors import InvalidPayload, Overloaded
 from handler.core.images import Image
 from handler.core.text import Prompt
 from handler.core.values import Request
-from handler.engines.base import Tokenizer
 from handler.plugins.formatter_thread import FormatterThread
 from handler.protocols.base import ParsedRequest, Schema
 from handler.serving.large_bodies import LARGE, is_long
@@ -25,6 +24,8 @@ from handler.serving.preprocess import Decoded, Headers, Preprocessor, check_gui
 T = TypeVar("T")
 
 TOKENIZER_THREADS = 2
+MOST_TOKENIZING = 4 * TOKENIZER_THREADS
+"""Requests for a prompt's tokens alone, at a time; those for answers need the same threads."""
 _PARSE_INLINE = 1 << 16  # bytes of a body, from which on it is parsed off the event loop
 _TOKENIZE_INLINE = 1 << 10  # bytes of a body, from which on it is tokenized off the event loop
 _TOKENIZE_STEPPED = 1 << 13  # and off a stepped one, where a thread's result comes a step later
@@ -90,17 +91,17 @@ def _pattern(template: str) -> str:
 
 
 class Admission:
-    """Decodes, parses and tokenizes requests. Belongs to the event loop's thread, and uses the tokenizer on others.
+    """Decodes, parses and tokenizes requests. Belongs to the event loop's thread, and tokenizes on others.
 
     Args:
         rules: for images.
         stepped: the loop runs in a host's steps only.
     """
 
-    def __init__(self, preprocessor: Preprocessor, tokenizer: Tokenizer, rules: ImageRules, *, stepped: bool) -> None:
+    def __init__(self, preprocessor: Preprocessor, rules: ImageRules, *, stepped: bool) -> None:
         self.preprocessor = preprocessor
         self._images = ImageLoader(rules)
-        self._tokenizer = tokenizer
+        self._num_tokenizing = 0
         self._tokenize_inline = _TOKENIZE_STEPPED if stepped else _TOKENIZE_INLINE
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenize")
         self.formatters: FormatterThread | None = None
@@ -145,14 +146,25 @@ class Admission:
             check_guide(request, await asyncio.wrap_future(trial))
         return encoded
 
-    async def count(self, request: Request, size: int) -> int:
-        """Count the prompt's tokens, however many the model takes.
+    async def tokenize(self, request: Request, size: int, take: Callable[[Prompt], None]) -> None:
+        """Hand the prompt to `take`, on the thread that tokenized it, however many tokens the model takes.
 
         Raises:
+            Overloaded: as many as may are being tokenized.
             ServingError: the prompt cannot be tokenized.
         """
-        images, _ = await self._load_images(request)
-        return len((await self._tokenizing(self.preprocessor.tokenize, request, size, images)).ids)
+        if self._num_tokenizing >= MOST_TOKENIZING:
+            raise Overloaded(f"{MOST_TOKENIZING} requests are being tokenized")
+        self._num_tokenizing += 1
+        try:
+            images, _ = await self._load_images(request)
+            use = functools.partial(self._tokenize_for, take)
+            await self._tokenizing(use, request, size, images)
+        finally:
+            self._num_tokenizing -= 1
+
+    def _tokenize_for(self, take: Callable[[Prompt], None], request: Request, images: Sequence[Image]) -> None:
+        take(self.preprocessor.tokenize(request, images))
 
     async def _load_images(self, request: Request) -> tuple[Sequence[Image], Reservation | None]:
         """Load a request's images; when the caller is cancelled, their fetches end."""
@@ -176,10 +188,6 @@ class Admission:
         if size < LARGE:
             return await asyncio.get_running_loop().run_in_executor(self._threads, use)
         return await asyncio.wrap_future(self.preprocessor.large_bodies.submit(use))
-
-    async def with_tokenizer(self, use: Callable[[Tokenizer], T]) -> T:
-        """Call `use` with the tokenizer, on a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, use, self._tokenizer)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from handler.config.config import Config
@@ -47,6 +48,7 @@ class ServedModel:
 
     Attributes:
         driver: for a host that waits for the engine itself.
+        num_requests: those within `counted`.
     """
 
     def __init__(
@@ -71,9 +73,9 @@ class ServedModel:
             self.schema, context, tokenizer, lambda: engine.info, formatters, validator, sessions, whole=whole
         )
         self.context = self.preprocessor.context
-        self.admission = Admission(self.preprocessor, tokenizer, image_rules(config), stepped=stepped)
+        self.admission = Admission(self.preprocessor, image_rules(config), stepped=stepped)
         self.draining = self._closing = False
-        self.num_requests = 0  # being read or answered, the last byte's delivery included
+        self.num_requests = 0
         self.started_at = time.time()
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the engine is ready and has the adapters beside the model; a ConfigError says why it cannot be."""
@@ -105,6 +107,15 @@ class ServedModel:
         self.metrics = Metrics(config.label, gauges, tgi=config.tgi_metrics, tracer=tracer)
 
     # -- one request ---------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a request while it is read and answered, the last byte's delivery included: a stop waits for it."""
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
 
     def open(
         self,
@@ -258,7 +269,7 @@ class ServedModel:
         Raises:
             ServingError: nothing has changed.
         """
-        self._check_open()
+        self._check_open()  # before it reads files
         path = await run_in_daemon_thread(functools.partial(self.adapters.path, src))
         begin = functools.partial(self.adapters.register, name, path, preload=preload)
         registered = await self.change_adapter(begin)
@@ -271,9 +282,19 @@ class ServedModel:
         Raises:
             ServingError: nothing has changed.
         """
+        self._check_open()
         src = self.adapters.get(name).adapter.path if src is None else src
         path = await run_in_daemon_thread(functools.partial(self.adapters.path, src))
         await self.change_adapter(functools.partial(self.adapters.update, name, path=path, preload=preload))
+
+    def unregister_adapter(self, name: str) -> None:
+        """Drop an adapter; requests under way keep it.
+
+        Raises:
+            ServingError: nothing has changed.
+        """
+        self._check_open()
+        self.adapters.unregister(name)
 
     async def change_adapter(self, begin: Change) -> Registered | None:
         """Return what stands under the name then. The change goes on when its awaiter is cancelled.
@@ -281,6 +302,10 @@ class ServedModel:
         Raises:
             ServingError: nothing has changed.
         """
+        self._check_open()
+        return await self._change(begin)
+
+    async def _change(self, begin: Change) -> Registered | None:
         done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         begin(lambda outcome: None if done.done() else done.set_result(outcome))
         outcome = await done
@@ -291,7 +316,7 @@ class ServedModel:
     async def _load_adapters(self) -> None:
         for name, path in self._adapters_at_start.items():
             try:
-                await self.change_adapter(functools.partial(self.adapters.register, name, path))
+                await self._change(functools.partial(self.adapters.register, name, path))
             except ServingError as error:
                 return self.opened.set_exception(ConfigError(f"the adapter {name} cannot be used: {error.message}"))
         self.opened.set_result(None)

@@ -158,8 +158,9 @@ class Preprocessor:
         if body.session_call:
             return answer_call(self._sessions, body.session_call, headers, self.schema.refused)
         call = (schema or self.schema).parse(body.value, self.context)
-        for request in call.requests:
-            check_task(request, self.context.task)
+        if call.take_prompt is None:  # every model has a prompt's tokens
+            for request in call.requests:
+                check_task(request, self.context.task)
         if call.streams and self._whole:
             raise InvalidPayload("'stream': DJL's dynamic batches are answered whole; streams need rolling batch")
         if (adapter := self._adapter(headers)) is not None:

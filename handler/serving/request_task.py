@@ -156,9 +156,10 @@ class RequestTask:
         if self.parsed is None or self.finished:
             return
         try:
-            if self.parsed.counts:
-                self.parsed.reply.start(0, await self._admission.count(self.parsed.requests[0], self._size))
-            if self.parsed.counts or not self.parsed.requests:  # the answer needs no engine
+            take_prompt = self.parsed.take_prompt
+            if take_prompt is not None:
+                await self._admission.tokenize(self.parsed.requests[0], self._size, take_prompt)
+            if take_prompt is not None or not self.parsed.requests:  # the answer needs no engine
                 return self._feed_and_flush(0, Delta(0, 0, ()))
             encoded = [await self._admission.encode(request, self._size) for request in self.parsed.requests]
             self._stats.note_encoded()

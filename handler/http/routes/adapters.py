@@ -50,23 +50,26 @@ class AdapterRoutes:
         self, answer: Callable[[Scope, Receive], Awaitable[Values | None]]
     ) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            self._model.num_requests += 1
-            try:
-                model = scope["path_params"].get("model", self._model.config.model_name)
-                if model != self._model.config.model_name:
-                    raise NotFound(f"The model {model} was not found")
-                self._adapters.check()
-                answered = await answer(scope, receive)
-                if answered is not None:
-                    value, ignored = answered
-                    extra = [(name.encode(), text.encode()) for name, text in ignored_header(ignored).items()]
-                    await send_json(scope, send, 200, value, extra)
-            except ServingError as error:
-                await send_error(scope, send, error.status, error.type, error.message)
-            finally:
-                self._model.num_requests -= 1
+            with self._model.counted():
+                try:
+                    answered = await self._answer(answer, scope, receive)
+                    if answered is not None:
+                        value, ignored = answered
+                        extra = [(name.encode(), text.encode()) for name, text in ignored_header(ignored).items()]
+                        await send_json(scope, send, 200, value, extra)
+                except ServingError as error:
+                    await send_error(scope, send, error.status, error.type, error.message)
 
         return handle
+
+    async def _answer(
+        self, answer: Callable[[Scope, Receive], Awaitable[Values | None]], scope: Scope, receive: Receive
+    ) -> Values | None:
+        model = scope["path_params"].get("model", self._model.config.model_name)
+        if model != self._model.config.model_name:
+            raise NotFound(f"The model {model} was not found")
+        self._adapters.check()
+        return await answer(scope, receive)
 
     async def _list(self, scope: Scope, receive: Receive) -> Values:
         query = _query(scope)
@@ -102,7 +105,7 @@ class AdapterRoutes:
 
     async def _unregister(self, scope: Scope, receive: Receive) -> Values:
         name = scope["path_params"]["adapter"]
-        self._adapters.unregister(name)
+        self._model.unregister_adapter(name)
         return _status(scope, name, "unregistered"), tuple(_query(scope))
 
     async def _read_call(self, scope: Scope, receive: Receive) -> AdapterCall | None:

@@ -40,11 +40,8 @@ class Inference:
         return self._schema is None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._model.num_requests += 1
-        try:
+        with self._model.counted():
             await self._answer(scope, receive, send)
-        finally:
-            self._model.num_requests -= 1
 
     def refused(self, error: ServingError, request_id: str) -> HttpResponse:
         """The dialect's answer to a request that was never put to the engine, which is counted."""

@@ -14,7 +14,7 @@ from handler.core.framing import JSON, named_event
 from handler.protocols.anthropic import errors
 from handler.protocols.anthropic.messages import MessagesReader
 from handler.protocols.anthropic.parameters import ACCEPTED, NO_EFFECT, TABLE
-from handler.protocols.anthropic.response import CountDocument, MessageDocument, MessageStream, Settings
+from handler.protocols.anthropic.response import MessageDocument, MessageStream, Settings
 from handler.protocols.anthropic.thinking import Thinking, read_effort, read_thinking, read_thoughts_kept
 from handler.protocols.anthropic.tools import read_choice, read_tools
 from handler.protocols.anthropic.words import in_own_words
@@ -23,6 +23,7 @@ from handler.protocols.openai.chat import OpenAiChat, ParsedChat
 from handler.protocols.openai.parameters import CHAT
 from handler.protocols.parameters import Table
 from handler.protocols.readers.body import report_unknown
+from handler.protocols.reply import PromptDocument
 
 _READ = {"messages", "system", "tools", "tool_choice", "thinking", "context_management"} | ACCEPTED | NO_EFFECT
 _SAME = TABLE.parameters.keys() | {"model", "stream"}
@@ -108,4 +109,5 @@ class _Chat(OpenAiChat):
 
 class _CountedChat(_Chat):
     def answer(self, chat: ParsedChat) -> ParsedRequest:
-        return ParsedRequest((chat.request,), CountDocument(), chat.ignored, counts=True)
+        reply = PromptDocument(lambda prompt: {"input_tokens": len(prompt.ids)}, errors.refused)
+        return ParsedRequest((chat.request,), reply, chat.ignored, take_prompt=reply.take)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from handler.core.errors import ServingError
-from handler.core.framing import JSON, JSON_TEXTS, SLOT, named_event, template
-from handler.core.values import Delta, Finish, Token
+from handler.core.framing import JSON_TEXTS, SLOT, named_event, template
+from handler.core.values import Finish, Token
 from handler.protocols.anthropic import errors
 from handler.protocols.anthropic.answers import AnthropicMessage, AnthropicStop, AnthropicUsage, BlockEvent, StopReason
 from handler.protocols.anthropic.blocks import Blocks, gather
@@ -158,29 +158,6 @@ class MessageDocument(WholeReply):
         counts = settings.usage(self._num_prompt_tokens, answer.num_tokens, answer.num_thoughts)
         stop = settings.stop(sequence.finish, sequence.text, answer.num_tokens, called=blocks.called)
         return {**settings.message(0), "content": content, "usage": counts, **stop}
-
-    def refused(self, error: ServingError) -> HttpResponse:
-        return errors.refused(error)
-
-
-class CountDocument:
-    """The number of a prompt's tokens."""
-
-    content_type = JSON.content_type
-    finished = False
-
-    def __init__(self) -> None:
-        self._num_prompt_tokens = 0
-
-    def start(self, index: int, num_prompt_tokens: int) -> None:
-        self._num_prompt_tokens = num_prompt_tokens
-
-    def feed(self, index: int, delta: Delta) -> bytes:
-        self.finished = True
-        return JSON.encode({"input_tokens": self._num_prompt_tokens})
-
-    def token_line(self) -> None:
-        """No token comes."""
 
     def refused(self, error: ServingError) -> HttpResponse:
         return errors.refused(error)

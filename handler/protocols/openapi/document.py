@@ -51,7 +51,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **openai.OPERATIONS,
     **triton.OPERATIONS,
 }
-"""Method and path -> the operation, for routes that are not for inference."""
+"""Method and path -> the operation, for routes that no description of a dialect covers."""
 
 
 class DocumentedRoute(NamedTuple):
@@ -135,10 +135,10 @@ def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, A
     name = re.sub(r"\W+", "_", route.path.strip("/")) or "root"
     shared: dict[str, Any] = {"operationId": f"{method.lower()}_{name.strip('_')}"}
     known = OPERATIONS.get((method, route.path))
-    if route.schema is not None and method == "POST":
-        operation = _inference(dialects_of(route.schema))
-    elif known is not None:
+    if known is not None:
         operation = _other(known)
+    elif route.schema is not None and method == "POST":
+        operation = _inference(dialects_of(route.schema))
     else:
         operation = {"summary": route.path, "tags": ["Other"], "responses": {"200": {"description": "It succeeded"}}}
     if locked and known is not None and known.open:

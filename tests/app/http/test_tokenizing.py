@@ -1,4 +1,4 @@
-"""/tokenize and /chat_tokenize beside inference: how many at a time, and what is counted of them."""
+"""/tokenize, /chat_tokenize and count_tokens beside inference: how many at a time, and what is counted of them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,30 @@ from typing import Any
 
 import pytest
 
-from handler.http.routes.tgi import MOST_TOKENIZING, TgiRoutes
+from handler.protocols.anthropic.request import AnthropicCount
+from handler.protocols.base import Schema
+from handler.protocols.tgi.tokenize import CHAT_TOKENIZE, TOKENIZE
+from handler.serving.admission import MOST_TOKENIZING, Admission
 from handler.serving.model import ServedModel
+from handler.serving.request_task import RequestTask
 from tests.services import echo_service
 
+CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
-async def ask(routes: TgiRoutes, body: Any) -> tuple[int, Any]:
-    (route,) = [route for route in routes.routes if route.path == "/tokenize"]
-    sent: list[Any] = []
 
-    async def receive() -> Any:
-        return {"type": "http.request", "body": json.dumps(body).encode()}
+async def ask(service: ServedModel, schema: Schema, body: Any) -> tuple[int, Any]:
+    finished = asyncio.Event()
 
-    async def send(message: Any) -> None:
-        sent.append(message)
+    def on_bytes(task: RequestTask) -> None:
+        if task.finished:
+            finished.set()
 
-    scope = {"type": "http", "method": "POST", "path": "/tokenize", "headers_by_name": {}, "request_id": "one"}
-    await route.app(scope, receive, send)
-    return sent[0]["status"], json.loads(sent[1]["body"])
+    task = service.open({}, schema, on_bytes=on_bytes)
+    task.start(json.dumps(body).encode())
+    if not task.finished:
+        await finished.wait()
+    answer = task.take_whole()
+    return answer.status, json.loads(answer.body)
 
 
 def count(service: ServedModel, outcome: str) -> float:
@@ -40,26 +46,27 @@ def test_what_is_beyond_the_bound_is_told_to_come_again(
 
     async def story() -> None:
         service = await echo_service()
-        free, use = asyncio.Event(), service.admission.with_tokenizer
+        free, tokenizing = asyncio.Event(), Admission._tokenizing
 
-        async def held(wanted: Any) -> Any:
+        async def held(self: Admission, *arguments: Any) -> Any:
             await free.wait()
-            return await use(wanted)
+            return await tokenizing(self, *arguments)
 
-        monkeypatch.setattr(service.admission, "with_tokenizer", held)
-        routes = TgiRoutes(service)
-        first = [asyncio.ensure_future(ask(routes, {"inputs": "a"})) for _ in range(MOST_TOKENIZING)]
+        monkeypatch.setattr(Admission, "_tokenizing", held)
+        first = [asyncio.ensure_future(ask(service, TOKENIZE, {"inputs": "a"})) for _ in range(MOST_TOKENIZING)]
         await asyncio.sleep(0.01)
         said = {"error": "Model is overloaded", "error_type": "overloaded"}
-        assert await ask(routes, {"inputs": "a"}) == (429, said)
+        assert await ask(service, TOKENIZE, {"inputs": "a"}) == (429, said)
+        assert await ask(service, CHAT_TOKENIZE, CHAT) == (429, said)
+        assert (await ask(service, AnthropicCount(), {**CHAT, "model": "model"}))[0] == 529
         free.set()
         assert [status for status, _ in await asyncio.gather(*first)] == [200] * MOST_TOKENIZING
-        assert (await ask(routes, {"inputs": "a"}))[0] == 200, "their places are free again"
-        assert (await ask(routes, {"inputs": ""}))[0] == 422
+        assert (await ask(service, TOKENIZE, {"inputs": "a"}))[0] == 200, "their places are free again"
+        assert (await ask(service, TOKENIZE, {"inputs": ""}))[0] == 422
         counts = [count(service, outcome) for outcome in ("ok", "overloaded", "refused")]
-        assert counts == [MOST_TOKENIZING + 1, 1, 1]
+        assert counts == [MOST_TOKENIZING + 1, 3, 1]
         service.close()
 
     asyncio.run(story())
     outcomes = [record.getMessage().split("outcome=")[1].split()[0] for record in caplog.records]
-    assert sorted(outcomes) == ["ok"] * (MOST_TOKENIZING + 1) + ["overloaded", "refused"]
+    assert sorted(outcomes) == ["ok"] * (MOST_TOKENIZING + 1) + ["overloaded"] * 3 + ["refused"]

@@ -1,0 +1,97 @@
+"""TGI's /tokenize and /chat_tokenize: a prompt's tokens, with their places in its text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from handler.core.errors import InvalidParameter, ServingError
+from handler.core.text import Prompt, spans
+from handler.core.values import Request
+from handler.protocols.assistant.template import READERS, read_template
+from handler.protocols.assistant.tools.prompt import lay_out
+from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.openai.parameters import CHAT, HARMLESS
+from handler.protocols.readers.messages import read_messages
+from handler.protocols.reply import PromptDocument
+from handler.protocols.tgi.errors import OutOfRange, WrongType
+from handler.protocols.tgi.native import Tgi
+from handler.protocols.tgi.request import read_body
+from handler.protocols.validation import show
+
+_SHAPING = ("add_special_tokens", "chat_template", *READERS)
+"""What changes a chat's prompt, as in OpenAI's chat."""
+
+_NO_EFFECT = HARMLESS | {"model", "stream", "stream_options", "tool_choice", "parallel_tool_calls"}
+_NO_EFFECT |= CHAT.parameters.keys() - {*_SHAPING, "truncate_prompt_tokens"}
+"""What does not change it."""
+
+_GENERATE = Tgi("tgi_generate", streams=False)
+"""Whose refusals these are."""
+
+
+class _TgiTokenize:
+    """Of a generate body only `inputs` counts; as in TGI, `truncate` has no effect."""
+
+    name = "tgi_tokenize"
+    any_media = False
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        inputs = read_body(body).inputs
+        if not inputs:
+            raise OutOfRange("`inputs` cannot be empty")
+        reply = PromptDocument(_tokens, self.refused)
+        return ParsedRequest((Request(inputs),), reply, take_prompt=reply.take)
+
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
+        return _GENERATE.refused(error, body, context)
+
+
+class _TgiChatTokenize(_TgiTokenize):
+    """A chat as /v1/chat/completions lays it out."""
+
+    name = "tgi_chat_tokenize"
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        if not isinstance(body, dict) or "messages" not in body:
+            raise WrongType("missing field `messages`")
+        if body.get("tools"):
+            raise OutOfRange("`tools` are not laid out by this route")  # they would change the text
+        given = {name: value for name, value in body.items() if value is not None and name not in ("messages", "tools")}
+        options = {name: _read(name, given.pop(name)) for name in _SHAPING if name in given}
+        text_only = replace(context, no_images="this route lays out text only")
+        messages, _, ignored = read_messages(body["messages"], text_only)
+        try:
+            template, unread = read_template(options, messages, context)
+        except InvalidParameter as error:
+            raise OutOfRange(error.message) from None
+        ignored = [*ignored, *unread, *(name for name in given if name not in _NO_EFFECT)]
+        laid, _ = lay_out(messages, (), context.chat_template)
+        reply = PromptDocument(_chat_tokens, self.refused)
+        request = Request("", messages=tuple(laid), template=template)
+        return ParsedRequest((request,), reply, ignored, take_prompt=reply.take)
+
+
+TOKENIZE, CHAT_TOKENIZE = _TgiTokenize(), _TgiChatTokenize()
+
+
+def _read(name: str, value: Any) -> Any:
+    try:
+        return CHAT.parameters[name].read(value)
+    except ValueError as error:
+        raise OutOfRange(f"{name}={show(value)}: {error}") from None
+
+
+def _chat_tokens(prompt: Prompt) -> Mapping[str, Any]:
+    return {"tokenize_response": _tokens(prompt), "templated_text": prompt.text}
+
+
+def _tokens(prompt: Prompt) -> list[Mapping[str, Any]]:
+    """Each token with its place in the text, in bytes; no text and (0, 0) where there is no such place."""
+    data = prompt.text.encode()
+    places = spans(prompt) or [(0, 0)] * len(prompt.ids)
+    return [
+        {"id": id, "text": data[start:stop].decode(), "start": start, "stop": stop}
+        for id, (start, stop) in zip(prompt.ids, places, strict=True)
+    ]

@@ -1,0 +1,109 @@
+"""A server that stops: each route that does work refuses it, and each request counts until it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from handler.http.app import App
+from handler.http.asgi import Endpoint
+from handler.http.exchange import EXCHANGE, AsgiExchange
+from handler.serving.admission import Admission
+from handler.serving.model import ServedModel
+from tests.adapter_files import write_adapter
+from tests.services import load_echo
+
+READS = {("POST", "/v2/repository/index")}
+"""They tell of the server's state, as routes under GET do."""
+
+TASKS = ("text-generation", "text-embedding", "rerank", "text-classification")
+
+
+def client(model: ServedModel) -> httpx.AsyncClient:
+    app = App(model)
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = AsgiExchange(receive, send, "1.1")
+        try:
+            await app({**scope, "extensions": {EXCHANGE: exchange}}, receive, exchange.send)
+        finally:
+            exchange.close()
+
+    return httpx.AsyncClient(transport=httpx.ASGITransport(serve), base_url="http://localhost")
+
+
+def working(model: ServedModel) -> list[tuple[str, str]]:
+    """Methods and paths of the routes that do work."""
+    names = {"{model}": model.config.model_name, "{version}": "1", "{adapter}": "one"}
+    found = []
+    for route in App(model).routes:
+        assert isinstance(route.app, Endpoint)
+        path = route.path
+        for name, value in names.items():
+            path = path.replace(name, value)
+        found += [(method, path) for method in route.app.handlers if method != "GET"]
+    return [one for one in found if one not in READS]
+
+
+async def model_with_adapter(directory: Path, task: str) -> ServedModel:
+    write_adapter(directory / "adapters" / "one")
+    adapters = ["option.enable_lora=true"] if task == "text-generation" else []
+    model = await load_echo(f"option.task={task}", *adapters, directory=directory)
+    model.start()
+    await model.opened
+    return model
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_each_route_refuses_work(task: str, tmp_path: Path) -> None:
+    async def story() -> dict[Any, int]:
+        model = await model_with_adapter(tmp_path, task)
+        routes = working(model)
+        model.drain()
+        query = {"name": "two", "src": str(tmp_path / "adapters" / "one")}
+        async with client(model) as http:
+            answers = {
+                (method, path): await http.request(
+                    method, path, json={"inputs": "a"}, params=query if path.endswith("/adapters") else None
+                )
+                for method, path in routes
+            }
+        model.close()
+        return {route: answer.status_code for route, answer in answers.items()}
+
+    statuses = asyncio.run(story())
+    if task != "text-generation":  # those about adapters say that the engine has none
+        statuses = {route: status for route, status in statuses.items() if "adapters" not in route[1]}
+    assert ("POST", "/tokenize") in statuses
+    assert {route for route, status in statuses.items() if status not in (503, 529)} == set()
+
+
+def test_each_request_counts_until_it_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        model = await model_with_adapter(tmp_path, "text-generation")
+        free, tokenizing = asyncio.Event(), Admission._tokenizing
+
+        async def held(self: Admission, *arguments: Any) -> Any:
+            await free.wait()
+            return await tokenizing(self, *arguments)
+
+        monkeypatch.setattr(Admission, "_tokenizing", held)
+        async with client(model) as http:
+            asked = [
+                asyncio.ensure_future(http.post("/tokenize", json={"inputs": "a"})),
+                asyncio.ensure_future(http.post("/invocations", json={"inputs": "a"})),
+            ]
+            while model.num_requests < 2:
+                await asyncio.sleep(0.001)
+            model.drain()
+            free.set()
+            assert [(await one).status_code for one in asked] == [200, 200], "what was accepted is answered"
+        assert model.num_requests == 0
+        model.close()
+
+    asyncio.run(story())
