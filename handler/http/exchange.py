@@ -44,6 +44,12 @@ class Exchange:
         """Whether the client has gone, or the answer is complete."""
         return self._cycle.disconnected or self._cycle.response_complete
 
+    def drop(self) -> None:
+        """Close the connection at once, without the rest of the answer."""
+        self.is_held = True
+        self._cycle.disconnected = True
+        self._transport.abort()
+
     def open(self) -> None:
         """Let `write_chunk` write, where an answer has begun, is not complete, and the socket takes more."""
         cycle = self._cycle
@@ -90,6 +96,10 @@ class AsgiExchange:
 
     def send_whole(self) -> None:
         """Without effect: whether a client that ended its own side has gone is the server's decision."""
+
+    def drop(self) -> None:
+        """Write nothing more. The server closes the connection, and may log that the answer is not complete."""
+        self._end()
 
     def open(self) -> None:
         """Without effect: there is no shorter way than `send`."""

@@ -55,6 +55,7 @@ class BodyWriter:
         self._backlog: list[bytes] = []
         self._size = 0
         self.ended = False  # the last chunk has been handed in
+        self.overflowed = False  # the client read too slowly
         self._task: asyncio.Task[None] | None = None
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Resolves when the client cannot be written to any more."""
@@ -75,6 +76,7 @@ class BodyWriter:
             self._backlog.append(data)
             self._size += len(data)
             if self._size > _MAX_BACKLOG:
+                self.overflowed = True
                 self._break()
             return
         if self.broken.done():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from starlette.types import Receive, Scope, Send
@@ -14,6 +15,8 @@ from handler.protocols.base import HttpResponse, ParsedRequest, Schema
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import ignored_header
 from handler.serving.request_task import RequestTask
+
+log = logging.getLogger("handler.server")
 
 KEEP_ALIVE = 15.0  # seconds of silence after which a stream says that it is there, where its dialect does
 
@@ -138,6 +141,10 @@ async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTa
         stream_to(task, writer)
         task.write_tokens_to(exchange)
         await _end_of(writer, exchange, sign)
+        if not exchange.is_over:  # the client cannot be written to any more
+            if writer.overflowed:
+                log.info("request %s: the connection is closed: its client reads too slowly", scope["request_id"])
+            exchange.drop()
 
 
 def stream_to(task: RequestTask, writer: BodyWriter | WholeBody) -> None:

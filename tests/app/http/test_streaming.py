@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from handler.http import streaming
 from handler.http.streaming import BodyWriter, WholeBody
 from tests.app.http.connection import settle
+from tests.app.server import serve
+from tests.servers import PATIENCE, wait_for
 
 
 class Answer:
@@ -164,3 +168,18 @@ def test_a_whole_that_grows_without_end_is_given_up(monkeypatch: pytest.MonkeyPa
         assert (small.done.result(), large.done.result()) == (b"abc", None)
 
     asyncio.run(story())
+
+
+def test_a_client_that_reads_too_slowly_is_dropped_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "_MAX_BACKLOG", 1 << 10)
+    words = ("word" * 200 + " ") * 8000
+    body = json.dumps({"inputs": words, "parameters": {"max_new_tokens": 8000}, "stream": True}).encode()
+    with serve("--engine", "echo") as server, socket.socket() as client:
+        server.wait_ready()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        client.connect(("127.0.0.1", server.port))
+        head = f"POST /invocations HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        wait_for(lambda: "reads too slowly" in server.log, PATIENCE, "the client is not dropped")
+        wait_for(lambda: server.metric('lmi_requests_total{outcome="cancelled"}') == 1, PATIENCE, "it goes on")
+        assert "ASGI" not in server.log
