@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from handler.core.errors import ConfigError, InvalidPayload
+from handler.core.errors import ConfigError, GenerationFailed, InvalidPayload
 from handler.core.images import ImageTokens
 from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
 from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
@@ -62,8 +62,13 @@ class HfTokenizer:
         tools: Sequence[Mapping[str, Any]] = (),
         options: TemplateOptions = PLAIN_TEMPLATE,
     ) -> Prompt:
-        """Apply the chat template and encode its text, as transformers and vLLM do (docs/wire/chat.md)."""
-        from jinja2 import TemplateError
+        """Apply the chat template and encode its text, as transformers and vLLM do (docs/wire/chat.md).
+
+        Raises:
+            InvalidPayload: the template fails on these messages, whatever it raises.
+            GenerationFailed: it fails on all.
+        """
+        from jinja2 import TemplateSyntaxError
 
         if not self._tokenizer.chat_template:
             raise InvalidPayload("'messages': the model has no chat template; send the prompt itself as 'inputs'")
@@ -74,9 +79,10 @@ class HfTokenizer:
                 add_generation_prompt=options.add_generation_prompt,
                 **dict(options.arguments),
             )
-        except (TemplateError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
-            reason = f"{error}{template_line(error)}"  # of raise_exception, or of a fault
-            raise InvalidPayload(f"'messages': the model's chat template refuses them: {reason[:400]}") from None
+        except TemplateSyntaxError as error:
+            raise GenerationFailed(f"the model's chat template is broken: {_reason(error)}") from None
+        except Exception as error:  # whatever a template raises on a client's values
+            raise InvalidPayload(f"'messages': the model's chat template refuses them: {_reason(error)}") from None
         if options.continue_final_message:
             text = cut_after(text, last_text(messages[-1]))
         return self._encode(text, "messages", add_special_tokens=False)
@@ -93,6 +99,11 @@ class HfTokenizer:
         (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
+
+
+def _reason(error: Exception) -> str:
+    """Return what `raise_exception` says, or a fault, and where."""
+    return f"{str(error) or type(error).__name__}{template_line(error)}"[:400]
 
 
 def template_line(error: BaseException) -> str:

@@ -144,7 +144,7 @@ class OpenVinoTokenizer:
         try:
             given = [dict(message) for message in messages] if self._forms is None else self._forms.adapt(messages)
             text = self._render(given, options, tools)
-        except RuntimeError as error:  # by raise_exception, or a fault in the template
+        except Exception as error:  # RuntimeError by raise_exception or a fault; others by values that it cannot take
             raise InvalidPayload(f"'messages': the model's chat template refuses them: {_reason(error)}") from None
         if options.continue_final_message:
             text = cut_after(text, last_text(messages[-1]))
@@ -188,7 +188,7 @@ def _size(value: Any) -> int:
     return len(value) if isinstance(value, str) else 0
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: Exception) -> str:
     """Take the template's own message and line out of GenAI's, which adds a source file, advice and the template."""
     text = str(error).rpartition("Minja's error: ")[2]
     found = re.match(r"(.*?) at row (\d+), column", text, re.DOTALL)

@@ -11,6 +11,9 @@ from handler.core.errors import InvalidParameter, InvalidPayload, NotJson
 from handler.protocols.base import ServerContext
 from handler.protocols.validation import show
 
+MAX_DEPTH = 200
+"""Levels of lists and objects in a body. Templates and everything else that follows them recursively allow more."""
+
 
 def decode(body: bytes | memoryview) -> Any:
     """Decode strict JSON: no duplicate keys, NaN, lone surrogates, or anything after the document.
@@ -23,6 +26,8 @@ def decode(body: bytes | memoryview) -> Any:
         raise NotJson("the body is empty")
     try:
         value = _DECODER.decode(text)
+        if text.count("[") + text.count("{") > MAX_DEPTH:
+            _check_depth(value)
         if "\\u" in text:  # only an escape can bring half a surrogate pair in
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -31,10 +36,28 @@ def decode(body: bytes | memoryview) -> Any:
     except UnicodeEncodeError:
         raise NotJson("the body is not valid JSON: a lone surrogate in a string") from None
     except RecursionError:
-        raise NotJson("the body is not valid JSON: nested too deeply") from None
+        raise _too_deep() from None
     except ValueError as error:
         raise NotJson(f"the body is not valid JSON: {error}") from None
     return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            member
+            for item in level
+            for member in (item.values() if isinstance(item, dict) else item)
+            if isinstance(member, dict | list)
+        ]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> NotJson:
+    return NotJson(f"the body is not valid JSON: nested too deeply; at most {MAX_DEPTH} levels are read")
 
 
 def decode_text(body: bytes | memoryview, encoding: str = "utf-8") -> str:

@@ -18,7 +18,7 @@ from handler.core.errors import NotJson, Overloaded, ServingError, TooLarge, Una
 from handler.engines.base import EngineInfo
 from handler.engines.process.sandbox import Sandbox
 from handler.engines.process.sandbox_tasks import Work
-from handler.protocols.readers.body import decode
+from handler.protocols.readers.body import MAX_DEPTH, decode
 from handler.protocols.validation import show
 from handler.serving import large_bodies
 from handler.serving.large_bodies import LARGE, MAX_NUMBERS, MAX_TEXT, MAX_VALUES, MAX_WAITING, LargeBodies
@@ -90,15 +90,18 @@ def test_what_is_not_json_is_refused_in_the_same_words(bodies: LargeBodies, name
     assert found.message == expected.value.message
 
 
-@pytest.mark.parametrize("depth", [400, 600, 800, 950])
-def test_nesting_is_read_or_refused_at_every_depth(bodies: LargeBodies, depth: int) -> None:
-    """Pickling what was parsed goes deeper than parsing it."""
-    body = b'{"inputs":"' + b"a" * MIB + b'","x":' + b"[" * depth + b"]" * depth + b"}"
-    outcome = bodies.submit(functools.partial(bodies.decode, body, plain=False))
-    if isinstance(error := outcome.exception(120), NotJson):
-        assert error.message == "the body is not valid JSON: nested too deeply"
-    else:
-        assert json.dumps(outcome.result()["x"]) == "[" * depth + "]" * depth
+@pytest.mark.parametrize("levels", [MAX_DEPTH, MAX_DEPTH + 1, 950, 100_000])
+def test_nesting_is_read_or_refused_at_every_depth(bodies: LargeBodies, levels: int) -> None:
+    depth = levels - 1  # the body itself is a level
+    for size in (1, MIB):
+        body = b'{"inputs":"' + b"a" * size + b'","x":' + b"[" * depth + b"]" * depth + b"}"
+        outcome = bodies.submit(functools.partial(bodies.decode, body, plain=False)) if size == MIB else None
+        if levels > MAX_DEPTH:
+            with pytest.raises(NotJson, match="nested too deeply"):
+                outcome.result(120) if outcome else decode(body)
+        else:
+            value = outcome.result(120) if outcome else decode(body)
+            assert json.dumps(value["x"]) == "[" * depth + "]" * depth
 
 
 TOO_MUCH = {

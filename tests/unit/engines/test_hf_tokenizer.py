@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer
 
-from handler.core.errors import ConfigError, InvalidPayload
+from handler.core.errors import ConfigError, GenerationFailed, InvalidPayload
 from handler.core.text import Detokenizer, spans
 from handler.core.values import TemplateOptions
 from handler.engines.huggingface.tokenizer import HfTokenizer
@@ -240,11 +240,32 @@ def test_a_template_of_an_option_gets_what_the_request_says(
     ("template", "said"),
     [
         ("a\n{{ messages[0].x.y }}", r"has no attribute 'x' \(line 2 of the template\)"),
-        ("a\nb\n{% if %}", r"Expected an expression.* \(line 3 of the template\)"),
+        ("{% set x = [][messages[0].content | length] %}{{ x.y }}", "no element"),
+        ("\n{{ '{1}'.format('x') }}", r"index (1 )?out of range.* \(line 2 of the template\)"),
+        ("{{ [].pop() }}", "unsafe|pop from empty list"),
+        ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "maximum recursion depth exceeded"),
+        ("{{ range(999999999) | list }}", "Range too big"),
+        ("{{ messages[0].content.__class__.mro() }}", "is unsafe|not callable|no attribute"),
+        ("{{ 1 // 0 }}", "by zero"),
+        ("{{ 'x' + 1 }}", "concatenate"),
+        ("{{ '%d' | format('x') }}", "is required"),
         ("a\n{{ raise_exception('no') }}", r"no \(line 2 of the template\)"),
     ],
 )
 def test_a_template_that_fails_names_its_line(tmp_path: Path, template: str, said: str) -> None:
     tokenizer = HfTokenizer(write(tmp_path / "broken", byte_level()), chat_template=template)
-    with pytest.raises(InvalidPayload, match=said):
+    with pytest.raises(InvalidPayload, match=f"'messages': the model's chat template refuses them: .*({said})"):
+        tokenizer.encode_chat([USER])
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("a\nb\n{% if %}", r"Expected an expression.* \(line 3 of the template\)"),
+        ("{{ 1 | nothing }}", "No filter named"),
+    ],
+)
+def test_a_template_that_fails_on_everything_is_the_models_fault(tmp_path: Path, template: str, said: str) -> None:
+    tokenizer = HfTokenizer(write(tmp_path / "broken", byte_level()), chat_template=template)
+    with pytest.raises(GenerationFailed, match=f"the model's chat template is broken: {said}"):
         tokenizer.encode_chat([USER])
