@@ -58,6 +58,7 @@ class Config:
     cloudwatch_metrics_interval: float
     enable_stateful_sessions: bool
     sessions_expiration: int
+    sessions_max: int
     sessions_path: str | None
     allowed_media_domains: tuple[str, ...] | None
     allowed_local_media_path: str | None

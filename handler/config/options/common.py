@@ -104,6 +104,7 @@ COMMON = (
     # sessions
     Option("option.enable_stateful_sessions", "enable_stateful_sessions", switch, False, "stateful sessions (sessions.md); off as in AWS's images, while LMI's async handler has them on"),
     Option("option.sessions_expiration", "sessions_expiration", integer(1, 10**9), 1200, "seconds that a session lives"),
+    Option("option.sessions_max", "sessions_max", integer(1, 10**6), 10000, "sessions that may be open; beyond, NEW_SESSION gets 503"),
     Option("option.sessions_path", "sessions_path", path, None, "directory of the sessions' directories; by default /dev/shm/sagemaker_sessions, in memory"),
     # images (images.md)
     Option("option.allowed_media_domains", "allowed_media_domains", hosts, None, "hosts from which images are fetched by http and https, with commas between them: `name` for their usual ports, or `name:port`; * for any public host; by default none, and images come in the body as data URLs"),

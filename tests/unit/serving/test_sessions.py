@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from handler.config.loader import read_config
-from handler.core.errors import BadRequest, ConfigError, ServingError
+from handler.core.errors import BadRequest, ConfigError, Overloaded, ServingError
 from handler.djl.batches import Item, Piece
 from handler.plugins.api import Session
 from handler.plugins.custom_request import CustomReader
@@ -45,7 +46,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: Clock) -> Sessions:
-    return Sessions(tmp_path / "deep" / "sessions", 60, clock)
+    return Sessions(tmp_path / "deep" / "sessions", 60, 100, clock)
 
 
 def is_open(store: Sessions, session: Session) -> bool:
@@ -72,6 +73,46 @@ def test_a_session_is_a_directory_until_the_second_that_was_said(store: Sessions
         store.close(session.id)
     store.remove_expired()
     assert list(session.directory.parent.iterdir()) == []
+
+
+def test_as_many_are_open_as_may_be(tmp_path: Path, clock: Clock) -> None:
+    store = Sessions(tmp_path, 60, 3, clock)
+    other = Sessions(tmp_path, 60, 3, clock)  # another worker, if the file system counts directories
+    first, *_ = [store.open() for _ in range(3)]
+    with pytest.raises(Overloaded, match=r"3 sessions are open \(option.sessions_max\)"):
+        store.open()
+    store.close(first.id)
+    store.remove_expired()
+    other.open()
+    with pytest.raises(Overloaded):
+        store.open() and store.open()
+    clock.now += 61
+    store.remove_expired()
+    assert is_open(store, store.open())
+
+
+def test_the_end_does_not_wait_for_very_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Sessions(tmp_path, 60, 100)
+    (store.open().directory / "kept").write_text("x")
+    for _ in range(9):
+        store.open()
+    monkeypatch.setattr(sessions, "_END_SECONDS", -1)
+    store.end()
+    assert caplog.messages == [f"directories of 10 sessions are left in {tmp_path}"]
+    again = Sessions(tmp_path, 60, 100, lambda: BEGIN * 2)
+    assert list(tmp_path.iterdir()) == []
+    again.end()
+
+
+def test_sixty_thousand_are_removed_within_seconds(tmp_path: Path) -> None:
+    store = Sessions(tmp_path, 60, 60_000)
+    for _ in range(60_000):
+        store.open()
+    began = time.thread_time()
+    store.end()
+    assert time.thread_time() - began < 5.0
 
 
 def test_a_closed_session_is_gone_and_its_files_too(store: Sessions) -> None:
@@ -120,7 +161,7 @@ def test_a_file_with_a_sessions_name_is_none(store: Sessions) -> None:
 
 
 def test_after_a_crash_the_next_start_keeps_what_is_valid_and_removes_the_rest(tmp_path: Path, clock: Clock) -> None:
-    before = Sessions(tmp_path, 60, clock)
+    before = Sessions(tmp_path, 60, 100, clock)
     first, closed = before.open(), before.open()
     before.close(closed.id)  # and no time to remove it
     clock.now += 30
@@ -128,7 +169,7 @@ def test_after_a_crash_the_next_start_keeps_what_is_valid_and_removes_the_rest(t
     foreign = tmp_path / "mine.txt"
     foreign.write_text("not a session")
     clock.now += 31
-    after = Sessions(tmp_path, 5, clock)
+    after = Sessions(tmp_path, 5, 100, clock)
     assert sorted(tmp_path.iterdir()) == sorted([foreign, second.directory])
     assert (is_open(after, first), is_open(after, second)) == (False, True)
     after.close(second.id)
@@ -136,7 +177,7 @@ def test_after_a_crash_the_next_start_keeps_what_is_valid_and_removes_the_rest(t
 
 
 def test_the_end_removes_what_was_opened_here(tmp_path: Path, clock: Clock) -> None:
-    mine, others = Sessions(tmp_path, 60, clock), Sessions(tmp_path, 60, clock)
+    mine, others = Sessions(tmp_path, 60, 100, clock), Sessions(tmp_path, 60, 100, clock)
     mine.open()
     mine.close(mine.open().id)
     kept = others.open()
@@ -198,7 +239,7 @@ def test_a_default_path_of_another_user_is_refused(tmp_path: Path, monkeypatch: 
 
 def test_a_directory_that_goes_away(tmp_path: Path, clock: Clock) -> None:
     root = tmp_path / "gone"
-    store = Sessions(root, 60, clock)
+    store = Sessions(root, 60, 100, clock)
     root.rmdir()
     store.remove_expired()
     assert is_open(store, store.open())
@@ -212,7 +253,7 @@ def test_a_directory_that_goes_away(tmp_path: Path, clock: Clock) -> None:
 
 def test_what_is_made_anew_is_closed_to_others(tmp_path: Path, clock: Clock) -> None:
     root = tmp_path / "gone"
-    store = Sessions(root, 60, clock)
+    store = Sessions(root, 60, 100, clock)
     root.rmdir()
     session = store.open()
     assert [path.stat().st_mode & 0o777 for path in (root, session.directory)] == [0o700, 0o700]
@@ -245,7 +286,7 @@ def test_a_close_does_not_look_at_the_other_sessions(store: Sessions, monkeypatc
 
 
 def test_a_session_that_another_worker_removes_is_forgotten(tmp_path: Path, clock: Clock) -> None:
-    mine, others = Sessions(tmp_path, 60, clock), Sessions(tmp_path, 60, clock)
+    mine, others = Sessions(tmp_path, 60, 100, clock), Sessions(tmp_path, 60, 100, clock)
     for _ in range(3):
         mine.open()
     clock.now += 61
