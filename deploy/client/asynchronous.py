@@ -14,6 +14,7 @@ from deploy.client.serializers import Deserializer, deserialize_body
 
 MAX_INLINE_BYTES = 128_000
 _ABSENT = ("404", "NoSuchKey", "NotFound")
+_DENIED = ("403", "AccessDenied")
 _FIRST, _LONGEST = 0.5, 10.0  # seconds between two polls
 
 
@@ -82,13 +83,22 @@ class AsyncAnswer:
             response = self._s3.get_object(Bucket=bucket, Key=key)
             return response["Body"].read(), response.get("ContentType", "")
         except FROM_AWS as error:
-            if isinstance(error, ClientError) and error.response["Error"].get("Code") in _ABSENT:
+            code = error.response["Error"].get("Code") if isinstance(error, ClientError) else None
+            if code in _ABSENT or (code in _DENIED and self._is_absent(bucket, key)):
                 return None
             request_failed = failure(error)
             request_failed.advice = (
                 "It needs s3:GetObject, and s3:ListBucket on the bucket: else what is absent looks forbidden."
             )
             raise request_failed from error
+
+    def _is_absent(self, bucket: str, key: str) -> bool:
+        """Whether a list lacks the object: who may list only a part of the bucket gets 403 for what is absent."""
+        try:
+            listed = self._s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1)
+        except FROM_AWS:
+            return False
+        return all(item["Key"] != key for item in listed.get("Contents", ()))
 
 
 def split_s3(uri: str) -> tuple[str, str]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from deploy.resolve.decision import Decision
+from deploy.resolve.ecr import ECR_URI
 from deploy.resources.names import digest, version_name
 from deploy.spec import Spec
-
-_ECR = re.compile(r"^(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/([^:@]+)")
 
 
 class Arns:
@@ -36,10 +34,13 @@ class Arns:
         return self._sagemaker("endpoint", [self._spec.name])
 
     def components(self) -> list[str]:
-        names = [
+        return self._sagemaker("inference-component", self._component_names())
+
+    def _component_names(self) -> list[str]:
+        """Return the names of the components, each before its adapters."""
+        return [
             name for item in self._spec.components for name in (item.name, *(child.name for child in item.adapters))
         ]
-        return self._sagemaker("inference-component", names)
 
     def _sagemaker(self, kind: str, names: list[str]) -> list[str]:
         """Return each name as written and in lower case: SageMaker lowers names in ARNs; policies heed case."""
@@ -49,7 +50,7 @@ class Arns:
     def logs(self) -> list[str]:
         """Return the ARNs of the log groups, and of their streams."""
         groups = [f"/aws/sagemaker/Endpoints/{self._spec.name}"]
-        groups += [f"/aws/sagemaker/InferenceComponents/{item.name}" for item in self._spec.components]
+        groups += [f"/aws/sagemaker/InferenceComponents/{name}" for name in self._component_names()]
         return [self.of("logs", f"log-group:{group}{end}") for group in groups for end in ("", ":*")]
 
     def alarms(self) -> list[str]:
@@ -57,11 +58,10 @@ class Arns:
 
     def repository(self, image: str) -> str | None:
         """Return the ARN of the image's ECR repository; None: the image is elsewhere."""
-        parts = _ECR.match(image)
+        parts = ECR_URI.fullmatch(image)
         if parts is None:
             return None
-        account, region, name = parts.groups()
-        return f"arn:{self._partition}:ecr:{region}:{account}:repository/{name}"
+        return f"arn:{self._partition}:ecr:{parts['region']}:{parts['account']}:repository/{parts['repository']}"
 
     def objects(self, uri: str) -> str:
         """Return the ARN of one adapter's file, or of everything below another S3 URI."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from deploy.iam.arns import Arns
 from deploy.resolve.decision import Decision
+from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.s3.uri import bucket_and_key
 from deploy.spec import Spec
 
@@ -65,11 +66,7 @@ def _execution(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str,
     yield from _answers(spec, arns)
     if spec.network.subnets:
         yield _allow("Network", list(_NETWORK), ["*"])
-    if (key := spec.encryption.volume_key) is not None:
-        # SageMaker creates a grant on the key for the volumes, and may create no other.
-        grant = {"Bool": {"kms:GrantIsForAWSResource": "true"}}
-        yield _allow("VolumeKey", ["kms:CreateGrant"], *arns.key(key, grant))
-        yield _allow("VolumeKeyShown", ["kms:DescribeKey"], *arns.key(key))
+    yield from _volume_key(spec, arns)
     if spec.alarms is not None:
         yield _allow("Rollback", ["cloudwatch:DescribeAlarms"], arns.alarms())
     if spec.model.token_secret is not None:
@@ -127,7 +124,13 @@ def _making(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
         actions += ["sagemaker:UpdateInferenceComponent", "sagemaker:UpdateInferenceComponentRuntimeConfig"]
     actions += ["sagemaker:AddTags", "sagemaker:DeleteTags", "sagemaker:ListTags"]
     yield _allow("SageMaker", actions, [arn for kind_arns in kinds.values() for arn in kind_arns])
-    yield _allow("SageMakerListed", [f"sagemaker:List{kind}s" for kind in (*kinds,)], ["*"])
+    # Every command looks for components: the endpoint may have some that the specification does not name (any more).
+    lists = ["Models", "EndpointConfigs", "Endpoints", "InferenceComponents"]
+    yield _allow("SageMakerListed", [f"sagemaker:List{kind}" for kind in lists], ["*"])
+    others = [arns.of("sagemaker", "inference-component/*")]
+    yield _allow("OtherComponents", ["sagemaker:DescribeInferenceComponent", "sagemaker:ListTags"], others)
+    own = {"StringEquals": {f"aws:ResourceTag/{TAG_DEPLOYMENT}": spec.name}}
+    yield _allow("FormerComponents", ["sagemaker:DeleteInferenceComponent"], others, own)
     yield _allow(
         "Role", ["iam:PassRole"], [spec.role], {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
     )
@@ -136,18 +139,25 @@ def _making(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
         yield _allow("NetworkChecked", ["ec2:DescribeSecurityGroups", "ec2:DescribeSubnets"], ["*"])
     if spec.model.token_secret is not None:
         yield _allow("SecretChecked", ["secretsmanager:DescribeSecret"], [spec.model.token_secret])
+    yield from _volume_key(spec, arns)  # CreateEndpoint's caller needs it as the role does
+
+
+def _volume_key(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
+    """The key of the volumes: SageMaker creates a grant on it, and may create no other."""
+    if (key := spec.encryption.volume_key) is not None:
+        grant = {"Bool": {"kms:GrantIsForAWSResource": "true"}}
+        yield _allow("VolumeKey", ["kms:CreateGrant"], *arns.key(key, grant))
+        yield _allow("VolumeKeyShown", ["kms:DescribeKey"], *arns.key(key))
 
 
 def _watching(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
-    alarms = ["cloudwatch:DeleteAlarms", "cloudwatch:PutMetricAlarm"]
-    tags = ["cloudwatch:ListTagsForResource", "cloudwatch:TagResource", "cloudwatch:UntagResource"]
+    """Scaling, alarms and logs. Not only as the specification has them: an update removes what it has no longer."""
+    reads = "DescribeScalableTargets DescribeScalingActivities DescribeScalingPolicies ListTagsForResource"
+    changes = "DeleteScalingPolicy DeregisterScalableTarget PutScalingPolicy RegisterScalableTarget TagResource"
+    verbs = [*reads.split(), *changes.split()]
+    yield _allow("Scaling", [f"application-autoscaling:{verb}" for verb in verbs], ["*"])
     own_names = arns.alarms()
     if spec.scaling is not None:
-        verbs = (
-            "DeleteScalingPolicy DeregisterScalableTarget DescribeScalableTargets DescribeScalingActivities "
-            "DescribeScalingPolicies ListTagsForResource PutScalingPolicy RegisterScalableTarget TagResource"
-        )
-        yield _allow("Scaling", [f"application-autoscaling:{verb}" for verb in verbs.split()], ["*"])
         service = "sagemaker.application-autoscaling.amazonaws.com"
         yield _allow(
             "ScalingRoleOnce",
@@ -156,15 +166,14 @@ def _watching(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
             {"StringLike": {"iam:AWSServiceName": service}},
         )
         # Alarms that target tracking creates.
-        own_names = [
-            *own_names,
-            arns.of("cloudwatch", "alarm:TargetTracking-*"),
-        ]
-    if spec.alarms is not None or spec.scaling is not None:
-        yield _allow("Alarms", [*alarms, *tags], own_names)
+        own_names = [*own_names, arns.of("cloudwatch", "alarm:TargetTracking-*")]
+    alarms = ["DeleteAlarms", "ListTagsForResource", "PutMetricAlarm", "TagResource", "UntagResource"]
+    yield _allow("Alarms", [f"cloudwatch:{verb}" for verb in alarms], own_names)
     yield _allow("Metrics", ["cloudwatch:DescribeAlarms", "cloudwatch:GetMetricData"], ["*"])
-    logs = ["logs:DescribeLogGroups", "logs:DescribeLogStreams", "logs:FilterLogEvents", "logs:GetLogEvents"]
-    yield _allow("Logs", logs, arns.logs())
+    # IAM knows no group by its prefix, only all of them.
+    yield _allow("LogsListed", ["logs:DescribeLogGroups"], ["*"])
+    verbs = ["DeleteLogGroup", "DescribeLogStreams", "FilterLogEvents", "GetLogEvents"]
+    yield _allow("Logs", [f"logs:{verb}" for verb in verbs], arns.logs())
     yield _allow("Quotas", ["servicequotas:ListServiceQuotas"], ["*"])
 
 
@@ -188,21 +197,36 @@ def _bringing(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, 
 
 
 def invoker(spec: Spec, decision: Decision, *, bearer: bool = True) -> Policy:
-    """Return the policy of the invoker. InvokeEndpoint covers streams too.
+    """Return the policy of the invoker.
 
     Args:
         bearer: allow bearer tokens for the OpenAI route.
     """
     arns = Arns(spec, decision)
-    actions = ["sagemaker:InvokeEndpointAsync" if spec.asynchronous else "sagemaker:InvokeEndpoint"]
-    statements = [_allow("Invoke", actions, [*arns.endpoints(), *arns.components()])]
-    if spec.asynchronous is not None:
-        places = [place for place in (spec.asynchronous.output, spec.asynchronous.failures) if place is not None]
-        statements.append(_allow("Answers", ["s3:GetObject"], [arns.objects(place) for place in places]))
-        statements.append(_allow("Requests", ["s3:PutObject"], [arns.objects(spec.asynchronous.output)]))
-    elif bearer:
-        statements.append(_allow("OpenAiRoute", ["sagemaker:CallWithBearerToken"], ["*"]))
-    return _policy(statements)
+    return _policy(_invoking(spec, arns, bearer) if spec.asynchronous is None else _submitting(spec, arns))
+
+
+def _invoking(spec: Spec, arns: Arns, bearer: bool) -> Iterator[dict[str, Any]]:
+    # A stream is an action of its own, though the API's description says that InvokeEndpoint is what it needs.
+    actions = ["sagemaker:InvokeEndpoint", "sagemaker:InvokeEndpointWithResponseStream"]
+    yield _allow("Invoke", actions, [*arns.endpoints(), *arns.components()])
+    if spec.components:  # the client finds the only component by itself
+        yield _allow("ComponentsListed", ["sagemaker:ListInferenceComponents"], ["*"])
+        yield _allow("ComponentsShown", ["sagemaker:DescribeInferenceComponent"], arns.components())
+    if bearer:
+        yield _allow("OpenAiRoute", ["sagemaker:CallWithBearerToken"], ["*"])
+
+
+def _submitting(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
+    """Asynchronous inference: requests go to S3, and answers come from there."""
+    assert spec.asynchronous is not None
+    yield _allow("Invoke", ["sagemaker:InvokeEndpointAsync"], arns.endpoints())
+    places = [place for place in (spec.asynchronous.output, spec.asynchronous.failures) if place is not None]
+    yield _allow("Answers", ["s3:GetObject"], [arns.objects(place) for place in places])
+    yield from _listing(arns, "AnswersListed", places)  # else an answer that is not there yet looks forbidden
+    yield _allow("Requests", ["s3:PutObject"], [arns.objects(spec.asynchronous.output)])
+    if (key := spec.encryption.output_key) is not None:
+        yield _allow("AnswersKey", ["kms:Decrypt"], *arns.key(key))
 
 
 def policies(spec: Spec, decision: Decision) -> dict[str, Policy]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from botocore.exceptions import ClientError
 
 from deploy.aws import error_code
 from deploy.preflight.check import Check, Context, error, ok, warning
+from deploy.resolve.ecr import ECR_URI
 
-_URI = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.[a-z0-9.-]+/([^:@]+)(?::([^@]+))?(?:@(sha256:[0-9a-f]{64}))?")
 _INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 _MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 _LARGE = 20e9  # bytes: pulling a larger image takes minutes of each start
@@ -20,10 +19,10 @@ _BUILD = "docker buildx build --platform linux/amd64 --provenance=false --push -
 
 def image(context: Context) -> Check:
     uri = context.decision.image
-    match = _URI.fullmatch(uri)
+    match = ECR_URI.fullmatch(uri)
     if match is None:
         return error("image", f"{uri} is not in ECR", "SageMaker pulls from ECR only: push it there, set image.uri.")
-    account, region, repository, tag, digest = match.groups()
+    account, region, repository, tag, digest = match.group("account", "region", "repository", "tag", "digest")
     if region != context.aws.region:
         return error("image", f"{uri} is in {region}, the endpoint in {context.aws.region}",
                      f"Push it to ECR in {context.aws.region}, or set region: {region}.")  # fmt: skip

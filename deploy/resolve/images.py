@@ -16,6 +16,7 @@ from botocore.exceptions import ClientError
 from deploy.aws import error_code
 from deploy.data import table
 from deploy.errors import DeployError, NotThere, SpecError
+from deploy.resolve.ecr import ECR_URI, registry_suffix
 
 if TYPE_CHECKING:
     from deploy.aws import Aws
@@ -36,18 +37,6 @@ KNOWN_AMIS = (
     "al2-ami-sagemaker-inference-neuron-2",
 )
 
-_SUFFIXES = {
-    "cn-": "amazonaws.com.cn",
-    "us-iso-": "c2s.ic.gov",
-    "us-isob-": "sc2s.sgov.gov",
-    "us-isof-": "csp.hci.ic.gov",
-    "eu-isoe-": "cloud.adc-e.uk",
-    "eusc-": "amazonaws.eu",
-}
-_URI = re.compile(
-    r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.(?P<suffix>[a-z0-9.-]+)/(?P<repository>[^:@]+)"
-    r"(?::(?P<tag>[^@]+)|@(?P<digest>sha256:[0-9a-f]{64}))"
-)
 _CUDA = re.compile(r"cu(?:da)?-?(\d{2})\.?(\d)(?!\d)")
 _TAGS = {"djl-lmi": "lmi_tags", "djl-tensorrtllm": "tensorrtllm_tags"}
 
@@ -66,11 +55,6 @@ class ResolvedImage:
     warnings: tuple[str, ...] = ()
 
 
-def registry_suffix(region: str) -> str:
-    """Return the domain of a region's registries."""
-    return next((suffix for start, suffix in _SUFFIXES.items() if region.startswith(start)), "amazonaws.com")
-
-
 def resolve_image(image: Image, region: str, account: str | None, aws: Aws | None = None) -> ResolvedImage:
     """Resolve the image of a specification.
 
@@ -83,7 +67,7 @@ def resolve_image(image: Image, region: str, account: str | None, aws: Aws | Non
         NotThere: ECR does not have the image; the advice lists the commands to push it.
     """
     uri = _uri(image, region, account)
-    match = _URI.fullmatch(uri)
+    match = ECR_URI.fullmatch(uri)
     if match is None:
         raise SpecError(f"image: {uri} is no image in ECR", "SageMaker takes its images from ECR only.")
     if match["region"] != region:
@@ -146,7 +130,7 @@ def choose_ami(
 
 def push_instructions(uri: str) -> str:
     """Return the commands that build the image and push it to `uri`."""
-    match = _URI.fullmatch(uri)
+    match = ECR_URI.fullmatch(uri)
     if match is None:
         raise ValueError(f"{uri} is no image in ECR")
     registry = f"{match['account']}.dkr.ecr.{match['region']}.{match['suffix']}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from botocore.exceptions import ClientError
 
@@ -75,22 +76,29 @@ def reader(aws: Aws, prefix: Prefix) -> Callable[[str], bytes]:
 def check_region(aws: Aws, prefix: Prefix) -> None:
     """Check the bucket's region: SageMaker reads model data of its own region only.
 
+    By a list, which says the region too: HEAD of a bucket would need the right to list all of it.
+
     Raises:
         Refused: the bucket is in another region.
         NotThere: there is no such bucket.
     """
     try:
-        response = aws.client("s3").head_bucket(Bucket=prefix.bucket)
+        response = aws.client("s3").list_objects_v2(Bucket=prefix.bucket, Prefix=prefix.key, MaxKeys=1)
     except ClientError as error:
-        region = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
+        response = error.response
         if error_code(error) in ("404", "NoSuchBucket"):
             raise NotThere(f"there is no bucket {prefix.bucket}", f"aws s3 mb s3://{prefix.bucket}") from None
-        if region is None:
+        if _region(response) in (None, aws.region):
             raise
-    else:
-        region = response.get("BucketRegion", aws.region)
+    region = _region(response) or aws.region
     if region != aws.region:
         raise Refused(
             f"the bucket {prefix.bucket} is in {region}, the endpoint in {aws.region}",
             f"Take a bucket in {aws.region} (model.upload, model.s3), or set region: {region}.",
         )
+
+
+def _region(response: Any) -> str | None:
+    """Return the bucket's region from the headers of S3's answer."""
+    region = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
+    return None if region is None else str(region)

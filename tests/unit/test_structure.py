@@ -61,8 +61,8 @@ OF_DEPLOY = {
     "resolve": {"aws", "data", "errors", "s3.uri", "spec"},
     "resources": {"errors", "redaction", "resolve.decision", "spec"},
     "export": {"errors", "resolve.decision", "resources", "spec"},
-    "iam": {"aws", "errors", "resolve.decision", "resources.names", "s3.uri", "spec"},
-    "preflight": {"aws", "errors", "resolve.decision", "resources.names", "s3", "spec"},
+    "iam": {"aws", "errors", "resolve.decision", "resolve.ecr", "resources.names", "s3.uri", "spec"},
+    "preflight": {"aws", "errors", "resolve.decision", "resolve.ecr", "resources.names", "s3", "spec"},
     "operations": {"aws", "diagnostics", "errors", "resources.resource"},
     "deployer": {
         "aws",

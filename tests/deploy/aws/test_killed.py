@@ -19,6 +19,7 @@ from botocore.client import BaseClient
 from botocore.httpsession import URLLib3Session
 
 from tests.deploy.doubles.aws import Call, Cloud
+from tests.deploy.doubles.deployer import permit
 from tests.deploy.doubles.deployments import COMPONENTS, PLAIN, down, up, wanted_of
 from tests.servers import PATIENCE
 
@@ -30,9 +31,12 @@ FEW = {**COMPONENTS, "components": COMPONENTS["components"][:1], "alarms": {"mod
 
 
 @pytest.fixture(autouse=True)
-def _no_sockets(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """These are thousands of calls."""
+def _no_sockets(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """These are thousands of calls, by somebody with the printed policies."""
     monkeypatch.setattr(URLLib3Session, "send", lambda self, request: cloud.send(request))
+    permit(cloud, PLAIN, FEW)
+    yield
+    assert cloud.denied == []
 
 
 class Killed(BaseException):

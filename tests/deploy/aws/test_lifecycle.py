@@ -7,14 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from deploy.cli.main import main
+from deploy.cli.main import main as run
 from tests.deploy.doubles.aws import ACCOUNT, Call, Cloud
+from tests.deploy.doubles.deployer import Deployer
 from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN
 from tests.deploy.doubles.endpoints import set_quotas
 from tests.servers import PATIENCE
@@ -62,6 +64,13 @@ def cloud(cloud: Cloud) -> Cloud:
     return cloud
 
 
+@pytest.fixture
+def main(cloud: Cloud) -> Iterator[Deployer]:
+    """`lmi deploy`, by somebody with the printed policy, which allows every call that it makes."""
+    yield Deployer(cloud, run)
+    assert cloud.denied == []
+
+
 def file(tmp_path: Path, content: dict[str, Any] = PLAIN, **changes: Any) -> str:
     path = tmp_path / "deployment.yaml"
     path.write_text(yaml.safe_dump({**content, **changes}))
@@ -69,7 +78,7 @@ def file(tmp_path: Path, content: dict[str, Any] = PLAIN, **changes: Any) -> str
 
 
 def test_plan_and_up_say_that_an_update_takes_back_what_was_scaled_by_hand(
-    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = file(tmp_path, scaling=None)
     assert main(["up", path, "--yes"]) == 0
@@ -81,7 +90,7 @@ def test_plan_and_up_say_that_an_update_takes_back_what_was_scaled_by_hand(
 
 
 def test_pools_are_created_shown_changed_and_deleted(
-    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A model for each degree of tensor parallelism; those of old versions go with their configurations."""
     shape = {"parameters": 8.03e9, "layers": 32, "kv_heads": 8, "head_dim": 128}
@@ -108,7 +117,7 @@ def test_pools_are_created_shown_changed_and_deleted(
 
 
 def test_plan_shows_requests_and_changes_nothing(
-    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", file(tmp_path)]) == 0
     said = capsys.readouterr().out
@@ -124,7 +133,7 @@ def test_plan_shows_requests_and_changes_nothing(
 
 
 def test_up_says_what_will_cost_money_and_that_nothing_was_done(
-    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda question: "n")
@@ -139,7 +148,7 @@ def test_up_says_what_will_cost_money_and_that_nothing_was_done(
 
 @pytest.mark.parametrize("command", ["plan", "up"])
 def test_the_models_config_is_read_once_for_the_decision_and_the_table(
-    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     checks = [] if command == "plan" else ["--no-checks"]
     assert main([command, file(tmp_path, model={"s3": "s3://models/llama/", "context": 2048}), *checks]) == 0
@@ -147,7 +156,9 @@ def test_the_models_config_is_read_once_for_the_decision_and_the_table(
     assert cloud.count("GET /models/llama/config.json") == 1 + own
 
 
-def test_plan_shows_the_difference(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_shows_the_difference(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["up", file(tmp_path)]) == 0
     capsys.readouterr()
     cloud.calls.clear()
@@ -159,7 +170,7 @@ def test_plan_shows_the_difference(cloud: Cloud, tmp_path: Path, capsys: pytest.
 
 
 def test_update_shows_the_difference_before_it_asks(
-    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["up", file(tmp_path)]) == 0
     capsys.readouterr()
@@ -178,7 +189,7 @@ def test_update_shows_the_difference_before_it_asks(
     assert cloud.changes() == []
 
 
-def test_plan_as_json(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_as_json(cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", file(tmp_path, COMPONENTS), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["deployment"], said["region"], said["asked"], said["unasked"]) == (NAME, "us-east-1", True, None)
@@ -189,7 +200,12 @@ def test_plan_as_json(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("how", ["offline", "no credentials", "no connection", "expired"])
 def test_plan_without_aws_is_the_whole_plan(
-    how: str, cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    how: str,
+    cloud: Cloud,
+    tmp_path: Path,
+    main: Deployer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     more = []
     if how == "offline":
@@ -210,13 +226,17 @@ def test_plan_without_aws_is_the_whole_plan(
         assert cloud.calls == []
 
 
-def test_plan_that_aws_denies_is_an_error(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_that_aws_denies_is_an_error(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
+) -> None:
     cloud.refuse("DescribeModel", "AccessDeniedException", "not authorized to perform: sagemaker:DescribeModel")
     assert main(["plan", file(tmp_path)]) == 3
     assert "DescribeModel" in capsys.readouterr().err
 
 
-def test_a_secret_is_never_shown(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_secret_is_never_shown(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
+) -> None:
     secret = "hf_abcdefghijklmnopqrstuvwxyz"
     path = file(tmp_path, environment={"MY_TOKEN": secret})
     assert main(["plan", path]) == 2
@@ -230,7 +250,7 @@ def test_a_secret_is_never_shown(cloud: Cloud, tmp_path: Path, capsys: pytest.Ca
     assert "hf_a" not in said
 
 
-def test_up_update_down(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_up_update_down(cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["update", file(tmp_path)]) == 4
     assert "there is no endpoint llama" in capsys.readouterr().err
     assert main(["up", file(tmp_path)]) == 0
@@ -248,7 +268,9 @@ def test_up_update_down(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "There is nothing of llama in us-east-1." in capsys.readouterr().out
 
 
-def test_up_looks_before_for_what_would_fail(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_up_looks_before_for_what_would_fail(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
+) -> None:
     cloud.client("s3").put_object(Bucket="models", Key="llama/folder/", Body=b"")
     cloud.calls.clear()
     assert main(["up", file(tmp_path)]) == 2
@@ -259,7 +281,7 @@ def test_up_looks_before_for_what_would_fail(cloud: Cloud, tmp_path: Path, capsy
 
 
 def test_an_endpoint_that_fails_says_what_to_do_and_leaves_nothing(
-    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud.sagemaker.fate(NAME, "Failed", "The primary container did not pass the ping health check.")
     assert main(["up", file(tmp_path)]) == 5
@@ -271,7 +293,7 @@ def test_an_endpoint_that_fails_says_what_to_do_and_leaves_nothing(
 
 
 def test_down_asks_and_without_an_answer_removes_nothing(
-    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main(["up", file(tmp_path)])
     there = cloud.everything()
@@ -286,7 +308,7 @@ def test_down_asks_and_without_an_answer_removes_nothing(
     assert cloud.everything() == {}
 
 
-def test_down_needs_to_know_what(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_down_needs_to_know_what(capsys: pytest.CaptureFixture[str], tmp_path: Path, main: Deployer) -> None:
     assert main(["down"]) == 2
     assert "--name" in capsys.readouterr().err
     assert main(["down", file(tmp_path), "--data"]) == 2
@@ -295,7 +317,7 @@ def test_down_needs_to_know_what(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert "Give one of the two" in capsys.readouterr().err
 
 
-def test_up_sends_the_model_and_down_removes_it_with_the_logs(cloud: Cloud, tmp_path: Path) -> None:
+def test_up_sends_the_model_and_down_removes_it_with_the_logs(cloud: Cloud, tmp_path: Path, main: Deployer) -> None:
     s3, logs = cloud.client("s3"), cloud.client("logs")
     model = tmp_path / "model"
     model.mkdir()
@@ -331,7 +353,7 @@ raise SystemExit(main(["up", {file!r}, "--no-checks"]))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_up_says_where_it_stands(cloud: Cloud, tmp_path: Path, number: int) -> None:
+def test_an_interrupted_up_says_where_it_stands(cloud: Cloud, tmp_path: Path, main: Deployer, number: int) -> None:
     cloud.sagemaker.fate(NAME, "InService", polls=1000)
     child: list[subprocess.Popen[str]] = []
 
@@ -341,6 +363,7 @@ def test_an_interrupted_up_says_where_it_stands(cloud: Cloud, tmp_path: Path, nu
             child[0].send_signal(number)
 
     cloud.after = interrupt
+    main.takes(file(tmp_path))
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED.format(root=str(ROOT), file=file(tmp_path))],
         cwd=ROOT, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -11,6 +11,7 @@ from typing import Any
 
 from moto.applicationautoscaling.responses import ApplicationAutoScalingResponse
 from moto.core.exceptions import ServiceException
+from moto.utilities.utils import get_partition
 
 from tests.deploy.doubles.sagemaker_double import ACCOUNT, Invalid, SageMaker
 
@@ -55,7 +56,8 @@ class Scaling:
             raise Invalid(f"SageMaker {kind} not found: {name}")
         target = self.targets.get((resource, dimension))
         if target is None:
-            arn = f"arn:aws:application-autoscaling:{region}:{ACCOUNT}:scalable-target/{uuid.uuid4().hex}"
+            head = f"arn:{get_partition(region)}:application-autoscaling:{region}:{ACCOUNT}"
+            arn = f"{head}:scalable-target/{uuid.uuid4().hex}"
             target = {"ScalableTargetARN": arn, "CreationTime": time.time(), "RoleARN": "arn:aws:iam::1:role/linked"}
             self.tags[arn] = dict(p.get("Tags") or {})
         p.pop("Tags", None)  # of one that is there they stay (TagResource changes them)
@@ -78,7 +80,7 @@ class Scaling:
     def put_scaling_policy(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         self._target(p, "registered")
         key = (p["ResourceId"], p["ScalableDimension"], p["PolicyName"])
-        stem = f"arn:aws:autoscaling:{region}:{ACCOUNT}:scalingPolicy:{uuid.uuid4()}"
+        stem = f"arn:{get_partition(region)}:autoscaling:{region}:{ACCOUNT}:scalingPolicy:{uuid.uuid4()}"
         arn = f"{stem}:resource/sagemaker/{p['ResourceId']}:policyName/{p['PolicyName']}"
         kept = self.policies.get(key, {"PolicyARN": arn, "CreationTime": time.time(), "Alarms": []})
         self.policies[key] = {**{name: kept[name] for name in ("PolicyARN", "CreationTime", "Alarms")}, **p}

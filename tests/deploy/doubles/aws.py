@@ -1,6 +1,7 @@
 """AWS on loopback: moto's server, with doubles of SageMaker and its autoscaling, and a record of every call.
 
-Tests take it as the fixture `cloud`; boto3 finds it by AWS_ENDPOINT_URL, in this process and in processes of it.
+Tests take it as the fixture `cloud`; boto3 finds it by AWS_ENDPOINT_URL, in this process and in processes of it. Who
+has a policy (`Cloud.policies`) may do what it allows and nothing else.
 """
 
 from __future__ import annotations
@@ -9,23 +10,32 @@ import io
 import json
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import boto3
 import moto.backends
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from botocore.parsers import RpcV2CBORParser
+from moto.iam.models import iam_backends
 from moto.moto_api._internal import moto_api_backend
+from moto.s3.models import s3_backends
 from moto.server import DomainDispatcherApplication, MotoRequestHandler, ThreadedMotoServer, create_backend_app
 from werkzeug.serving import make_server
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from tests.deploy.doubles import autoscaling_calls, sagemaker_calls
+from tests.deploy.doubles.authorization import Where, needs_of, needs_of_s3
+from tests.deploy.doubles.identity_policy import Need, allowed
 from tests.deploy.doubles.sagemaker_double import ACCOUNT, SageMaker
 
 __all__ = ["ACCOUNT", "Call", "Cloud"]
 
+CALLER = "testing"
+"""The access key of the commands under test."""
+
+_OWNER = "owner"  # the tests' own, who may do everything
 _READS = ("Describe", "List", "Get", "Head", "BatchGet", "Filter", "Simulate", "Test", "Lookup")
 
 
@@ -36,12 +46,15 @@ class Call:
     Attributes:
         service: the name that it is signed for, e.g. `sagemaker`, `application-autoscaling`, `monitoring` (CloudWatch).
         operation: AWS's name, e.g. `CreateModel`; of S3 the method and the path.
-        parameters: of services that speak JSON; {} of the others.
+        parameters: of all but S3.
+        caller: the access key.
     """
 
     service: str
     operation: str
     parameters: dict[str, Any] = field(default_factory=dict)
+    caller: str = ""
+    region: str = ""
 
     @property
     def changes(self) -> bool:
@@ -58,6 +71,9 @@ class Cloud:
         sagemaker: its state: `fate(name, status, reason)` says how an endpoint or component ends.
         scaling: scalable targets and policies.
         calls: every call since the reset, in order.
+        policies: by access key, what its owner may do; who has none here may do everything.
+        denied: what was not allowed, in order.
+        keys: ARN of the KMS key that encrypts a bucket, by the bucket's name.
         before, after: called around each call with it; may raise nothing, but may kill who asks.
     """
 
@@ -68,9 +84,12 @@ class Cloud:
         sagemaker_calls.install(self.sagemaker)
         autoscaling_calls.install(self.scaling)
         self._lock = threading.Lock()
-        self._clients: dict[str, Any] = {}
+        self._clients: dict[tuple[str, str], Any] = {}
         self._refusals: list[tuple[str, str, str]] = []
         self.calls: list[Call] = []
+        self.policies: dict[str, Sequence[Mapping[str, Any]]] = {}
+        self.denied: list[Need] = []
+        self.keys: dict[str, str] = {}
         self.before: Callable[[Call], None] | None = None
         self.after: Callable[[Call], None] | None = None
         modules = tuple(moto.backends.list_of_moto_modules())  # which moto reads of the disk at every request
@@ -89,6 +108,9 @@ class Cloud:
         self.sagemaker.reset()
         self.scaling.reset()
         self.calls.clear()
+        self.policies.clear()
+        self.denied.clear()
+        self.keys.clear()
         self._refusals.clear()
         self.before = self.after = None
 
@@ -114,16 +136,20 @@ class Cloud:
         body, status, headers = run_wsgi_app(self.app, builder.get_environ())
         return AWSResponse(request.url, int(status.split()[0]), dict(headers), _Raw(b"".join(body)))
 
-    def client(self, service: str) -> Any:
+    def client(self, service: str, region: str = "us-east-1") -> Any:
         """One of the test's own, kept: making one costs more than a call."""
-        if service not in self._clients:
-            session = boto3.session.Session("testing", "testing", region_name="us-east-1")
-            self._clients[service] = session.client(service, endpoint_url=self.url)
-        return self._clients[service]
+        if (service, region) not in self._clients:
+            session = boto3.session.Session(_OWNER, _OWNER, region_name=region)
+            self._clients[service, region] = session.client(service, endpoint_url=self.url)
+        return self._clients[service, region]
 
-    def push(self, repository: str, tag: str) -> str:
+    def client_of_caller(self, service: str) -> Any:
+        """One with the permissions of the commands under test."""
+        return boto3.session.Session(CALLER, CALLER, region_name="us-east-1").client(service, endpoint_url=self.url)
+
+    def push(self, repository: str, tag: str, region: str = "us-east-1") -> str:
         """An image in ECR, made up; its digest."""
-        ecr = self.client("ecr")
+        ecr = self.client("ecr", region)
         ecr.create_repository(repositoryName=repository)
         manifest = {"schemaVersion": 2, "config": {"digest": "sha256:0", "size": 1}, "layers": []}
         media = "application/vnd.docker.distribution.manifest.v2+json"
@@ -150,6 +176,51 @@ class Cloud:
             **{"/".join(key): _lasting(policy) for key, policy in sorted(self.scaling.policies.items())},
             **{f"alarm/{alarm['AlarmName']}": _lasting(alarm) for alarm in alarms},
         }
+
+    def denial(self, call: Call, environ: dict[str, Any]) -> Need | None:
+        """Return the first thing that the call needs and its caller may not do; remember it."""
+        if call.caller not in self.policies:
+            return None
+        for need in self._needs(call, environ):
+            if not allowed(self.policies[call.caller], need):
+                self.denied.append(need)
+                return need
+        return None
+
+    def hides(self, call: Call, environ: dict[str, Any]) -> bool:
+        """Whether S3 says 403 for 404, as to somebody who may not list the bucket. HEAD and GET have no prefix."""
+        bucket, key = _place(environ)
+        if call.service != "s3" or not key or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return False
+        listing = Need("s3:ListBucket", f"arn:{Where(call.region, ACCOUNT).partition}:s3:::{bucket}")
+        return call.caller in self.policies and not allowed(self.policies[call.caller], listing)
+
+    def _needs(self, call: Call, environ: dict[str, Any]) -> Iterator[Need]:
+        where = Where(call.region, ACCOUNT)
+        if call.service == "s3":
+            bucket, key = _place(environ)
+            query = dict(urllib.parse.parse_qsl(environ["QUERY_STRING"], keep_blank_values=True))
+            return needs_of_s3(
+                environ["REQUEST_METHOD"], bucket, key, query, _body(environ), where, self.keys.get(bucket)
+            )
+        values = call.parameters
+        if call.service == "iam" and "RoleName" in values:  # a role's ARN has its path
+            roles = iam_backends[ACCOUNT][where.partition].roles.values()
+            arns = [role.arn for role in roles if role.name == values["RoleName"]]
+            values = {**values, "RoleName": arns[0].partition(":role/")[2]} if arns else values
+        if call.operation in ("CreateEndpoint", "UpdateEndpoint"):
+            values = {**values, "KmsKeyId": self._volume_key(values)}
+        return (self._tagged(need) for need in needs_of(call.service, call.operation, values, where))
+
+    def _volume_key(self, values: Mapping[str, Any]) -> str | None:
+        config = self.sagemaker.things.get(("endpoint-config", values["EndpointConfigName"]))
+        return None if config is None else config.request.get("KmsKeyId")
+
+    def _tagged(self, need: Need) -> Need:
+        """The need, with the tags of its resource as condition keys."""
+        things = (thing for thing in self.sagemaker.things.values() if thing.arn.lower() == need.resource.lower())
+        tags = next((thing.tags for thing in things), {})
+        return replace(need, context={**need.context, **{f"aws:ResourceTag/{key}": tags[key] for key in tags}})
 
     def refusal(self, call: Call) -> tuple[str, str] | None:
         with self._lock:
@@ -207,29 +278,86 @@ class _Recorder:
         self._cloud.calls.append(call)
         if self._cloud.before is not None:
             self._cloud.before(call)
+        if (need := self._cloud.denial(call, environ)) is not None:
+            return _denied(environ, call, str(need), start_response)
         refusal = self._cloud.refusal(call)
         if refusal is not None:
             body = json.dumps({"__type": refusal[0], "message": refusal[1]}).encode()
             start_response("400 Bad Request", [("Content-Type", "application/x-amz-json-1.1")])
             return [body]
-        answer = list(self._app(environ, start_response))
+        said: list[Any] = []
+        answer = list(self._app(environ, lambda *head: said.append(head)))
         if self._cloud.after is not None:
             self._cloud.after(call)
+        if said[0][0].startswith("404") and self._cloud.hides(call, environ):
+            return _denied(environ, call, "", start_response)
+        if call.service == "s3" and (region := _bucket_region(environ)) is not None:
+            said[0][1].append(("x-amz-bucket-region", region))  # of every answer, as of AWS's
+        start_response(*said[0])
         return answer
+
+
+def _denied(environ: dict[str, Any], call: Call, need: str, start_response: Any) -> list[bytes]:
+    """AWS's refusal in the protocol of the call."""
+    text = f"User: arn:aws:iam::{ACCOUNT}:user/deployer is not authorized to perform: {need}"
+    status, kind = "403 Forbidden", "text/xml"
+    if call.service == "s3":
+        body = "" if environ["REQUEST_METHOD"] == "HEAD" else "<Error><Code>AccessDenied</Code></Error>"
+    elif "HTTP_X_AMZ_TARGET" in environ:
+        status, kind = "400 Bad Request", "application/x-amz-json-1.1"
+        body = json.dumps({"__type": "AccessDeniedException", "message": text})
+    elif "/operation/" in environ["PATH_INFO"]:
+        head = [("Content-Type", "application/cbor"), ("smithy-protocol", "rpc-v2-cbor")]
+        start_response("400 Bad Request", head)
+        return [b"\xa2" + b"".join(map(_cbor, ("__type", "AccessDeniedException", "message", text)))]
+    elif call.service == "ec2":
+        error = f"<Error><Code>UnauthorizedOperation</Code><Message>{text}</Message></Error>"
+        body = f"<Response><Errors>{error}</Errors><RequestID>0</RequestID></Response>"
+    else:
+        error = f"<Error><Type>Sender</Type><Code>AccessDenied</Code><Message>{text}</Message></Error>"
+        body = f"<ErrorResponse>{error}<RequestId>0</RequestId></ErrorResponse>"
+    start_response(status, [("Content-Type", kind), ("x-amz-bucket-region", call.region)])
+    return [body.encode()]
+
+
+def _bucket_region(environ: dict[str, Any]) -> str | None:
+    buckets = (backend.buckets.get(_place(environ)[0]) for backend in s3_backends[ACCOUNT].values())
+    return next((str(bucket.region_name) for bucket in buckets if bucket is not None), None)
+
+
+def _cbor(text: str) -> bytes:
+    content = text.encode()
+    return b"\x79" + len(content).to_bytes(2, "big") + content
+
+
+def _place(environ: dict[str, Any]) -> tuple[str, str]:
+    """Bucket and key of a request to S3, whose host is no bucket's here."""
+    bucket, _, key = environ["PATH_INFO"].lstrip("/").encode("latin-1").decode().partition("/")
+    return bucket, key
 
 
 def _call(environ: dict[str, Any]) -> Call:
     scope = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].split("/")
-    service = scope[3] if len(scope) > 3 else ""
-    path = environ["PATH_INFO"]
+    key, _, region, service = scope[:4] if len(scope) > 3 else ("", "", "", "")
+    operation, parameters = _operation(environ, service)
+    return Call(service, operation, parameters, key, region)
+
+
+def _operation(environ: dict[str, Any], service: str) -> tuple[str, dict[str, Any]]:
+    """The operation's name and parameters."""
+    path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
     if target := environ.get("HTTP_X_AMZ_TARGET"):
-        return Call(service, target.rpartition(".")[2], json.loads(_body(environ) or b"{}"))
+        return target.rpartition(".")[2], json.loads(_body(environ) or b"{}")
     if "/operation/" in path:  # Smithy RPC v2, whose bodies are CBOR
-        return Call(service, path.rpartition("/")[2])
+        parser = RpcV2CBORParser()
+        content = parser.parse_data_item(parser.get_peekable_stream_from_bytes(_body(environ)))
+        return path.rpartition("/")[2], content
     if service in ("s3", ""):
-        return Call(service, f"{environ['REQUEST_METHOD']} {path}")
-    form = urllib.parse.parse_qs(_body(environ).decode("utf-8", "replace"))
-    return Call(service, form.get("Action", [f"{environ['REQUEST_METHOD']} {path}"])[0])
+        return f"{method} {path}", {}
+    form = {
+        name: values[0] for name, values in urllib.parse.parse_qs(_body(environ).decode("utf-8", "replace")).items()
+    }
+    return form.get("Action", f"{method} {path}"), form
 
 
 def _body(environ: dict[str, Any]) -> bytes:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moto.core.exceptions import ServiceException
+from moto.utilities.utils import get_partition
 
 ACCOUNT = "123456789012"
 
@@ -164,4 +165,4 @@ class SageMaker:
 
 
 def arn(kind: str, name: str, region: str = "us-east-1") -> str:
-    return f"arn:aws:sagemaker:{region}:{ACCOUNT}:{kind}/{name}"
+    return f"arn:{get_partition(region)}:sagemaker:{region}:{ACCOUNT}:{kind}/{name}"

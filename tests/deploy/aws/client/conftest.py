@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import boto3
 import pytest
 
 from deploy.client import Patience, Predictor, Timeouts
 from tests.deploy.aws.client.double import Double, double
+from tests.deploy.doubles.deployer import printed
+from tests.deploy.doubles.deployments import PLAIN
+
+ENDPOINT: dict[str, Any] = {**PLAIN, "name": "e"}
+SCALED: dict[str, Any] = {
+    **ENDPOINT,
+    "components": [{"name": name, "copies": 0} for name in ("base", "french", "a", "b", "c")],
+}
+ASYNC: dict[str, Any] = {**ENDPOINT, "scaling": None, "async": {"output": "s3://b-1/", "failures": "s3://b-1/failed/"}}
+"""What the tests' endpoints were made from; the caller has their printed policies of the invoker."""
 
 
 @pytest.fixture(autouse=True)
 def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
     with double() as made:
+        made.policies = [printed(content, "invoker") for content in (ENDPOINT, SCALED, ASYNC)]
         monkeypatch.setenv("AWS_ENDPOINT_URL", made.url)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
@@ -23,6 +35,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
         for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_REGION"):
             monkeypatch.delenv(name, raising=False)
         yield made
+        assert made.denied == []
 
 
 @pytest.fixture(scope="session")

@@ -1,19 +1,24 @@
 """AWS as the client sees it, on loopback: a server whose answers a test lays out, faults included.
 
 It answers by HTTP itself, unlike the emulator in deploy/local: what the client must bear is not only what that does.
+The caller may do what `Double.policies` allow, and nothing else.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from deploy.local.eventstream import CONTENT_TYPE, internal_stream_failure, model_stream_error, payload_part
+from tests.deploy.doubles.authorization import Where, needs_of, needs_of_invocation, needs_of_s3
+from tests.deploy.doubles.aws import ACCOUNT
+from tests.deploy.doubles.identity_policy import Need, allowed
 from tests.doubles.http_thread import serving
 
 Answer = Callable[["Handler"], None]
@@ -38,6 +43,8 @@ class Double:
     answers: given one after another; the last one to all that come after it.
     requests: what came, in order.
     released: set it, and answers that stall go on.
+    policies: the caller's, as `lmi deploy iam` prints them.
+    denied: what they did not allow.
     """
 
     url: str = ""
@@ -45,6 +52,30 @@ class Double:
     requests: list[Request] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    policies: list[Mapping[str, Any]] = field(default_factory=list)
+    denied: list[Need] = field(default_factory=list)
+
+    def denial(self, request: Request) -> Need | None:
+        """The first thing that the request needs and the caller may not do."""
+        need = next((need for need in _needs(request) if not allowed(self.policies, need)), None)
+        if need is not None:
+            self.denied.append(need)
+        return need
+
+
+def _needs(request: Request) -> Iterator[Need]:
+    authorization = request.headers.get("authorization", "")
+    where = Where("us-east-1", ACCOUNT)
+    url = urllib.parse.urlsplit(request.path)
+    if url.path.startswith("/endpoints/"):
+        component = request.headers.get("x-amzn-sagemaker-inference-component")
+        return needs_of_invocation(url.path, component, where, bearer=authorization.startswith("Bearer"))
+    if target := request.headers.get("x-amz-target"):
+        return needs_of("sagemaker", target.rpartition(".")[2], request.json, where)
+    bucket, _, key = urllib.parse.unquote(url.path).lstrip("/").partition("/")
+    return needs_of_s3(
+        request.method, bucket, key, dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True)), b"", where, None
+    )
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -54,11 +85,14 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         headers = {name.lower(): value for name, value in self.headers.items()}
+        request = Request(self.command, self.path, headers, body)
         with self.double.lock:
-            self.double.requests.append(Request(self.command, self.path, headers, body))
+            self.double.requests.append(request)
+            if (need := self.double.denial(request)) is not None:
+                return fails(403, "AccessDeniedException", f"not authorized to perform: {need}")(self)
             answers = self.double.answers
             answer = answers.pop(0) if len(answers) > 1 else answers[0]
-        answer(self)
+        return answer(self)
 
     do_GET = do_PUT = do_POST
 

@@ -58,6 +58,17 @@ def test_a_failure_is_told(predictor: Predictor, aws: Double) -> None:
         answer.wait(60)
 
 
+def test_who_may_not_list_the_whole_bucket_waits_too(predictor: Predictor, aws: Double) -> None:
+    """S3 then answers 403 for what is not there yet; a list of the answer's own prefix tells."""
+    hidden: Answer = lambda handler: handler.answer(403, b"<Error><Code>AccessDenied</Code></Error>", {})  # noqa: E731
+    listed = says(b"<ListBucketResult><KeyCount>0</KeyCount></ListBucketResult>")
+    aws.answers = [accepted]
+    answer = predictor.predict_async({"inputs": "x"})
+    waited(answer, [hidden, listed, hidden, listed, says({"generated_text": "ab"})], aws)
+    assert answer.wait(60) == {"generated_text": "ab"}
+    assert "prefix=out%2F1.out" in aws.requests[2].path
+
+
 def test_waiting_ends(predictor: Predictor, aws: Double) -> None:
     aws.answers = [accepted]
     answer = predictor.predict_async({"inputs": "x"})

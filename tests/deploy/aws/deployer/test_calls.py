@@ -10,6 +10,7 @@ from deploy.deployer.calls import CALLS, call, removal, show
 from deploy.errors import DeployError
 from deploy.resources.resource import Kind
 from tests.deploy.doubles.aws import Cloud
+from tests.deploy.doubles.deployments import NAME
 
 
 def test_every_kind_is_in_the_table_and_boto3_has_its_calls() -> None:
@@ -51,8 +52,12 @@ def test_what_is_missing_is_none_of_every_kind(cloud: Cloud) -> None:
         which = tuple({"ServiceNamespace": "sagemaker"}.get(name, f"endpoint/{name}") for name in calls.identity)
         if "ScalableDimension" in calls.identity:
             which = ("sagemaker", "sagemaker:variant:DesiredInstanceCount", *which[2:])
-        if kind in (Kind.MODEL, Kind.ENDPOINT, Kind.ENDPOINT_CONFIG, Kind.COMPONENT):
-            which = ("nobody",)
+        if kind in (Kind.MODEL, Kind.ENDPOINT_CONFIG):
+            which = (f"{NAME}-0123abcd",)
+        if kind in (Kind.ENDPOINT, Kind.COMPONENT):
+            which = ({Kind.ENDPOINT: NAME, Kind.COMPONENT: "base"}[kind],)
+        if kind is Kind.ALARM:
+            which = (f"{NAME}/nobody",)
         assert show(aws, kind, which) is None
         operation, request = removal(kind, which)
         if kind is not Kind.ALARM:  # CloudWatch deletes what is not there without a word

@@ -120,5 +120,5 @@ def test_a_refused_update_still_takes_its_new_version_with_it(cloud: Cloud) -> N
 def test_what_is_not_there_after_a_minute_is_not_there(cloud: Cloud) -> None:
     clock = Clock()
     with pytest.raises(DeployError, match="does not exist"):
-        wait.wait_for(aws(), Resource(Kind.ENDPOINT, "none", {}), lambda progress: None, consistency=60, clock=clock)
+        wait.wait_for(aws(), Resource(Kind.ENDPOINT, "chat", {}), lambda progress: None, consistency=60, clock=clock)
     assert clock.now == 60

@@ -186,11 +186,13 @@ def test_uploading_is_for_a_path_here() -> None:
 
 def test_the_invoker() -> None:
     policy = invoker(spec("components"), decision("components"))
-    assert sids(policy) == {"Invoke", "OpenAiRoute"}
+    assert sids(policy) == {"Invoke", "ComponentsListed", "ComponentsShown", "OpenAiRoute"}
     assert len(statement(policy, "Invoke")["Resource"]) == 5
     assert sids(invoker(spec("plain"), decision("plain"), bearer=False)) == {"Invoke"}
     asynchronous = invoker(spec("asynchronous"), decision("asynchronous"))
-    assert actions(asynchronous) == {"sagemaker:InvokeEndpointAsync", "s3:GetObject", "s3:PutObject"}
+    assert actions(asynchronous) == {
+        "sagemaker:InvokeEndpointAsync", "s3:GetObject", "s3:ListBucket", "s3:PutObject", "kms:Decrypt"
+    }  # fmt: skip
 
 
 def test_chinas_partition_is_kept() -> None:

@@ -1,0 +1,138 @@
+"""A deployment's whole life with the policies that `lmi deploy iam` prints, in every partition of AWS.
+
+The double denies what no statement allows. So a new call without its statement fails here, and in `test_lifecycle.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from moto.utilities.utils import get_partition
+
+from deploy.cli.main import main as run
+from deploy.resolve.ecr import registry_suffix
+from tests.deploy.aws.test_lifecycle import MODEL
+from tests.deploy.doubles.aws import ACCOUNT, Cloud
+from tests.deploy.doubles.deployer import Deployer
+from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN
+from tests.deploy.doubles.endpoints import set_quotas
+
+REGIONS = ["us-east-1", "cn-north-1", "us-gov-west-1", "eusc-de-east-1", "us-iso-east-1", "us-isob-east-1"]
+"""One of each partition."""
+
+
+@pytest.fixture(autouse=True)
+def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("deploy.cli.deployment.up", "deploy.cli.deployment.plan", "deploy.cli.deployment.doctor"):
+        monkeypatch.setattr(f"{place}.over_the_network", None)
+    monkeypatch.setattr("deploy.deployer.apply.EVERY", 0.0)
+    set_quotas(monkeypatch, {f"ml.g6e.{size} for endpoint usage": 8.0 for size in ("2xlarge", "4xlarge", "12xlarge")})
+
+
+@pytest.fixture
+def main(cloud: Cloud) -> Iterator[Deployer]:
+    """`lmi deploy` by somebody whom the printed policy of the file allows every call."""
+    yield Deployer(cloud, run)
+    assert cloud.denied == []
+
+
+def prepared(cloud: Cloud, region: str, content: dict[str, Any]) -> dict[str, Any]:
+    """The specification in a region, with what it needs there: image, role, bucket."""
+    cloud.push("lmi", "1-cu130", region)
+    document = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
+    role = cloud.client("iam", region).create_role(
+        RoleName="model", Path="/serving/", AssumeRolePolicyDocument=json.dumps({"Statement": [document]})
+    )
+    s3 = cloud.client("s3", region)
+    where = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+    s3.create_bucket(Bucket="models", **where)
+    for name, body in MODEL.items():
+        s3.put_object(Bucket="models", Key=f"llama/{name}", Body=body)
+    image = f"{ACCOUNT}.dkr.ecr.{region}.{registry_suffix(region)}/lmi:1-cu130"
+    return {**content, "region": region, "role": role["Role"]["Arn"], "image": {"uri": image}}
+
+
+def written(tmp_path: Path, content: dict[str, Any], **changes: Any) -> str:
+    path = tmp_path / "deployment.yaml"
+    path.write_text(yaml.safe_dump({**content, **changes}))
+    return str(path)
+
+
+def live(main: Deployer, tmp_path: Path, content: dict[str, Any], *scale: str, also: tuple[str, ...] = ()) -> None:
+    """Every command, from the plan to the end."""
+    path, where = written(tmp_path, content), ["--region", content["region"]]
+    assert main(["doctor", path]) == 0
+    assert main(["plan", path]) == 0
+    assert main(["up", path, "--yes"]) == 0
+    assert main(["up", path, "--yes"]) == 0
+    assert main(["status", NAME, *where]) == 0
+    assert main(["scale", NAME, *scale, *where, "--no-wait"]) == 0
+    assert main(["logs", NAME, *where]) in (0, 4)
+    assert main(["update", written(tmp_path, content, options={"max_tokens": 3}), "--yes"]) == 0
+    assert main(["iam", path]) == 0
+    assert main(["down", path, *where, "--yes", "--logs", *also]) == 0
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_an_endpoint(cloud: Cloud, tmp_path: Path, main: Deployer, region: str) -> None:
+    content = prepared(cloud, region, {**PLAIN, "alarms": {"model_errors": 3}})
+    live(main, tmp_path, content, "--max", "5")
+    assert not cloud.sagemaker.things
+    assert {call.region for call in cloud.calls} == {region}
+    role = content["role"]
+    assert role.startswith(f"arn:{get_partition(region)}:iam::")
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_components_with_an_adapter(cloud: Cloud, tmp_path: Path, main: Deployer, region: str) -> None:
+    live(main, tmp_path, prepared(cloud, region, COMPONENTS), "--component", "base", "3")
+    assert not cloud.sagemaker.things
+
+
+def test_a_model_of_ones_own_in_ones_own_network(cloud: Cloud, tmp_path: Path, main: Deployer) -> None:
+    ec2 = cloud.client("ec2")
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.1.0/24")["Subnet"]["SubnetId"]
+    group = ec2.create_security_group(GroupName="g", Description="g", VpcId=vpc)["GroupId"]
+    key = f"arn:aws:kms:us-east-1:{ACCOUNT}:key/11111111-2222-3333-4444-555555555555"
+    model = tmp_path / "model"
+    model.mkdir()
+    for name, content in MODEL.items():
+        (model / name).write_bytes(content)
+    changes = {
+        "model": {"path": str(model), "upload": "s3://models/mine/", "shape": PLAIN["model"]["shape"]},
+        "network": {"isolated": True, "subnets": [subnet], "security_groups": [group]},
+        "encryption": {"volume_key": key},
+        "scaling": None,
+    }
+    live(main, tmp_path, prepared(cloud, "us-east-1", {**PLAIN, **changes}), "3", also=("--data",))
+
+
+def test_what_a_former_specification_had_is_removed(cloud: Cloud, tmp_path: Path, main: Deployer) -> None:
+    """Components, scaling and alarms that the printed policy's specification no longer names."""
+    content = prepared(cloud, "us-east-1", {**COMPONENTS, "alarms": {"model_errors": 3}})
+    assert main(["up", written(tmp_path, content), "--yes"]) == 0
+    fewer = {**content, "components": [{"name": "third"}], "scaling": None, "alarms": None}
+    fewer["instance"] = {"type": "ml.g6e.12xlarge", "count": 1}
+    assert main(["up", written(tmp_path, fewer), "--yes"]) == 0
+    assert cloud.sagemaker.names("inference-component") == ["third"]
+    assert main(["down", "--name", NAME, "--region", "us-east-1", "--yes"]) == 0
+    assert not cloud.sagemaker.things
+
+
+def test_another_deployments_component_cannot_be_deleted(cloud: Cloud, tmp_path: Path, main: Deployer) -> None:
+    """The double heeds conditions: the tag is what allows it."""
+    content = prepared(cloud, "us-east-1", COMPONENTS)
+    assert main(["up", written(tmp_path, content), "--yes"]) == 0
+    other = {**content, "name": "other", "components": [{"name": "theirs"}]}
+    main.takes(written(tmp_path, other))
+    deleting = cloud.client_of_caller("sagemaker")
+    with pytest.raises(deleting.exceptions.ClientError, match="AccessDenied"):
+        deleting.delete_inference_component(InferenceComponentName="second")
+    assert [need.action for need in cloud.denied] == ["sagemaker:DeleteInferenceComponent"]
+    cloud.denied.clear()

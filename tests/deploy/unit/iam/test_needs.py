@@ -1,0 +1,147 @@
+"""The printed policies held against what AWS's authorization reference asks for, and the evaluation itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deploy.iam.policies import execution_role, invoker, policies
+from deploy.resolve.ecr import registry_suffix
+from tests.deploy.cases import CASES, KEY, SECRET, decision, spec
+from tests.deploy.doubles.authorization import Where, needs_of_action, needs_of_invocation, reference
+from tests.deploy.doubles.identity_policy import Need, allowed
+
+ACCOUNT = "123456789012"
+IRELAND = Where("eu-west-1", ACCOUNT)
+PARTITIONS = {
+    "eu-west-1": "aws",
+    "cn-north-1": "aws-cn",
+    "us-gov-west-1": "aws-us-gov",
+    "eusc-de-east-1": "aws-eusc",
+    "us-iso-east-1": "aws-iso",
+    "us-isob-east-1": "aws-iso-b",
+    "eu-isoe-west-1": "aws-iso-e",
+    "us-isof-south-1": "aws-iso-f",
+}
+
+
+def statement(**changes: Any) -> dict[str, Any]:
+    given = {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": ["arn:aws:s3:::b/*"], **changes}
+    return {"Version": "2012-10-17", "Statement": [given]}
+
+
+OBJECT = Need("s3:GetObject", "arn:aws:s3:::b/k", {"s3:authType": "REST"})
+
+
+@pytest.mark.parametrize(("changes", "yes"), [
+    ({}, True),
+    ({"Action": ["S3:getobject"]}, True),  # IAM heeds no case of actions,
+    ({"Action": ["s3:Get*"]}, True),
+    ({"Action": ["s3:Ge?Object"]}, True),
+    ({"Action": ["s3:GetObjectVersion"]}, False),
+    ({"Resource": "*"}, True),
+    ({"Resource": ["arn:aws:s3:::B/*"]}, False),  # but of resources,
+    ({"Resource": ["arn:aws:s3:*"]}, False),  # where a wildcard stands for what is between two colons.
+    ({"Resource": ["arn:aws-cn:s3:::b/*"]}, False),
+    ({"Effect": "Deny"}, False),
+    ({"Condition": {"StringEquals": {"S3:AuthType": "REST"}}}, True),
+    ({"Condition": {"StringEquals": {"s3:authType": ["POST", "REST"]}}}, True),
+    ({"Condition": {"StringEquals": {"s3:authType": "POST"}}}, False),
+    ({"Condition": {"StringLike": {"s3:prefix": "*"}}}, False),  # a key that the request has not
+    ({"Condition": {"StringLikeIfExists": {"s3:prefix": "x"}}}, True),
+])  # fmt: skip
+def test_the_evaluation(changes: dict[str, Any], yes: bool) -> None:
+    assert allowed([statement(**changes)], OBJECT) is yes
+
+
+def test_a_denial_wins_and_policies_add_up() -> None:
+    other = statement(Action=["s3:PutObject"])
+    assert allowed([other, statement()], OBJECT)
+    assert not allowed([statement(), statement(Effect="Deny", Action="*", Resource="*")], OBJECT)
+
+
+def test_what_takes_no_resource_is_asked_for_as_a_star() -> None:
+    assert list(needs_of_action("logs:DescribeLogGroups", {"logGroupName": "g"}, IRELAND)) == [
+        Need("logs:DescribeLogGroups", "*")
+    ]
+    scoped = statement(Action="logs:*", Resource="arn:aws:logs:eu-west-1:123456789012:log-group:*")
+    assert not allowed([scoped], Need("logs:DescribeLogGroups", "*"))
+
+
+def test_an_action_that_is_none_and_a_resource_that_is_not_told_are_errors() -> None:
+    with pytest.raises(AssertionError, match="no action of"):
+        list(needs_of_action("sagemaker:CreateEndpoints", {}, IRELAND))
+    with pytest.raises(AssertionError, match="which endpoint"):
+        list(needs_of_action("sagemaker:DescribeEndpoint", {}, IRELAND))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_printed_action_is_one(case: str) -> None:
+    """IAM takes a policy with a misspelt action without a word."""
+    said = spec(case)
+    for who, policy in policies(said, decision(case)).items():
+        for one in policy["Statement"]:
+            for action in [one["Action"]] if who == "trust" else one["Action"]:
+                prefix, _, name = action.partition(":")
+                assert name in reference()[prefix]["privileges"] or name == "CallWithBearerToken", action
+
+
+def of_the_role(case: str, where: Where, image: str) -> Iterator[Need]:
+    """What SageMaker and the container do with the role: the developer guide's list, and the container's own call."""
+    said, decided = spec(case), decision(case)
+    yield from needs_of_action("ecr:GetAuthorizationToken", {}, where)
+    pull = {"repositoryName": image.partition("/")[2].partition("@")[0].partition(":")[0], "registryId": image[:12]}
+    for verb in ("BatchCheckLayerAvailability", "BatchGetImage", "GetDownloadUrlForLayer"):
+        yield from needs_of_action(f"ecr:{verb}", pull, where)
+    for name in (f"Endpoints/{said.name}", *(f"InferenceComponents/{item.name}" for item in said.components)):
+        log = {"logGroupName": f"/aws/sagemaker/{name}", "logStreamName": "AllTraffic/i-1"}
+        for verb in ("CreateLogGroup", "CreateLogStream", "DescribeLogStreams", "PutLogEvents"):
+            yield from needs_of_action(f"logs:{verb}", log, where)
+    yield from needs_of_action("cloudwatch:PutMetricData", {}, where)
+    if decided.model_data is not None:
+        bucket, _, prefix = decided.model_data.removeprefix("s3://").partition("/")
+        yield from needs_of_action("s3:GetObject", {"Bucket": bucket, "Key": f"{prefix}config.json"}, where)
+        yield from needs_of_action("s3:ListBucket", {"Bucket": bucket}, where, **{"s3:prefix": prefix})
+    if said.alarms is not None:
+        yield from needs_of_action("cloudwatch:DescribeAlarms", {"AlarmName": f"{said.name}/5xx"}, where)
+    if said.model.token_secret is not None:
+        yield from needs_of_action("secretsmanager:GetSecretValue", {"SecretId": SECRET}, where)
+    if said.asynchronous is not None:
+        for verb in ("PutObject", "GetObject"):
+            yield from needs_of_action(f"s3:{verb}", {"Bucket": "answers", "Key": "llama/1.out"}, where)
+        for verb in ("Decrypt", "GenerateDataKey"):
+            yield from needs_of_action(f"kms:{verb}", {"KeyId": KEY}, where)
+    if said.encryption.volume_key is not None:
+        grant = {"kms:GrantIsForAWSResource": "true"}
+        yield from needs_of_action("kms:CreateGrant", {"KeyId": KEY}, where, **grant)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_role_may_do_what_is_done_with_it(case: str) -> None:
+    policy = execution_role(spec(case), decision(case))
+    needs = list(of_the_role(case, IRELAND, decision(case).image))
+    assert [str(need) for need in needs if not allowed([policy], need)] == []
+
+
+@pytest.mark.parametrize("region", PARTITIONS)
+def test_the_role_in_every_partition(region: str) -> None:
+    where = Where(region, ACCOUNT)
+    assert where.partition == PARTITIONS[region]
+    image = f"{ACCOUNT}.dkr.ecr.{region}.{registry_suffix(region)}/lmi@sha256:{'ab' * 32}"
+    said = spec("components", role=f"arn:{where.partition}:iam::{ACCOUNT}:role/lmi")
+    policy = execution_role(said, decision("components", region=region, image=image))
+    needs = list(of_the_role("components", where, image))
+    assert [str(need) for need in needs if not allowed([policy], need)] == []
+
+
+@pytest.mark.parametrize("path", [
+    "/endpoints/llama/invocations",
+    "/endpoints/llama/invocations-response-stream",
+    "/endpoints/llama/inference-components/llama-chat/openai/v1/chat/completions",
+])  # fmt: skip
+def test_the_invoker_may_send_every_request(path: str) -> None:
+    policy = invoker(spec("components"), decision("components"))
+    needs = list(needs_of_invocation(path, "llama-french", IRELAND, bearer="openai" in path))
+    assert [str(need) for need in needs if not allowed([policy], need)] == []
