@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,7 +11,8 @@ from handler.core.framing import dumps
 from handler.core.identifiers import new_digits
 from handler.core.text import StopMatcher
 from handler.protocols.anthropic.answers import Block, BlockDelta, BlockEvent
-from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
+from handler.protocols.assistant.tools.json_text import refuse_constant
 
 SIGNATURE = "lmi"
 """Of every thinking block. Clients only send back thoughts that have one; it is not checked then."""
@@ -31,7 +33,8 @@ class Blocks:
         single: keep the first call only.
 
     Attributes:
-        called: a call has begun.
+        num_calls: those that have begun.
+        broken: one of them is not whole.
         index: of the block that is open, or was last.
         text_is_open: more text needs no new block.
     """
@@ -44,7 +47,13 @@ class Blocks:
         self._space = ""
         self._open = ""  # the type of the block that is open
         self.index = -1
-        self.called = False
+        self.num_calls = 0
+        self.broken = False
+
+    @property
+    def called(self) -> bool:
+        """Whether there are calls, and the client may make them: all are whole."""
+        return self.num_calls > 0 and not self.broken
 
     @property
     def text_is_open(self) -> bool:
@@ -89,14 +98,15 @@ class Blocks:
         if self._show_thoughts:
             self._add({"type": "thinking_delta", "thinking": text}, found)
 
-    def _call(self, event: CallStart | Arguments | Any, found: list[BlockEvent]) -> None:
+    def _call(self, event: CallStart | Arguments | CallEnd, found: list[BlockEvent]) -> None:
         self._end_text(found)
         if isinstance(event, CallStart):
-            self.called = True
+            self.num_calls += 1
             self._begin({"type": "tool_use", "id": tool_use_id(), "name": event.name, "input": {}}, found)
         elif isinstance(event, Arguments):
             self._add({"type": "input_json_delta", "partial_json": event.text}, found)
         else:
+            self.broken |= not event.whole
             self._close(found)
 
     def _end_text(self, found: list[BlockEvent]) -> None:
@@ -124,7 +134,7 @@ class Blocks:
 
 
 def gather(events: Iterable[BlockEvent]) -> list[Block]:
-    """Join a stream's events to the blocks of a whole answer."""
+    """Join a stream's events to the blocks of a whole answer. A call whose arguments are no object becomes text."""
     content: list[Any] = []
     arguments = ""
     for event in events:
@@ -139,15 +149,23 @@ def gather(events: Iterable[BlockEvent]) -> list[Block]:
                 field = delta["type"].removesuffix("_delta")
                 content[-1][field] += delta[field]
         elif content[-1]["type"] == "tool_use":
-            content[-1]["input"] = _object(arguments)
+            input = _object(arguments)
+            said = {"type": "text", "text": f"{content[-1]['name']} {arguments}"}
+            content[-1] = said if input is None else {**content[-1], "input": input}
     return content
 
 
-def _object(text: str) -> dict[str, Any]:
-    """Read a call's arguments; none where the answer ended amid them, or where they are nested too deeply."""
+def _object(text: str) -> dict[str, Any] | None:
+    """Read a call's arguments; None where they are no object, or one that cannot be written as it is."""
     try:
-        value = json.loads(text or "{}")
+        value = json.loads(text, parse_constant=refuse_constant, parse_float=_finite)
         dumps([[[[value]]]])  # as deep as in a message
     except (ValueError, TypeError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _finite(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError("is too large")
+    return value

@@ -133,7 +133,7 @@ class MessageStream(BlockStream):
         return named_event(event)
 
     def _end(self, finish: Finish) -> bytes:
-        rest = self._render(self._blocks.feed(self._reader.flush()) if self._reader is not None else ())
+        rest = self._render(self._blocks.feed(self._reader.flush(finish)) if self._reader is not None else ())
         rest += self._render(self._blocks.end())
         stop = self._settings.stop(finish, self._tail, self._num_tokens, called=self._blocks.called)
         counts = self._settings.usage(self._num_prompt_tokens, self._num_tokens, self._num_thoughts)
@@ -156,7 +156,8 @@ class MessageDocument(WholeReply):
         settings, blocks, answer = self._settings, self._settings.blocks(), read_whole(self._settings.form, sequence)
         content = gather([*blocks.feed(answer.events), *blocks.end()])
         counts = settings.usage(self._num_prompt_tokens, answer.num_tokens, answer.num_thoughts)
-        stop = settings.stop(sequence.finish, sequence.text, answer.num_tokens, called=blocks.called)
+        called = blocks.called and sum(block["type"] == "tool_use" for block in content) == blocks.num_calls
+        stop = settings.stop(sequence.finish, sequence.text, answer.num_tokens, called=called)
         return {**settings.message(0), "content": content, "usage": counts, **stop}
 
     def refused(self, error: ServingError) -> HttpResponse:

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
-from handler.core.values import Sampling, Token
+from handler.core.values import Finish, Sampling, Token
 from handler.protocols.assistant.events import Event, Parser
 from handler.protocols.assistant.reasoning.families import choose_family
 from handler.protocols.assistant.reasoning.parsing import ThinkingParser
 from handler.protocols.assistant.reasoning.request import Thinking
+from handler.protocols.assistant.tools.arguments import CheckedCalls
 from handler.protocols.assistant.tools.request import Tools
 from handler.protocols.base import ServerContext
 
@@ -23,37 +24,45 @@ class AnswerReader:
         thinking: the last token belonged to a thought.
     """
 
-    __slots__ = ("_parser", "_thoughts", "num_thoughts", "thinking")
+    __slots__ = ("_calls", "_parser", "_thoughts", "num_thoughts", "thinking")
 
     def __init__(self, parser: Parser, thoughts: ThinkingParser | None) -> None:
         self._parser = parser
         self._thoughts = thoughts
+        self._calls = CheckedCalls()
         self.num_thoughts = 0
         self.thinking = False
 
     def feed(self, token: Token) -> list[Event]:
         if self._thoughts is None:
-            return self._parser.feed(token.text) if token.text else []
+            return self._feed(token.text) if token.text else []
         before = self._thoughts.thinking
-        events = self._parser.feed(token.text) if token.text else []
+        events = self._feed(token.text) if token.text else []
         self.thinking = before and self._thoughts.thinking
         self.num_thoughts += self.thinking and token.id >= 0 and token.text not in self._thoughts.begin
         return events
 
-    def read(self, tokens: list[Token]) -> tuple[list[Event], list[Token]]:
+    def read(self, tokens: list[Token], finish: Finish) -> tuple[list[Event], list[Token]]:
         """Read a whole answer; return its events, and the tokens that belong to no thought."""
         if self._thoughts is None:
-            return [*self._parser.feed("".join([token.text for token in tokens])), *self._parser.flush()], tokens
+            return [*self._feed("".join([token.text for token in tokens])), *self.flush(finish)], tokens
         events: list[Event] = []
         others: list[Token] = []
         for token in tokens:
             events += self.feed(token)
             if not self.thinking:
                 others.append(token)
-        return [*events, *self._parser.flush()], others
+        return [*events, *self.flush(finish)], others
 
-    def flush(self) -> list[Event]:
-        return self._parser.flush()
+    def flush(self, finish: Finish) -> list[Event]:
+        """Return the rest at the answer's end, with the ends of all calls; `finish` is why it ended."""
+        return self._calls.end(self._parser.flush(), finish)
+
+    def _feed(self, text: str) -> list[Event]:
+        events = self._parser.feed(text)
+        if len(events) == 1 and isinstance(events[0], str):  # nearly all
+            return events
+        return self._calls.read(events)
 
 
 class AnswerForm(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 
@@ -19,10 +20,30 @@ class Arguments(NamedTuple):
     text: str
 
 
+class Ending(Enum):
+    """How a call ended.
+
+    WHOLE: with its arguments complete. OPEN: with the answer, within its arguments; nothing lacks but what closes them.
+    BROKEN: otherwise.
+    """
+
+    WHOLE = 0
+    OPEN = 1
+    BROKEN = 2
+
+
 class CallEnd(NamedTuple):
-    """A call's arguments are complete. It comes once a call, at the latest at the answer's end."""
+    """A call ends. It comes once a call, at the latest at the answer's end.
+
+    A parser says how the call seems to end; `AnswerReader` says WHOLE or BROKEN, after it has looked at the arguments.
+    """
 
     number: int
+    ending: Ending = Ending.WHOLE
+
+    @property
+    def whole(self) -> bool:
+        return self.ending is Ending.WHOLE
 
 
 class Reasoning(NamedTuple):

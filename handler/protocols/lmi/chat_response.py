@@ -36,10 +36,9 @@ class LmiHead(Head):
 class LmiChatFormat(ChatFormat):
     __slots__ = ()
 
-    def reason(self, finish: Finish | None, *, called: bool) -> str | None:
-        if called and not self.named and finish in (Finish.EOS, Finish.STOP):
-            return "tool_calls"
-        return None if finish is None else finish.value
+    def reason(self, finish: Finish | None, *, called: bool, broken: bool = False) -> str | None:
+        reason = super().reason(finish, called=called, broken=broken)
+        return finish.value if finish is not None and reason == "stop" else reason
 
 
 class ChatStream(openai.ChatStream):

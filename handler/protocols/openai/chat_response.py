@@ -9,7 +9,7 @@ from typing import NamedTuple
 from handler.core.framing import JSON, JSON_TEXTS, SLOT, SSE_DONE, Framing, template
 from handler.core.values import Finish, Token
 from handler.protocols.assistant.answer import AnswerForm, AnswerReader
-from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
 from handler.protocols.openai.answers import (
     ChatLogprobs,
     ChosenLogprob,
@@ -64,9 +64,19 @@ class ChatFormat(NamedTuple):
     def named(self) -> bool:
         return bool(self.form.tools.name)
 
-    def reason(self, finish: Finish | None, *, called: bool) -> str | None:
+    def reason(self, finish: Finish | None, *, called: bool, broken: bool = False) -> str | None:
+        """Return the client's word for why an answer ended.
+
+        Args:
+            called: it has calls.
+            broken: not all of them are whole, so that nothing says they are.
+        """
         reason = REASONS[finish]
-        return "tool_calls" if called and not self.named and reason == "stop" else reason
+        if not called or reason != "stop":
+            return reason
+        if broken:
+            return "length" if self.named else "stop"
+        return "stop" if self.named else "tool_calls"
 
     def selects(self, event: Event) -> bool:
         """Whether the client gets an event."""
@@ -82,13 +92,14 @@ def call_id() -> str:
 
 
 class ChatChoice(Choice):
-    __slots__ = ("called", "reader", "thought_event", "waiting")
+    __slots__ = ("broken", "called", "reader", "thought_event", "waiting")
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
         self.reader: AnswerReader | None = None
         self.thought_event: bytes | None = None  # as `text_event`, of a thought
         self.called = False
+        self.broken = False  # a call is not whole
         self.waiting: list[Token] = []  # whose text is held back, for their log-probabilities
 
 
@@ -149,7 +160,7 @@ class ChatStream(Stream):
         if self._format.thoughts or not choice.reader.thinking:
             choice.waiting.append(token)
         if finish is not None:
-            events += choice.reader.flush()
+            events += choice.reader.flush(finish)
         delta = self._message_delta(choice, events)
         if not delta and finish is None:
             return None
@@ -164,7 +175,7 @@ class ChatStream(Stream):
             "index": choice.index,
             "delta": self._message_part(choice, delta),
             "logprobs": self._format.logprobs.of(tokens),
-            "finish_reason": self._format.reason(finish, called=choice.called),
+            "finish_reason": self._format.reason(finish, called=choice.called, broken=choice.broken),
         }
 
     def _message_part(self, choice: Choice, delta: OpenAiMessagePart) -> OpenAiMessagePart:
@@ -194,6 +205,8 @@ class ChatStream(Stream):
             elif isinstance(event, Arguments):
                 call = calls.setdefault(event.number, {"index": event.number, "function": {"arguments": ""}})
                 call["function"]["arguments"] += event.text
+            elif not event.whole:
+                choice.broken = True
         if calls:
             choice.called = True
             delta["tool_calls"] = list(calls.values())
@@ -223,15 +236,16 @@ class ChatDocument(WholeAnswer):
         if reader is None:
             events: list[Event] = ["".join([token.text for token in tokens])]
         else:
-            events, others = reader.read(tokens)
+            events, others = reader.read(tokens, sequence.finish)
             tokens = tokens if self._format.thoughts else others
             self._num_thoughts += reader.num_thoughts
         message = self._message(events)
+        broken = any(isinstance(event, CallEnd) and not event.whole for event in filter(self._format.selects, events))
         return {
             "index": sequence.index,
             "message": message,
             "logprobs": self._format.logprobs.of(tokens),
-            "finish_reason": self._format.reason(sequence.finish, called="tool_calls" in message),
+            "finish_reason": self._format.reason(sequence.finish, called="tool_calls" in message, broken=broken),
         }
 
     def _count_thoughts(self) -> int | None:

@@ -33,6 +33,7 @@ class Items:
         output: the items so far; the last one may be open.
         kind: the open item's type; "" where none is open.
         parts: the pieces of its text.
+        broken: a call is not whole.
     """
 
     def __init__(self, namespaces: Mapping[str, tuple[str, str]], *, single: bool = False) -> None:
@@ -42,6 +43,7 @@ class Items:
         self.output: list[Value] = []
         self.kind = ""
         self.parts: list[str] = []
+        self.broken = False
 
     def feed(self, events: Iterable[Event]) -> list[Value]:
         found: list[Value] = []
@@ -62,7 +64,8 @@ class Items:
             elif isinstance(event, Arguments):
                 self._add(event.text, found)
             else:
-                self._close(found)
+                self.broken |= not event.whole
+                self._close(found, status="completed" if event.whole else "incomplete")
         return found
 
     def end(self, *, complete: bool) -> list[Value]:

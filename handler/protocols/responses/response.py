@@ -31,9 +31,12 @@ class Settings(NamedTuple):
     def items(self) -> Items:
         return Items(self.namespaces, single=self.form.tools.single)
 
-    def response(self, output: Sequence[Value] = (), finish: Finish | None = None, **more: Any) -> Value:
-        """Return a response; without `finish` it is in progress."""
-        status = {None: "in_progress", Finish.LENGTH: "incomplete", Finish.ERROR: "failed"}.get(finish, "completed")
+    def response(
+        self, output: Sequence[Value] = (), finish: Finish | None = None, *, broken: bool = False, **more: Any
+    ) -> Value:
+        """Return a response; without `finish` it is in progress. With a `broken` call it is incomplete."""
+        ended = "incomplete" if broken else "completed"
+        status = {None: "in_progress", Finish.LENGTH: "incomplete", Finish.ERROR: "failed"}.get(finish, ended)
         details = {"reason": "max_output_tokens"} if finish is Finish.LENGTH else None
         fields = {"status": status, "error": None, "incomplete_details": details, "output": [*output], "usage": None}
         return {**self.head, **fields, **more}
@@ -104,10 +107,10 @@ class ResponseStream(BlockStream):
         return b"".join(chunks)
 
     def _end(self, finish: Finish) -> bytes:
-        rest = self._encode(self._items.feed(self._reader.flush())) if self._reader is not None else b""
+        rest = self._encode(self._items.feed(self._reader.flush(finish))) if self._reader is not None else b""
         rest += self._encode(self._items.end(complete=finish is not Finish.LENGTH))
         counts = usage(self._num_prompt_tokens, self._num_tokens, self._num_thoughts)
-        response = self._settings.response(self._items.output, finish, usage=counts)
+        response = self._settings.response(self._items.output, finish, broken=self._items.broken, usage=counts)
         return rest + self._encode([{"type": f"response.{response['status']}", "response": response}])
 
     def refused(self, error: ServingError) -> HttpResponse:
@@ -127,7 +130,7 @@ class ResponseDocument(WholeReply):
         items.feed(answer.events)
         items.end(complete=sequence.finish is not Finish.LENGTH)
         counts = usage(self._num_prompt_tokens, answer.num_tokens, answer.num_thoughts)
-        return self._settings.response(items.output, sequence.finish, usage=counts)
+        return self._settings.response(items.output, sequence.finish, broken=items.broken, usage=counts)
 
     def refused(self, error: ServingError) -> HttpResponse:
         return errors.refused(error)

@@ -47,8 +47,52 @@ class JsonEnd:
         return None
 
 
+_CONTROLS = re.compile(r'"|\\.?|[\x00-\x1f]', re.DOTALL)
+
+
+class ControlEscapes:
+    """Escapes the control characters in the strings of a JSON text that comes in pieces.
+
+    Models write line ends as they are; JSON has none in a string.
+    """
+
+    def __init__(self) -> None:
+        self.quoted = False
+        self._escapes = False  # the last character is a backslash that escapes the next one
+
+    def feed(self, text: str) -> str:
+        if not text:
+            return ""
+        found, start, first = [], 0, int(self._escapes)
+        self._escapes = False
+        for match in _CONTROLS.finditer(text, first):
+            sign = match[0]
+            if sign == '"':
+                self.quoted = not self.quoted
+            elif sign[0] == "\\":
+                self._escapes = len(sign) == 1
+            elif self.quoted:
+                found += [text[start : match.start()], _escape(sign)]
+                start = match.end()
+        return "".join([*found, text[start:]]) if found else text
+
+
 def dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which can only be written as an escape
+        return json.dumps(value)
+    return text
+
+
+def is_object(text: str) -> bool:
+    """Return whether a text is a JSON object."""
+    try:
+        value: Any = json.loads(text, parse_constant=refuse_constant)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict)
 
 
 _ANY_STRING = frozenset({"string"})
@@ -128,15 +172,17 @@ def as_json(text: str, types: frozenset[str]) -> str:
 
 def _json(text: str) -> str | None:
     """Return a text that is JSON, None for another."""
-
-    def refuse(name: str) -> None:
-        raise ValueError(name)
-
+    text = ControlEscapes().feed(text)
     try:
-        json.loads(text, parse_constant=refuse)
+        json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return None
     return text
+
+
+def refuse_constant(name: str) -> None:
+    """Refuse NaN and Infinity, which Python reads and JSON does not have."""
+    raise ValueError(name)
 
 
 class ParameterValue:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from handler.core.text import Vocabulary
-from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Parser
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Ending, Event, Parser
 from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import JsonEnd
 
@@ -62,7 +62,7 @@ class NamedCall:
         return [*begun, Arguments(0, text)]
 
     def flush(self) -> list[Event]:
-        return [] if self._begun else [CallEnd(0)]
+        return [] if self._begun else [CallEnd(0, Ending.OPEN)]
 
 
 class Broken(Exception):
@@ -92,6 +92,7 @@ class CallParser:
         self.count = 0  # of calls
         self._in_call = False
         self._committed = False
+        self._closable = False  # the arguments say all that came: only what closes them lacks
         self._events: list[Event] = []
         self._steps: Steps[None] | None = None  # once text has come: a parser without any can be copied
 
@@ -107,7 +108,7 @@ class CallParser:
         if self._steps is not None:
             self._steps.close()
             self._end_block(self.held)
-            self.end_call()
+            self.end_call(Ending.OPEN if self._closable and not self.held.strip() else Ending.BROKEN)
             self.held = ""
         return self._pop()
 
@@ -136,9 +137,9 @@ class CallParser:
         elif text:
             self._events.append(Arguments(self.count - 1, text))
 
-    def end_call(self) -> None:
+    def end_call(self, ending: Ending = Ending.WHOLE) -> None:
         if self._in_call:
-            self._events.append(CallEnd(self.count - 1))
+            self._events.append(CallEnd(self.count - 1, ending))
         self._in_call = self._committed = False
 
     def drop(self) -> None:
@@ -230,7 +231,7 @@ class CallParser:
                 write(self.advance(match.start()))
                 return self.advance(len(match[0]))
             write(self.advance(len(self.held) - partial_mark(self.held, ends)))
-            yield
+            yield from self._open()
 
     def json(self) -> Steps[None]:
         """Write a JSON object or list as the call's arguments, as it comes."""
@@ -240,7 +241,13 @@ class CallParser:
             self.write(self.advance(len(self.held) if size is None else size))
             if size is not None:
                 return
-            yield
+            yield from self._open()
+
+    def _open(self) -> Steps[None]:
+        """Wait for more of what is written as it comes."""
+        self._closable = True
+        yield
+        self._closable = False
 
     # -- text --------------------------------------------------------------------------------------------------------
 
@@ -271,6 +278,7 @@ class CallParser:
             yield from self.calls(begin)
         except Broken:
             self._end_block()
+            self.end_call(Ending.BROKEN)
         self.drop()
         self.end_call()
 

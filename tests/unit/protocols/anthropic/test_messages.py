@@ -287,7 +287,7 @@ def test_a_strict_server_refuses_unknown_names() -> None:
 
 EVENTS: tuple[Event, ...] = (
     Reasoning("Hm"), Reasoning("."), "\n\n", "So", " it is", "\n", CallStart(0, "a"), Arguments(0, '{"b"'),
-    Arguments(0, ": 1}"), CallEnd(0), "\n", CallStart(1, "c"), CallEnd(1), "Done",
+    Arguments(0, ": 1}"), CallEnd(0), "\n", CallStart(1, "c"), Arguments(1, "{}"), CallEnd(1), "Done",
 )  # fmt: skip
 
 
@@ -343,8 +343,10 @@ def test_why_an_answer_ends(said: str, finish: Finish, stop: str, which: str | N
 @pytest.mark.parametrize(
     "city", ['"Kö', *("[" * depth + "]" * depth + "}}]</tool_call>" for depth in (250, 251, 252, 999))]
 )
-def test_arguments_that_are_cut_off_or_too_deep_are_no_input(city: str) -> None:
+def test_arguments_that_are_cut_off_or_too_deep_are_text(city: str) -> None:
     said = f'<tool_call>[{{"name": "weather", "arguments": {{"city": {city}'
     asked = body(tools=TOOLS, max_tokens=4)
     value = json.loads(answer("anthropic_messages", asked, saying(said, 20, Finish.LENGTH), CONTEXT).body)
-    assert [block["input"] for block in value["content"]] == [{}]
+    assert [block["type"] for block in value["content"]] == ["text"]
+    assert value["content"][0]["text"].startswith('weather {"city": ')
+    assert value["stop_reason"] in ("max_tokens", "model_context_window_exceeded")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Ending, Event
 from handler.protocols.assistant.tools.formats.json_calls import Hermes, List, Llama3
 from handler.protocols.assistant.tools.json_text import JsonEnd
 from handler.protocols.assistant.tools.parsing import CallParser, NamedCall
@@ -139,7 +139,7 @@ def test_a_named_call_is_its_arguments() -> None:
     one = NamedCall("f")
     assert one.feed('{"a"') == [CallStart(0, "f"), Arguments(0, '{"a"')]
     assert one.feed(": 1}") == [Arguments(0, ": 1}")]
-    assert one.flush() == [CallEnd(0)]
+    assert one.flush() == [CallEnd(0, Ending.OPEN)]
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])

@@ -6,7 +6,7 @@ import json
 import re
 
 from handler.protocols.assistant.tools.grammar import Notation
-from handler.protocols.assistant.tools.json_text import JsonEnd, dumps
+from handler.protocols.assistant.tools.json_text import ControlEscapes, JsonEnd, dumps, is_object, refuse_constant
 from handler.protocols.assistant.tools.parsing import SPACES, Broken, CallParser, Format, Steps
 
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
@@ -71,6 +71,7 @@ class JsonCalls(CallParser):
     def _streamed(self, head: re.Match[str]) -> Steps[None]:
         try:
             name = json.loads(head[1])
+            name.encode()
         except ValueError:
             raise Broken from None
         self.advance(head.end())
@@ -111,14 +112,15 @@ class Phi4(JsonCalls):
 def _call(text: str) -> tuple[str, str] | None:
     """Return a whole call's name and arguments, in any order; None when it is no call."""
     try:
-        value = json.loads(text)
+        value = json.loads(ControlEscapes().feed(text), parse_constant=refuse_constant)
+        name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
+        if not isinstance(name, str) or not isinstance(arguments, dict | str):
+            return None
+        name.encode()
     except (ValueError, RecursionError):
         return None
-    name = value.get("name")
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if not isinstance(name, str) or not isinstance(arguments, dict | str):
-        return None
-    return name, arguments if isinstance(arguments, str) else dumps(arguments)
+    written = (arguments or "{}") if isinstance(arguments, str) else dumps(arguments)
+    return (name, written) if is_object(ControlEscapes().feed(written)) else None
 
 
 _TEMPLATE = r"(?s)\A(?!.*(?:<tool_calls>|minimax\[)).*<tool_call>"
