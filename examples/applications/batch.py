@@ -68,8 +68,8 @@ async def send(client: httpx.AsyncClient, url: str, body: Any) -> Any:
         except httpx.TransportError:
             if attempt + 1 == ATTEMPTS:
                 raise
-        # The server's seconds, or at random from a range that doubles up to 30.
-        await asyncio.sleep(float(retry_after) if retry_after.isdecimal() else random.uniform(0, min(30, 2**attempt)))
+        least = float(retry_after) if retry_after.isdecimal() else 0.0  # what the server says
+        await asyncio.sleep(max(least, random.uniform(0, min(30, 2**attempt))))
 
 
 async def run(path: Path, output: BinaryIO, concurrency: int) -> int:

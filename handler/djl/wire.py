@@ -17,7 +17,7 @@ from handler.core.errors import ServingError
 from handler.core.framing import dumps
 from handler.djl.batches import Item, Piece
 from handler.djl.versions import MAX_FIELD, DjlVersion
-from handler.protocols.base import HttpResponse, front_end_error
+from handler.protocols.base import HttpResponse, front_end_error, retry_headers
 from handler.serving.preprocess import ignored_header
 from handler.serving.request_task import RequestTask
 
@@ -214,7 +214,12 @@ def output(body: bytes, headers: Mapping[str, str], *, status: int = 200, messag
 def headers_of(task: RequestTask) -> dict[str, str]:
     """Return the headers of an answer. Of a dialect's own, those about sessions pass: their answers need no engine."""
     own = () if task.parsed is None or task.parsed.requests else task.dialect_headers()
-    return {"Content-Type": task.content_type, **ignored_header(task.ignored), **dict(own)}
+    return {
+        "Content-Type": task.content_type,
+        **ignored_header(task.ignored),
+        **dict(own),
+        **dict(retry_headers(task.status)),
+    }
 
 
 def one_line(message: str) -> str:

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from handler.core.errors import MethodNotAllowed, ServingError, TooLarge, TooSlow
 from handler.core.event_loop import start_now
 from handler.core.framing import dumps
-from handler.protocols.base import HttpResponse
+from handler.protocols.base import HttpResponse, retry_headers
 
 Headers = list[tuple[bytes, bytes]]
 Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -103,6 +103,7 @@ async def send_start(scope: Scope, send: Send, status: int, content_type: str, e
         (b"content-type", content_type.encode()),
         (b"x-request-id", scope["request_id"].encode()),
         *scope.get(SHARED, ()),
+        *((name.encode(), value.encode()) for name, value in retry_headers(status)),
         *extra,
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -96,12 +98,31 @@ class ServerContext:
     prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
+Headers = Sequence[tuple[str, str]]
+
+
 class HttpResponse(NamedTuple):
     """A whole HTTP response: status, content type, body."""
 
     status: int
     content_type: str
     body: bytes
+
+
+_BUSY = frozenset({429, 503, 529})
+_WAIT = (1.0, 4.0)  # seconds
+
+
+def retry_headers(status: int) -> Headers:
+    """Return the headers that say when to come again; none for statuses that time does not heal.
+
+    The time is random, as clients add nothing to it: those that were refused together would come together again.
+    OpenAI's and Anthropic's clients read the milliseconds, others whole seconds.
+    """
+    if status not in _BUSY:
+        return ()
+    seconds = random.uniform(*_WAIT)
+    return ("retry-after", str(math.ceil(seconds))), ("retry-after-ms", str(math.ceil(seconds * 1000)))
 
 
 class Timing(NamedTuple):
@@ -116,9 +137,6 @@ class Timing(NamedTuple):
     @property
     def total(self) -> float:
         return self.validation + self.queue + self.inference
-
-
-Headers = Sequence[tuple[str, str]]
 
 
 def no_headers(timing: Timing | None) -> Headers:

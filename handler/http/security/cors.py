@@ -14,7 +14,7 @@ from handler.http.asgi import SHARED, Headers
 from handler.http.security.access import ANY_ORIGIN
 
 EXPOSED = (
-    "x-request-id", "x-lmi-ignored-parameters",
+    "x-request-id", "x-lmi-ignored-parameters", "retry-after", "retry-after-ms",
     "x-compute-type", "x-compute-time", "x-compute-characters", "x-total-time", "x-validation-time", "x-queue-time",
     "x-inference-time", "x-time-per-token", "x-prompt-tokens", "x-generated-tokens",
     "x-amzn-sagemaker-new-session-id", "x-amzn-sagemaker-session-id", "x-amzn-sagemaker-closed-session-id",

@@ -197,6 +197,7 @@ def test_a_killed_engine_ends_each_stream_with_an_error_of_its_own(paced: AppSer
 
 def test_a_full_queue_is_told_in_the_dialects_words() -> None:
     room = options("option.max_rolling_batch_size=1", "job_queue_size=1", "option.echo_tokens_per_second=20")
+    waits: list[int] = []
     with serve("--engine", "echo", *room) as server:
         with contextlib.ExitStack() as held:
             for _ in range(2):
@@ -207,5 +208,14 @@ def test_a_full_queue_is_told_in_the_dialects_words() -> None:
                 found = server.post(dialect.body("a", 1), dialect.path)
                 assert found.status_code == dialect.full[0]
                 assert dialect.full[1] in found.text
+                if found.status_code == 200:  # TGI tells a stream's error in an event
+                    continue
+                milliseconds = int(found.headers["retry-after-ms"])
+                waits.append(milliseconds)
+                assert found.headers["retry-after"] == str(-(-milliseconds // 1000))
+            assert all(1000 <= wait <= 4000 for wait in waits)
+            assert len(set(waits)) > 1, "all would come again together"
         wait_for(lambda: server.metric("lmi_active_sequences") == 0, 5, "they are not cancelled")
-        assert server.post(lmi("a", 1)).status_code == 200
+        answered = server.post(lmi("a", 1))
+        assert answered.status_code == 200
+        assert not {"retry-after", "retry-after-ms"} & {*answered.headers}

@@ -74,6 +74,7 @@ def test_each_route_refuses_work(task: str, tmp_path: Path) -> None:
                 for method, path in routes
             }
         model.close()
+        assert all("retry-after" in answer.headers for answer in answers.values() if answer.status_code in (503, 529))
         return {route: answer.status_code for route, answer in answers.items()}
 
     statuses = asyncio.run(story())
