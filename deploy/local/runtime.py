@@ -24,6 +24,7 @@ from deploy.local.headers import ASYNC, COMPONENT, INVOKE, STREAM, VARIANT, Oper
 from deploy.local.objects import Objects
 from deploy.local.relay import Relay, messages, raise_for_status
 from deploy.local.store import Store
+from deploy.local.transform import TransformJobs
 
 log = logging.getLogger("deploy.local")
 
@@ -34,7 +35,7 @@ class Runtime:
     """The emulator.
 
     Args:
-        store: the directory in place of S3; None: asynchronous requests are refused.
+        store: the directory in place of S3; None: asynchronous requests and transform jobs are refused.
     """
 
     def __init__(self, endpoint: Endpoint, store: Store | None = None) -> None:
@@ -42,6 +43,7 @@ class Runtime:
         self._store = store
         self._relay = Relay(endpoint.container)
         self._async = AsyncCalls(endpoint, self._relay, store) if store else None
+        self._transforms = TransformJobs(endpoint, self._relay, store) if store else None
 
     def app(self) -> web.Application:
         # `_body` checks the body's limit, and names its owner.
@@ -53,6 +55,8 @@ class Runtime:
         app.router.add_post(f"/endpoints/{{endpoint}}/inference-components/{{component}}/{_OPENAI}", self._openai)
         if self._store:
             Objects(self._store).add(app)
+        if self._transforms:
+            self._transforms.add(app)
         app.cleanup_ctx.append(self._open)
         return app
 
@@ -61,6 +65,8 @@ class Runtime:
         yield
         if self._async:
             await self._async.close()
+        if self._transforms:
+            await self._transforms.close()
         await self._relay.close()
 
     # -- operations ----------------------------------------------------------------------------------------------

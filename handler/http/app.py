@@ -39,6 +39,9 @@ from handler.serving.metrics import cloudwatch
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import request_id
 
+_TRANSFORM = 100
+"""Megabytes that batch transform lets all concurrent payloads have together."""
+
 
 class App:
     """The application around a served model; it needs our server's extension of ASGI (`http/exchange.py`).
@@ -65,6 +68,7 @@ class App:
             Route("/models", Endpoint({"GET": self._models})),
             Route("/models/{model}", Endpoint({"GET": self._describe_model})),
             Route("/metrics", Endpoint({"GET": self._metrics})),
+            Route("/execution-parameters", Endpoint({"GET": self._execution_parameters})),
             *AdapterRoutes(model).routes,
             *TgiRoutes(model).routes,
             *OpenAiRoutes(model).routes,
@@ -144,6 +148,13 @@ class App:
             "workerGroups": [{**group, "workers": workers}],
         }
         return await send_json(scope, send, 200, [{"modelName": config.model_name, "models": [description]}])
+
+    async def _execution_parameters(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What batch transform asks for before a job: one record a request, as many at a time as the engine takes."""
+        concurrent = min(self._model.max_sequences, _TRANSFORM)
+        payload = min(6, _TRANSFORM // concurrent)  # 6 is SageMaker's default
+        value = {"MaxConcurrentTransforms": concurrent, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": payload}
+        await send_json(scope, send, 200, value)
 
     def _status(self) -> str:
         return {"ready": "READY", "loading": "PENDING", "restarting": "PENDING"}.get(self._model.state, "UNLOADED")

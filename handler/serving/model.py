@@ -89,7 +89,7 @@ class ServedModel:
         self._batcher = Batcher(
             ThinkingEngine(engine, tokenizer.vocabulary),
             adapters.registry,
-            max_active=config.max_rolling_batch_size * max(len(self.replicas), 1),
+            max_active=self.max_sequences,
             max_queued=config.job_queue_size,
             queue_timeout=config.predict_timeout,
             time_limit=config.request_time_limit or 0.0,
@@ -245,6 +245,11 @@ class ServedModel:
     @property
     def replicas(self) -> Sequence[ReplicaReport]:
         return self._engine.reports
+
+    @property
+    def max_sequences(self) -> int:
+        """How many are computed at a time, by all replicas."""
+        return self.config.max_rolling_batch_size * max(len(self.replicas), 1)
 
     @property
     def num_queued(self) -> int:

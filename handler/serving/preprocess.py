@@ -9,7 +9,14 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong, UnsupportedMedia
+from handler.core.errors import (
+    AnswerTooLong,
+    InvalidParameter,
+    InvalidPayload,
+    NotJson,
+    PromptTooLong,
+    UnsupportedMedia,
+)
 from handler.core.identifiers import new_uuid
 from handler.core.images import Image
 from handler.core.text import Prompt, check_ids, given_prompt
@@ -35,7 +42,10 @@ Headers = Mapping[str, str]
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
-_JSON_TYPES = re.compile(r"|application/(.+\+)?json|application/x-www-form-urlencoded")
+_JSON_LINES = re.compile(r"application/(x-)?(jsonlines|ndjson|jsonl)")
+"""Lines of JSON, of which a request has one: batch transform sends them so, and LMI reads them so."""
+
+_JSON_TYPES = re.compile(rf"|application/(.+\+)?json|application/x-www-form-urlencoded|{_JSON_LINES.pattern}")
 """What is read as JSON: nothing said, JSON in all its names, and what curl -d says of anything."""
 
 _TARGET_MODEL = "x-amzn-sagemaker-target-model"
@@ -136,6 +146,18 @@ class Preprocessor:
         Raises:
             NotJson, TooLarge, Unavailable, FormatterFailed, BadRequest.
         """
+        try:
+            return self._decode(body, headers, schema)
+        except NotJson:
+            media = media_type(headers)
+            if _JSON_LINES.fullmatch(media) and (num_lines := sum(map(bool, map(bytes.strip, body.splitlines())))) > 1:
+                raise NotJson(
+                    f"{media}: a request has one line of JSON, this body has {num_lines}: send each as a request of "
+                    "its own (batch transform: SplitType=Line, BatchStrategy=SingleRecord)"
+                ) from None
+            raise
+
+    def _decode(self, body: bytes, headers: Headers, schema: Schema | None) -> Decoded:
         if schema is None and not _is_plain(headers) and (call := session_call(body)):
             return Decoded({}, session_call=call)
         if schema is None and self._reader is not None:

@@ -96,12 +96,48 @@ def test_options_and_head(echo_server: LiveServer) -> None:
         "",
         "application/x-www-form-urlencoded",
         "application/vnd.x+json",
+        "application/jsonlines",
+        "application/x-jsonlines",
+        "application/jsonl",
+        "application/x-ndjson",
+        "application/ndjson",
     ],
 )
 def test_json_under_every_name_that_people_send_it(echo_server: LiveServer, content_type: str) -> None:
     headers = {"content-type": content_type} if content_type else {}
-    found = http.post(echo_server.url + "/invocations", content=json.dumps(ASK), headers=headers)
+    found = http.post(echo_server.url + "/invocations", content=json.dumps(ASK) + "\n", headers=headers)
     assert found.json() == {"generated_text": " a b a"}
+
+
+LINES = b'{"inputs":"a"}\n\n{"inputs":"b"}\n'
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/invocations", "/generate", "/v1/chat/completions", "/v1/messages", "/v2/models/model/generate", "/tokenize"],
+)
+def test_several_lines_are_refused_by_name(echo_server: LiveServer, path: str) -> None:
+    found = http.post(echo_server.url + path, content=LINES, headers={"content-type": "application/x-ndjson"})
+    assert 400 <= found.status_code < 500
+    assert "application/x-ndjson: a request has one line of JSON, this body has 2" in found.text
+    assert "BatchStrategy=SingleRecord" in found.text
+
+
+def test_several_lines_are_no_json_under_its_own_type(echo_server: LiveServer) -> None:
+    found = http.post(echo_server.url + "/invocations", content=LINES, headers={"content-type": "application/json"})
+    assert "not valid JSON: Extra data at line 3" in found.text
+
+
+def test_a_large_body_of_several_lines_is_refused_by_name(echo_server: LiveServer) -> None:
+    line = json.dumps({"inputs": "a" * (1 << 20)}).encode()
+    headers = {"content-type": "application/jsonlines"}
+    found = http.post(echo_server.url + "/invocations", content=line + b"\n" + line, headers=headers)
+    assert "one line of JSON, this body has 2" in found.text
+
+
+def test_batch_transform_is_told_how_to_call(echo_server: LiveServer) -> None:
+    found = http.get(echo_server.url + "/execution-parameters").json()
+    assert found == {"MaxConcurrentTransforms": 32, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": 3}
 
 
 def test_plain_text_is_the_prompt(echo_server: LiveServer) -> None:

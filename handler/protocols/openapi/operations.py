@@ -112,6 +112,11 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "State", "Metrics in Prometheus' text format",
         {200: (_TEXT, TEXT, "# TYPE lmi_active_sequences gauge\nlmi_active_sequences 0.0\n")},
     ),
+    ("GET", "/execution-parameters"): Operation(
+        "State", "How batch transform should call the server",
+        {200: (_JSON, record({"MaxConcurrentTransforms": COUNT, "BatchStrategy": TEXT, "MaxPayloadInMB": COUNT}),
+               {"MaxConcurrentTransforms": 32, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": 3})},
+    ),
     **_ADAPTERS,
     **{
         (method, "/models/{model}" + path): operation._replace(answers={404: _FAILURES[404], **operation.answers})

@@ -44,6 +44,15 @@ def test_a_document_comes_whole_and_nothing_before_it() -> None:
     assert bench.batch.num_requests == 0
 
 
+@pytest.mark.parametrize("media", ["application/jsonlines", "application/jsonl", "application/x-ndjson"])
+def test_lines_of_json_are_read_as_without_djl(media: str) -> None:
+    bench, line = Bench(), json.dumps(ask("a b c", 3)).encode() + b"\n"
+    asked = {index: Item(line * (index + 1), {"content-type": media}) for index in range(2)}
+    good, bad = bench.finish(bench.batch.step(2, asked))
+    assert json.loads(good) == {"generated_text": " a b c"}
+    assert f"{media}: a request has one line of JSON, this body has 2" in bad.decode()
+
+
 @pytest.mark.parametrize(
     ("body", "told"),
     [
