@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 
 from handler.config.options.variables import hub_token
 from handler.core.errors import ConfigError
+
+_SECRETS = (
+    "OPENAI_API_KEY", "LMI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN",
+    "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN",
+)  # fmt: skip
 
 _MAX_ADAPTERS = "SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY"
 
@@ -66,3 +72,8 @@ def api_key() -> str:
 def server_key() -> str:
     """Key of the server at option.base_url; "" where it needs none. The variable is that of OpenAI's clients."""
     return os.environ.get("OPENAI_API_KEY", "").strip()
+
+
+def secrets() -> tuple[str, ...]:
+    """Keys and tokens of this process, which nobody may read in a message."""
+    return tuple(key for name in _SECRETS for key in re.split(r"[,\s]+", os.environ.get(name, "")) if key)

@@ -102,11 +102,19 @@ class Problems(list[Problem]):
 
 
 class ServingError(Exception):
-    """One request fails. `status` is its HTTP status, `kind` TGI's `error_type`, `type` DJL's exception name."""
+    """One request fails. `status` is its HTTP status, `kind` TGI's `error_type`, `type` DJL's exception name.
+
+    Args:
+        detail: what only the log may say: a foreign program's own words.
+    """
 
     status = 424
     kind = "generation"
     type = "TranslateException"
+
+    def __init__(self, *message: str, detail: str = "") -> None:
+        super().__init__(*message)
+        self.detail = detail
 
     @property
     def message(self) -> str:
@@ -114,8 +122,8 @@ class ServingError(Exception):
 
     @property
     def public(self) -> str:
-        """The part of the message for the log, without the client's own text."""
-        return self.message
+        """The message for the log: without the client's own text, and with the detail."""
+        return f"{self.message} ({self.detail})" if self.detail else self.message
 
 
 class InvalidPayload(ServingError):
@@ -141,12 +149,14 @@ class NotJson(InvalidPayload):
 class RefusedByEngine(InvalidParameter):
     """The server that is the engine finds fault with the request. `words` are its own; they may quote the client."""
 
-    def __init__(self, words: str) -> None:
-        super().__init__(f"{self.public}: {words}")
+    _REFUSED = "the engine refused the request"
+
+    def __init__(self, words: str, detail: str = "") -> None:
+        super().__init__(f"{self._REFUSED}: {words}" if words else self._REFUSED, detail=detail)
 
     @property
     def public(self) -> str:
-        return "the engine refused the request"
+        return f"{self._REFUSED} ({self.detail})" if self.detail else self._REFUSED
 
 
 class TooLong(ServingError):

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from handler.config.environment import secrets
 from handler.core.errors import GenerationFailed, RefusedByEngine, ServingError
 from handler.core.images import ImagePrompt, ImageTokens
 from handler.core.text import Prompt, Vocabulary
@@ -21,6 +22,7 @@ from handler.core.values import (
     Task,
     TemplateOptions,
 )
+from handler.core.words import client_words, log_words
 
 NO_LORA = "it was started without option.enable_lora=true"
 NO_IMAGES = "the model takes text only"
@@ -39,12 +41,13 @@ class Output(NamedTuple):
         finish: why the sequence ended; None while it goes on.
         sequence: number of the sequence within its request; only beam search has several.
         prompt_logprobs: on request, once, with the first output: one a prompt token, None for the first.
-        error: the reason of `finish` ERROR.
+        error: the reason of `finish` ERROR, in words for the client: a foreign program's only by `client_words`.
         tops: on request, for each of `ids`.
         logits: on request.
         prompt_tops: as `tops`, for the prompt's tokens; nothing for the first.
         vector: of a request with Pooling, in its only output: an embedding, one score, or a number for each label.
-        refused: `error` says what is wrong with the request, in words for its client.
+        refused: `error` says what is wrong with the request.
+        detail: what only the log may say of the error.
     """
 
     key: int
@@ -59,17 +62,41 @@ class Output(NamedTuple):
     prompt_tops: Sequence[Alternatives] | None = None
     vector: Sequence[float] | None = None
     refused: bool = False
+    detail: str = ""
 
     @property
     def failure(self) -> ServingError:
         """The error of a request that ended with ERROR."""
-        failed = f"request failed in the engine: {self.error}"
-        return RefusedByEngine(self.error or "") if self.refused else GenerationFailed(failed)
+        if self.refused:
+            return RefusedByEngine(self.error or "", self.detail)
+        failed = "request failed in the engine"
+        return GenerationFailed(f"{failed}: {self.error}" if self.error else failed, detail=self.detail)
 
     @property
     def is_plain(self) -> bool:
         """Whether nothing comes with its tokens."""
         return not (self.finish or self.prompt_logprobs is not None or self.tops is not None or self.logits)
+
+
+def failed(key: int, error: Exception | str) -> Output:
+    """Return the output of a request that foreign code has ended."""
+    words, detail = _said(error)
+    return Output(key, (), (), Finish.ERROR, error=words, detail=detail)
+
+
+def engine_failure(error: Exception | str) -> GenerationFailed:
+    """Return the error of all requests in an engine that is lost."""
+    words, detail = _said(error)
+    return GenerationFailed(f"engine failure: {words}", detail=detail)
+
+
+def _said(error: Exception | str) -> tuple[str, str]:
+    """Return the words of foreign code for clients, and for the log where that needs more."""
+    known = secrets()
+    text = str(error).strip()
+    reason = text if isinstance(error, str) else f"{type(error).__name__}: {text or 'no message'}"
+    words = client_words(text, known) or "it raised an error"
+    return words, "" if words == reason else log_words(reason, known)
 
 
 class Step(NamedTuple):

@@ -12,7 +12,7 @@ from handler.core.errors import GenerationFailed, InternalError, Overloaded, Ser
 from handler.core.sequence import SequenceState
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, new_delta, new_token
-from handler.engines.base import Output, Step
+from handler.engines.base import Output, Step, engine_failure
 from handler.scheduler.active import ActiveRequest, EngineRequest, TokenReceiver
 from handler.scheduler.engine import SteppedEngine, join
 from handler.scheduler.lora.registry import AdapterRegistry
@@ -281,7 +281,7 @@ class Batcher:
     def _fail_all(self, error: Exception) -> list[Delta]:
         if not isinstance(error, ServingError):
             log.exception("the engine raised")
-            error = GenerationFailed(f"engine failure: {error!r}")
+            error = engine_failure(error)
         lost = list(self._running.values())
         for active in lost:
             self._forget(active)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from handler.core.errors import NotJson, Overloaded, TooLarge, Unavailable
 from handler.core.values import Request
+from handler.core.words import client_words
 from handler.engines.process.sandbox import LimitExceeded, MemoryLimitExceeded, NotRun, Purpose, Sandbox
 from handler.engines.process.sandbox_tasks import Job, Limits, Work
 from handler.protocols.readers.body import decode, decode_text
@@ -90,7 +91,7 @@ class LargeBodies:
         except LimitExceeded:
             raise TooLarge(f"the body needs more than {SECONDS:g} s to be read, or breaks what reads it") from None
         except NotRun as error:
-            raise Unavailable(f"the body cannot be read: {error}") from None
+            raise Unavailable(f"the body cannot be read: {client_words(str(error))}") from None
         return _Unpickler(parts.pop(), parts).load()
 
     @property

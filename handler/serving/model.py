@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from handler.config.config import Config
+from handler.config.environment import secrets
 from handler.core.errors import ConfigError, ServingError, Unavailable
 from handler.core.event_loop import run_in_daemon_thread
+from handler.core.words import client_words
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.process.replica import ReplicaReport
 from handler.engines.process.replicas import ReplicaSet
@@ -188,7 +190,7 @@ class ServedModel:
                     return
                 self.opened.set_result(None)
             if state is State.CLOSED and not self.opened.done() and not self._closing:
-                self.opened.set_exception(ConfigError(f"the engine could not start: {self.reason}"))
+                self.opened.set_exception(ConfigError(f"the engine could not start: {self._engine.reason}"))
             self.metrics.ready.set(state is State.READY)
             if state is State.READY and self._validator is not None:
                 self._validator.start()
@@ -226,8 +228,8 @@ class ServedModel:
 
     @property
     def reason(self) -> str:
-        """Why the engine cannot serve, where that is known."""
-        return self._engine.reason
+        """Why the engine cannot serve, where that is known, in words for anybody; the log has all."""
+        return client_words(self._engine.reason, secrets())
 
     @property
     def healthy(self) -> bool:

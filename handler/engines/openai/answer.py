@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -14,24 +16,55 @@ from handler.engines.base import Alternatives
 from handler.engines.openai.events import Event
 
 _ID = "token_id:"
+_MOST_WORDS = 4096  # bytes of an answer that are quoted, before keys are masked and the rest is cut
 _OF_THE_REQUEST = (400, 413, 422)
 """Statuses by which a server finds fault with the request; others of 4xx are about keys, paths and models."""
+_HINTS = {
+    401: "; its key is the variable OPENAI_API_KEY",
+    403: "; its key is the variable OPENAI_API_KEY",
+    404: "; its model is option.base_url_model, and its address ends with /v1",
+    405: "; its address ends with /v1",
+}
+_FOR_NOW = (408, 425, 429)
+"""Statuses of 4xx that pass by themselves."""
 
 
 class Refused(Exception):
-    """The server does not take the request, and no other would.
+    """The server finds fault with the request, so that no other would take it.
 
     Attributes:
-        words: the server's own, where it finds fault with the request itself; else the operator has to do something.
+        status: an HTTP status.
+        words: the server's own.
     """
 
-    def __init__(self, text: str, words: str = "") -> None:
-        super().__init__(text)
-        self.words = words
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(f"refused it with {status}")
+        self.status, self.words = status, words
 
 
 class Failed(Exception):
-    """The server failed; another, or the same one later, may not."""
+    """The server failed, or cannot serve: another may, or the same one later.
+
+    Attributes:
+        plain: what happened, in words for a client.
+        detail: what the log says beside that: the server's words, and what the operator should change.
+        lasts: it stays so until the operator changes something.
+        broke_off: the connection ended under the request, which may be the reason.
+        retry_after: seconds for which the server wants to be left alone.
+    """
+
+    def __init__(
+        self,
+        plain: str,
+        detail: str = "",
+        *,
+        lasts: bool = False,
+        broke_off: bool = False,
+        retry_after: float = 0.0,
+    ) -> None:
+        super().__init__(f"{plain}: {detail}" if detail else plain)
+        self.plain, self.detail, self.lasts = plain, detail, lasts
+        self.broke_off, self.retry_after = broke_off, retry_after
 
 
 @dataclass
@@ -44,6 +77,7 @@ class Part:
     finish: Finish | None = None
     error: str | None = None
     refused: bool = False
+    detail: str = ""
 
 
 class Answer:
@@ -78,7 +112,7 @@ class Answer:
         if event.name == b"error":
             raise _event_error(event.data or event.comment)
         if event.data == b"[DONE]":
-            raise Failed("the stream ended without a finish_reason")
+            raise Failed("ended its answer without a finish_reason")
         try:
             value = orjson.loads(event.data)
             if "error" in value:
@@ -93,7 +127,7 @@ class Answer:
                 self._take(ids, choice.get("logprobs"), part)
             self._has_text = self._has_text or bool(choice.get("text"))
         except (ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
-            raise Failed(f"an event cannot be read: {error!r}: {_short(event.data)}") from None
+            raise Failed("sent an event that cannot be read", f"{error!r}: {_short(event.data)}") from None
         if reason is not None:
             part.finish = self._finish(reason, choice.get("stop_reason"), ids)
         return bool(ids) or reason is not None
@@ -108,7 +142,7 @@ class Answer:
             given = scores["token_logprobs"]
             # A token's text may come later than its id, and its log-probability with either.
             if len(given) == len(ids):
-                logprobs = given
+                logprobs = [None if one is None else _score(one) for one in given]
         tops: list[Alternatives] = []
         if self._num_tops:
             if not scores or len(scores["top_logprobs"]) != len(ids):
@@ -121,21 +155,35 @@ class Answer:
 
     def _finish(self, reason: str, stop_reason: Any, ids: Sequence[int]) -> Finish:
         if self._has_text and not self._num_ids:
-            raise Refused("its answers have text but no token ids; option.base_url_kind is another")
+            raise Failed("sent text without token ids", "option.base_url_kind is another", lasts=True)
         match reason:
             case "length":
                 return Finish.LENGTH
             case "stop":
                 last = ids[-1] if ids else stop_reason  # the id may be left out
                 return Finish.STOP if last in self._stops else Finish.EOS
-        raise Failed(f"it ended the request as {reason!r}")
+        raise Failed("ended the request for a reason of its own", f"finish_reason={str(reason)[:100]!r}")
 
 
 def _ranked(entry: Any, count: int) -> Alternatives:
     """Read the alternatives to a token: names with their log-probabilities, or Dynamo's list of objects."""
     pairs = entry.items() if isinstance(entry, dict) else [(one["token"], one["logprob"]) for one in entry]
-    best = sorted(pairs, key=lambda pair: -pair[1])[:count]
-    return [(int(name.removeprefix(_ID)), logprob) for name, logprob in best]
+    best = sorted(((name, _score(logprob)) for name, logprob in pairs), key=lambda pair: -pair[1])[:count]
+    return [(_token_id(name), logprob) for name, logprob in best]
+
+
+def _score(value: Any) -> float:
+    """Check a log-probability, which JSON of other writers may have as text, or as no number at all."""
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError("a log-probability is no number")
+    return float(value)
+
+
+def _token_id(name: str) -> int:
+    id = int(name.removeprefix(_ID))
+    if id < 0:
+        raise ValueError("token ids are whole numbers")
+    return id
 
 
 def message(data: bytes) -> str:
@@ -147,24 +195,42 @@ def message(data: bytes) -> str:
     for name in ("error", "message", "detail"):
         if isinstance(value, dict) and value.get(name):
             value = value[name]
-    return value if isinstance(value, str) else _short(data)
+    return value[:_MOST_WORDS] if isinstance(value, str) else _short(data)
 
 
 def _event_error(data: bytes) -> Refused | Failed:
     """Return the error that an event under 200 stands for, by the status that it names."""
-    code: Any = None
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        code = orjson.loads(data)["error"]["code"]
-    return status_error(code if isinstance(code, int) else 500, data)
+    return status_error(status_in(data, 500), data)
 
 
-def status_error(status: int, data: bytes) -> Refused | Failed:
-    """Return the error of a status and its body."""
+def status_in(data: bytes, default: int) -> int:
+    """Return the HTTP status that the JSON of an error names."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+        value = orjson.loads(data)
+        code = (value.get("error") or value)["code"]
+        if type(code) is int and 400 <= code < 600:
+            return code
+    return default
+
+
+def status_error(status: int, data: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> Refused | Failed:
+    """Return the error of a status, its body and its headers."""
     words = message(data) or "no message"
-    if 400 <= status < 500 and status not in (408, 425, 429):
-        return Refused(f"refused it with {status}: {words}", words if status in _OF_THE_REQUEST else "")
-    return Failed(f"failed with {status}: {words}")
+    if status in _OF_THE_REQUEST:
+        return Refused(status, words)
+    if 300 <= status < 400:
+        location = headers.get("location", "")[:300]
+        words = f"it redirects to {location!r}, which is not followed: write that address"
+    elif status in _HINTS:
+        words += _HINTS[status]
+    lasts = 300 <= status < 500 and status not in _FOR_NOW
+    return Failed(f"answered {status}", words, lasts=lasts, retry_after=_seconds(headers.get("retry-after", "")))
+
+
+def _seconds(retry_after: str) -> float:
+    """Read a Retry-After in seconds; one with a date, or none, counts as 0."""
+    return float(retry_after) if retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 7 else 0.0
 
 
 def _short(data: bytes) -> str:
-    return data[:300].decode("utf-8", "replace").strip()
+    return data[:_MOST_WORDS].decode("utf-8", "replace").strip()

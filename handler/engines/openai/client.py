@@ -1,4 +1,4 @@
-"""HTTP client of the servers, by aiohttp: one pool of connections, no redirects, no proxies."""
+"""HTTP client of the servers, by aiohttp: one pool of connections, no redirects, no proxies, no cookies."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ import json
 import ssl
 import sys
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from handler.config.environment import server_key
+import orjson
+
+from handler.config.environment import secrets, server_key
 from handler.core.errors import ConfigError
-from handler.engines.openai.answer import Failed, Refused, status_error
+from handler.core.words import log_words
+from handler.engines.openai.answer import Failed, status_error, status_in
 from handler.engines.openai.events import Event, EventReader
 from handler.engines.openai.kinds import KINDS
 
 _MOST_BODY = 1 << 20  # bytes that are read of an error or of the models
+_MOST_NAME = 1000  # characters
 _MODELS_TIMEOUT = 5.0  # seconds for /models
 _POLL_INTERVAL = 0.5  # seconds between looks at a server that is not ready
 _LOG_INTERVAL = 10.0  # seconds between messages about it
-_HINT = {
-    401: "; its key is the variable OPENAI_API_KEY",
-    403: "; its key is the variable OPENAI_API_KEY",
-    404: "; its model is option.base_url_model, and its address ends with /v1",
-}
+_MOST_STALE = 4  # idle connections that one request tries
+_PLAIN = ("", "identity")
 
 
 class Model(NamedTuple):
@@ -36,6 +38,10 @@ class Model(NamedTuple):
     name: str
     owner: str
     max_tokens: int | None
+
+    @property
+    def kinds(self) -> list[str]:
+        return [name for name, kind in KINDS.items() if self.owner.startswith(kind.owner)]
 
 
 class Client:
@@ -51,14 +57,17 @@ class Client:
         self._untrusted = aiohttp.ClientConnectorCertificateError
         self._unreachable = aiohttp.ClientConnectorError
         self._errors = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
+        self._broken = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
         self._models_timeout = aiohttp.ClientTimeout(total=_MODELS_TIMEOUT)
         # Silence is the engine's to notice: a timer for each read would cost more than the read.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=ssl.create_default_context()),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout),
             headers=_headers(),
+            cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,
+            trace_configs=[_noting_reuse()],
         )
 
     async def close(self) -> None:
@@ -68,13 +77,16 @@ class Client:
         """Return the server's models, but its adapters.
 
         Raises:
-            Refused, Failed: with the server's words.
+            Failed: it has not named any.
         """
         with self._translated():
             request = self._session.get(f"{url}/models", timeout=self._models_timeout, allow_redirects=False)
             async with request as response:
                 data = await _body(response.content)
-                _check(response.status, response.headers.get("location", ""), data)
+                if response.status != 200:
+                    error = status_error(response.status, data, response.headers)
+                    raise error if isinstance(error, Failed) else Failed(f"answered {error.status}", error.words)
+                _check_encoding(response.headers)
                 return _models(data)
 
     @contextlib.asynccontextmanager
@@ -82,58 +94,134 @@ class Client:
         """Send a request; its answer's events come as they arrive. Leaving closes the connection of one in progress.
 
         Raises:
-            Refused, Failed: with the server's words; also while events are read.
+            Refused, Failed: also while events are read.
         """
-        data = json.dumps(body).encode()
         with self._translated():
-            async with self._session.post(f"{url}/completions", data=data, allow_redirects=False) as response:
+            async with await self._post(f"{url}/completions", json.dumps(body).encode()) as response:
                 if response.status != 200:
-                    _check(response.status, response.headers.get("location", ""), await _body(response.content))
+                    raise status_error(response.status, await _body(response.content), response.headers)
+                _check_encoding(response.headers)
                 if response.content_type != "text/event-stream":
                     words = await _body(response.content)
-                    raise status_error(_status_in(words), words or response.content_type.encode())
+                    if (status := status_in(words, 200)) != 200:
+                        raise status_error(status, words)
+                    detail = f"{response.content_type}: {words[:1000].decode('utf-8', 'replace')}"
+                    raise Failed("answered 200 without events", detail)
                 yield _read(response.content)
+
+    async def _post(self, url: str, data: bytes) -> Any:
+        """Send a body. An idle connection that its server ends at that moment is no failure: another one is taken."""
+        for _ in range(_MOST_STALE):
+            connection: dict[str, bool] = {}
+            try:
+                return await self._session.post(url, data=data, allow_redirects=False, trace_request_ctx=connection)
+            except self._broken:
+                if not connection:
+                    raise
+        return await self._session.post(url, data=data, allow_redirects=False)
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
         try:
             yield
         except self._untrusted as error:
-            raise Refused(f"has a certificate of nobody that is known here: {error}") from None
+            detail = f"its certificate is of nobody that is known here: {error}"
+            raise Failed("cannot be trusted", detail, lasts=True) from None
         except self._unreachable as error:
-            raise Failed(f"cannot be reached: {error.os_error}") from None
+            raise Failed("cannot be reached", str(error.os_error)) from None
         except self._errors as error:
-            raise Failed(f"broke off: {str(error) or type(error).__name__}") from None
+            raise Failed("broke off", str(error) or type(error).__name__, broke_off=True) from None
 
 
-async def find_model(client: Client, urls: Sequence[str], name: str | None) -> tuple[str, int | None]:
-    """Wait until a server has the model; return its name, and how many tokens it takes.
+@dataclass
+class Found:
+    """What the servers have in common.
 
-    Args:
-        name: None: any.
+    Attributes:
+        model: its name.
+        max_tokens: the least that one of them takes; None where none says it.
+        out: the servers that do not serve it, with the reason.
+    """
+
+    model: str
+    max_tokens: int | None = None
+    out: dict[str, Failed] = field(default_factory=dict)
+
+
+def suitable(models: Sequence[Model], name: str | None, kind: str | None) -> Model:
+    """Return a server's model of this name and kind; None: of any.
 
     Raises:
-        ConfigError: a server will never have it.
+        Failed: it has none.
+    """
+    named = [model for model in models if name in (None, model.name)]
+    if not named:
+        raise Failed("has another model", f"it has {', '.join(repr(one.name) for one in models[:8]) or 'no model'}")
+    if kind is not None and kind not in named[0].kinds:
+        raise Failed("is of another kind", f"its models are owned by {named[0].owner!r}, which is not {kind}")
+    return named[0]
+
+
+async def find_model(client: Client, urls: Sequence[str], name: str | None, kind: str | None = None) -> Found:
+    """Wait until a server has the model; ask all of them.
+
+    Args:
+        name: None: the first that the first server names.
+        kind: None: any.
+
+    Raises:
+        ConfigError: none will ever have it.
     """
     logged_at = time.monotonic()
     while True:
-        reasons = []
-        for url in urls:
+        found: Found | None = None
+        failed: dict[str, Failed] = {}
+        for url, models in zip(urls, await _all_models(client, urls), strict=True):
             try:
-                models = await client.models(url)
-            except Refused as error:
-                raise ConfigError(f"option.base_url={url}: {error}") from None
+                if isinstance(models, Failed):
+                    raise models
+                model = suitable(models, found.model if found else name, kind)
             except Failed as error:
-                reasons.append(f"{url} {error}")
+                failed[url] = error
                 continue
-            for model in models:
-                if name in (None, model.name):
-                    return model.name, model.max_tokens
-            reasons.append(f"{url} has {', '.join(repr(one.name) for one in models) or 'no model'}")
+            found = found or Found(model.name)
+            if model.max_tokens is not None:
+                found.max_tokens = min(model.max_tokens, found.max_tokens or model.max_tokens)
+        if found is not None:
+            found.out = failed
+            return found
+        reasons = log_words("; ".join(f"option.base_url={url}: {error}" for url, error in failed.items()), secrets())
+        if all(error.lasts for error in failed.values()):
+            raise ConfigError(reasons)
         if time.monotonic() - logged_at >= _LOG_INTERVAL:
             logged_at = time.monotonic()
-            print(f"waiting for {repr(name) if name else 'a model'}: {'; '.join(reasons)}", file=sys.stderr, flush=True)
+            print(f"waiting for {repr(name) if name else 'a model'}: {reasons}", file=sys.stderr, flush=True)
         await asyncio.sleep(_POLL_INTERVAL)
+
+
+def _noting_reuse() -> Any:
+    """Return a trace that writes into a request's context that its connection has had others."""
+    import aiohttp
+
+    async def note(session: object, context: Any, params: object) -> None:
+        if context.trace_request_ctx is not None:
+            context.trace_request_ctx["reused"] = True
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(note)
+    return trace
+
+
+async def _all_models(client: Client, urls: Sequence[str]) -> list[list[Model] | Failed]:
+    """Ask all servers at once."""
+
+    async def ask(url: str) -> list[Model] | Failed:
+        try:
+            return await client.models(url)
+        except Failed as error:
+            return error
+
+    return await asyncio.gather(*map(ask, urls))
 
 
 async def _body(content: Any) -> bytes:
@@ -149,36 +237,30 @@ async def _read(content: Any) -> AsyncIterator[list[Event]]:
         try:
             yield reader.feed(data)
         except ValueError as error:
-            raise Failed(f"sent no events: {error}") from None
+            raise Failed("sent what is no stream of events", str(error)) from None
 
 
-def _check(status: int, location: str, data: bytes) -> None:
-    if 300 <= status < 400:
-        raise Refused(f"redirects to {location!r}, which is not followed: write that address")
-    if status != 200:
-        error = status_error(status, data)
-        raise Refused(f"{error}{_HINT[status]}") if status in _HINT else error
-
-
-def _status_in(data: bytes) -> int:
-    """Return the status that an error under 200 names."""
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        value = json.loads(data)
-        code = (value.get("error") or value)["code"]
-        if isinstance(code, int):
-            return code
-    return 502
+def _check_encoding(headers: Mapping[str, str]) -> None:
+    """Refuse what is compressed, as nobody asked for that: a small answer may become a very large one."""
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding not in _PLAIN:
+        raise Failed("sent a compressed answer", f"Content-Encoding: {encoding[:100]}")
 
 
 def _models(data: bytes) -> list[Model]:
     try:
-        return [
-            Model(one["id"], str(one.get("owned_by")), one.get("max_model_len") or one.get("context_window"))
-            for one in json.loads(data)["data"]
-            if not one.get("parent")
-        ]
+        return [_model(one) for one in orjson.loads(data)["data"] if not one.get("parent")]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Failed(f"its /models cannot be read: {error!r}") from None
+        raise Failed("does not say what it serves", f"its /models cannot be read: {error!r}") from None
+
+
+def _model(entry: Mapping[str, Any]) -> Model:
+    name, most = entry["id"], entry.get("max_model_len") or entry.get("context_window")
+    if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME:
+        raise ValueError("a model's id is no name")
+    if most is not None and (type(most) is not int or most < 1):
+        raise ValueError(f"the model takes {most!r:.100} tokens")
+    return Model(name, str(entry.get("owned_by"))[:_MOST_NAME], most)
 
 
 def _headers() -> dict[str, str]:
@@ -187,36 +269,39 @@ def _headers() -> dict[str, str]:
     return {"content-type": "application/json", "accept-encoding": "identity", **authorization}
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *arguments: Any) -> None:
-        return None
-
-
 @functools.lru_cache
 def find_kind(urls: tuple[str, ...]) -> str:
-    """Ask the first server that answers for its kind, by `owned_by` of its models; blocks for up to 5 s a server.
+    """Ask all servers for their kind, by `owned_by` of their models; blocks for up to 5 s.
 
     Raises:
-        ConfigError: none answers, or it is of no known kind.
+        ConfigError: none answers, one is of no known kind, or they are of several.
     """
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
-    reasons = []
-    for url in urls:
-        request = urllib.request.Request(f"{url}/models", headers=_headers())
-        try:
-            with opener.open(request, timeout=_MODELS_TIMEOUT) as response:
-                models = _models(response.read(_MOST_BODY))
-        except (OSError, Failed) as error:
-            ending = "" if url.endswith("/v1") else "; such addresses end with /v1"
-            said = str(error).removeprefix("<urlopen error ").removesuffix(">")
-            reasons.append(f"{url}: {said}{_HINT.get(getattr(error, 'code', 0), ending)}")
+    with ThreadPoolExecutor(1) as thread:  # the caller's may have a loop that runs
+        answers = thread.submit(asyncio.run, _ask_once(urls)).result()
+    reasons: list[str] = []
+    kinds: dict[str, str] = {}  # by url
+    for url, models in zip(urls, answers, strict=True):
+        if isinstance(models, Failed):
+            ending = "" if url.endswith("/v1") or "ends with /v1" in models.detail else "; such addresses end with /v1"
+            reasons.append(f"{url}: {models}{ending}")
             continue
-        owners = {model.owner for model in models}
-        kinds = [name for name, kind in KINDS.items() if any(owner.startswith(kind.owner) for owner in owners)]
-        if len(kinds) == 1:
-            return kinds[0]
-        reasons.append(f"{url}: its models are owned by {', '.join(sorted(owners)) or 'nobody'}")
-    raise ConfigError(
-        f"option.base_url_kind=auto: a server has to run, and to say what it is: {'; '.join(reasons)}. Otherwise set "
-        f"option.base_url_kind to {', '.join(KINDS)}"
-    )
+        of_models = [model.kinds for model in models]
+        if of_models and all(len(found) == 1 and found == of_models[0] for found in of_models):
+            kinds[url] = of_models[0][0]
+        else:
+            owners = sorted({model.owner for model in models})
+            reasons.append(f"{url}: its models are owned by {', '.join(owners) or 'nobody'}")
+    if len(set(kinds.values())) == 1:
+        return next(iter(kinds.values()))
+    said = log_words("; ".join([*(f"{url}: {kind}" for url, kind in kinds.items()), *reasons]), secrets())
+    problem = "the servers are of several kinds" if kinds else "a server has to run, and to say what it is"
+    remedy = "Leave those of other kinds out" if kinds else f"Otherwise set option.base_url_kind to {', '.join(KINDS)}"
+    raise ConfigError(f"option.base_url_kind=auto: {problem}: {said}. {remedy}")
+
+
+async def _ask_once(urls: Sequence[str]) -> list[list[Model] | Failed]:
+    client = Client(_MODELS_TIMEOUT)
+    try:
+        return await _all_models(client, urls)
+    finally:
+        await client.close()

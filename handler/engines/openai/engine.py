@@ -6,21 +6,26 @@ Text, stop strings, templates and errors stay this handler's. All requests share
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from handler.config.environment import secrets
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.values import Adapter, Finish, Sampling
+from handler.core.words import client_words, log_words
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Interrupted, Output, Step
 from handler.engines.huggingface.checkpoint import load_tokenizer
 from handler.engines.huggingface.hub import fetch_descriptions as fetch
 from handler.engines.huggingface.hub import is_hub_name
 from handler.engines.huggingface.model_files import check_tokenizer
 from handler.engines.openai.answer import Answer, Failed, Part, Refused
-from handler.engines.openai.client import Client, find_kind, find_model
+from handler.engines.openai.client import Client, find_kind, find_model, suitable
 from handler.engines.openai.kinds import KINDS, completion
 from handler.engines.openai.servers import Server, choose
 from handler.engines.silence import Silence
@@ -28,8 +33,11 @@ from handler.engines.silence import Silence
 __all__ = ["UrlEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
 
 _IDLE = 0.05  # seconds without news after which a step is empty: the supervisor counts silence as a hang
-_ATTEMPTS = 3
+_ATTEMPTS = 3  # of one server; further ones have one each
+_MOST_BROKEN = 2  # servers whose connections may end under one request: it may be the reason
 _PAUSE = 0.1  # seconds before the second attempt at the same server, doubled for the third
+_ASK_AGAIN = 1.0  # seconds between questions what a server serves, of those who were refused there
+_LINGER = 1.0  # seconds in which a stream has to end after its finish_reason
 _TLS_CLOSE = 0.25  # seconds in which TLS connections close; uvloop's loop cannot be closed before
 _SPINS = 16  # rounds of the event loop, in which connections close
 
@@ -59,10 +67,12 @@ class UrlEngine:
         options = config.options
         self._loop = _new_loop()
         self._kind = options["base_url_kind"]
+        self._wanted_kind: str | None = None  # any: the operator knows better
         if self._kind == "auto":
-            self._kind = find_kind(options["base_url"])
+            self._kind = self._wanted_kind = find_kind(options["base_url"])
         self._max_silence = float(options["base_url_timeout"])
         self._servers = [Server(url) for url in options["base_url"]]
+        self._secrets = (*secrets(), *_names(options["base_url"]))
         self._has_tls = any(url.startswith("https:") for url in options["base_url"])
         self._running: dict[int, _Running] = {}
         self._parts: dict[int, Part] = {}  # by key; what came since the last step
@@ -71,15 +81,21 @@ class UrlEngine:
         self._client: Client = self._complete(_new_client(options["base_url_connect_timeout"]))
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
-            found = find_model(self._client, options["base_url"], options.get("base_url_model"))
-            self._model, most = self._complete(found)
-            limits = [limit for limit in (most, config.max_total_tokens) if limit]
+            asked = find_model(self._client, options["base_url"], options.get("base_url_model"), self._wanted_kind)
+            found = self._complete(asked)
+            self._model = found.model
+            limits = [limit for limit in (found.max_tokens, config.max_total_tokens) if limit]
             if not limits:
                 raise ConfigError(
                     f"{self._servers[0].url} does not say how many tokens it takes: set option.max_model_len"
                 )
             on_failure.pop_all()
         self.info = EngineInfo("openai", self._kind, ", ".join(options["base_url"]), "remote", min(limits))
+        for server in self._servers:
+            if (error := found.out.get(server.url)) is not None:
+                self._leave_out(server, error)
+            else:
+                server.known = True
 
     def interrupt_on(self, fd: int) -> bool:
         self._loop.add_reader(fd, self._interrupt)
@@ -125,7 +141,8 @@ class UrlEngine:
         if now >= self._listen_at:
             self._listen_at = now + min(1.0, self._max_silence / 4)
             for running in self._running.values():
-                if running.silence.look() > self._max_silence and not running.silent:
+                most = min(_LINGER, self._max_silence) if running.ended else self._max_silence
+                if running.silence.look() > most and not running.silent:
                     running.silent = True
                     running.task.cancel()
         if self._interrupted:
@@ -146,7 +163,8 @@ class UrlEngine:
             if part.ids or finish is not None:
                 others.append(Output(key, part.ids, part.logprobs, finish, tops=part.tops or None))
             if part.error is not None:
-                others.append(Output(key, (), (), Finish.ERROR, error=part.error, refused=part.refused))
+                error = Output(key, (), (), Finish.ERROR, error=part.error, refused=part.refused, detail=part.detail)
+                others.append(error)
         return Step(keys, ids, logprobs, others)
 
     def load_adapter(self, adapter: Adapter) -> None:
@@ -158,6 +176,9 @@ class UrlEngine:
     def close(self) -> None:
         for key in list(self._running):
             self.cancel(key)
+        for server in self._servers:
+            if server.asking is not None:
+                server.asking.cancel()
         self._complete(self._client.close())
         self._complete(asyncio.sleep(_TLS_CLOSE if self._has_tls else 0))
         self._loop.close()
@@ -167,32 +188,36 @@ class UrlEngine:
     async def _serve(self, key: int, body: Mapping[str, Any], num_tokens: int) -> None:
         """Get the answer from one server; after a failure before the first token, from another."""
         running = self._running[key]
-        failed = None
-        for attempt in range(_ATTEMPTS):
-            server = choose(self._servers, self._loop.time())
-            if server is failed:
-                await asyncio.sleep(_PAUSE * 2 ** (attempt - 1))
+        tries: Counter[Server] = Counter()
+        broken: set[Server] = set()
+        for attempt in range(len(self._servers) + _ATTEMPTS - 1, 0, -1):
+            server = self._choose(tries)
+            if tries[server]:
+                await asyncio.sleep(_PAUSE * 2 ** (tries[server] - 1))
+            tries[server] += 1
             server.outstanding += num_tokens
             try:
+                await self._ask(server)
                 await self._stream(server, running, body)
             except Refused as error:
-                self._fail(running, f"{server.url} {error}", error.words)
+                self._refuse(running, server, error)
             except Failed as error:
                 if running.ended:
                     return
-                server.failed(self._loop.time())
-                if running.answer.begun or attempt == _ATTEMPTS - 1:
-                    self._fail(running, f"{server.url} {error}")
-                else:
-                    failed = server
+                self._leave_out(server, error)
+                if error.broke_off:
+                    broken.add(server)
+                if not (running.answer.begun or attempt == 1 or len(broken) >= _MOST_BROKEN):
                     continue
+                self._fail(running, server, error)
             except asyncio.CancelledError:
                 if not running.silent or running.ended:
                     raise
-                server.failed(self._loop.time())
-                self._fail(running, f"{server.url} sent no token for {self._max_silence:g} s (option.base_url_timeout)")
+                silent = Failed(f"sent no token for {self._max_silence:g} s (option.base_url_timeout)")
+                self._leave_out(server, silent)
+                self._fail(running, server, silent)
             except Exception as error:  # a fault of ours ends this request only
-                self._fail(running, f"{server.url}: {type(error).__name__}: {error}")
+                self._fail(running, server, Failed("has sent what this server cannot read", repr(error)))
             else:
                 server.answered()
             finally:
@@ -200,29 +225,100 @@ class UrlEngine:
             return
 
     async def _stream(self, server: Server, running: _Running, body: Mapping[str, Any]) -> None:
-        """Read an answer to its end; after its finish_reason what follows frees the connection for the next."""
-        async with self._client.events(server.url, body) as events:
-            async for batch in events:
-                for event in batch:
-                    if running.ended:
-                        break
-                    part = self._parts.get(running.key) or Part()
-                    if running.answer.read(event, part):
-                        running.silence.begin()
-                        running.ended = part.finish is not None
-                        self._parts[running.key] = part
-                        self._loop.stop()
-            if not running.ended:
-                raise Failed("ended the stream without a finish_reason")
+        """Read an answer to its end; after its finish_reason what follows frees the connection for the next.
 
-    def _fail(self, running: _Running, reason: str, words: str = "") -> None:
-        """End a request; one that has ended needs no more. `words` are for a client who has no token yet."""
+        Raises:
+            Refused, Failed: it is none.
+        """
+        try:
+            async with self._client.events(server.url, body) as events:
+                async for batch in events:
+                    for event in batch:
+                        if running.ended:
+                            break
+                        part = self._parts.get(running.key) or Part()
+                        if running.answer.read(event, part):
+                            running.silence.begin()
+                            running.ended = part.finish is not None
+                            self._parts[running.key] = part
+                            server.begun()
+                            self._loop.stop()
+                if not running.ended:
+                    raise Failed("ended its answer without a finish_reason")
+        except Refused:
+            if not running.answer.begun:
+                await self._ask(server, again=True)  # another model than ours may refuse what ours takes
+            raise
+
+    # -- servers -------------------------------------------------------------------------------------------------
+
+    def _choose(self, tries: Counter[Server]) -> Server:
+        """Choose a server for a request; those whose pause is over are asked meanwhile what they serve."""
+        now = self._loop.time()
+        for server in self._servers:
+            if not server.known and not server.is_out(now):
+                self._question(server)
+        return choose(self._servers, tries, now)
+
+    async def _ask(self, server: Server, *, again: bool = False) -> None:
+        """Make sure that a server serves the model; ask it where it has failed since it last said so.
+
+        Raises:
+            Failed: it does not.
+        """
+        if server.known and not (again and self._loop.time() - server.asked_at > _ASK_AGAIN):
+            return
+        error = await asyncio.shield(self._question(server))
+        if error is not None:
+            raise error
+
+    def _question(self, server: Server) -> asyncio.Task[Failed | None]:
+        """Return the question that is under way, or a new one."""
+        if server.asking is None or server.asking.done():
+            server.asking = self._loop.create_task(self._check(server))
+        return server.asking
+
+    async def _check(self, server: Server) -> Failed | None:
+        """Ask a server whether it serves the model, and as many tokens as this one promises."""
+        try:
+            model = suitable(await self._client.models(server.url), self._model, self._wanted_kind)
+            most = self.info.max_total_tokens
+            if model.max_tokens is not None and model.max_tokens < most:
+                detail = f"it takes {model.max_tokens}, and {most} were promised at the start: start again to use it"
+                raise Failed("takes fewer tokens than the others", detail)
+        except Failed as error:
+            self._leave_out(server, error)
+            return error
+        server.known, server.asked_at = True, self._loop.time()
+        return None
+
+    def _leave_out(self, server: Server, error: Failed) -> None:
+        if pause := server.failed(self._loop.time(), error.retry_after):
+            reason = log_words(str(error), secrets())
+            print(f"{server.url} gets no requests for {pause:g} s: it {reason}", file=sys.stderr, flush=True)
+
+    # -- the ends of requests ------------------------------------------------------------------------------------
+
+    def _refuse(self, running: _Running, server: Server, error: Refused) -> None:
+        """End a request that the server finds fault with: its words are for a client who has no token yet."""
+        if running.answer.begun:
+            return self._fail(running, server, Failed(str(error), error.words))
+        words = client_words(error.words, self._secrets) or f"its server answered {error.status}"
+        self._end(running, words, f"{server.url} {error}", refused=True)
+
+    def _fail(self, running: _Running, server: Server, error: Failed) -> None:
+        detail = log_words(f"{server.url} {error}", secrets())
+        self._end(running, f"the {self._kind} server {error.plain}", detail, refused=False)
+
+    def _end(self, running: _Running, error: str, detail: str, *, refused: bool) -> None:
+        """End a request with an error; one that has ended needs none."""
         if not running.ended:
             running.ended = True
             part = self._parts.setdefault(running.key, Part())
-            part.refused = bool(words) and not running.answer.begun
-            part.error = words if part.refused else reason
+            part.error, part.detail, part.refused = error, detail, refused
             self._loop.stop()
+
+    # -- the loop ------------------------------------------------------------------------------------------------
 
     def _interrupt(self) -> None:
         self._interrupted = True
@@ -239,6 +335,13 @@ class UrlEngine:
         while not task.done():  # an earlier stop may still be due
             self._loop.run_forever()
         return task.result()
+
+
+def _names(urls: Sequence[str]) -> list[str]:
+    """Return the servers' names, as a message may have them; a plain word is none that could be told from others."""
+    hosts = [urlsplit(url) for url in urls]
+    names = [host.hostname for host in hosts if host.hostname and not host.hostname.isalpha()]
+    return [*(host.netloc for host in hosts), *names]
 
 
 async def _new_client(connect_timeout: float) -> Client:

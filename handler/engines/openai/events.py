@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-_MOST = 1 << 24  # bytes of an event
+_MOST = 1 << 22  # bytes of an event
 
 
 class Event(NamedTuple):
@@ -19,7 +19,7 @@ class EventReader:
     """Reads events; parts of them may come at any time. An event that the stream's end cuts off never comes."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()  # of a line, which later pieces continue
         self._name = b""
         self._data: list[bytes] = []
         self._comments: list[bytes] = []
@@ -29,7 +29,7 @@ class EventReader:
         """Return the events that end in `data`.
 
         Raises:
-            ValueError: an event has more than 16 MiB.
+            ValueError: an event has more than 4 MiB.
         """
         if (
             data.startswith(b"data: ")
@@ -38,7 +38,13 @@ class EventReader:
             and self._between_events()
         ):  # nearly all
             return [Event(b"", data[6:-2], b"")]
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        first, *more = data.split(b"\n")
+        self._rest += first
+        if self._size + len(self._rest) > _MOST:
+            raise ValueError(f"an event has more than {_MOST} bytes")
+        if not more:
+            return []
+        lines, self._rest = [bytes(self._rest), *more[:-1]], bytearray(more[-1])
         events = []
         for line in lines:
             self._size += len(line) + 1

@@ -19,6 +19,7 @@ from handler.engines.base import (
     Output,
     Step,
     Tokenizer,
+    failed,
     warm_up,
 )
 from handler.engines.huggingface.image_tokens import no_images, read_image_tokens
@@ -189,7 +190,7 @@ class OpenVino:
             if begin is None:  # cancelled
                 continue
             if error:
-                step.others.append(Output(key, (), (), Finish.ERROR, error=f"the guide cannot be followed: {error}"))
+                step.others.append(failed(key, f"the guide cannot be followed: {error}"))
             else:
                 begin()
 

@@ -25,6 +25,7 @@ from handler.engines.base import (
     Output,
     Reporting,
     Step,
+    failed,
 )
 from handler.engines.process.ipc import ChannelClosed, MessageReader, send
 
@@ -173,7 +174,7 @@ def _start(engine: Engine, command: Add | ChangeAdapter) -> Output | None:
         change = engine.drop_adapter if command.drop else engine.load_adapter
         change(command.adapter)
     except Exception as error:  # the engine is foreign code: a refusal ends this request only
-        return Output(command.key, (), (), Finish.ERROR, error=_reason(error))
+        return failed(command.key, error)
     return Output(command.key, (), (), Finish.STOP)
 
 

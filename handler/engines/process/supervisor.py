@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NoReturn
 
-from handler.core.errors import GenerationFailed
 from handler.core.images import SharedImages
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Pooling, Request, Sampling
-from handler.engines.base import EngineInfo, EngineStatistics, Step
+from handler.engines.base import EngineInfo, EngineStatistics, Step, engine_failure
 from handler.engines.process.engine_loop import Add, Cancel, ChangeAdapter, Failed, Ready, Spec
 from handler.engines.process.instance import EngineInstance
 from handler.engines.process.ipc import ChannelClosed, MessageReader, wait
@@ -281,7 +280,7 @@ class EngineSupervisor:
         self._instance = None
         self._active.clear()
         self._schedule_restart(reason)
-        raise GenerationFailed(f"engine failure: {reason}")
+        raise engine_failure(reason)
 
     def _schedule_restart(self, reason: str) -> None:
         self.reason = reason

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 
 from handler.core.errors import ServingError, Unavailable, serving_error
 from handler.core.values import StructuredOutput
+from handler.core.words import client_words
 from handler.engines.base import StructuredOutputCheck
 from handler.engines.process.sandbox import LimitExceeded, MemoryLimitExceeded, NotRun, Purpose, Sandbox
 from handler.engines.process.sandbox_tasks import Job, Limits, Work
@@ -200,7 +201,7 @@ class StructuredOutputValidator:
             except LimitExceeded:
                 self._try_next_lane(waiting, number + 1)
             except NotRun as error:
-                self._settle(subject, Unavailable(f"guides: {error}"))
+                self._settle(subject, Unavailable(f"guides: {client_words(str(error))}"))
             except Exception as error:  # a bug: it ends this check, not the lane
                 self._settle(subject, serving_error(error))
 

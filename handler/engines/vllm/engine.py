@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.images import ImagePrompt
-from handler.core.values import Adapter, Finish, Sampling, StructuredOutput, Task
+from handler.core.values import Adapter, Sampling, StructuredOutput, Task
 from handler.engines.base import (
     NO_LORA,
     Capabilities,
@@ -23,6 +23,7 @@ from handler.engines.base import (
     Output,
     Step,
     Tokenizer,
+    failed,
     warm_up,
 )
 from handler.engines.huggingface import checkpoint
@@ -168,8 +169,8 @@ class Vllm:
 
     def _leave_exclusion(self, key: int) -> None:
         if self._exclusion is not None:
-            failed = self._exclusion.leave(key)
-            self._late += [Output(late, (), (), Finish.ERROR, error=str(error)) for late, error in failed]
+            refused = self._exclusion.leave(key)
+            self._late += [failed(late, error) for late, error in refused]
 
     def step(self) -> Step:
         """Do the calls of LLMEngine.step that are needed, without its loggers and caches."""
@@ -229,7 +230,7 @@ class Vllm:
             except Exception as refusal:  # vLLM refuses a beam, as one that is too long: end this search only
                 error = str(refusal)
         self._drop(beams.key)
-        return [Output(beams.key, (), (), Finish.ERROR, error=error)]
+        return [failed(beams.key, error)]
 
     # -- adapters ------------------------------------------------------------------------------------------------
 

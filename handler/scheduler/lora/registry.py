@@ -257,10 +257,10 @@ class AdapterRegistry:
                 del self._loading[adapter.name]
                 command.then(self._enter(adapter, preload=True))
         elif command.then is None:
-            log.warning("the engine could not drop the adapter %s: %s", adapter.name, output.error)
+            log.warning("the engine could not drop the adapter %s: %s", adapter.name, output.detail or output.error)
         else:
             reason = f"the engine could not load the adapter {adapter.name}: {output.error}"
-            self._fail(command, AdapterFailed(reason))
+            self._fail(command, AdapterFailed(reason, detail=output.detail))
 
     def drop_unused(self) -> None:
         """Have the engine drop leaving adapters that no request uses."""

@@ -12,6 +12,7 @@ import PIL.Image
 from PIL import GifImagePlugin, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from handler.core.errors import InvalidPayload
+from handler.core.words import client_words
 from handler.serving.media.headers import LargerThanRead, read_size
 
 PIL.Image.MAX_IMAGE_PIXELS = None  # `decode` has a limit of its own
@@ -50,7 +51,7 @@ def decode(max_pixels: int, data: memoryview) -> Iterator[Any]:
     except PIL.UnidentifiedImageError:
         raise InvalidPayload("it is no JPEG, PNG, WebP or GIF") from None
     except Exception as error:  # whatever Pillow's readers raise on a broken file
-        raise InvalidPayload(f"the image is broken: {str(error)[:200] or type(error).__name__}") from None
+        raise InvalidPayload(f"the image is broken: {client_words(str(error)) or 'it cannot be read'}") from None
     rgb = image.tobytes()
     digest = hashlib.sha256(b"%d %d " % image.size)
     digest.update(rgb)

@@ -54,8 +54,12 @@ class Fetcher:
             raise InvalidPayload(f"it could not be fetched in {limit}") from None
         except aiohttp.InvalidURL:
             raise InvalidPayload(_INVALID) from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise InvalidPayload(f"it could not be fetched: {type(error).__name__}") from None
+        except aiohttp.ClientConnectorCertificateError:
+            raise InvalidPayload("it could not be fetched: its server's certificate is not trusted") from None
+        except aiohttp.ClientConnectorError:
+            raise InvalidPayload("it could not be fetched: its server cannot be reached") from None
+        except (aiohttp.ClientError, OSError, ValueError):
+            raise InvalidPayload("it could not be fetched: its server broke off, or does not speak HTTP") from None
 
     async def close(self) -> None:
         await self._session.close()

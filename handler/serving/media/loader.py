@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from handler.core.errors import InvalidPayload, Unavailable
 from handler.core.event_loop import run_in_daemon_thread
 from handler.core.images import Image, ImageSource
+from handler.core.words import client_words
 from handler.engines.process.sandbox import LimitExceeded, NotRun, Purpose, Sandbox
 from handler.engines.process.sandbox_tasks import Job, Limits, Work
 from handler.serving.media.headers import LargerThanRead, read_size
@@ -228,7 +229,7 @@ class ImageLoader:
         try:
             ((width, height, digest), *parts), _ = self._process.run(job, file)
         except NotRun as error:
-            raise Unavailable(f"the image cannot be decoded: {error}") from None
+            raise Unavailable(f"the image cannot be decoded: {client_words(str(error))}") from None
         return Image(width, height, b"".join(parts), digest)
 
 

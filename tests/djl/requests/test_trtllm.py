@@ -97,5 +97,5 @@ def test_java_makes_dynamic_batching_of_auto(version: str, model: Path) -> None:
 def test_a_dead_engine_is_replaced(version: str, mode: dict[str, str], model: Path) -> None:
     with started(version, mode, model, "version=1.3.0;die_after=200") as server:
         long = server.post(body({"max_new_tokens": 300, "ignore_eos_token": True}))
-        assert "EngineDeadError: Engine has died: RuntimeError: the executor died" in long.text
+        assert "Engine has died: the executor died" in long.text
         assert server.post(body({"max_new_tokens": 3})).json()["details"]["generated_tokens"] == 3

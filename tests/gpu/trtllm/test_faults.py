@@ -18,10 +18,10 @@ from tests.gpu.trtllm.served import served
 @pytest.mark.parametrize(
     ("manners", "options", "reason"),
     [
-        ("die_after=60", {}, "RuntimeError: the executor died"),
-        ("die_after=60;death=cpp", {}, "CppExecutorError: the executor died"),
-        ("version=1.3.0;die_after=60", {}, "EngineDeadError: Engine has died: RuntimeError: the executor died"),
-        ("stall_after=60", {"inactivity_timeout": 1.0}, "TimeoutError: no request got anywhere for 1 s"),
+        ("die_after=60", {}, "the executor died"),
+        ("die_after=60;death=cpp", {}, "the executor died"),
+        ("version=1.3.0;die_after=60", {}, "Engine has died: the executor died"),
+        ("stall_after=60", {"inactivity_timeout": 1.0}, "no request got anywhere for 1 s"),
         ("exit_after=60", {}, "it exited with code 134"),
     ],
 )

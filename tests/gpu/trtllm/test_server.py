@@ -86,7 +86,7 @@ def test_streams_that_die_are_told_and_the_next_is_served(model: Path) -> None:
         for answer in pool.map(server.post, [long] * 4):
             last = lines(answer)[-1]
             assert (last["code"], last["details"]["finish_reason"]) == (424, "error")
-            assert "EngineDeadError: Engine has died: RuntimeError: the executor died" in last["error"]
+            assert "Engine has died: the executor died" in last["error"]
         server.wait_ready()
         assert server.post(body({"max_new_tokens": 3})).status_code == 200
         assert server.metric("lmi_engine_restarts_total") == 1

@@ -332,7 +332,7 @@ def test_a_step_of_columns_of_different_lengths_ends_its_requests_here_and_in_th
     ids = [submit(batcher, "abc", max_new_tokens=3) for _ in range(2)]
     found = run(batcher)
     assert [str(delta.error) for id in ids for delta in found[id]] == [
-        'engine failure: ValueError("a step\'s columns differ in length")'
+        "engine failure: a step's columns differ in length"
     ] * 2
     assert engine.cancelled == [1, 2]
     assert batcher.idle

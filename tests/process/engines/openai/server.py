@@ -48,6 +48,10 @@ class Server:
 
     Attributes:
         received: the completions' requests.
+        models: the body of /models; or that answer, byte for byte.
+        num_asked: how often it was asked for them.
+        always: answers each completion without a script of its own.
+        resets: it resets a connection that has had an answer as soon as another request comes by it.
         left: how many clients have left a script that hangs.
         ended: how many scripts have ended, and their connections.
     """
@@ -57,7 +61,10 @@ class Server:
         self.received: list[Received] = []
         self.left = threading.Semaphore(0)
         self.ended = threading.Semaphore(0)
-        self.models = {"data": [{"id": "served", "owned_by": owner, "max_model_len": 64}]}
+        self.models: Any = {"data": [{"id": "served", "owned_by": owner, "max_model_len": 64}]}
+        self.num_asked = 0
+        self.always: Sequence[bytes] = GOOD
+        self.resets = False
         self.url = ""
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -68,10 +75,13 @@ class Server:
             headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
             body = await reader.readexactly(int(headers.get("content-length", 0)))
             if first.startswith("GET"):
-                writer.write(status(200 if " /v1/" in first else 404, self.models))
+                self.num_asked += 1
+                is_whole = isinstance(self.models, bytes)
+                writer.write(self.models if is_whole else status(200 if " /v1/" in first else 404, self.models))
+                await writer.drain()
                 return
             self.received.append(Received(headers, json.loads(body)))
-            for part in self.scripts.pop(0) if self.scripts else GOOD:
+            for part in self.scripts.pop(0) if self.scripts else self.always:
                 if part is HANG:
                     await reader.read()
                     self.left.release()
@@ -79,6 +89,11 @@ class Server:
                 writer.write(part)
                 await writer.drain()
                 await asyncio.sleep(PAUSE)
+            if self.resets:
+                await reader.read(1)
+                writer.transport.abort()
+                self.ended.release()
+                return
             writer.close()
             await writer.wait_closed()
             self.ended.release()

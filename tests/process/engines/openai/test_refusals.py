@@ -71,14 +71,16 @@ def test_each_dialect_says_that_the_request_is_wrong(behind: Server, front: AppS
 
 
 def test_a_key_that_is_missing_there_is_no_fault_of_the_client(behind: Server, front: AppServer) -> None:
-    behind.scripts[:] = [(status(401, "who?"),)]
+    behind.scripts[:] = [(status(401, "who?"),)] * 3
     answer = front.post(CHAT, "/v1/chat/completions")
     assert answer.status_code == 500
-    assert "its key is the variable OPENAI_API_KEY" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["message"] == "request failed in the engine: the vllm server answered 401"
+    assert f"{behind.url} answered 401: who?; its key is the variable OPENAI_API_KEY" in front.log
 
 
 def test_in_a_stream_that_has_begun_it_is_the_last_event(behind: Server, front: AppServer) -> None:
     behind.scripts[:] = [(HEAD, event(5), b'data: {"error": {"message": "no such thing", "code": 400}}\n\n')]
     answer = front.post({**CHAT, "stream": True}, "/v1/chat/completions")
     assert answer.status_code == 200
-    assert "refused it with 400: no such thing" in answer.text
+    assert "the vllm server refused it with 400" in answer.text
+    assert "refused it with 400: no such thing" in front.log
