@@ -44,7 +44,7 @@ def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ..
         if not isinstance(message, dict):
             raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
         message = {name: item for name, item in message.items() if item is not None}
-        read_message = _message(message, at)
+        read_message = _message(message, at, unknown)
         if read_message["role"] == "user":
             read_message["content"] = _content(message.get("content"), f"{at}.content", context, images, unknown)
         messages.append(read_message)
@@ -54,7 +54,7 @@ def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ..
     return tuple(messages), images, list(unknown)
 
 
-def _message(message: Message, at: str) -> dict[str, Any]:
+def _message(message: Message, at: str, unknown: dict[str, None]) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise InvalidPayload(f"{at}.role must be one of {', '.join(ROLES)}")
@@ -65,7 +65,11 @@ def _message(message: Message, at: str) -> dict[str, Any]:
         read = {"role": role, "content": ""}
         if content is not None or not (calls or thoughts):
             read["content"] = _text(content, f"{at}.content")
-        return {**read, **thoughts, **({"tool_calls": _tool_calls(calls, f"{at}.tool_calls")} if calls else {})}
+        return {
+            **read,
+            **thoughts,
+            **({"tool_calls": _tool_calls(calls, f"{at}.tool_calls", unknown)} if calls else {}),
+        }
     if role == "user":
         return {"role": role}
     result = {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content")}
@@ -100,27 +104,41 @@ def _list(message: Any, name: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _tool_calls(value: Any, at: str) -> list[dict[str, Any]]:
+def _tool_calls(value: Any, at: str, unknown: dict[str, None]) -> list[dict[str, Any]]:
     """Read calls as chat templates take them, with arguments as objects."""
     if not isinstance(value, list):
         raise InvalidPayload(f"{at} must be a list")
-    return [_tool_call(call, f"{at}[{index}]") for index, call in enumerate(value)]
+    return [_tool_call(call, f"{at}[{index}]", unknown) for index, call in enumerate(value)]
 
 
-def _tool_call(call: Any, at: str) -> dict[str, Any]:
+def _tool_call(call: Any, at: str, unknown: dict[str, None]) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidPayload(f"{at} must be an object with 'function', which has 'name' and 'arguments'")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
+        arguments = read_arguments(arguments, "messages[].tool_calls[].function.arguments", unknown)
     if not isinstance(arguments, dict):
         raise InvalidPayload(f"{at}.function.arguments must be the JSON text of an object")
     id = {} if call.get("id") is None else {"id": _string(call["id"], f"{at}.id")}
     return {**id, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def read_arguments(text: str, name: str, unknown: dict[str, None]) -> dict[str, Any]:
+    """Read the JSON text of a call's arguments.
+
+    What a model wrote wrongly stands in the history from then on: it is left out, and its `name` is listed.
+    """
+    try:
+        value = json.loads(text or "{}")
+        if "\\u" in text:  # only an escape can bring half a surrogate pair in
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        value = None
+    if isinstance(value, dict):
+        return value
+    unknown[name] = None
+    return {}
 
 
 def _string(value: Any, at: str) -> str:

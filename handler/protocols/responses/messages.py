@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ from handler.core.errors import InvalidPayload
 from handler.core.images import ImageSource
 from handler.protocols.base import ServerContext
 from handler.protocols.readers.images import ONLY_IN, check_taken, image_of_url
-from handler.protocols.readers.messages import MAX_ARGUMENTS
+from handler.protocols.readers.messages import MAX_ARGUMENTS, read_arguments
 from handler.protocols.readers.turns import Chat, add_to_turn, join_turns
 from handler.protocols.validation import show
 
@@ -144,12 +143,9 @@ class InputReader:
     def _call(self, item: Mapping[str, Any], at: str) -> dict[str, Any]:
         id, arguments = _string(item, "call_id", at), _string(item, "arguments", at)
         name = full_name(item.get("namespace"), _string(item, "name", at))
-        try:
-            value = json.loads(arguments or "{}") if len(arguments) <= MAX_ARGUMENTS else None
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            raise InvalidPayload(f"{at}.arguments must be the JSON text of an object, of {MAX_ARGUMENTS} characters")
+        if len(arguments) > MAX_ARGUMENTS:
+            raise InvalidPayload(f"{at}.arguments has {len(arguments)} characters; at most {MAX_ARGUMENTS}")
+        value = read_arguments(arguments, "input[].arguments", self.unknown)
         self._calls.add(id)
         return {"id": id, "type": "function", "function": {"name": name, "arguments": value}}
 

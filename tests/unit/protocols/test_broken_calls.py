@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
 
 from handler.core.values import Finish
+from tests.unit.protocols import answers
 from tests.unit.protocols.answers import CAPABLE, answer
 from tests.unit.protocols.openai.requests import CITY, saying
 
@@ -175,3 +177,23 @@ def test_an_input_that_cannot_be_written_as_it_is_is_text(city: str) -> None:
     said = BEGIN + '{"city": %s}}</tool_call>' % city  # noqa: UP031 braces
     value = json.loads(answer("anthropic_messages", MESSAGE, saying(said), CAPABLE).body)
     assert (value["stop_reason"], value["content"][0]["text"]) == ("end_turn", f'weather {{"city": {city}}}')
+
+
+@pytest.mark.parametrize("text", ['{"city": "Kö', "[]", "{'city': 1}", '{"city": "\\ud800"}', "[" * 5000])
+def test_a_broken_call_in_the_history_ends_no_conversation(text: str) -> None:
+    """A client sends back what it got, with the error that it met."""
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": text}}
+    turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "no JSON"}]
+    items = [
+        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": text},
+        {"type": "function_call_output", "call_id": "c", "output": "no JSON"},
+    ]
+    for dialect, body, name in (
+        ("openai_chat", {**CHAT, "messages": [*TALK, *turns]}, "messages[].tool_calls[].function.arguments"),
+        ("lmi", {**CHAT, "messages": [*TALK, *turns]}, "messages[].tool_calls[].function.arguments"),
+        ("openai_responses", {**RESPONSE, "input": [*TALK, *items]}, "input[].arguments"),
+    ):
+        parsed = answers.DIALECTS[dialect].parse(body, replace(CAPABLE, chat_template="{{ tools }} <tool_call>"))
+        assert list(parsed.ignored) == [name]
+        (said,) = [message for message in parsed.requests[0].messages or () if "tool_calls" in message]
+        assert said["tool_calls"][0]["function"] == {"name": "weather", "arguments": {}}

@@ -278,7 +278,7 @@ def content(given: Any) -> dict[str, Any]:
             "messages[0].tool_call_id must be a string",
         ),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}]},
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": []}}]}]},
             "messages[0].tool_calls[0].function.arguments must be the JSON text of an object",
         ),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0] must be"),

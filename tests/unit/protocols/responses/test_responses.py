@@ -112,7 +112,7 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
             None,
         ),
         ({"input": [output("x")]}, 'input[0].call_id="call_1": no function_call before it', None),
-        ({"input": [call(arguments="[")]}, "input[0].arguments must be the JSON text of an object", None),
+        ({"input": [call(arguments="[" * 1_048_577)]}, "input[0].arguments has 1048577 characters; at most", None),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]: ", None),
     ],
 )
