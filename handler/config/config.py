@@ -30,6 +30,7 @@ class Config:
     openai_compat: bool
     root_schema: str
     enable_streaming: bool
+    enable_force_include_usage: bool
     unknown_parameters: str
     tool_call_parser: str
     tool_parser_plugin: str | None

@@ -55,6 +55,7 @@ class ServerContext:
         refuse_unknown: refuse names that no dialect knows, instead of listing them in a header.
         max_sequences: the most sequences that one request may ask for.
         max_input_len: tokens that a prompt may have; None leaves it to `most_tokens`.
+        force_usage: every stream of OpenAI's chats and completions, and of LMI's chats, ends with its token counts.
         chat_template: the model's own chat template; "" without one.
         model_names: names that requests may give the model, its own first; "*" among them allows any name.
         fingerprint: the `system_fingerprint` of answers.
@@ -83,6 +84,7 @@ class ServerContext:
     max_sequences: int = 32
     max_input_len: int | None = None
     enable_streaming: bool = False
+    force_usage: bool = False
     chat_template: str = ""
     model_names: Sequence[str] = ("model",)
     fingerprint: str = "lmi"

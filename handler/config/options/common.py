@@ -95,6 +95,7 @@ COMMON = (
     Option("option.openai_compat", "openai_compat", boolean, False, "chats on /invocations are answered as on /v1/chat/completions; the variables of AWS's vLLM image and TGI's MESSAGES_API_ENABLED set it"),
     Option("option.root_schema", "root_schema", one_of("tgi", "mindie"), "tgi", "the embedded server's route /: TGI's, or MindIE's text and stream inference"),
     Option("option.enable_streaming", "enable_streaming", boolean, False, "dynamic batching only: answers as {\"outputs\": [...]} lines"),
+    Option("option.enable_force_include_usage", "enable_force_include_usage", switch, False, "every streamed chat and completion ends with its token counts, as with stream_options.include_usage"),
     Option("option.tool_call_parser", "tool_call_parser", one_of(*TOOL_CALL_PARSERS), "auto", "format of the model's tool calls; auto: by its chat template"),
     Option("option.tool_parser_plugin", "tool_parser_plugin", string, None, "a Python file with a parser of tool calls of one's own (models.md), relative to serving.properties, else to the working directory"),
     Option("option.reasoning_parser", "reasoning_parser", one_of(*REASONING_PARSERS), None, "family of the model's thoughts, which chats then show apart from the text (docs/wire/reasoning.md); auto: by the chat template; by default they stay in the text, as in vLLM and LMI"),

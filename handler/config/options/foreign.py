@@ -89,7 +89,6 @@ VLLM_OWN = (
     # answers
     *_refused(_TENSORS, "enable_return_routed_experts", "return_sampling_mask", "return_tokens_as_token_ids", unless=_FALSE),
     *_refused(_TENSORS, "aux_output_config"),
-    *_refused("a request asks for it by stream_options.include_usage", "enable_force_include_usage", unless=_FALSE),
     *_refused("answers come from the assistant", "response_role", unless=("assistant",)),
     *_refused("a request's tools say it by strict", "tool_strict_level", unless=("auto",)),
     *_refused("tools are given to the model whatever tool_choice says", "exclude_tools_when_tool_choice_none", unless=_FALSE),

@@ -65,7 +65,7 @@ class Chat(OpenAiChat):
         the client.
         """
         configured = _FRAMINGS.get(context.output_formatter or "")
-        stream, usage = read_stream(body, always=configured is not None)
+        stream, usage = read_stream(body, context, always=configured is not None)
         return configured or (_FRAMINGS[self._mode.stream_framing.name] if stream else JSON), usage
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:

@@ -115,7 +115,7 @@ class OpenAiChat:
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
         """Read `stream` and `stream_options`."""
-        stream, usage = read_stream(body)
+        stream, usage = read_stream(body, context)
         return SSE_DONE if stream else JSON, usage
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:

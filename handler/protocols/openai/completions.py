@@ -35,7 +35,7 @@ class OpenAiCompletions:
             raise InvalidPayload("the body must be a JSON object with 'prompt'")
         model, adapter = read_model(body, context)
         prompts = read_texts(body.get("prompt"), "prompt", MAX_PROMPTS, "prompts")
-        stream, usage = read_stream(body)
+        stream, usage = read_stream(body, context)
         prompt_only = body.get("max_tokens") == 0
         # A new token's alternatives are not wanted where no token is shown.
         able = _with_support_for(context, "top_logprobs") if prompt_only else context

@@ -8,7 +8,7 @@ from typing import Any
 from handler.core.errors import InvalidParameter
 from handler.core.framing import KEEP_ALIVE
 from handler.core.values import FieldNames, Request
-from handler.protocols.base import ParsedRequest
+from handler.protocols.base import ParsedRequest, ServerContext
 from handler.protocols.openai import errors
 from handler.protocols.openai.parameters import HARMLESS
 from handler.protocols.openai.response import Usage
@@ -46,7 +46,7 @@ def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
     )
 
 
-def read_stream(body: Mapping[str, Any], *, always: bool = False) -> tuple[bool, Usage]:
+def read_stream(body: Mapping[str, Any], context: ServerContext, *, always: bool = False) -> tuple[bool, Usage]:
     """Read `stream` and `stream_options`.
 
     Args:
@@ -57,11 +57,11 @@ def read_stream(body: Mapping[str, Any], *, always: bool = False) -> tuple[bool,
         raise InvalidParameter(f"stream={show(stream)}: must be true or false")
     stream = stream or always
     if options is None:
-        return stream, Usage()
+        return stream, read_usage({}, force=context.force_usage)
     if not stream:
         raise InvalidParameter(f"stream_options={show(options)}: needs stream=true")
     try:
-        return True, read_usage(options)
+        return True, read_usage(options, force=context.force_usage)
     except ValueError as error:
         raise InvalidParameter(f"stream_options={show(options)}: {error}") from None
 
@@ -71,8 +71,12 @@ def read_stream(body: Mapping[str, Any], *, always: bool = False) -> tuple[bool,
     properties={name: {"type": ["boolean", "null"]} for name in _STREAM_OPTIONS},
     additionalProperties=False,
 )
-def read_usage(options: Any) -> Usage:
-    """Read `stream_options`."""
+def read_usage(options: Any, *, force: bool = False) -> Usage:
+    """Read `stream_options`.
+
+    Args:
+        force: counts come at the end whatever the options say.
+    """
     if not isinstance(options, dict):
         raise ValueError("must be an object")
     for name, value in options.items():
@@ -80,7 +84,7 @@ def read_usage(options: Any) -> Usage:
             raise ValueError(f"{name[:64]!r} is not known")
         if value is not None and not isinstance(value, bool):
             raise ValueError(f"{name!r} must be true or false")
-    at_end = bool(options.get("include_usage"))
+    at_end = force or bool(options.get("include_usage"))
     return Usage(at_end, at_end and bool(options.get("continuous_usage_stats")), null=at_end)
 
 

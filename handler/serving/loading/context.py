@@ -30,6 +30,7 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         max_sequences=config.max_rolling_batch_size,
         max_input_len=config.max_input_len,
         enable_streaming=config.enable_streaming,
+        force_usage=config.enable_force_include_usage,
         model_names=tuple(filter(None, names)),
         fingerprint=f"lmi-{__version__}-{spec.engine}",
         tool_call_parser=config.tool_call_parser,

@@ -330,3 +330,18 @@ def test_what_each_chunk_repeats_and_how_many_there_are_is_bounded(echo_server: 
     long = error(echo_server.post({**COMPLETE, "model": "m" * 257}, COMPLETIONS), 400)
     many = error(echo_server.post({"prompt": ["a"] * 256, "n": 5}, COMPLETIONS), 400)
     assert (long["param"], many["param"]) == ("model", "n")
+
+
+def test_the_server_may_count_every_stream() -> None:
+    """vLLM's option: gateways bill by the counts of clients that do not ask for them."""
+    with serve("--engine", "echo", "-o", "option.enable_force_include_usage=true") as server:
+        server.wait_ready()
+        counts = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+        complete = {"prompt": "one two three", "max_tokens": 2}
+        for options in ({}, {"stream_options": {"include_usage": False}}, {"stream_options": {"include_usage": True}}):
+            events = server.post({**complete, "stream": True, **options}, COMPLETIONS).text.split("\n\n")
+            assert json.loads(events[-3].removeprefix("data: "))["usage"] == counts
+        assert server.post(complete, COMPLETIONS).json()["usage"] == counts
+        for path in (CHAT, "/invocations"):
+            streamed = server.post({**ASK, "stream": True}, path).text
+            assert streamed.count('"usage":{"prompt_tokens"') == 1
