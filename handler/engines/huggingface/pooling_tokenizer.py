@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from handler.config.model_files import read_json
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, PromptTooLong
 from handler.core.images import ImageTokens
 from handler.core.text import Prompt, Vocabulary, check_tokens, given_prompt
@@ -103,6 +104,7 @@ class HfPoolingTokenizer:
         known = [pieces.get(id, "").encode() for id in range(max(pieces) + 1)]
         self.vocabulary: Vocabulary | None = Vocabulary(known, special)
         self._vocabulary = self.vocabulary
+        self._has_types = _has_types(model)
         self._num_special = [self._fast.num_special_tokens_to_add(is_pair) for is_pair in (False, True)]
 
     def encode(self, text: str) -> Prompt:
@@ -128,11 +130,22 @@ class HfPoolingTokenizer:
             for part, length in zip(parts, fit(lengths, most - num_special), strict=True):
                 part.truncate(length, direction=side)
         whole = self._fast.post_process(*parts, add_special_tokens=True)
-        second = whole.type_ids.index(1) if 1 in whole.type_ids else None
+        second = whole.type_ids.index(1) if self._has_types and 1 in whole.type_ids else None
         return Prompt(texts[0], whole.ids, self._vocabulary), second
 
     def _parts(self, texts: Sequence[str]) -> list[Any]:
         return list(self._fast.encode_batch_fast(texts, add_special_tokens=False))
+
+
+def _has_types(model: Path) -> bool:
+    """Whether the model wants token_type_ids: its tokenizer's inputs have them, and it has more types than one.
+
+    A tokenizer.json may mark the second text for a model that never learned the mark.
+    """
+    inputs = read_json(model / "tokenizer_config.json").get("model_input_names")
+    if isinstance(inputs, list) and "token_type_ids" not in inputs:
+        return False
+    return read_json(model / "config.json").get("type_vocab_size") not in (0, 1)
 
 
 def fit(lengths: Sequence[int], most: int) -> list[int]:

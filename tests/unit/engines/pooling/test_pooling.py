@@ -212,6 +212,24 @@ def test_texts_get_the_models_special_tokens(
 
 
 @pytest.mark.parametrize(
+    ("inputs", "num_types", "second"),
+    [
+        (None, None, 4),
+        (["input_ids", "token_type_ids", "attention_mask"], 2, 4),
+        (["input_ids", "attention_mask"], 2, None),
+        (None, 1, None),
+        (["input_ids", "token_type_ids", "attention_mask"], 1, None),
+    ],
+)
+def test_the_second_text_is_marked_where_the_model_wants_it(
+    tokenizer: HfPoolingTokenizer, tmp_path: Path, inputs: list[str] | None, num_types: int | None, second: int | None
+) -> None:
+    tokenizer._fast.save(str(tmp_path / "tokenizer.json"))
+    model(tmp_path, config={"type_vocab_size": num_types}, tokenizer_config={"model_input_names": inputs})
+    assert HfPoolingTokenizer(tmp_path).encode_pooled(["a b", "c"], None, None)[1] == second
+
+
+@pytest.mark.parametrize(
     ("request_", "error", "words"),
     [
         (Request("a b c d e f a", pooling=Pooling("embed")), PromptTooLong, "'inputs' has 9 tokens; .* at most 8"),
