@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import ConfigError, FormatterFailed
+from handler.plugins.foreign_handlers import refuse_foreign_handlers
 from handler.protocols.assistant.tools.parsing import Format
 
 log = logging.getLogger("handler.formatters")
@@ -86,6 +87,7 @@ def find_formatters(directory: Path | None) -> Decorated:
     path = model_py(directory)
     if path is None:
         return Decorated({}, {})
+    check_model_py(path)
     module = _find_imported(path) or import_file(path)
     inputs = {name: _input(name, function, path) for name, function in _find_marked(module, "is_input_formatter")}
     outputs = {name: _output(name, function, path) for name, function in _find_marked(module, "is_output_formatter")}
@@ -110,6 +112,16 @@ def check_syntax(path: Path | None) -> None:
             compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise _failure(path, error) from None
+
+
+def check_model_py(path: Path | None) -> None:
+    """Check the syntax of a model.py, and that it has no functions which nothing here calls; run nothing of it.
+
+    Raises:
+        ConfigError: as `find_formatters`.
+    """
+    check_syntax(path)
+    refuse_foreign_handlers(path)
 
 
 def model_py(directory: Path | None) -> Path | None:

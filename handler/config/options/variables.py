@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from handler.config.options import KNOWN
 from handler.config.options.option import Gone, is_secret, read_json, shown
+from handler.core.custom_handlers import HANDLERS, MIDDLEWARE, PING, THROTTLE
 from handler.core.errors import Problem
 
 SM_VLLM = "SM_VLLM_"
@@ -84,7 +85,24 @@ _ROPE = "write OPTION_HF_OVERRIDES={...} (vllm), or change the model's config.js
 _SPECULATE = 'write OPTION_SPECULATIVE_CONFIG={"method": "ngram", "num_speculative_tokens": N} (vllm)'
 _TRACES = "write OPTION_OTLP_TRACES_ENDPOINT"
 
+_SUPERVISED = "the container restarts a lost engine itself"
+_INSTALLED = "nothing is installed at the start: build what model.py imports into the image"
+
+OF_VLLMS_IMAGE: dict[str, Variable] = {
+    "CUSTOM_FASTAPI_INVOCATION_HANDLER": _refused(HANDLERS),
+    "CUSTOM_FASTAPI_PING_HANDLER": _refused(PING),
+    "CUSTOM_PRE_PROCESS": _refused(MIDDLEWARE),
+    "CUSTOM_POST_PROCESS": _refused(MIDDLEWARE),
+    "CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS": _refused(MIDDLEWARE),
+    "CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE": _refused(THROTTLE),
+    "CUSTOM_SCRIPT_FILENAME": _refused("name the file model.py", "model.py"),
+    **dict.fromkeys(("PROCESS_AUTO_RECOVERY", "PROCESS_MAX_START_RETRIES"), _idle(_SUPERVISED)),
+    **dict.fromkeys(("STANDARD_AUTO_INSTALL_REQ", "STANDARD_PIP_ARGS"), _idle(_INSTALLED)),
+}
+"""Those of AWS's vLLM image beside `SM_VLLM_*`, of its package model-hosting-container-standards."""
+
 VARIABLES: dict[str, Variable] = {
+    **OF_VLLMS_IMAGE,
     # Hugging Face's images, and SageMaker's SDK
     "HF_MODEL_REVISION": Variable("OPTION_REVISION"),
     "HF_MODEL_QUANTIZE": Variable("OPTION_QUANTIZE"),

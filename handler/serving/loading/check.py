@@ -13,7 +13,7 @@ from handler.config.config import Config
 from handler.config.loader import Reading
 from handler.config.model_files import chat_template
 from handler.core.errors import ConfigError, Problem, Problems
-from handler.plugins.functions import check_syntax, model_py
+from handler.plugins.functions import check_model_py, check_syntax, model_py
 from handler.plugins.tool_parser import find_tool_parser
 from handler.scheduler.lora.files import adapters_in
 from handler.serving.loading.engine_spec import choose_engine, engine_config, served_task
@@ -36,7 +36,7 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     config, problems = reading.config, Problems(reading.problems)
     traces = functools.partial(find_exporter, config.otlp_traces_endpoint)
     template = functools.partial(chat_template, config)
-    syntax = functools.partial(check_syntax, model_py(directory or model_py_directory(config)))
+    syntax = functools.partial(check_model_py, model_py(directory or model_py_directory(config)))
     sessions, replicas = functools.partial(sessions_root, config), functools.partial(check_replicas, config)
     plugin = functools.partial(_check_tool_parser, config)
     images = functools.partial(image_rules, config)

@@ -11,7 +11,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.framing import FRAMINGS
 from handler.engines.process.engine_loop import Spec
-from handler.plugins.functions import Formatters, choose, find_formatters
+from handler.plugins.functions import Formatters, choose, find_formatters, model_py
 from handler.plugins.tool_parser import load_tool_format
 from handler.scheduler.lora.files import adapters_in
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
@@ -29,7 +29,10 @@ def model_formatters(config: Config, directory: Path | None = None) -> Formatter
     Raises:
         ConfigError: model.py cannot be used, or an option names what it does not have.
     """
-    formatters = find_formatters(directory or model_py_directory(config))
+    own = model_py_directory(config) if directory is None else None  # DJL Serving installs requirements.txt itself
+    if own is not None and model_py(own) is not None and (requirements := own / "requirements.txt").is_file():
+        log.warning("%s is not installed: build what model.py imports into the image", requirements)
+    formatters = find_formatters(directory or own)
     try:
         key, name = "option.input_formatter", config.input_formatter
         read = choose(formatters.inputs, name, "input")

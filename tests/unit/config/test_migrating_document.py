@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from handler.config.options import OPTIONS
 from handler.config.options.engine_arguments import shipped
 from handler.config.options.lookup import find_option
 from handler.config.options.option import OF_JAVA, Gone, Option
-from handler.config.options.variables import UNREAD, VARIABLES
+from handler.config.options.variables import OF_VLLMS_IMAGE, UNREAD, VARIABLES
 from handler.config.options.variables import answer as answer_of_variable
 from tests.docs.pages import fill, table
 
@@ -78,10 +78,17 @@ prompt_adapters disable_frontend_multiprocessing expand_tools_even_if_tool_choic
 
 @functools.cache
 def render() -> dict[Path, str]:
-    """Each page with its generated part."""
-    parts = {("lmi", "options"): _lmi(), ("tgi", "variables"): _tgi(), ("aws-vllm", "arguments"): _vllm()}
-    pages = {DOCUMENTS / f"{page}.md": (name, part) for (page, name), part in parts.items()}
-    return {page: fill(page.read_text(), name, part) for page, (name, part) in pages.items()}
+    """Each page with its generated parts."""
+    parts = {
+        "lmi": {"options": _lmi()},
+        "tgi": {"variables": _tgi()},
+        "aws-vllm": {"variables": _variables(OF_VLLMS_IMAGE), "arguments": _vllm()},
+    }
+    pages = {}
+    for page, named in parts.items():
+        path = DOCUMENTS / f"{page}.md"
+        pages[path] = functools.reduce(lambda text, part: fill(text, *part), named.items(), path.read_text())
+    return pages
 
 
 def _lmi() -> str:
@@ -92,8 +99,11 @@ def _lmi() -> str:
 
 
 def _tgi() -> str:
-    rows = ((f"`{name}`", answer_of_variable(name)) for name in sorted(VARIABLES | UNREAD))
-    return table(("variable", "here"), rows)
+    return _variables((VARIABLES.keys() - OF_VLLMS_IMAGE.keys()) | UNREAD.keys())
+
+
+def _variables(names: Iterable[str]) -> str:
+    return table(("variable", "here"), ((f"`{name}`", answer_of_variable(name)) for name in sorted(names)))
 
 
 def _vllm() -> str:
