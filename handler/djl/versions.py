@@ -15,7 +15,8 @@ MAX_FIELD = environment.netty_buffer_bytes() // 2  # room for what is around it
 
 _RECEIVE_BYTES = 1 << 16  # Python makes room for as many at each call
 
-_SHORT, _INT = struct.Struct(">h"), struct.Struct(">i")
+_COUNT, _INT = struct.Struct(">H"), struct.Struct(">i")
+"""Of fields, and of bytes. Java writes the low 16 bits of a count: a thousand new requests have tens of thousands."""
 
 
 class DjlVersion(NamedTuple):
@@ -69,14 +70,6 @@ def read_ahead(version: DjlVersion) -> None:
     Input.read = lambda inputs, conn: reader.read(inputs, conn)
 
 
-class _Incomplete(Exception):
-    """A message has at least `size` bytes."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.size = size
-
-
 class _Message(NamedTuple):
     """`size` is in bytes."""
 
@@ -104,7 +97,11 @@ class Reader:
         self._bytes_of_last = b""  # empty: they are not kept
 
     def read(self, inputs: Input, conn: Any) -> None:
-        """Fill an Input from the connection, as its own `read` does."""
+        """Fill an Input from the connection, as its own `read` does.
+
+        Raises:
+            ValueError: the connection has ended, or what comes is no call. djl_python ends the worker then.
+        """
         if conn is not self._source:
             self._source, self._received = conn, bytearray()
         received = self._received
@@ -123,11 +120,38 @@ class Reader:
         inputs.function_name = message.properties.get("handler")
 
     def _next_message(self) -> _Message:
-        while True:
-            try:
-                return self._parse(self._received)
-            except _Incomplete as error:
-                self._receive(error.size)
+        count, at = self._number(_COUNT, 0)
+        properties = {}
+        for _ in range(count):
+            key, at = self._string(at)
+            properties[key], at = self._string(at)
+        if "handler" not in properties:  # Java names the function in each call
+            raise ValueError("no call of DJL's: more than 65,535 headers in a step, whose number has 16 bits?")
+        count, at = self._number(_COUNT, at)
+        keys, values = [], []
+        for _ in range(count):
+            key, at = self._string(at)
+            size, start = self._number(_INT, at)
+            at = start + size
+            self._receive(at)
+            keys.append(key)
+            values.append(self._received[start:at])
+        return _Message(properties, keys, values, at)
+
+    def _string(self, at: int) -> tuple[str | None, int]:
+        """Return a string, and where the next field begins."""
+        size, start = self._number(self._length, at)
+        if size < 0:
+            return None, start
+        end = start + size
+        self._receive(end)
+        return self._received[start:end].decode(), end
+
+    def _number(self, number: struct.Struct, at: int) -> tuple[int, int]:
+        """Return a number, and where the next field begins."""
+        end = at + number.size
+        self._receive(end)
+        return number.unpack_from(self._received, at)[0], end
 
     def _receive(self, size: int) -> None:
         """Receive until `size` bytes lie there."""
@@ -136,36 +160,3 @@ class Reader:
             if not more:
                 raise ValueError("Connection disconnected")
             self._received += more
-
-    def _parse(self, data: bytearray) -> _Message:
-        try:
-            (count,), at = _SHORT.unpack_from(data), _SHORT.size
-            properties = {}
-            for _ in range(count):
-                key, at = self._string(data, at)
-                properties[key], at = self._string(data, at)
-            (count,) = _SHORT.unpack_from(data, at)
-            at += _SHORT.size
-            keys, values = [], []
-            for _ in range(count):
-                key, start = self._string(data, at)
-                start += _INT.size
-                at = start + _INT.unpack_from(data, start - _INT.size)[0]
-                if at > len(data):
-                    raise _Incomplete(at)
-                keys.append(key)
-                values.append(data[start:at])
-        except struct.error:  # it ends amid a number, or before it
-            raise _Incomplete(len(data) + 1) from None
-        return _Message(properties, keys, values, at)
-
-    def _string(self, data: bytearray, at: int) -> tuple[str | None, int]:
-        """Return a string, and where the next field begins."""
-        start = at + self._length.size
-        size = self._length.unpack_from(data, at)[0]
-        if size < 0:
-            return None, start
-        end = start + size
-        if end > len(data):
-            raise _Incomplete(end)
-        return data[start:end].decode(), end

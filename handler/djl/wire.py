@@ -26,7 +26,7 @@ _MAX_REASON = 1000
 
 _COUNT, _SIZE = struct.Struct(">h"), struct.Struct(">i")
 
-_BATCH_KEY = re.compile(r"batch_(\d{3})\.(.*)", re.DOTALL)
+_BATCH_KEY = re.compile(r"batch_(\d{3,})\.(.*)", re.DOTALL)  # from 1,000 on, Java writes as many digits as it needs
 
 _OF_HTTP = frozenset(
     {"host", "connection", "content-length", "content-type", "user-agent", "x-request-id", "requestid"}

@@ -146,6 +146,23 @@ def test_requests_may_come_together_and_cut_anywhere(worker: Any, cut: int) -> N
     assert text(other[0]["data"]) == " c"
 
 
+@pytest.mark.parametrize("version", jars.VERSIONS)
+def test_a_batch_may_have_more_than_999_requests(version: str, tmp_path: Path) -> None:
+    """Java writes three digits of a place, and more where it needs them."""
+    wanted = [f" w{index} w{index}" for index in range(1100)]
+    many = {**OPTIONS, "echo_tokens_per_second": "0", "max_rolling_batch_size": "1100"}
+    (tmp_path / "rolling").mkdir()
+    with start_worker(version, tmp_path / "rolling", many) as worker:
+        first = step(worker, *(new(index, f"w{index}", 2) for index in range(1100)))
+        assert [text(body) for body in to_the_end(worker, first)] == wanted
+    (tmp_path / "dynamic").mkdir()
+    bodies = [json.dumps({"inputs": f"w{i}", "parameters": {"max_new_tokens": 2}}).encode() for i in range(1100)]
+    dynamic = {name: value for name, value in many.items() if name != "rolling_batch"} | {"batch_size": "1100"}
+    with start_worker(version, tmp_path / "dynamic", dynamic) as worker:
+        reply = worker.call({"batch_size": "1100"}, [(f"batch_{i:03}.data", body) for i, body in enumerate(bodies)])
+        assert [json.loads(body)[0]["generated_text"] for _, body in reply.contents] == wanted
+
+
 def test_a_large_body_comes_whole(worker: Any) -> None:
     words = "word " * 100_000
     assert text(to_the_end(worker, step(worker, new(0, words, 2)))[0]) == " word word"

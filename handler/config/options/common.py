@@ -116,7 +116,7 @@ COMMON = (
     # how much at once
     Option("option.max_rolling_batch_size", "max_rolling_batch_size", integer(1, 4096), None, "sequences in the engine at once; by default 32, with vllm, trtllm and openai 256", ("option.max_num_seqs",)),
     Option("job_queue_size", "job_queue_size", integer(1), 1000, "requests that may wait; others get 503, 429 or 529, by dialect"),
-    Option("batch_size", "batch_size", integer(1, 999), 1, "dynamic batching: requests in a batch", ("max_dynamic_batch_size",)),
+    Option("batch_size", "batch_size", integer(1, 4096), 1, "dynamic batching: requests in a batch", ("max_dynamic_batch_size",)),
     Option("max_batch_delay", "max_batch_delay", integer(0, 3_600_000), 100, "dynamic batching: milliseconds to wait for a full batch"),
     Option("max_request_size", "max_request_size", integer(1), 67_108_864, "bytes of a request body; longer ones get 413"),
     Option("option.max_model_len", "max_model_len", integer(2), None, "tokens of prompt and answer together; by default the model's context length"),

@@ -113,7 +113,7 @@ def test_a_start_raises_them_together() -> None:
     first, second, third = str(caught.value).splitlines()
     assert first == "2 problems:"
     assert second.startswith("1. -o option.dtype=x: must be one of")
-    assert third == "2. -o batch_size=0: must be a whole number of at least 1 and at most 999"
+    assert third == "2. -o batch_size=0: must be a whole number of at least 1 and at most 4096"
     assert [problem.name for problem in caught.value.problems] == ["option.dtype", "batch_size"]
     assert pickle.loads(pickle.dumps(caught.value)).problems == caught.value.problems
 

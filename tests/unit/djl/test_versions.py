@@ -47,9 +47,9 @@ def message(length: str, properties: dict[str, str | None], contents: list[tuple
     def string(text: str | None) -> bytes:
         return struct.pack(length, -1) if text is None else struct.pack(length, len(text.encode())) + text.encode()
 
-    parts = [struct.pack(">h", len(properties))]
+    parts = [struct.pack(">H", len(properties) & 0xFFFF)]
     parts += [string(key) + string(value) for key, value in properties.items()]
-    parts.append(struct.pack(">h", len(contents)))
+    parts.append(struct.pack(">H", len(contents) & 0xFFFF))
     parts += [string(key) + struct.pack(">i", len(value)) + value for key, value in contents]
     return b"".join(parts)
 
@@ -73,7 +73,7 @@ def test_messages_are_read_from_pieces_of_any_size(modes: Any, length: str, size
         ({"handler": "handle", "batch_size": "2"}, [("batch_000.data", b""), ("batch_001.data", b"x" * 99)]),
         *[same] * 3,
         ({"handler": "handle", "batch_size": "1"}, [("batch_000.data", b"")]),
-        ({}, [(None, b"a"), ("b", b"")]),
+        ({"handler": None}, [(None, b"a"), ("b", b"")]),
     ]
     connection = Connection(b"".join(message(length, *step) for step in steps), size)
     reader = modes.Reader(struct.Struct(length))
@@ -86,6 +86,25 @@ def test_messages_are_read_from_pieces_of_any_size(modes: Any, length: str, size
 @LENGTHS
 def test_a_large_body_is_received_in_few_calls(modes: Any, length: str) -> None:
     body = b"x" * (3 << 20)
-    connection = Connection(message(length, {}, [("data", body), ("seed", b"7")]), 1 << 30)
+    connection = Connection(message(length, {"handler": "handle"}, [("data", body), ("seed", b"7")]), 1 << 30)
     assert read(modes.Reader(struct.Struct(length)), connection)[2] == [("data", body), ("seed", b"7")]
     assert connection.received <= 3
+
+
+@LENGTHS
+@pytest.mark.parametrize("headers", [1, 40])
+def test_a_step_may_have_as_many_headers_as_its_16_bits_count(modes: Any, length: str, headers: int) -> None:
+    """Each of 1,100 requests that join at once brings its own."""
+    properties: dict[str, str | None] = {"handler": "handle", "batch_size": "1100"}
+    properties |= {f"batch_{index:03d}.x-{name}": "v" for index in range(1100) for name in range(headers)}
+    contents: list[tuple[str | None, bytes]] = [(f"batch_{index:03d}.data", b"{}") for index in range(1100)]
+    found = read(modes.Reader(struct.Struct(length)), Connection(message(length, properties, contents), 1 << 20))
+    assert found == ("handle", properties, contents)
+
+
+def test_more_headers_end_the_worker_not_the_order_of_its_answers(modes: Any) -> None:
+    properties: dict[str, str | None] = {f"batch_{index:03d}.x": "v" for index in range(70_000)}
+    properties |= {"handler": "handle", "batch_size": "70000"}
+    connection = Connection(message(">i", properties, [("batch_000.data", b"{}")]), 1 << 20)
+    with pytest.raises(ValueError, match="more than 65,535 headers in a step"):
+        read(modes.Reader(struct.Struct(">i")), connection)
