@@ -176,6 +176,8 @@ def _without_effect(chosen: Iterable[_Chosen], engine: str, problems: list[Probl
                 problems.append(_wrong_value(option, setting, refusal))
                 continue
         else:
+            if setting.value.strip() in option.harmless:
+                continue
             options = [option] if option.argument else KNOWN[option.key]
             refusals = [refusal for one in options if (refusal := _refusal(one, setting))]
             why = option.idle if engine else ""

@@ -25,7 +25,7 @@ MEDIA = (
 GPU = (
     Option("option.trust_remote_code", "trust_remote_code", boolean, False, "run code from the model's directory", engines=(*_GPU, "openai"), idle="no code that comes with a model is run"),
     Option("option.revision", "revision", string, None, "branch, tag or commit of a model on the Hugging Face hub", engines=LLM_ENGINES[1:], idle="echo has no model"),
-    Option("option.pipeline_parallel_degree", "pipeline_parallel_size", integer(1), None, "number of stages for a model's layers", engines=_GPU),
+    Option("option.pipeline_parallel_degree", "pipeline_parallel_size", integer(1), None, "number of stages for a model's layers; other engines have 1", engines=_GPU, harmless=("1",)),
     Option("option.enable_chunked_prefill", "enable_chunked_prefill", boolean, None, "compute long prompts in parts, beside other requests' tokens", engines=_GPU),
     Option("option.enable_lora", "enable_lora", boolean, False, "serve LoRA adapters (docs/adapters.md)", engines=("echo", *_GPU), idle="the engine has no LoRA adapters"),
     Option("option.max_loras", "max_loras", integer(1), 4, "adapters in one batch", engines=_GPU),

@@ -25,6 +25,7 @@ class Option(NamedTuple):
         idle: the reason why other engines ignore it; "" where they refuse it.
         argument: whether it is an argument of the engine's own constructor, by its own name.
         of_java: DJL Serving's own.
+        harmless: values that ask for nothing, which engines without the option accept.
     """
 
     key: str
@@ -37,6 +38,7 @@ class Option(NamedTuple):
     idle: str = ""
     argument: bool = False
     of_java: bool = False
+    harmless: tuple[str, ...] = ()
 
 
 _SECRET = re.compile(r"(?i)(\b|_)(token|api_?keys?|password|secret)[\"']?\s*[:=]|\bhf_[a-z0-9]{8}|://[^/\s]*@")

@@ -162,6 +162,25 @@ def test_every_option_has_its_field() -> None:
     } - others
 
 
+@pytest.mark.parametrize("engine", ["echo", "openvino", "openai", "vllm", "trtllm"])
+def test_one_stage_is_what_every_engine_has(engine: str) -> None:
+    """LMI's files and DJL Serving's recommender write it whatever the engine is."""
+    key = "option.pipeline_parallel_degree"
+    engine_is = f"option.llm_engine={engine}"
+    assert read_config(overrides=[engine_is, f"{key}=1"], environ={}).problems == ()
+    assert read_config(overrides=[engine_is], environ={"PIPELINE_PARALLEL_DEGREE": " 1 "}).problems == ()
+    (problem,) = read_config(overrides=[engine_is, f"{key}=0"], environ={}).problems
+    assert "must be a whole number of at least 1" in str(problem)
+
+
+@pytest.mark.parametrize("option", ["is_peft_model=true", "default_accept=text/csv", 'kwargs={"a": 1}'])
+@pytest.mark.parametrize("engine", ["echo", "vllm"])
+def test_what_lmi_s_other_handlers_read_is_refused_with_its_reason(option: str, engine: str) -> None:
+    overrides = [f"option.llm_engine={engine}", f"option.{option}"]
+    (problem,) = read_config(overrides=overrides, environ={}).problems
+    assert "unknown" not in str(problem)
+
+
 def test_a_name_means_what_the_engine_in_use_means_by_it() -> None:
     found = config("option.speculative_draft_model=x", "option.speculative_length=3", "option.llm_engine=vllm")
     assert found.engine_options["num_speculative_tokens"] == 3
