@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from handler.config import environment, model_files
 from handler.config.config import Config
 from handler.config.loader import Reading, read_config
+from handler.config.options.common import ROLLING_BATCHES
 from handler.config.options.lookup import option_key
-from handler.config.sources import Setting
+from handler.config.sources import Setting, from_environment, from_file, named_engine
 from handler.core.errors import ConfigError, Problem, Problems
+from handler.engines import ENGINES
 from handler.engines.process.engine_loop import Spec
 from handler.plugins.functions import Formatters
 from handler.serving.loading.check import check
@@ -31,8 +33,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("handler.djl")
 
+_JAVA = "DJL Serving"  # the origin of what Java hands over
+
+_ADVICE = frozenset({
+    "option.max_num_tokens", "option.max_rolling_batch_size", "option.pipeline_parallel_degree",
+    "option.rolling_batch", "option.tensor_parallel_degree",
+})  # fmt: skip
+"""Options that DJL Serving's LmiConfigRecommender sets by itself for a model with a config.json, for any engine."""
+
+_LEFT_TO_JAVA = {"option.rolling_batch": "auto", "option.tensor_parallel_degree": "max"}
+"""Values in whose place Java puts its own."""
+
 _RECOMMENDED_SIZE = "32"
-"""DJL Serving's LmiConfigRecommender sets it where a user set none. In async mode Java itself has no such limit."""
+"""The recommender's option.max_rolling_batch_size. In async mode Java itself has no such limit."""
 
 _EMBEDDED_ONLY = {"option.tgi_metrics", "option.cloudwatch_metrics_interval"}
 """Options of metrics that this worker cannot show: it has no HTTP, and DJL puts words of its own before its lines."""
@@ -179,29 +192,15 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool) -> Rea
     """
     directory = Path(properties["model_dir"])
     file = directory / "serving.properties"
-    settings = {
-        key: Setting(key, value, "DJL Serving")
-        for name, value in properties.items()
-        if (key := option_key(name)) and isinstance(value, str) and value
-    }
-    if properties.get("tensor_parallel_degree") == "0":  # Java counted the GPUs and found none
-        del settings["option.tensor_parallel_degree"]
-    rolling = properties.get("rolling_batch") or "disable"  # Java steps a rolling batch only when the property is there
+    own_file, environ = file if file.is_file() else None, environment.of_worker()
     problems = Problems()
-    if asynchronous:
-        if rolling != "disable":
-            message = "option.async_mode=true needs option.rolling_batch=disable: Java would step both ways"
-            problems.append(Problem("", "option.rolling_batch", message))
-        if properties.get("max_rolling_batch_size") == _RECOMMENDED_SIZE:
-            del settings["option.max_rolling_batch_size"]  # a user's own is read from the file or the environment
-        rolling = "auto"  # that Java batches nothing does not keep the handler from doing so
-    settings["option.rolling_batch"] = Setting("option.rolling_batch", rolling, "DJL Serving")
-    config, found, engine = read_config(
-        properties=file if file.is_file() else None,
-        environ=environment.of_worker(),
-        settings=settings.values(),
-        java=True,
-    )
+    if asynchronous and (properties.get("rolling_batch") or "disable") != "disable":
+        message = "option.async_mode=true needs option.rolling_batch=disable: Java would step both ways"
+        problems.append(Problem("", "option.rolling_batch", message))
+    found_by_java = [*from_environment(environ), *(from_file(own_file) if own_file else ())]
+    written = {item.key: item.value.strip() for item in found_by_java if isinstance(item, Setting)}
+    settings = _settings(properties, written, asynchronous=asynchronous)
+    config, found, engine = read_config(properties=own_file, environ=environ, settings=settings, java=True)
     problems += found
     for key in _EMBEDDED_ONLY & config.origins.keys():
         idle = f"without effect here: {key} ({config.where(key)}); DJL Serving has metrics of its own"
@@ -216,6 +215,48 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool) -> Rea
         with problems:
             config = replace(config, model_id=_own_model(directory))
     return Reading(config, tuple(problems), engine)
+
+
+def _settings(properties: Mapping[str, Any], written: Mapping[str, str], *, asynchronous: bool) -> list[Setting]:
+    """Return the options that Java hands over. Of what it only recommends, the engine gets what it has a use for.
+
+    Args:
+        written: the user's own values, by the names that serving.properties and the environment give them.
+    """
+    settings: dict[str, Setting] = {}
+    advice: dict[str, Setting] = {}
+    for name, value in properties.items():
+        key, own = option_key(name), f"option.{name}"
+        if key is None or not isinstance(value, str) or not value:
+            continue
+        recommended = own in _ADVICE and written.get(own) in (None, _LEFT_TO_JAVA.get(own))
+        (advice if recommended else settings)[key] = Setting(key, value, _JAVA)
+    mode = advice.pop("option.rolling_batch", None) or settings.get("option.rolling_batch")
+    rolling = mode.value if mode else "disable"  # Java steps a rolling batch only when the property is there
+    named = settings.get("option.llm_engine", Setting("", "auto", "")).value != "auto"
+    if asynchronous:
+        rolling = "auto"  # that Java batches nothing does not keep the handler from doing so
+    elif "option.rolling_batch" not in settings and rolling != "disable" and (named or rolling not in ROLLING_BATCHES):
+        rolling = "auto"  # Java goes by its image's engine, not by option.llm_engine
+    settings["option.rolling_batch"] = Setting("option.rolling_batch", rolling, _JAVA)
+    engine = named_engine(settings.values(), "openvino")
+    for key in advice.keys() - settings.keys():
+        if _is_of_use(advice[key], engine, settings, asynchronous=asynchronous):
+            settings[key] = advice[key]
+        else:
+            log.info("DJL Serving's recommendation %s=%s has no effect with %s", key, advice[key].value, engine)
+    return list(settings.values())
+
+
+def _is_of_use(advice: Setting, engine: str, settings: Mapping[str, Setting], *, asynchronous: bool) -> bool:
+    match advice.key:
+        case "option.tensor_parallel_degree":  # Java counted the GPUs; 0.28 says 0 where there is none
+            return advice.value != "0" and engine in ENGINES and ENGINES[engine].spreads
+        case "option.max_rolling_batch_size":
+            return not (asynchronous and advice.value == _RECOMMENDED_SIZE)
+        case "option.max_num_tokens":
+            return engine == "trtllm" and "option.max_num_batched_tokens" not in settings
+    return False  # one stage is every engine's default
 
 
 def _own_model(directory: Path) -> str:

@@ -11,7 +11,7 @@ import java.util.TreeMap;
 final class Settings {
     private Settings() {}
 
-    /** serving.properties, then what `OPTION_*` adds: the file wins. Since 0.33 Java changes some of them itself. */
+    /** serving.properties, then what `OPTION_*` adds: the file wins. Then Java changes some of them itself. */
     static Map<String, String> ofModel(Path directory, String version) throws IOException {
         Properties file = new Properties();
         Path path = directory.resolve("serving.properties");
@@ -27,9 +27,7 @@ final class Settings {
                 found.putIfAbsent(optionName(key.substring("OPTION_".length())), value);
             }
         });
-        if (version.compareTo("0.33") >= 0) {
-            Recommender.configure(directory, found);
-        }
+        Recommender.configure(directory, found, version);
         return found;
     }
 

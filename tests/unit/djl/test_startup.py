@@ -90,6 +90,67 @@ def test_in_async_mode_the_number_of_sequences_is_not_the_recommenders(tmp_path:
     assert size(asynchronous=False) == 32  # so many does Java hand over in a rolling batch
 
 
+RECOMMENDED: dict[str, dict[str, str]] = {
+    "0.27": {"engine": "MPI", "mpi_mode": "true", "rolling_batch": "lmi-dist", "tensor_parallel_degree": "0"},
+    "0.28": {"rolling_batch": "disable", "tensor_parallel_degree": "0", "max_rolling_batch_size": "32"},
+    "0.29": {"rolling_batch": "disable", "pipeline_parallel_degree": "1", "max_rolling_batch_size": "32"},
+    "0.29, GPUs": {"rolling_batch": "scheduler", "pipeline_parallel_degree": "1", "tensor_parallel_degree": "4"},
+    "0.30, tnx": {"rolling_batch": "tnx", "tensor_parallel_degree": "2", "n_positions": "4096"},
+    "0.31, lmi-dist": {"rolling_batch": "lmi-dist", "mpi_mode": "true", "max_rolling_batch_size": "256"},
+    "0.32, vllm": {"rolling_batch": "vllm", "pythonExecutable": "/opt/djl/vllm_venv/bin/python"},
+    "0.34, trtllm": {"rolling_batch": "trtllm", "mpi_mode": "true", "max_num_tokens": "16384"},
+    "0.36, PEFT": {"rolling_batch": "disable", "pipeline_parallel_degree": "1", "is_peft_model": "true"},
+    "0.36, LoRA": {"rolling_batch": "disable", "load_on_devices": "0", "maxWorkers": "1"},
+    "0.36, vllm": {"rolling_batch": "disable", "async_mode": "true", "tensor_parallel_degree": "4"},
+}
+"""What LmiConfigRecommender writes where a user writes nothing; each version also what those before it do."""
+
+
+@pytest.mark.parametrize("engine", ["echo", "openvino", "openai"])
+@pytest.mark.parametrize("recommended", RECOMMENDED.values(), ids=RECOMMENDED)
+def test_java_s_recommendations_stop_no_engine(tmp_path: Path, recommended: dict[str, str], engine: str) -> None:
+    text = f"option.llm_engine={engine}\noption.model_id=x\n"
+    own = {"llm_engine": engine, "model_id": "x"}
+    config = read(tmp_path, text, **own, **recommended)
+    steps = recommended["rolling_batch"] != "disable"
+    assert (config.engine, config.tensor_parallel_degree) == (engine, "1")
+    assert config.engine_options == read(tmp_path, text, **own).engine_options
+    assert (config.rolling_batch != "disable") is steps
+    assert config.warnings == ()
+
+
+def test_recommendations_yield_to_what_the_user_writes_by_another_name(tmp_path: Path) -> None:
+    java = {"tensor_parallel_degree": "4", "pipeline_parallel_degree": "1", "max_num_tokens": "16384"}
+    own = {"tensor_parallel_size": "2", "pipeline_parallel_size": "3", "max_rolling_batch_prefill_tokens": "99"}
+    text = "".join(f"option.{name}={value}\n" for name, value in own.items())
+    for properties in ({**own, **java}, {**java, **own}):
+        config = read(tmp_path, text, llm_engine="trtllm", model_id="x", **properties)
+        assert (config.tensor_parallel_degree, config.max_num_batched_tokens) == ("2", 99)
+        assert config.engine_options["trtllm_pipeline_parallel_size"] == 3
+        assert config.engine_options.keys().isdisjoint({"pipeline_parallel_size", "max_num_tokens"})
+
+
+def test_recommendations_count_where_the_engine_has_them(tmp_path: Path) -> None:
+    java = {"tensor_parallel_degree": "4", "max_num_tokens": "16384", "rolling_batch": "trtllm"}
+    config = read(tmp_path, llm_engine="auto", model_id="x", **java)
+    assert (config.engine, config.tensor_parallel_degree) == ("trtllm", "4")
+    assert config.engine_options["max_num_tokens"] == 16384
+    assert read(tmp_path, "option.tensor_parallel_degree=max", **java, model_id="x").tensor_parallel_degree == "max"
+
+
+def test_what_the_user_writes_is_no_recommendation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = {"pipeline_parallel_degree": "2"}
+    with pytest.raises(ConfigError, match=r"^serving.properties, line 1: option.pipeline_parallel_degree is for vllm"):
+        read(tmp_path, "option.pipeline_parallel_degree=2\n", **two)
+    one = {"pipeline_parallel_degree": "1", "rolling_batch": "vllm"}
+    assert "pipeline_parallel_size" not in read(tmp_path, "option.pipeline_parallel_degree=1\n", **one).engine_options
+    with pytest.raises(ConfigError, match=r"option.rolling_batch=vllm asks for vllm, but option.llm_engine=echo"):
+        read(tmp_path, "option.rolling_batch=vllm\n", **one)
+    monkeypatch.setenv("PIPELINE_PARALLEL_DEGREE", "2")
+    with pytest.raises(ConfigError, match=r"^environment variable PIPELINE_PARALLEL_DEGREE: .* is for vllm"):
+        read(tmp_path, **two)
+
+
 def test_servers_environment_is_the_java_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVING_SOMETHING_NEW", "1")
     monkeypatch.setenv("SERVING_JOB_QUEUE_SIZE", "5")
@@ -117,6 +178,7 @@ def test_a_start_is_refused_with_all_problems(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
     lines = ["engine=Python", "option.dtype=int9", "option.max_lora=2", "option.enable_stateful_sessions=true"]
+    lines += ["option.rolling_batch=lmi-dist"]
     (tmp_path / "serving.properties").write_text("\n".join(lines))
     (tmp_path / "model.py").write_text("import nothing_of_that_name\n")
     properties = {"model_dir": str(tmp_path), "llm_engine": "vllm", "dtype": "int9", "rolling_batch": "lmi-dist"}
@@ -128,7 +190,8 @@ def test_a_start_is_refused_with_all_problems(tmp_path: Path, monkeypatch: pytes
         "serving.properties, line 2: option.dtype=int9: must be one of auto, fp32, f32, float32, float, fp16, f16, "
         "float16, half, bf16, bfloat16",
         "serving.properties, line 3: unknown option 'option.max_lora'",
-        "DJL Serving: option.rolling_batch=lmi-dist asks for vllm, but option.llm_engine=trtllm (DJL Serving)",
+        "serving.properties, line 5: option.rolling_batch=lmi-dist asks for vllm, but option.llm_engine=trtllm "
+        "(DJL Serving)",
         "DJL Serving: option.mpi_mode: before DJL Serving 0.29 several ranks need option.rolling_batch=trtllm",
         "serving.properties, line 4: option.enable_stateful_sessions=true: before DJL Serving 0.28 the answers of a "
         "rolling batch have no headers",
