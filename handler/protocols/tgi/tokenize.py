@@ -13,11 +13,12 @@ from handler.protocols.assistant.template import READERS, read_template
 from handler.protocols.assistant.tools.prompt import lay_out
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.openai.parameters import CHAT, HARMLESS
+from handler.protocols.readers.body import report_unknown
 from handler.protocols.readers.messages import read_messages
 from handler.protocols.reply import PromptDocument
 from handler.protocols.tgi.errors import OutOfRange, WrongType
 from handler.protocols.tgi.native import Tgi
-from handler.protocols.tgi.request import read_body
+from handler.protocols.tgi.request import read_body, unknown
 from handler.protocols.validation import show
 
 _SHAPING = ("add_special_tokens", "chat_template", *READERS)
@@ -42,7 +43,7 @@ class _TgiTokenize:
         if not inputs:
             raise OutOfRange("`inputs` cannot be empty")
         reply = PromptDocument(_tokens, self.refused)
-        return ParsedRequest((Request(inputs),), reply, take_prompt=reply.take)
+        return ParsedRequest((Request(inputs),), reply, unknown(body, context), take_prompt=reply.take)
 
     def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         return _GENERATE.refused(error, body, context)
@@ -66,7 +67,8 @@ class _TgiChatTokenize(_TgiTokenize):
             template, unread = read_template(options, messages, context)
         except InvalidParameter as error:
             raise OutOfRange(error.message) from None
-        ignored = [*ignored, *unread, *(name for name in given if name not in _NO_EFFECT)]
+        others = [name for name in given if name not in _NO_EFFECT]
+        ignored = report_unknown([*ignored, *unread, *others], body, context)
         laid, _ = lay_out(messages, (), context.chat_template)
         reply = PromptDocument(_chat_tokens, self.refused)
         request = Request("", messages=tuple(laid), template=template)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from handler.core.errors import GenerationFailed, ServingError
-from handler.core.text import Vocabulary
+from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Finish, Logits, Token
 from handler.protocols.base import HttpResponse, Schema, ServerContext
 from handler.protocols.readers.body import decode
@@ -97,6 +97,8 @@ def answer(
         return dialect.refused(error, value, context)
     sampling, pooling = call.requests[0].sampling, call.requests[0].pooling
     sent = b""
+    if call.take_prompt is not None:
+        call.take_prompt(Prompt("a b", [0, 1], VOCABULARY))
     for index in range(len(call.requests)):
         call.reply.start(index, 2)
         if script is None and pooling is not None:

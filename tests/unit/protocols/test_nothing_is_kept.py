@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from handler.protocols.tgi.tokenize import CHAT_TOKENIZE, TOKENIZE
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, answer
 from tests.unit.protocols.test_too_long import BODIES, INPUTS
 
@@ -90,6 +91,14 @@ def user(part: Any) -> dict[str, Any]:
 )  # fmt: skip
 def test_parts_of_messages_that_are_elsewhere(dialect: str, body: Any, message: str) -> None:
     assert message in said(dialect, body)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nor_are_the_tokens_of_a_part_counted(name: str) -> None:
+    for schema, body in ((TOKENIZE, INPUTS), (CHAT_TOKENIZE, talk())):
+        found = answer(schema, {**body, name: "x_1"}, context=CAPABLE)
+        assert found.status == 422
+        assert name in found.body.decode()
 
 
 def test_a_summary_of_a_thought_that_only_openai_can_read_is_a_thought() -> None:

@@ -125,7 +125,7 @@ def test_refusals_name_what_is_wrong(asked: dict[str, Any], message: str, param:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("levels", [200, 248, 249, 250, 251, 252, 253, 254, 400])
+@pytest.mark.parametrize("levels", [190, 200, 248, 254, 400])
 def test_what_is_too_deep_to_be_repeated_is_refused_at_once(levels: int, stream: bool) -> None:
     deep: Any = {}
     for _ in range(levels):
@@ -133,6 +133,5 @@ def test_what_is_too_deep_to_be_repeated_is_refused_at_once(levels: int, stream:
     tool = {"type": "function", "name": "f", "parameters": deep}
     for name, more in (("metadata", {"metadata": deep}), ("tools", {"tools": [tool]})):
         found = answer("openai_responses", body(**more, stream=stream), context=HERMES)
-        assert found.status == 200 if levels == 200 else found.status in (200, 400)
-        if found.status == 400:
-            assert f"'{name}' cannot be repeated in the response: " in json.loads(found.body)["error"]["message"]
+        assert found.status == (200 if levels == 190 else 400)
+        assert levels == 190 or "nested too deeply" in json.loads(found.body)["error"]["message"], name
