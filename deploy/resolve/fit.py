@@ -28,6 +28,7 @@ _GIB = 1 << 30
 _USABLE = 0.9
 LEAST_CAPABILITIES: dict[str, tuple[int, int]] = {"fp4": (10, 0), "fp8": (8, 9), "bf16": (8, 0)}
 _BLACKWELL_CUDA = (12, 8)
+_AMPERE = (8, 0)
 _BUS_LIMIT = 4
 """More GPUs than this without NVLink: exchanging each layer's result over PCIe takes the most time."""
 
@@ -44,6 +45,7 @@ class Need:
         degree: GPUs that the user wants a copy spread over; None: the best degree.
         usable: the fraction of a GPU's memory that may be used.
         cuda: the image's CUDA version, e.g. (12, 8); None: unknown.
+        built_for: the least compute capability that the image has kernels for; None: unknown.
     """
 
     shape: Shape
@@ -53,6 +55,7 @@ class Need:
     degree: int | None = None
     usable: float = _USABLE
     cuda: tuple[int, int] | None = None
+    built_for: tuple[int, int] | None = None
 
     @property
     def weight_gib(self) -> float:
@@ -165,6 +168,8 @@ def _with_degree(need: Need, instance: InstanceType, degree: int, own_price: flo
 def _problem(
     need: Need, instance: InstanceType, degree: int, weights: float, rest: float, limit: float, tokens: int
 ) -> str:
+    if problem := too_old(instance, need.built_for):
+        return problem
     least = LEAST_CAPABILITIES.get(need.dtype)
     if instance.gpus and least is not None and instance.compute < least:
         return (
@@ -188,12 +193,22 @@ def _problem(
     return ""
 
 
+def too_old(instance: InstanceType, built_for: tuple[int, int] | None) -> str:
+    """Return why the image has no kernels for the GPU; empty: it has, or nothing is known."""
+    if not instance.gpus or built_for is None or instance.compute >= built_for:
+        return ""
+    least, has = (".".join(map(str, version)) for version in (built_for, instance.compute))
+    return f"the image is built for compute capability {least} and newer, the {instance.gpu} has {has}"
+
+
 def _remarks(need: Need, instance: InstanceType, degree: int) -> tuple[str, ...]:
     remarks = []
     if instance.gpus and need.stored_gib > 0.75 * instance.ram_gib:
         remarks.append(f"a checkpoint of {need.stored_gib:.0f} GiB loads through {instance.ram_gib} GiB of host RAM")
     if instance.blackwell and need.cuda is None:
         remarks.append("needs an image of CUDA 12.8 or newer (image.cuda)")
+    if instance.gpus and instance.compute < _AMPERE and need.built_for is None:
+        remarks.append(f"the {instance.gpu} is older than Ampere, for which AWS's vLLM is built")
     if not instance.gpus and not instance.family.endswith("7i"):
         remarks.append("no AMX: bf16 is slow")
     if not instance.gpus and instance.vcpus < 4:

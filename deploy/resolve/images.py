@@ -38,6 +38,7 @@ KNOWN_AMIS = (
 )
 
 _CUDA = re.compile(r"cu(?:da)?-?(\d{2})\.?(\d)(?!\d)")
+_LMI = re.compile(r"-lmi(\d+)\.")
 _TAGS = {"djl-lmi": "lmi_tags", "djl-tensorrtllm": "tensorrtllm_tags"}
 
 
@@ -47,11 +48,13 @@ class ResolvedImage:
 
     Attributes:
         cuda: CUDA version, e.g. (12, 8); None: unknown.
+        built_for: the least compute capability that it runs on, e.g. (8, 0); None: unknown.
         warnings: one sentence each.
     """
 
     uri: str
     cuda: tuple[int, int] | None
+    built_for: tuple[int, int] | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -78,7 +81,7 @@ def resolve_image(image: Image, region: str, account: str | None, aws: Aws | Non
     warnings: tuple[str, ...] = ()
     if aws is not None and match["tag"] and match["account"] == account:
         uri, warnings = _by_digest(aws, match)
-    return ResolvedImage(uri, image_cuda(image), warnings)
+    return ResolvedImage(uri, image_cuda(image), built_for(image), warnings)
 
 
 def image_cuda(image: Image) -> tuple[int, int] | None:
@@ -89,6 +92,16 @@ def image_cuda(image: Image) -> tuple[int, int] | None:
     if image.aws is not None:
         return cuda_of(_aws_tag(image))
     return cuda_of(image.tag or (image.uri or "").rpartition(":")[2])
+
+
+def built_for(image: Image) -> tuple[int, int] | None:
+    """Return the least compute capability that the image has kernels for; None: unknown.
+
+    vLLM of AWS's LMI image is built for sm_80 and newer, seen from LMI 27 on (docs/models.md).
+    """
+    tag = _aws_tag(image) if image.aws is not None else image.tag or (image.uri or "").rpartition(":")[2]
+    version = _LMI.search(tag)
+    return (8, 0) if version is not None and int(version[1]) >= 27 else None
 
 
 def cuda_of(tag: str) -> tuple[int, int] | None:

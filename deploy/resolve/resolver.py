@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from botocore.exceptions import ClientError
 
 from deploy.aws import error_code
-from deploy.errors import SpecError
+from deploy.errors import DoesNotFit, SpecError
 from deploy.resolve import images
 from deploy.resolve.candidates import Candidates, Resolution, cheapest, rank, too_small
 from deploy.resolve.decision import Decision
 from deploy.resolve.devices import device_warnings
-from deploy.resolve.fit import Fit, Need, fit
+from deploy.resolve.fit import Fit, Need, fit, too_old
 from deploy.resolve.instances import InstanceType, find, refuse_mistyped
 from deploy.resolve.model_shape import known_model, shape_in_directory, shape_in_s3
 from deploy.resolve.pools import resolve_pools
@@ -66,9 +66,13 @@ def resolve(spec: Spec, region: str, *, account: str | None = None, aws: Aws | N
         return resolve_pools(spec, lambda on_type: resolve(on_type, region, account=account, aws=aws))
     image = images.resolve_image(spec.image, region, account, aws)
     size = find_size(spec, aws)
-    need, need_warnings = _need(spec, size, image.cuda)
+    need, need_warnings = _need(spec, size, image)
     instance = None if spec.instance.type == "auto" else find(spec.instance.type)
     fits = () if need is None else rank(need, _on_cpu(spec) if instance is None else instance.gpus == 0)
+    if instance is not None and not spec.instance.unchecked and (old := too_old(instance, image.built_for)):
+        raise DoesNotFit(
+            f"instance.type: {instance.name}: {old}", "Take ml.g5, ml.g6 or newer types, or another image."
+        )
     chosen, type_warnings = _choose(spec, instance, need, fits)
     instance = instance if chosen is None else chosen.instance
     ami, ami_warnings = images.choose_ami(spec.instance.ami, instance, image.cuda)
@@ -132,7 +136,7 @@ def _readable_shape(aws: Aws, prefix: str) -> Shape | None:
         return None
 
 
-def _need(spec: Spec, size: ModelSize | None, cuda: tuple[int, int] | None) -> tuple[Need | None, tuple[str, ...]]:
+def _need(spec: Spec, size: ModelSize | None, image: images.ResolvedImage) -> tuple[Need | None, tuple[str, ...]]:
     """Return what has to fit, and the warnings about assumptions."""
     if size is None:
         return None, ()
@@ -152,7 +156,8 @@ def _need(spec: Spec, size: ModelSize | None, cuda: tuple[int, int] | None) -> t
         kv_bytes=1 if kv.startswith(("fp8", "nvfp4", "int8")) else 2,
         degree=_gpus_per_copy(spec),
         usable=float(usable) if isinstance(usable, int | float) and 0 < usable < 1 else Need.usable,
-        cuda=cuda,
+        cuda=image.cuda,
+        built_for=image.built_for,
     )
     return need, tuple(warnings)
 

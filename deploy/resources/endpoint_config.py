@@ -93,9 +93,7 @@ def times(decision: Decision) -> dict[str, int]:
 def _routing(routing: PrefixAware | str) -> dict[str, Any]:
     if not isinstance(routing, PrefixAware):
         return {"RoutingStrategy": {"least_outstanding": "LEAST_OUTSTANDING_REQUESTS", "random": "RANDOM"}[routing]}
-    prefix: dict[str, int] = {"PrefixLength": routing.prefix_length}
-    if routing.concurrency_threshold is not None:
-        prefix["ConcurrencyThreshold"] = routing.concurrency_threshold
+    prefix = {"PrefixLength": routing.prefix_length, "ConcurrencyThreshold": routing.concurrency_threshold}
     return {"RoutingStrategy": "PREFIX_AWARE", "PrefixAwareRoutingConfig": prefix}
 
 

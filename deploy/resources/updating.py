@@ -17,6 +17,7 @@ from deploy.spec.sections import Component
 
 _PROVISION = 900  # seconds to find instances if the specification has no timeout
 _MOST_ALARMS = 10
+_LEAST_PERCENT = 5  # of the instances or copies in a batch
 _LONGEST = 28800
 _SHORTEST = 600
 
@@ -24,9 +25,7 @@ _SHORTEST = 600
 def endpoint_deployment(spec: Spec, decision: Decision, alarms: Sequence[Resource]) -> dict[str, Any]:
     """Return UpdateEndpoint's DeploymentConfig."""
     count = instances(spec)
-    # With a changing number of instances only a percentage is right.
-    scaled = spec.scaling is not None or spec.instance.managed is not None
-    unit = "CAPACITY_PERCENT" if scaled else "INSTANCE_COUNT"
+    unit = _unit(spec)
     if spec.update.policy == "rolling" and count > 1:
         policy = {"RollingUpdatePolicy": _rolling(spec, decision, count, unit)}
     else:
@@ -67,20 +66,34 @@ def update_warnings(spec: Spec) -> tuple[str, ...]:
     return tuple(sentences)
 
 
+def num_batches(spec: Spec) -> int:
+    """Return the number of batches of an update of the endpoint."""
+    return _batches(spec, instances(spec), _unit(spec))
+
+
+def _unit(spec: Spec) -> str:
+    # With a changing number of instances only a percentage is right.
+    scaled = spec.scaling is not None or spec.instance.managed is not None
+    return "CAPACITY_PERCENT" if scaled else "INSTANCE_COUNT"
+
+
 def _rolling(spec: Spec, decision: Decision, count: int, unit: str) -> dict[str, Any]:
-    size = _size(spec, count, unit)
-    batches = math.ceil((100 if unit == "CAPACITY_PERCENT" else count) / size)
     return {
-        "MaximumBatchSize": {"Type": unit, "Value": size},
+        "MaximumBatchSize": {"Type": unit, "Value": _size(spec, count, unit)},
         "WaitIntervalInSeconds": spec.update.wait,
-        "MaximumExecutionTimeoutInSeconds": _longest(spec, decision, batches),
+        "MaximumExecutionTimeoutInSeconds": _longest(spec, decision, _batches(spec, count, unit)),
     }
 
 
+def _batches(spec: Spec, count: int, unit: str) -> int:
+    return math.ceil((100 if unit == "CAPACITY_PERCENT" else count) / _size(spec, count, unit))
+
+
 def _size(spec: Spec, count: int, unit: str) -> int:
-    """Return the batch size in per cent, or in instances: at least one, at most half."""
+    """Return the batch size in per cent, or in instances: rounded down, but never below the API's 5 %."""
     percent = spec.update.batch_percent
-    return percent if unit == "CAPACITY_PERCENT" else max(1, count * percent // 100)
+    least = math.ceil(count * _LEAST_PERCENT / 100)
+    return percent if unit == "CAPACITY_PERCENT" else max(least, count * percent // 100)
 
 
 def _shift(spec: Spec, count: int, unit: str) -> dict[str, Any]:

@@ -180,10 +180,10 @@ class PrefixAware(Section):
     """Prefix-aware routing: requests with the same beginning go to the same instance."""
 
     prefix_length: Annotated[int, Field(ge=1024, le=65536)] = Field(
-        1024, description="Length of the beginning, in bytes."
+        1024, description="Length of the beginning: bytes of the body; on the OpenAI route, characters of the messages."
     )
-    concurrency_threshold: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="Concurrent requests at an instance above which another instance is taken."
+    concurrency_threshold: Annotated[int, Field(ge=1, le=1024)] = Field(
+        description="Concurrent requests at an instance, or at a copy, from which another one is taken."
     )
 
 

@@ -23,6 +23,7 @@ from deploy.errors import NotThere
 from deploy.preflight.checks import over_the_network, preflight, refuse_errors
 from deploy.resolve.decision import Decision
 from deploy.resolve.prices import price_of
+from deploy.resources.updating import num_batches
 from deploy.spec import Spec
 
 
@@ -66,9 +67,7 @@ def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespac
             say=lambda line: say(console, line),
             report=report,
             keep_failed=arguments.keep_failed,
-            limit=time_limit(
-                preparation.decision, batches=-(-100 // spec.update.batch_percent), between=spec.update.wait
-            ),
+            limit=time_limit(preparation.decision, batches=num_batches(spec), between=spec.update.wait),
         )
         live = look_when_idle(aws, spec.name, preparation.resources_in_order, options)
     if command == "update" and live.endpoint is None:

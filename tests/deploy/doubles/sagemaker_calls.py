@@ -51,6 +51,7 @@ class Calls:
     def create_endpoint_config(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         for variant in p["ProductionVariants"]:
             self._check_types(variant)
+            self._check_routing(variant.get("RoutingConfig", {}))
             if "ModelName" in variant:
                 self._cloud.get("model", variant["ModelName"])
             elif "ExecutionRoleArn" not in p:
@@ -59,6 +60,13 @@ class Calls:
         p.setdefault("EnableNetworkIsolation", False)
         made = self._cloud.create("endpoint-config", p["EndpointConfigName"], p, region)
         return {"EndpointConfigArn": made.arn}
+
+    def _check_routing(self, routing: dict[str, Any]) -> None:
+        """Both fields of prefix-aware routing are required, which only the API's description says."""
+        prefix = routing.get("PrefixAwareRoutingConfig", {})
+        aware = routing.get("RoutingStrategy") == "PREFIX_AWARE"
+        if set(prefix) != ({"PrefixLength", "ConcurrencyThreshold"} if aware else set()):
+            raise Invalid("PrefixLength and ConcurrencyThreshold are required with PREFIX_AWARE, and only with it.")
 
     def _check_types(self, variant: dict[str, Any]) -> None:
         """One type, or pools of types within botocore's limits, whose upper bounds boto3 does not check."""
@@ -103,6 +111,7 @@ class Calls:
         for alarm in p.get("DeploymentConfig", {}).get("AutoRollbackConfiguration", {}).get("Alarms", ()):
             if alarm["AlarmName"] not in _alarms(region):
                 raise Invalid(f"CloudWatch alarm {alarm['AlarmName']} does not exist.")
+        self._check_batch(endpoint, p.get("DeploymentConfig", {}).get("RollingUpdatePolicy", {}))
         endpoint.before = dict(endpoint.request)
 
         def done() -> None:
@@ -112,6 +121,17 @@ class Calls:
 
         self._cloud.begin(endpoint, "Updating", done)
         return {"EndpointArn": endpoint.arn}
+
+    def _check_batch(self, endpoint: Thing, rolling: dict[str, Any]) -> None:
+        """5 to 50 % of the variant's instances."""
+        size = rolling.get("MaximumBatchSize")
+        if size is None:
+            return
+        (variant,) = self._variants(endpoint)
+        count = variant["CurrentInstanceCount"]
+        percent = size["Value"] if size["Type"] == "CAPACITY_PERCENT" else 100 * size["Value"] / max(count, 1)
+        if not 5 <= percent <= 50:
+            raise Invalid(f"MaximumBatchSize must be 5 to 50 % of {count} instances, not {percent:g} %.")
 
     def update_endpoint_weights_and_capacities(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         endpoint = self._idle_endpoint(p["EndpointName"])

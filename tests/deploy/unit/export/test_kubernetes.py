@@ -39,7 +39,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pooled": ("single", {"instance": {"pools": [{"type": "ml.g6e.xlarge"}, {"type": "ml.g6.xlarge"}]}}),
     "cpu": ("cpu", {}),
     "aws": ("aws-image", {}),
-    "routed": ("single", {"routing": {"prefix_length": 4096}, "tags": {"team": "search"}}),
+    "routed": ("single", {"routing": {"prefix_length": 4096, "concurrency_threshold": 8}, "tags": {"team": "search"}}),
 }
 EXPORTED = [(case, format) for case in CASES for format in FORMATS]
 

@@ -109,7 +109,7 @@ def test_replicas_have_the_front_end_that_knows_them() -> None:
         ({"instance": {"type": "ml.g6.xlarge"}}, "or a shorter model.context"),
         ({"instance": FOUR}, "One instance has no spare"),
         (
-            {"instance": FOUR, "routing": {}, "scaling": {"max": 6, "concurrency": 8}},
+            {"instance": FOUR, "routing": {"concurrency_threshold": 8}, "scaling": {"max": 6, "concurrency": 8}},
             "Dynamo on HyperPod routes by what each worker holds",
         ),
     ],

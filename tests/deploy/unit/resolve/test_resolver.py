@@ -142,7 +142,7 @@ def test_a_volume_beside_nvme_is_refused() -> None:
         ({"model": {"id": "Qwen/Qwen2.5-32B", "context": 8192, "dtype": "int4"}}, "ml.g6e.4xlarge"),
         ({"model": {"id": "Qwen/Qwen2.5-32B", "context": 8192}, "options": {"quantize": "fp8"}}, "ml.g6e.4xlarge"),
         ({"options": {"gpu_memory_utilization": 0.75}}, "ml.g6e.xlarge"),
-        ({"options": {"dtype": "fp16", "tensor_parallel_degree": 4}}, "ml.g4dn.12xlarge"),
+        ({"options": {"dtype": "fp16", "tensor_parallel_degree": 4}}, "ml.g6.12xlarge"),
         ({"options": {"llm_engine": "openvino"}, "model": {"id": "Qwen/Qwen3-0.6B"}}, "ml.m7i.xlarge"),
         ({"image": {"repository": "lmi-cpu", "tag": "1"}, "options": {}, "model": {"id": "Qwen/Qwen3-0.6B"}},
          "ml.m7i.xlarge"),
@@ -219,3 +219,33 @@ def test_advice_shows_the_users_price() -> None:
     assert asked is not None
     (row,) = [row for row in rows(asked) if "taken" in row[-1]]
     assert (row[0], row[8]) == ("ml.g6e.xlarge", "$1.23/h")
+
+
+T4 = {"type": "ml.g4dn.2xlarge"}
+TINY = {"id": "org/tiny", "dtype": "fp16", "context": 1024,
+        "shape": {"parameters": 1e9, "layers": 16, "kv_heads": 8, "head_dim": 64}}  # fmt: skip
+
+
+@pytest.mark.parametrize("image", [
+    {"aws": "djl-lmi"},
+    {"aws": "djl-lmi", "tag": "0.36.0-lmi28.0.0-cu130"},
+    {"uri": "763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.38.0-lmi29.0.0-cu130"},
+])  # fmt: skip
+@pytest.mark.parametrize("model", [TINY, {"id": "org/unknown"}])
+def test_an_image_without_kernels_for_the_gpu_is_refused(image: dict[str, str], model: dict[str, Any]) -> None:
+    """vLLM of AWS's LMI image is built for Ampere and newer: on a T4 it does not start."""
+    with pytest.raises(DoesNotFit, match=r"built for compute capability 8\.0 and newer, the T4 has 7\.5"):
+        decision(image=image, model=model, instance=T4, options={})
+    unchecked = decision(image=image, model=model, instance={**T4, "unchecked": True}, options={})
+    assert unchecked.instance_type == "ml.g4dn.2xlarge"
+    if model is TINY:
+        assert "g4dn" not in decision(image=image, model=model, options={}).instance_type
+
+
+def test_an_older_or_unknown_image_takes_a_t4() -> None:
+    """Of AWS's image before LMI 27 nothing is known, and of one's own: it is remarked, not refused."""
+    old = {"aws": "djl-lmi", "tag": "0.31.0"}
+    assert decision(image=old, model=TINY, instance=T4, options={}).instance_type == "ml.g4dn.2xlarge"
+    own = decision(model=TINY, instance=T4)
+    assert any("older than Ampere" in sentence for sentence in own.warnings)
+    assert "g4dn" not in decision(model=TINY).instance_type

@@ -9,6 +9,7 @@ import pytest
 from deploy.errors import Refused, SpecError
 from deploy.resources.build import resources, spec_digest, warnings
 from deploy.resources.resource import Kind, Resource, refs
+from deploy.resources.updating import endpoint_deployment, num_batches
 from deploy.spec import Spec
 from tests.deploy.cases import TOPIC, decision, spec
 
@@ -138,3 +139,14 @@ def test_secrets_are_refused_unless_allowed() -> None:
     with pytest.raises(Refused):
         resources(said, decision("plain"))
     assert resources(said, decision("plain"), allow_plaintext_secret=True)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 19, 21, 39, 41, 99, 1000])
+@pytest.mark.parametrize("percent", [5, 7, 49, 50])
+def test_a_batch_is_5_to_50_percent_of_the_instances(count: int, percent: int) -> None:
+    """RollingUpdatePolicy refuses what is less or more: 1 of 39 is."""
+    said = spec("plain", instance={"type": "ml.g6e.xlarge", "count": count}, update={"batch_percent": percent})
+    policy = endpoint_deployment(said, decision("plain"), [])["RollingUpdatePolicy"]
+    size = policy["MaximumBatchSize"]["Value"]
+    assert 0.05 <= size / count <= 0.5
+    assert num_batches(said) == -(-count // size)
