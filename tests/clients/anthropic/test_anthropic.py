@@ -116,6 +116,21 @@ def test_the_tool_runner_sends_everything_where_no_threads_are_kept(
 
 
 @_both
+def test_the_tool_runner_calls_nothing_with_half_an_input(
+    anthropic: Driver, openai_server: LiveServer, how: str
+) -> None:
+    choice = {"type": "tool", "name": "weather"}
+    outcome = anthropic.call(
+        how, openai_server.url, QUESTION, what="runner", tool_choice=choice, max_tokens=19, **GREEDY
+    )
+    assert outcome.error is None, outcome.message
+    (turn,) = outcome.answer or outcome.events
+    assert (turn["message"]["stop_reason"], turn["results"]) == ("max_tokens", None)
+    (block,) = turn["message"]["content"]
+    assert block["type"] == ("text" if how == "generate" else "tool_use")
+
+
+@_both
 def test_the_tool_runner_ends_with_an_answer(anthropic: Driver, openai_server: LiveServer, how: str) -> None:
     outcome = anthropic.call(how, openai_server.url, QUESTION, what="runner", **GREEDY)
     assert outcome.error is None, outcome.message

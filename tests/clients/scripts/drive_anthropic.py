@@ -35,7 +35,9 @@ class AnthropicClient:
                 return client.messages.count_tokens(**arguments).model_dump()
             if what == "runner":
                 runner = client.beta.messages.tool_runner(tools=[beta_tool(weather)], **arguments)
-                return [_answered(message, runner.generate_tool_call_response()) for message in runner]
+                return [
+                    _answered(message, _calls(message) and runner.generate_tool_call_response()) for message in runner
+                ]
             if what == "gathered":
                 with client.messages.stream(**arguments) as stream:
                     return stream.get_final_message().model_dump()
@@ -47,7 +49,8 @@ class AnthropicClient:
             if what == "runner":
                 runner = client.beta.messages.tool_runner(tools=[beta_tool(weather)], stream=True, **arguments)
                 for stream in runner:
-                    yield _answered(stream.get_final_message(), runner.generate_tool_call_response())
+                    message = stream.get_final_message()
+                    yield _answered(message, _calls(message) and runner.generate_tool_call_response())
                 return
             for event in client.messages.create(stream=True, **arguments):
                 yield event.model_dump()
@@ -61,7 +64,10 @@ class AnthropicClient:
                 return (await client.messages.count_tokens(**arguments)).model_dump()
             if what == "runner":
                 runner = client.beta.messages.tool_runner(tools=[beta_async_tool(_weather)], **arguments)
-                return [_answered(message, await runner.generate_tool_call_response()) async for message in runner]
+                return [
+                    _answered(message, _calls(message) and await runner.generate_tool_call_response())
+                    async for message in runner
+                ]
             if what == "gathered":
                 async with client.messages.stream(**arguments) as stream:
                     return (await stream.get_final_message()).model_dump()
@@ -74,7 +80,7 @@ class AnthropicClient:
                 runner = client.beta.messages.tool_runner(tools=[beta_async_tool(_weather)], stream=True, **arguments)
                 async for stream in runner:
                     message = await stream.get_final_message()
-                    yield _answered(message, await runner.generate_tool_call_response())
+                    yield _answered(message, _calls(message) and await runner.generate_tool_call_response())
                 return
             async for event in await client.messages.create(stream=True, **arguments):
                 yield event.model_dump()
@@ -85,6 +91,11 @@ async def _weather(city: str) -> str:
 
 
 _weather.__name__, _weather.__doc__ = weather.__name__, weather.__doc__
+
+
+def _calls(message: Any) -> bool | None:
+    """Whether the runner calls tools by itself, as it does for this reason only."""
+    return True if message.stop_reason == "tool_use" else None
 
 
 def _answered(message: Any, results: Any) -> dict[str, Any]:
