@@ -7,7 +7,7 @@ import functools
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TypeVar
 
 from handler.core.errors import InvalidPayload, Overloaded
@@ -20,6 +20,7 @@ from handler.serving.large_bodies import LARGE, is_long
 from handler.serving.media.loader import ImageLoader, Reservation
 from handler.serving.media.rules import ImageRules
 from handler.serving.preprocess import Decoded, Headers, Preprocessor, check_guide
+from handler.serving.turns import TurnThreads
 
 T = TypeVar("T")
 
@@ -103,7 +104,7 @@ class Admission:
         self._images = ImageLoader(rules)
         self._num_tokenizing = 0
         self._tokenize_inline = _TOKENIZE_STEPPED if stepped else _TOKENIZE_INLINE
-        self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenize")
+        self._threads = TurnThreads(TOKENIZER_THREADS, lambda kind: TOKENIZER_THREADS, "tokenize")
         self.formatters: FormatterThread | None = None
         if preprocessor.runs_model_py:
             self.formatters = FormatterThread(asyncio.get_running_loop().call_soon_threadsafe)
@@ -153,11 +154,11 @@ class Admission:
             Overloaded: as many as may are being tokenized.
             ServingError: the prompt cannot be tokenized.
         """
+        images, _ = await self._load_images(request)  # they have limits of their own, and may take long
         if self._num_tokenizing >= MOST_TOKENIZING:
             raise Overloaded(f"{MOST_TOKENIZING} requests are being tokenized")
         self._num_tokenizing += 1
         try:
-            images, _ = await self._load_images(request)
             use = functools.partial(self._tokenize_for, take)
             await self._tokenizing(use, request, size, images)
         finally:
@@ -178,19 +179,23 @@ class Admission:
         """Call `use` on a request of a body of `size` bytes: inline, on a thread, or on one for long texts."""
         if size < self._tokenize_inline and not images:
             return use(request, images)
-        submit = self.preprocessor.large_bodies.submit if is_long(request) else self._threads.submit
-        return await asyncio.wrap_future(submit(use, request, images))
+        call = functools.partial(use, request, images)
+        return await asyncio.wrap_future(self._submit(call, size, apart=is_long(request)))
 
     async def run(self, size: int, use: Callable[[], T]) -> T:
         """Call `use` on a body of `size` bytes: inline, on a thread, or on one for large bodies."""
         if size < _PARSE_INLINE:
             return use()
-        if size < LARGE:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, use)
-        return await asyncio.wrap_future(self.preprocessor.large_bodies.submit(use))
+        return await asyncio.wrap_future(self._submit(use, size, apart=size >= LARGE))
+
+    def _submit(self, call: Callable[[], T], size: int, *, apart: bool) -> Future[T]:
+        """Have a call made on a thread; those for small bodies go first. Long ones are made apart."""
+        if apart:
+            return self.preprocessor.large_bodies.submit(size, call)
+        return self._threads.submit(call, size)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown()
         self._images.close()
         self.preprocessor.close()
         if self.formatters is not None:

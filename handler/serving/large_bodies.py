@@ -11,17 +11,18 @@ import gc
 import io
 import itertools
 import pickle
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
-from handler.core.errors import NotJson, Overloaded, TooLarge, Unavailable
+from handler.core.errors import NotJson, TooLarge, Unavailable
 from handler.core.values import Request
 from handler.core.words import client_words
 from handler.engines.process.sandbox import LimitExceeded, MemoryLimitExceeded, NotRun, Purpose, Sandbox
 from handler.engines.process.sandbox_tasks import Job, Limits, Work
 from handler.protocols.readers.body import decode, decode_text
+from handler.serving.turns import Quota, TurnThreads
 
 T = TypeVar("T")
 
@@ -36,8 +37,9 @@ _PATIENCE = 120.0  # seconds by the clock
 _MEMORY = 256 << 20  # bytes, and
 _MEMORY_FACTOR = 12  # for each of the body's
 _NICE = 2
-_THREADS = 2  # bodies that are read at a time
-MAX_WAITING = 16  # bodies, those being read included
+_THREADS, _SLOW_THREADS = 3, 2  # bodies that are read at a time, and those of them that may take long
+_QUICK = 1 << 22  # bytes up to which a body takes little time
+MAX_WAITING = 16  # bodies, those being read included; so many more of quick ones
 
 LONG = 1 << 18  # characters of a prompt, or ids
 
@@ -53,22 +55,22 @@ class LargeBodies:
 
     def __init__(self) -> None:
         self._process = Sandbox(_make, _PURPOSE)
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="large-bodies")
-        self._lock = threading.Lock()
-        self._num_waiting = 0
+        self._threads = TurnThreads(_THREADS, lambda kind: _SLOW_THREADS if kind else _THREADS, "large-bodies")
+        self._waiting = Quota(MAX_WAITING, MAX_WAITING, 1, f"{MAX_WAITING} large request bodies are being read")
 
-    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Have a function called on one of the threads.
+    def submit(self, size: int, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Have a function called on one of the threads; those for small bodies go first.
+
+        Args:
+            size: of the body, in bytes.
 
         Raises:
             Overloaded: too many wait.
         """
-        with self._lock:
-            if self._num_waiting >= MAX_WAITING:
-                raise Overloaded(f"{MAX_WAITING} large request bodies are being read")
-            self._num_waiting += 1
-        future = self._threads.submit(function, *arguments)
-        future.add_done_callback(self._ended)
+        is_slow = size > _QUICK
+        self._waiting.take(1, before=is_slow)
+        future = self._threads.submit(partial(function, *arguments), size, "slow" if is_slow else "")
+        future.add_done_callback(lambda _: self._waiting.give_back(1))
         return future
 
     def decode(self, body: bytes, *, plain: bool) -> Any:
@@ -102,11 +104,7 @@ class LargeBodies:
     def close(self) -> None:
         """End the process."""
         self._process.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _ended(self, future: Future[Any]) -> None:
-        with self._lock:
-            self._num_waiting -= 1
+        self._threads.shutdown()
 
 
 def is_long(request: Request) -> bool:

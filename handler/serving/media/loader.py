@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ from handler.engines.process.sandbox import LimitExceeded, NotRun, Purpose, Sand
 from handler.engines.process.sandbox_tasks import Job, Limits, Work
 from handler.serving.media.headers import LargerThanRead, read_size
 from handler.serving.media.rules import ImageRules
-from handler.serving.media.turns import Flow, Quota, Turns
+from handler.serving.turns import Flow, Quota, Turns, TurnThreads
 
 if TYPE_CHECKING:
     from handler.serving.media.fetch import Fetcher
@@ -89,13 +89,12 @@ class ImageLoader:
         self._waiting = Quota(
             MAX_IMAGES, _SPARE_IMAGES, _FEW_IMAGES, "too many images of other requests are being loaded"
         )
-        self._threads = ThreadPoolExecutor(DECODERS, thread_name_prefix="images")
         self._process = Sandbox(_make, _PURPOSE)
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fetcher: Fetcher | None = None
         self._fetches = Turns(FETCHES, lambda host: _FETCHES_OF_HOST)
-        self._decoders = Turns(DECODERS, lambda kind: DECODERS if kind == _QUICK else _SLOW_DECODERS)
+        self._decoders = TurnThreads(DECODERS, lambda kind: DECODERS if kind == _QUICK else _SLOW_DECODERS, "images")
         self._closed = False
 
     def load(self, sources: Sequence[ImageSource]) -> Future[LoadedImages]:
@@ -118,7 +117,7 @@ class ImageLoader:
         with self._lock:
             loop, self._loop, self._closed = self._loop, None, True
         self._process.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._decoders.shutdown()
         if loop is not None:
             asyncio.run_coroutine_threadsafe(self._stop(), loop)
 
@@ -165,11 +164,8 @@ class ImageLoader:
             file = source.data
         else:
             host = _host(source.url)
-            await self._fetches.enter(flow, 1.0, host)
-            try:
+            async with self._fetches.turn(flow, 1.0, host):
                 file = await self._fetch(source.url)
-            finally:
-                self._fetches.leave(host)
             reservation.take(len(file))
         if not file:
             raise InvalidPayload("the image has no bytes")
@@ -218,11 +214,8 @@ class ImageLoader:
             raise InvalidPayload(f"the image needs more than {SECONDS:g} s or {memory} MiB") from None
 
     async def _turn(self, kind: str, file: bytes, pixels: int, flow: Flow, seconds: float) -> Image:
-        await self._decoders.enter(flow, _COST + pixels, kind)
-        loop, decoding = asyncio.get_running_loop(), self._threads.submit(self._decode, file, pixels, seconds)
-        # The thread goes on when the request is cancelled, and keeps the slot.
-        decoding.add_done_callback(lambda _: _call_soon(loop, partial(self._decoders.leave, kind)))
-        return await asyncio.wrap_future(decoding)
+        decode = partial(self._decode, file, pixels, seconds)
+        return await asyncio.wrap_future(self._decoders.submit(decode, _COST + pixels, kind, flow))
 
     def _decode(self, file: bytes, pixels: int, seconds: float) -> Image:
         job = Job(pixels, Limits(seconds, _memory(file, pixels), _PATIENCE, _NICE), len(file))
@@ -262,11 +255,6 @@ def _host(url: str) -> str:
 
 def _memory(file: bytes, pixels: int) -> int:
     return _MEMORY + _MEMORY_OF_PIXEL * pixels + 2 * len(file)
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has ended
-        loop.call_soon_threadsafe(call)
 
 
 def _make() -> Work:

@@ -22,7 +22,7 @@ from handler.protocols.readers.body import MAX_DEPTH, decode
 from handler.protocols.validation import show
 from handler.serving import large_bodies
 from handler.serving.large_bodies import LARGE, MAX_NUMBERS, MAX_TEXT, MAX_VALUES, MAX_WAITING, LargeBodies
-from tests.servers import LiveServer, http
+from tests.servers import PATIENCE, LiveServer, http
 from tests.stepped import Bench, ask, benches, item
 
 __all__ = ["benches"]
@@ -38,7 +38,7 @@ def bodies() -> Iterator[LargeBodies]:
 
 
 def read(bodies: LargeBodies, body: bytes, *, plain: bool = False) -> Any:
-    return bodies.submit(functools.partial(bodies.decode, body, plain=plain)).result(120)
+    return bodies.submit(len(body), functools.partial(bodies.decode, body, plain=plain)).result(120)
 
 
 def refusal(bodies: LargeBodies, body: bytes) -> ServingError:
@@ -95,7 +95,7 @@ def test_nesting_is_read_or_refused_at_every_depth(bodies: LargeBodies, levels: 
     depth = levels - 1  # the body itself is a level
     for size in (1, MIB):
         body = b'{"inputs":"' + b"a" * size + b'","x":' + b"[" * depth + b"]" * depth + b"}"
-        outcome = bodies.submit(functools.partial(bodies.decode, body, plain=False)) if size == MIB else None
+        outcome = bodies.submit(len(body), functools.partial(bodies.decode, body, plain=False)) if size == MIB else None
         if levels > MAX_DEPTH:
             with pytest.raises(NotJson, match="nested too deeply"):
                 outcome.result(120) if outcome else decode(body)
@@ -179,15 +179,23 @@ def test_the_process_is_started_again_and_who_killed_it_is_told(bodies: LargeBod
         fragile.close()
 
 
-def test_only_so_many_wait(bodies: LargeBodies) -> None:
-    free = threading.Event()
-    waiting = [bodies.submit(free.wait, 60) for _ in range(MAX_WAITING)]
+def test_only_so_many_wait_and_small_ones_find_room_and_go_first(bodies: LargeBodies) -> None:
+    free, done = threading.Event(), list[int]()
+
+    def work(size: int) -> None:
+        free.wait(PATIENCE)
+        done.append(size)
+
+    waiting = [bodies.submit(60 * MIB, work, 60 * MIB) for _ in range(MAX_WAITING)]
     with pytest.raises(Overloaded, match=f"{MAX_WAITING} large request bodies are being read"):
-        bodies.submit(free.wait, 60)
+        bodies.submit(60 * MIB, work, 60 * MIB)
+    small = bodies.submit(MIB, done.append, MIB)  # the slow ones leave it a thread
+    small.result(PATIENCE)
+    assert done == [MIB]
     free.set()
     for future in waiting:
-        future.result(60)
-    bodies.submit(time.sleep, 0.0).result(60)
+        future.result(PATIENCE)
+    bodies.submit(60 * MIB, time.sleep, 0.0).result(PATIENCE)
 
 
 def test_a_value_is_shown_without_being_written_whole() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +14,10 @@ import pytest
 from handler.protocols.anthropic.request import AnthropicCount
 from handler.protocols.base import Schema
 from handler.protocols.tgi.tokenize import CHAT_TOKENIZE, TOKENIZE
-from handler.serving.admission import MOST_TOKENIZING, Admission
+from handler.serving.admission import MOST_TOKENIZING, TOKENIZER_THREADS, Admission
 from handler.serving.model import ServedModel
 from handler.serving.request_task import RequestTask
+from tests.servers import PATIENCE
 from tests.services import echo_service
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
@@ -70,3 +73,23 @@ def test_what_is_beyond_the_bound_is_told_to_come_again(
     asyncio.run(story())
     outcomes = [record.getMessage().split("outcome=")[1].split()[0] for record in caplog.records]
     assert sorted(outcomes) == ["ok"] * (MOST_TOKENIZING + 1) + ["overloaded"] * 3 + ["refused"]
+
+
+def test_long_prompts_of_one_client_do_not_hold_up_a_short_one() -> None:
+    async def story() -> list[int]:
+        service = await echo_service()
+        free, done = threading.Event(), list[int]()
+
+        def work(size: int) -> None:
+            free.wait(PATIENCE)
+            done.append(size)
+
+        sizes = [*[500_000] * 20, 70_000]
+        works = [asyncio.ensure_future(service.admission.run(size, partial(work, size))) for size in sizes]
+        await asyncio.sleep(0)
+        free.set()
+        await asyncio.gather(*works)
+        service.close()
+        return done
+
+    assert asyncio.run(story()).index(70_000) <= TOKENIZER_THREADS + 1

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import io
 import json
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -26,8 +25,8 @@ from handler.serving.media.decode import decode
 from handler.serving.media.headers import read_size
 from handler.serving.media.loader import ImageLoader
 from handler.serving.media.rules import ImageRules, image_rules, missing_packages
-from handler.serving.media.turns import Flow, Quota, Turns
 from handler.serving.request_task import RequestTask
+from handler.serving.turns import Quota
 from tests.app.images.files import data_url, image_file
 from tests.servers import PATIENCE, wait_for
 from tests.stepped import Bench, benches
@@ -191,21 +190,6 @@ def test_images_beyond_the_memory_wait_for_other_requests(images: ImageLoader) -
     assert len(images.load(two).result().images) == 2
 
 
-def test_small_requests_have_room_that_large_ones_cannot_take() -> None:
-    quota = Quota(10, spare=4, small=2, words="full")
-    quota.take(8)
-    quota.take(2, before=8)
-    for amount, before in ((3, 0), (1, 2)):
-        with pytest.raises(Overloaded, match="full"):
-            quota.take(amount, before)
-    quota.take(2)
-    quota.take(2)
-    with pytest.raises(Overloaded):
-        quota.take(1)
-    quota.give_back(14)
-    assert quota.taken == 0
-
-
 def test_an_image_larger_than_its_header_says_is_decoded_when_its_size_is_known(images: ImageLoader) -> None:
     gif = image_file("GIF").replace(b"GIF87a\x08\0\x06\0", b"GIF87a\x01\0\x01\0")
     assert read_size(gif) == (1, 1)
@@ -241,62 +225,6 @@ def test_a_jpegs_size_is_not_searched_for_long() -> None:
     for hostile in (b"\xff" * (20 << 20), b"\xff\xd0" * (10 << 20), b"\xff\xe0\0\2" * (5 << 20)):
         assert read_size(b"\xff\xd8" + hostile) == (0, 0)
     assert time.thread_time() - began < 0.5
-
-
-def in_turns(kinds: Callable[[str], int], use: Callable[[Turns, list[str]], Coroutine[Any, Any, None]]) -> list[str]:
-    """What is done, in its order, at one slot."""
-    done: list[str] = []
-    asyncio.run(use(Turns(1, kinds), done))
-    return done
-
-
-async def work(turns: Turns, done: list[str], flow: Flow, name: str, cost: float = 1.0, kind: str = "any") -> None:
-    await turns.enter(flow, cost, kind)
-    for _ in range(3):
-        await asyncio.sleep(0)
-    done.append(name)
-    turns.leave(kind)
-
-
-def test_requests_take_turns() -> None:
-    async def use(turns: Turns, done: list[str]) -> None:
-        one, two, small = Flow(), Flow(), Flow()
-        tasks = [asyncio.create_task(work(turns, done, one, "1", 10)) for _ in range(3)]
-        tasks += [asyncio.create_task(work(turns, done, two, "2", 10)) for _ in range(3)]
-        await asyncio.sleep(0)
-        tasks.append(asyncio.create_task(work(turns, done, small, "small")))
-        await asyncio.gather(*tasks)
-
-    assert in_turns(lambda kind: 1, use) == ["1", "small", "2", "1", "2", "1", "2"]
-
-
-def test_who_leaves_the_queue_takes_no_turn() -> None:
-    async def use(turns: Turns, done: list[str]) -> None:
-        tasks = [asyncio.create_task(work(turns, done, Flow(), str(number))) for number in range(4)]
-        await asyncio.sleep(0)
-        tasks[1].cancel()  # it waits
-        while not tasks[0].done():
-            await asyncio.sleep(0)
-        tasks[2].cancel()  # it has its slot, perhaps without knowing
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await turns.enter(Flow(), 1, "any")
-        done.append("free")
-
-    done = in_turns(lambda kind: 1, use)
-    assert done in (["0", "3", "free"], ["0", "2", "3", "free"])
-
-
-def test_a_kind_has_no_more_slots_than_its_own() -> None:
-    async def use(turns: Turns, done: list[str]) -> None:
-        await turns.enter(Flow(), 1, "slow")
-        slow = asyncio.create_task(work(turns, done, Flow(), "slow", 0.1, "slow"))
-        await work(turns, done, Flow(), "quick", 5, "quick")
-        turns.leave("slow")
-        await slow
-
-    done: list[str] = []
-    asyncio.run(use(Turns(2, lambda kind: 1 if kind == "slow" else 2), done))
-    assert done == ["quick", "slow"]
 
 
 def test_one_broken_image_refuses_the_request(images: ImageLoader) -> None:

@@ -1,0 +1,191 @@
+"""Share what is scarce among requests: slots that they take in turn, and quotas that leave room for small requests."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from handler.core.errors import Overloaded
+
+T = TypeVar("T")
+
+
+class Quota:
+    """An amount that all requests share. Thread-safe.
+
+    Args:
+        most: for all of them.
+        spare: beyond `most`, for those that take no more than `small` each: large ones cannot shut them out.
+        words: what to say to a request that finds too little left.
+    """
+
+    def __init__(self, most: int, spare: int, small: int, words: str) -> None:
+        self.most = most
+        self._spare, self._small, self._words = spare, small, words
+        self._lock = threading.RLock()  # the collector may give something back while a thread takes some
+        self.taken = 0
+
+    def take(self, amount: int, before: int = 0) -> None:
+        """Take an amount for a request that has taken some `before`.
+
+        Raises:
+            Overloaded: there is too little left.
+        """
+        with self._lock:
+            if self.taken + amount > self.most + (self._spare if before + amount <= self._small else 0):
+                raise Overloaded(self._words)
+            self.taken += amount
+
+    def give_back(self, amount: int) -> None:
+        with self._lock:
+            self.taken -= amount
+
+
+class Flow:
+    """What one request has asked for so far, in virtual time."""
+
+    def __init__(self) -> None:
+        self.finish = 0.0
+
+
+class _Waiting(NamedTuple):
+    finish: float
+    number: int  # ties go by arrival
+    start: float
+    kind: str
+    wanted: Future[Any]
+    begin: Callable[[], None]
+
+
+class Turns:
+    """A number of slots. Requests take them in turn, by fair queueing: little work never waits for much. Thread-safe.
+
+    Args:
+        slots: at a time.
+        most: returns how many slots one kind of work may have at a time.
+    """
+
+    def __init__(self, slots: int, most: Callable[[str], int]) -> None:
+        self._free, self._most = slots, most
+        self._lock = threading.Lock()
+        self._taken = Counter[str]()
+        self._waiting: list[_Waiting] = []
+        self._now, self._number = 0.0, 0
+
+    def enter(self, flow: Flow, cost: float, kind: str, wanted: Future[Any], begin: Callable[[], None]) -> None:
+        """Have `begin` called when there is a slot, on any thread. `leave` gives the slot back.
+
+        Args:
+            flow: of the request.
+            cost: of the work, in any unit.
+            wanted: the work is given up where this is cancelled before.
+        """
+        with self._lock:
+            start = max(flow.finish, self._now)
+            flow.finish = start + cost
+            self._number += 1
+            bisect.insort(self._waiting, _Waiting(flow.finish, self._number, start, kind, wanted, begin))
+        self._grant()
+
+    def leave(self, kind: str) -> None:
+        """Give a slot back."""
+        with self._lock:
+            self._free += 1
+            self._taken[kind] -= 1
+            if not self._taken[kind]:
+                del self._taken[kind]
+        self._grant()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, flow: Flow, cost: float, kind: str) -> AsyncIterator[None]:
+        """Hold a slot."""
+        turn: Future[None] = Future()
+
+        def begin() -> None:
+            if turn.set_running_or_notify_cancel():
+                turn.set_result(None)
+            else:
+                self.leave(kind)
+
+        self.enter(flow, cost, kind, turn, begin)
+        try:
+            await asyncio.wrap_future(turn)
+            yield
+        finally:
+            if not turn.cancel():  # it has been granted
+                self.leave(kind)
+
+    def _grant(self) -> None:
+        while (waiting := self._next()) is not None:
+            waiting.begin()  # without the lock
+
+    def _next(self) -> _Waiting | None:
+        """Take the first that may have a slot out of the queue."""
+        with self._lock:
+            if not self._free:
+                return None
+            self._waiting = [waiting for waiting in self._waiting if not waiting.wanted.cancelled()]
+            for index, waiting in enumerate(self._waiting):
+                if self._taken[waiting.kind] < self._most(waiting.kind):
+                    self._free -= 1
+                    self._taken[waiting.kind] += 1
+                    self._now = max(self._now, waiting.start)
+                    return self._waiting.pop(index)
+            return None
+
+
+class TurnThreads:
+    """Threads that take requests' work in turn.
+
+    Args:
+        slots, most: as in Turns.
+    """
+
+    def __init__(self, slots: int, most: Callable[[str], int], name: str) -> None:
+        self._turns = Turns(slots, most)
+        self._threads = ThreadPoolExecutor(slots, thread_name_prefix=name)
+
+    def submit(self, call: Callable[[], T], cost: float, kind: str = "", flow: Flow | None = None) -> Future[T]:
+        """Have a call made. Until it begins, it can be cancelled.
+
+        Args:
+            cost: of the call, in any unit.
+            flow: of a request with several calls.
+        """
+        future: Future[T] = Future()
+        self._turns.enter(flow or Flow(), cost, kind, future, partial(self._begin, future, call, kind))
+        return future
+
+    def shutdown(self) -> None:
+        """Cancel what has not begun."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self, future: Future[T], call: Callable[[], T], kind: str) -> None:
+        def work() -> None:
+            try:
+                if future.set_running_or_notify_cancel():
+                    _settle(future, call)
+            finally:
+                self._turns.leave(kind)
+
+        try:
+            self._threads.submit(work).add_done_callback(lambda done: done.cancelled() and future.cancel())
+        except RuntimeError:  # it has been shut down
+            future.cancel()
+            self._turns.leave(kind)
+
+
+def _settle(future: Future[T], call: Callable[[], T]) -> None:
+    try:
+        result = call()
+    except BaseException as error:  # as ThreadPoolExecutor does
+        future.set_exception(error)
+    else:
+        future.set_result(result)

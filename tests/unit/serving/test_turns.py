@@ -1,0 +1,130 @@
+"""Turns at slots, and quotas with room for small requests."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
+from typing import Any
+
+import pytest
+
+from handler.core.errors import Overloaded
+from handler.serving.turns import Flow, Quota, Turns, TurnThreads
+from tests.servers import PATIENCE
+
+
+def test_small_requests_have_room_that_large_ones_cannot_take() -> None:
+    quota = Quota(10, spare=4, small=2, words="full")
+    quota.take(8)
+    quota.take(2, before=8)
+    for amount, before in ((3, 0), (1, 2)):
+        with pytest.raises(Overloaded, match="full"):
+            quota.take(amount, before)
+    quota.take(2)
+    quota.take(2)
+    with pytest.raises(Overloaded):
+        quota.take(1)
+    quota.give_back(14)
+    assert quota.taken == 0
+
+
+def in_turns(kinds: Callable[[str], int], use: Callable[[Turns, list[str]], Coroutine[Any, Any, None]]) -> list[str]:
+    """What is done, in its order, at one slot."""
+    done: list[str] = []
+    asyncio.run(use(Turns(1, kinds), done))
+    return done
+
+
+async def work(turns: Turns, done: list[str], flow: Flow, name: str, cost: float = 1.0, kind: str = "any") -> None:
+    async with turns.turn(flow, cost, kind):
+        for _ in range(3):
+            await asyncio.sleep(0)
+        done.append(name)
+
+
+def test_requests_take_turns() -> None:
+    async def use(turns: Turns, done: list[str]) -> None:
+        one, two, small = Flow(), Flow(), Flow()
+        tasks = [asyncio.create_task(work(turns, done, one, "1", 10)) for _ in range(3)]
+        tasks += [asyncio.create_task(work(turns, done, two, "2", 10)) for _ in range(3)]
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(work(turns, done, small, "small")))
+        await asyncio.gather(*tasks)
+
+    assert in_turns(lambda kind: 1, use) == ["1", "small", "2", "1", "2", "1", "2"]
+
+
+def test_who_leaves_the_queue_takes_no_turn() -> None:
+    async def use(turns: Turns, done: list[str]) -> None:
+        tasks = [asyncio.create_task(work(turns, done, Flow(), str(number))) for number in range(4)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()  # it waits
+        while not tasks[0].done():
+            await asyncio.sleep(0)
+        tasks[2].cancel()  # it has its slot, perhaps without knowing
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await work(turns, done, Flow(), "free")
+
+    done = in_turns(lambda kind: 1, use)
+    assert done in (["0", "3", "free"], ["0", "2", "3", "free"])
+
+
+def test_a_kind_has_no_more_slots_than_its_own() -> None:
+    async def use(turns: Turns, done: list[str]) -> None:
+        async with turns.turn(Flow(), 1, "slow"):
+            slow = asyncio.create_task(work(turns, done, Flow(), "slow", 0.1, "slow"))
+            await work(turns, done, Flow(), "quick", 5, "quick")
+        await slow
+
+    done: list[str] = []
+    asyncio.run(use(Turns(2, lambda kind: 1 if kind == "slow" else 2), done))
+    assert done == ["quick", "slow"]
+
+
+def test_threads_take_what_is_small_first() -> None:
+    threads, free, done = TurnThreads(1, lambda kind: 1, "test"), threading.Event(), list[str]()
+    first = threads.submit(lambda: free.wait(PATIENCE), 1000)
+    later = [threads.submit(lambda cost=cost: done.append(str(cost)), cost) for cost in (500, 400, 2, 300, 1)]
+    later[1].cancel()
+    free.set()
+    assert first.result(PATIENCE)
+    for future in (later[0], *later[2:]):
+        future.result(PATIENCE)
+    assert done == ["1", "2", "300", "500"]
+    threads.shutdown()
+
+
+def test_threads_hand_over_results_and_errors_and_keep_nothing() -> None:
+    class Result:
+        pass
+
+    threads = TurnThreads(2, lambda kind: 1, "test")
+    gc.disable()
+    try:
+        result = threads.submit(Result, 1).result(PATIENCE)
+        gone = weakref.ref(result)
+        assert isinstance(threads.submit(lambda: 1 / 0, 1).exception(PATIENCE), ZeroDivisionError)
+        assert threads.submit(lambda: "after", 1).result(PATIENCE) == "after"
+        del result
+        assert gone() is None
+    finally:
+        gc.enable()
+    threads.shutdown()
+
+
+def test_what_waits_at_the_end_is_cancelled() -> None:
+    threads, free = TurnThreads(1, lambda kind: 1, "test"), threading.Event()
+    running = threads.submit(lambda: free.wait(PATIENCE), 1)
+    waiting = [threads.submit(lambda: True, 1) for _ in range(3)]
+    threads.shutdown()
+    free.set()
+    assert running.result(PATIENCE)
+    for future in waiting:
+        with pytest.raises(CancelledError):
+            future.result(PATIENCE)
+    with pytest.raises(CancelledError):
+        threads.submit(lambda: True, 1).result(PATIENCE)
