@@ -32,17 +32,20 @@ class AnswerStart:
         self._thoughts = thoughts
         self.is_open = thoughts.is_open
         self._held = ""
+        self._space: list[str] = []  # before the first word
 
     def feed(self, text: str) -> tuple[str, str | None]:
         """Return the text up to the thought's end, and what follows it; None while it has not ended."""
         self._held += text
         if not self.is_open:
             start = self._held.lstrip()
+            self._space.append(self._held[: len(self._held) - len(start)])
+            self._held = start
             if not start.startswith(self._thoughts.begin):
                 undecided = any(mark.startswith(start) for mark in self._thoughts.begin)
-                return "", None if undecided else self._held
+                return "", None if undecided else self.flush()
             self.is_open = True
-            text = self._held
+            text = self._held = "".join([*self._space, start])
         ends = [at + len(mark) for mark in self._thoughts.end if (at := self._held.find(mark)) >= 0]
         if not ends:
             self._held = self._held[1 - max(map(len, self._thoughts.end)) :]
@@ -52,4 +55,4 @@ class AnswerStart:
 
     def flush(self) -> str:
         """Return the text that was held back."""
-        return "" if self.is_open else self._held
+        return "" if self.is_open else "".join([*self._space, self._held])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -64,3 +65,13 @@ class Parser(Protocol):
 
     def flush(self) -> list[Event]:
         """Return the rest at the answer's end."""
+
+
+_PIECE = 1024  # characters
+
+
+def pieces(text: str) -> Sequence[str]:
+    """Cut a long text, for parsers whose steps cost as much as the text that they hold is long."""
+    if len(text) <= _PIECE:
+        return (text,) if text else ()
+    return [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 
-from handler.protocols.assistant.events import Event, Parser, Reasoning
+from handler.protocols.assistant.events import Event, Parser, Reasoning, pieces
 from handler.protocols.assistant.reasoning.families import HARMONY, Family
 
 
@@ -49,43 +49,56 @@ class ThoughtParser(ThinkingParser):
         self._family = family
         self._inside = (*family.begin, *family.end, *family.calls)  # the marks that count in a thought
         self._held = ""
-        self._space = ""  # at the end of what was shown of a thought
+        self._space: list[str] = []  # after what was shown of a thought
         self._over = False  # no other thought can begin
 
     def feed(self, text: str) -> list[Event]:
-        if self._over:
-            return self._beside(text)
-        self._held += text
-        return self._read(final=False)
+        events: list[Event] = []
+        for piece in pieces(text):
+            if self._over:
+                events += self._beside(piece)
+            else:
+                self._held += piece
+                self._read(events, final=False)
+        return events
 
     def flush(self) -> list[Event]:
-        return [*self._read(final=True), *super().flush()]
-
-    def _read(self, *, final: bool) -> list[Event]:
         events: list[Event] = []
+        self._read(events, final=True)
+        return [*events, *super().flush()]
+
+    def _read(self, events: list[Event], *, final: bool) -> None:
         while self._held and (self._in_thought if self.thinking else self._outside)(events, final=final):
             pass
-        return events
 
     def _in_thought(self, events: list[Event], *, final: bool) -> bool:
         family = self._family
         thought, mark, self._held = split(self._held, self._inside, final=final)
         if family.strips:
-            thought = self._space + thought
-            self._space = thought[len(thought.rstrip()) :]
-            thought = thought.rstrip()
+            thought = self._without_end(thought)
         if thought:
             events.append(Reasoning(thought))
         if mark and mark not in family.begin:
-            self.thinking, self._space = False, ""
+            self.thinking, self._space = False, []
             if mark in family.calls or not family.reopens:
                 self._leave(mark if mark in family.calls else "", events)
         return bool(mark)
+
+    def _without_end(self, thought: str) -> str:
+        """Keep the space at a thought's end for what may follow."""
+        shown = thought.rstrip()
+        if not shown:
+            self._space.append(thought)
+            return ""
+        before, self._space = self._space, [thought[len(shown) :]]
+        return "".join([*before, shown])
 
     def _outside(self, events: list[Event], *, final: bool) -> bool:
         family = self._family
         if not family.reopens:
             start = self._held.lstrip()
+            events += self._beside(self._held[: len(self._held) - len(start)])
+            self._held = start
             if not start.startswith(family.begin):
                 if final or not any(mark.startswith(start) for mark in family.begin):
                     self._leave("", events)
@@ -124,10 +137,11 @@ class HarmonyParser(ThinkingParser):
         self._end = ""  # what the inner parser gets of a message's end mark
 
     def feed(self, text: str) -> list[Event]:
-        self._held += text
         events: list[Event] = []
-        while self._held and self._read(events, final=False):
-            pass
+        for piece in pieces(text):
+            self._held += piece
+            while self._held and self._read(events, final=False):
+                pass
         return events
 
     def flush(self) -> list[Event]:
@@ -149,9 +163,12 @@ class HarmonyParser(ThinkingParser):
     def _header(self, events: list[Event], *, final: bool) -> bool:
         header, message, rest = self._held.partition(_MESSAGE)
         if not message:
-            if final or len(header) > _LONGEST_HEADER:
-                self._read = self._message
-            return self._read == self._message
+            if not final and len(header) <= _LONGEST_HEADER:
+                return False
+            mark = next(mark for mark in _HEADER if header.startswith(mark))
+            events += self._beside(mark)  # here: to a message's text it would be the start of the next header
+            self._held, self._read = header.removeprefix(mark), self._message
+            return True
         channel = _CHANNEL.search(header)
         self._held, self._read = rest, self._message
         if _RECIPIENT.search(header) and self._inner is not None:

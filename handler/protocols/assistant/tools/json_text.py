@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 
@@ -96,58 +96,9 @@ def is_object(text: str) -> bool:
 
 
 _ANY_STRING = frozenset({"string"})
-_DEPTH = 8  # of schemas in schemas
-_ALIASES = {
-    **dict.fromkeys(("str", "text", "varchar", "char", "enum"), "string"),
-    **dict.fromkeys(("int", "int32", "int64", "uint", "uint32", "uint64", "long", "short", "unsigned"), "integer"),
-    **dict.fromkeys(("float", "float32", "float64", "double"), "number"),
-    **dict.fromkeys(("bool",), "boolean"),
-    **dict.fromkeys(("dict",), "object"),
-    **dict.fromkeys(("arr", "list", "sequence", "tuple"), "array"),
-}
-"""Names that clients give types, and what JSON Schema calls them."""
-
-_TYPES = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+_STRING_OR_NULL = frozenset({"string", "null"})
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
-
-
-def types_of(schema: Any, root: Any = None, depth: int = 0) -> frozenset[str]:
-    """Return the types that a schema names; empty where it names none.
-
-    Args:
-        root: the schema in which `$ref` looks.
-    """
-    if not isinstance(schema, Mapping) or depth > _DEPTH:
-        return frozenset()
-    schema = _resolve(schema, root)
-    kinds = schema.get("type")
-    found = {kind.strip().lower() for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)}
-    types = {_ALIASES.get(kind, kind) for kind in found}
-    values = schema.get("enum")
-    for value in [*(values if isinstance(values, list) else ()), *([schema["const"]] if "const" in schema else ())]:
-        types.add(_TYPES.get(type(value), "object"))
-    for place in ("anyOf", "oneOf", "allOf"):
-        members = schema.get(place)
-        for member in members if isinstance(members, list) else ():
-            types |= types_of(member, root, depth + 1)
-    return frozenset(types)
-
-
-def property_of(schema: Any, name: str, root: Any = None) -> Any:
-    """Return the schema of an object's property; None where there is none."""
-    properties = _resolve(schema, root).get("properties") if isinstance(schema, Mapping) else None
-    return properties.get(name) if isinstance(properties, Mapping) else None
-
-
-def _resolve(schema: Mapping[str, Any], root: Any) -> Mapping[str, Any]:
-    """Follow a `$ref` into the root; its own keys stay."""
-    reference, target = schema.get("$ref"), root
-    if not isinstance(reference, str) or not reference.startswith("#/"):
-        return schema
-    for key in reference[2:].split("/"):
-        target = target.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
-    return {**target, **schema} if isinstance(target, Mapping) else schema
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
@@ -201,26 +152,33 @@ class ParameterValue:
         self._write = write
         self._trim = trim  # whether the text has not begun
         self._trims = trim
-        self._text = ""  # not written yet
+        self._pieces: list[str] = []  # not written yet
+        self._start = ""  # of the text, while it may be null
         self._streams = False
 
     def feed(self, text: str) -> None:
         if self._trim and text:
             text, self._trim = text.removeprefix("\n"), False
-        self._text += text
-        if self._streams or self._is_string():
-            held = "\n" if self._trims and self._text.endswith("\n") else ""
-            self._write(("" if self._streams else '"') + _escape(self._text.removesuffix(held)))
-            self._text, self._streams = held, True
+        self._pieces.append(text)
+        if self._streams or self._is_string(text):
+            text = "".join(self._pieces)
+            held = "\n" if self._trims and text.endswith("\n") else ""
+            self._write(("" if self._streams else '"') + _escape(text.removesuffix(held)))
+            self._pieces, self._streams = [held], True
 
     def close(self) -> None:
-        text = self._text.removesuffix("\n") if self._trims else self._text
+        text = "".join(self._pieces)
+        text = text.removesuffix("\n") if self._trims else text
         self._write(_escape(text) + '"' if self._streams else as_json(text, self._types))
 
-    def _is_string(self) -> bool:
-        if self._types == _ANY_STRING:
-            return True
-        return self._types == {"string", "null"} and not "null".startswith(self._text.strip().lower())
+    def _is_string(self, text: str) -> bool:
+        """Return whether the value is a string, once `text` has come."""
+        if self._types != _STRING_OR_NULL:
+            return self._types == _ANY_STRING
+        start = (self._start + text).lstrip()
+        word = start.rstrip()
+        self._start = word if word == start else f"{word} "  # any space between words, so that it stays short
+        return not "null".startswith(word.lower())
 
 
 def _escape(text: str) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from handler.core.text import Vocabulary
-from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Ending, Event, Parser
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Ending, Event, Parser, pieces
 from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import JsonEnd
+from handler.protocols.assistant.tools.schema import ToolSchema
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -75,6 +76,9 @@ class CallParser:
     A subclass writes `calls` with the steps below. While no call has begun, what they take is text after all if
     `Broken` is raised, or if the answer ends. Once one has begun, `Broken` and the answer's end leave it as it is.
 
+    A model may write anything, so the work is linear in the answer. A step costs as much as `held` is long: a whole
+    answer comes in pieces, and no step waits with more than a few hundred characters held. What grows is a list.
+
     Attributes:
         begins: marks before calls, a longer one before those that it starts with.
         at_start: the answer may be calls from its first character on.
@@ -86,19 +90,21 @@ class CallParser:
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         self.tools = {tool["function"]["name"]: tool["function"] for tool in tools}
         self.held = ""  # what no step has taken yet
-        self.taken = ""  # by steps, since the mark or the last call
-        self._space = ""  # after a call, before any text
+        self._taken: list[str] = []  # by steps, since the mark or the last call
+        self._space: list[str] = []  # after a call, before any text
         self._after_call = False  # and no text has followed
         self.count = 0  # of calls
         self._in_call = False
         self._committed = False
         self._closable = False  # the arguments say all that came: only what closes them lacks
         self._events: list[Event] = []
+        self._written: list[str] = []  # after the last event
+        self._schemas: dict[str, ToolSchema] = {}
         self._steps: Steps[None] | None = None  # once text has come: a parser without any can be copied
 
     def feed(self, text: str) -> list[Event]:
-        if text:
-            self.held += text
+        for piece in pieces(text):
+            self.held += piece
             if self._steps is None:
                 self._steps = self._run()
             next(self._steps)
@@ -120,51 +126,68 @@ class CallParser:
         """
         raise NotImplementedError
 
+    @property
+    def taken(self) -> str:
+        """What steps have taken since the mark or the last call, while no call has begun."""
+        return "".join(self._taken)
+
+    def schema(self, tool: str) -> ToolSchema:
+        """Return the schema of a tool's arguments."""
+        if tool not in self._schemas:
+            self._schemas[tool] = ToolSchema(self.tools.get(tool, {}).get("parameters"))
+        return self._schemas[tool]
+
     # -- events ------------------------------------------------------------------------------------------------------
 
     def begin(self, name: str) -> None:
         """Begin a call: nothing of it can become text any more."""
-        self._events.append(CallStart(self.count, name))
+        self._add(CallStart(self.count, name))
         self.count += 1
-        self._space, self._after_call, self._in_call = "", True, True
+        self._space, self._after_call, self._in_call = [], True, True
         self.commit()
 
     def write(self, text: str) -> None:
         """Add to the JSON text of the call's arguments."""
-        last = self._events[-1] if self._events else None
-        if isinstance(last, Arguments) and last.number == self.count - 1:
-            self._events[-1] = Arguments(last.number, last.text + text)
-        elif text:
-            self._events.append(Arguments(self.count - 1, text))
+        if text:
+            self._written.append(text)
 
     def end_call(self, ending: Ending = Ending.WHOLE) -> None:
         if self._in_call:
-            self._events.append(CallEnd(self.count - 1, ending))
+            self._add(CallEnd(self.count - 1, ending))
         self._in_call = self._committed = False
 
     def drop(self) -> None:
         """Drop what has been taken: it belongs to the calls before it."""
-        self.taken = ""
+        self._taken = []
 
     def commit(self) -> None:
         """Drop what has been taken, and what will be up to the end of the call."""
-        self.taken, self._committed = "", True
+        self._taken, self._committed = [], True
 
     def show(self, text: str) -> None:
         """Show text, but white space after a call only before other text."""
         if self._after_call and not text.strip():
-            self._space += text
+            self._space.append(text)
         elif text:
-            self._events.append(self._space + text)
-            self._space, self._after_call = "", False
+            self._add("".join([*self._space, text]))
+            self._space, self._after_call = [], False
+
+    def _add(self, event: Event) -> None:
+        self._end_arguments()
+        self._events.append(event)
+
+    def _end_arguments(self) -> None:
+        if self._written:
+            self._events.append(Arguments(self.count - 1, "".join(self._written)))
+            self._written = []
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def advance(self, size: int) -> str:
         """Take so many characters."""
         text, self.held = self.held[:size], self.held[size:]
-        if not self._committed:
-            self.taken += text
+        if text and not self._committed:
+            self._taken.append(text)
         return text
 
     def skip(self, signs: str = SPACES) -> Steps[str]:
@@ -212,13 +235,13 @@ class CallParser:
 
     def until(self, *ends: str, limit: int = 512) -> Steps[tuple[str, str]]:
         """Take a short text and the mark at its end, and return both. Broken where none comes within the limit."""
-        pattern = any_of(ends)
+        pattern, most = any_of(ends), limit + max(map(len, ends))
         while True:
-            match = pattern.search(self.held)
+            match = pattern.search(self.held, 0, most)
             if match and match.start() <= limit:
                 text = self.advance(match.start())
                 return text, self.advance(len(match[0]))
-            if match or len(self.held) > limit + max(map(len, ends)):
+            if match or len(self.held) > most:
                 raise Broken
             yield
 
@@ -249,6 +272,16 @@ class CallParser:
         yield
         self._closable = False
 
+    def whole(self) -> Steps[str]:
+        """Take the JSON object or list that comes next, and return it."""
+        end, parts = JsonEnd(), list[str]()
+        while True:
+            size = end.feed(self.held)
+            parts.append(self.advance(len(self.held) if size is None else size))
+            if size is not None:
+                return "".join(parts)
+            yield
+
     # -- text --------------------------------------------------------------------------------------------------------
 
     def _run(self) -> Steps[None]:
@@ -273,7 +306,7 @@ class CallParser:
             yield
 
     def _block(self, begin: str) -> Steps[None]:
-        self.taken = begin
+        self._taken = [begin]
         try:
             yield from self.calls(begin)
         except Broken:
@@ -284,9 +317,10 @@ class CallParser:
 
     def _end_block(self, rest: str = "") -> None:
         if not self._committed:
-            self.show(self.taken + rest)
+            self.show("".join([*self._taken, rest]))
 
     def _pop(self) -> list[Event]:
+        self._end_arguments()
         events, self._events = self._events, []
         return events
 

@@ -55,6 +55,8 @@ ANSWERS: Sequence[tuple[str, bool, str, str, str]] = (
     ("openai_gptoss", True, HARMONY, "Hm.", "Wait.Yes."),
     ("openai_gptoss", True, "Plain <|mess", "", "Plain <|mess"),
     ("openai_gptoss", True, "<|channel|>fin", "", "<|channel|>fin"),
+    ("openai_gptoss", True, "<|start|>assistant", "", "<|start|>assistant"),
+    ("openai_gptoss", True, "<|start|>" * 120, "", "<|start|>" * 120),
     ("granite", False, "Here's my thought process: Hm. Here is my response: Yes.", " Hm. ", " Yes."),
     ("granite", False, "Here is my house", "", "Here is my house"),
     ("nemotron_v3", True, "Hm.\n</think>\nYes.", "Hm.", "\nYes."),

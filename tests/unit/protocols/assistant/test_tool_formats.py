@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart
 from handler.protocols.assistant.tools.formats import FORMATS, find
-from handler.protocols.assistant.tools.json_text import as_json, property_of, types_of
+from handler.protocols.assistant.tools.json_text import as_json
+from handler.protocols.assistant.tools.schema import ToolSchema
 from tests.unit.protocols.assistant.tool_texts import GOLDEN, TOOLS, Read, golden, read
 
 
@@ -150,6 +151,8 @@ def test_plain_text_becomes_json_by_its_types(text: str, types: str, wanted: str
         ({"const": "a"}, "string"),
         ({"anyOf": [{"type": "number"}, {"$ref": "#/$defs/A"}]}, "number object"),
         ({"$ref": "#/$defs/A"}, "object"),
+        ({"$ref": "#/$defs/B"}, "object"),
+        ({"$ref": "#"}, "object"),
         ({"$ref": "#/$defs/none"}, ""),
         ({"$ref": "#/$defs/loop"}, ""),
         ({}, ""),
@@ -159,9 +162,14 @@ def test_plain_text_becomes_json_by_its_types(text: str, types: str, wanted: str
 )
 def test_types_are_those_of_the_schema(schema: Any, types: str) -> None:
     loop = {"allOf": [{"$ref": "#/$defs/loop"}]}
-    root = {"properties": {"a": schema}, "$defs": {"A": {"type": "object"}, "loop": loop}}
-    assert types_of(property_of(root, "a", root), root) == frozenset(types.split())
-    assert property_of(root, "b", root) is None
+    root = {
+        "type": "object",
+        "properties": {"a": schema},
+        "$defs": {"A": {"type": "object"}, "B": {"$ref": "#/$defs/A"}, "loop": loop},
+    }
+    found = ToolSchema(root)
+    assert found.types(found.property(root, "a")) == frozenset(types.split())
+    assert found.property(root, "b") is None
 
 
 def test_auto_finds_the_format_that_a_template_shows() -> None:

@@ -36,6 +36,48 @@ TOOLS = [
     _tool("write", {"path": {"type": "string"}, "text": {"type": "string"}}),
 ]
 
+BEGUN = {
+    "openai": ("<|channel|>commentary to=functions.time<|message|>{", '"a": 1, ', "<|cal"),
+    "gemma4": ("<|tool_call>call:time{", "a:1,", "<tool_call"),
+    "pythonic": ("[time(", "a=1, ", ")"),
+    "llama4_pythonic": ("<|python_start|>[time(", "a=1, ", ")"),
+    "glm45": ("<tool_call>time\n", "<arg_key>a</arg_key><arg_value>1</arg_value>", "</tool"),
+    "glm47": ("<tool_call>time", "<arg_key>a</arg_key><arg_value>1</arg_value>", "</tool"),
+    "qwen3_coder": ("<tool_call><function=time>", "<parameter=a>1</parameter>", "</func"),
+    "qwen3_xml": ("<tool_call><function=time>", "<parameter=a>1</parameter>", "</func"),
+    "seed_oss": ("<seed:tool_call><function=time>", "<parameter=a>1</parameter>", "</func"),
+    "minimax_m2": ('<minimax:tool_call><invoke name="time">', '<parameter name="a">1</parameter>', "</inv"),
+    "deepseek_v32": (
+        '<｜DSML｜function_calls><｜DSML｜invoke name="time">',
+        '<｜DSML｜parameter name="a">1</｜DSML｜parameter>',
+        "</｜DSML｜inv",
+    ),
+    "deepseek_v4": (
+        '<｜DSML｜tool_calls><｜DSML｜invoke name="time">',
+        '<｜DSML｜parameter name="a">1</｜DSML｜parameter>',
+        "</｜DSML｜inv",
+    ),
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>time\n```json\n{",
+        '"a": 1, ',
+        "```",
+    ),
+    "deepseek_v31": ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>time<｜tool▁sep｜>{", '"a": 1, ', "<｜tool"),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.time:0<|tool_call_argument_begin|>{",
+        '"a": 1, ',
+        "<|tool",
+    ),
+    "mistral": ("[TOOL_CALLS]time[ARGS]{", '"a": 1, ', "[TOOL"),
+    "granite": ('<|tool_call|>[{"name": "time", "arguments": {', '"a": 1, ', "<|tool"),
+    "llama3_json": ('{"name": "time", "parameters": {', '"a": 1, ', "<|py"),
+    "phi4_mini_json": ('functools[{"name": "time", "arguments": {', '"a": 1, ', "func"),
+    **dict.fromkeys(
+        ("hermes", "granite4", "smollm2"), ('<tool_call>{"name": "time", "arguments": {', '"a": 1, ', "</too")
+    ),
+}
+"""A call of `time` up to its arguments, an argument, and the beginning of an end; by format."""
+
 Read = list[str | list[str]]
 """Text, and calls as a name and the text of the arguments."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from handler.protocols.assistant.tools.json_text import ParameterValue, as_json, dumps, property_of, types_of
+from handler.protocols.assistant.tools.json_text import ParameterValue, as_json, dumps
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, CallParser, Format, Steps
+from handler.protocols.assistant.tools.schema import ANY, ToolSchema
 
 _CALL, _CALL_END = "<|tool_call>", "<tool_call|>"
 _QUOTE = '<|"|>'
@@ -28,37 +29,37 @@ class Gemma4(CallParser):
         if (yield from self.skip()) != "{":
             raise Broken
         self.begin(name)
-        schema = self.tools.get(name, {}).get("parameters")
-        yield from self._members("}", schema, schema, 0)
+        schema = self.schema(name)
+        yield from self._members("}", schema, schema.root, 0)
         yield from self.skip()
         yield from self.expect(_CALL_END)
         self.end_call()
 
-    def _members(self, end: str, schema: Any, root: Any, depth: int) -> Steps[None]:
+    def _members(self, end: str, schemas: ToolSchema, schema: Any, depth: int) -> Steps[None]:
         """Read an object or a list, whose sign comes next."""
         if depth > _DEPTH:
             raise Broken
         self.write(self.advance(1))
         before = ""
         while (sign := (yield from self.skip(SPACES + ","))) != end:
-            member = schema.get("items") if isinstance(schema, dict) else None
+            member = schemas.items(schema)
             if end == "}":
                 key = yield from self._key()
-                member = property_of(schema, key, root)
+                member = schemas.property(schema, key)
                 self.write(f"{before}{dumps(key)}: ")
                 sign = yield from self.skip()
             else:
                 self.write(before)
             before = ", "
             if sign in "{[":
-                yield from self._members("}" if sign == "{" else "]", member, root, depth + 1)
+                yield from self._members("}" if sign == "{" else "]", schemas, member, depth + 1)
             elif (yield from self.take(_QUOTE)):
                 value = ParameterValue(_STRING, self.write)
                 yield from self.stream_until(value.feed, _QUOTE)
                 value.close()
             else:
                 bare = yield from self.run(_BARE)
-                self.write(as_json(bare.strip(SPACES), types_of(member, root) or frozenset({"any"})))
+                self.write(as_json(bare.strip(SPACES), schemas.types(member) or ANY))
         self.write(self.advance(1))
 
     def _key(self) -> Steps[str]:

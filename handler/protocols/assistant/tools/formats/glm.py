@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from handler.protocols.assistant.tools.grammar import Notation
-from handler.protocols.assistant.tools.json_text import ParameterValue, dumps, property_of, types_of
+from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
 from handler.protocols.assistant.tools.parsing import NAME, CallParser, Format, Steps
 
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
@@ -22,7 +22,7 @@ class Glm(CallParser):
         yield from self.skip()
         end = yield from self.expect(_KEY, _CALL_END)
         self.begin(name)
-        schema = self.tools.get(name, {}).get("parameters")
+        schema = self.schema(name)
         before = "{"
         while end == _KEY:
             key, _ = yield from self.until(_KEY_END)
@@ -30,7 +30,7 @@ class Glm(CallParser):
             yield from self.skip()
             yield from self.expect(_VALUE)
             self.write(f"{before}{dumps(key)}: ")
-            value = ParameterValue(types_of(property_of(schema, key, schema), schema), self.write)
+            value = ParameterValue(schema.types(schema.property(schema.root, key)), self.write)
             end = yield from self.stream_until(value.feed, _VALUE_END, _CALL_END)
             value.close()
             before = ", "

@@ -48,25 +48,32 @@ class JsonCalls(CallParser):
 
     def _object(self) -> Steps[None]:
         """Read a call: first up to its name."""
-        end, scanned = JsonEnd(), 0
-        while True:
-            head = _HEAD.match(self.held, 0, _LONGEST_HEAD) if scanned < _LONGEST_HEAD else None
-            if head:
-                yield from self._streamed(head)
-                return
-            if scanned <= _LONGEST_HEAD < len(self.held) and _OPEN.fullmatch(self.held, 0, _LONGEST_HEAD):
-                raise Broken
-            size = end.feed(self.held[scanned:])
-            if size is not None:
-                break
-            scanned = len(self.held)
-            yield
-        call = _call(self.advance(scanned + size))
+        head = yield from self._head()
+        if head:
+            yield from self._streamed(head)
+            return
+        call = _call((yield from self.whole()))
         if call is None:  # nor is anything in it: to look would be to read nested ones again and again
             raise Broken
         self.begin(call[0])
         self.write(call[1])
         self.end_call()
+
+    def _head(self) -> Steps[re.Match[str] | None]:
+        """Return the start of a call up to its arguments; None for an object in another order."""
+        end, scanned = JsonEnd(), 0
+        while True:
+            head = _HEAD.match(self.held, 0, _LONGEST_HEAD)
+            if head:
+                return head
+            if len(self.held) > _LONGEST_HEAD:
+                if _OPEN.fullmatch(self.held, 0, _LONGEST_HEAD):
+                    raise Broken
+                return None
+            if end.feed(self.held[scanned:]) is not None:
+                return None
+            scanned = len(self.held)
+            yield
 
     def _streamed(self, head: re.Match[str]) -> Steps[None]:
         try:

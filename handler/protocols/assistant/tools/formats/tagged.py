@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from handler.protocols.assistant.tools.grammar import Notation
-from handler.protocols.assistant.tools.json_text import ParameterValue, dumps, property_of, types_of
+from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
 from handler.protocols.assistant.tools.parsing import NAME, CallParser, Format, Steps
+from handler.protocols.assistant.tools.schema import ANY, ToolSchema
 
 _KEY = re.compile(r"[^>\"'\n]{1,256}")
 
@@ -41,7 +42,7 @@ class TaggedCalls(CallParser):
         yield from self.expect(">")
         self.begin(name)
         self._before = "{"
-        schema = self.tools.get(name, {}).get("parameters")
+        schema = self.schema(name)
         end = ""
         while end != self.call_end:
             if end == self.parameter:
@@ -53,14 +54,14 @@ class TaggedCalls(CallParser):
         self.write("}" if self._before == ", " else "{}")
         self.end_call()
 
-    def _parameter(self, schema: object) -> Steps[str]:
+    def _parameter(self, schema: ToolSchema) -> Steps[str]:
         key = yield from self._name(_KEY)
-        types = types_of(property_of(schema, key, schema), schema)
+        types = schema.types(schema.property(schema.root, key))
         attributes, _ = yield from self.until(">")
         if 'string="true"' in attributes and (not types or "string" in types):
             types = frozenset({"string"})
         elif 'string="false"' in attributes and not types:
-            types = frozenset({"any"})
+            types = ANY
         self.write(f"{self._before}{dumps(key)}: ")
         self._before = ", "
         value = ParameterValue(types, self.write, trim=self.trim)

@@ -1,0 +1,119 @@
+"""The work of reading an answer: linear in its length, whatever the model writes."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from handler.core.text import StopMatcher
+from handler.core.thoughts import Thoughts
+from handler.protocols.assistant.events import Parser
+from handler.protocols.assistant.reasoning.families import FAMILIES
+from handler.protocols.assistant.reasoning.parsing import thinking_parser
+from handler.protocols.assistant.tools.formats import FORMATS
+from tests.unit.protocols.assistant.tool_texts import BEGUN, TOOLS, golden
+
+LENGTH = 40_000  # characters, and four times as many
+PIECES = (4, 1 << 20)  # characters; the second is the whole answer at once
+
+
+def cpu_time(call: Callable[[], object]) -> float:
+    began = time.process_time()
+    call()
+    return time.process_time() - began
+
+
+def read(parser: Any, text: str, size: int) -> None:
+    for at in range(0, len(text), size):
+        parser.feed(text[at : at + size])
+    parser.flush()
+
+
+def assert_linear(make: Callable[[], Any], begin: str, unit: str) -> None:
+    """Check that four times the text costs less than six times the time, of a few tries at the best."""
+    for size in PIECES:
+        for last in (False, False, False, True):
+            once = cpu_time(functools.partial(read, make(), begin + unit * (LENGTH // len(unit)), size))
+            four = cpu_time(functools.partial(read, make(), begin + unit * (4 * LENGTH // len(unit)), size))
+            if four < 6 * once or four < 0.05:
+                break
+            told = f"{four:.2f} s, a quarter of it {once:.2f} s, in pieces of {size}: {begin!r} and {unit!r}"
+            assert not last, told
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+CALLS = {name: golden(name)["parallel"]["text"] for name in FORMATS}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("shape", ["calls", "arguments", "ends", "string", "other order", "space"])
+def test_the_work_is_linear_in_the_answer(format: str, shape: str) -> None:
+    begin, argument, partial = BEGUN[format]
+    text = {
+        "calls": ("", CALLS[format]),
+        "arguments": (begin, argument),
+        "ends": (begin + argument, partial),
+        "string": (begin + argument.partition("1")[0] + '"', 'x\\"'),
+        "other order": (begin.partition('"name"')[0] + '{"arguments": {', '"a": 1, '),
+        "space": (CALLS[format], "\n"),
+    }[shape]
+    assert_linear(lambda: FORMATS[format].make(TOOLS), *text)
+
+
+THOUGHTS = {
+    "thought": "so it is; ",
+    "marks": "{begin}a{end}b",
+    "half marks": "{half}",
+    "space": " \n",
+    "calls": "{call}",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("shape", THOUGHTS)
+@pytest.mark.parametrize("thinking", [True, False])
+def test_the_work_is_linear_in_the_thought(family: str, shape: str, thinking: bool) -> None:
+    marks = FAMILIES[family]
+    begin, end = next(iter((*marks.begin, *marks.others)), "<think>"), next(iter(marks.end), "</think>")
+    unit = THOUGHTS[shape].format(begin=begin, end=end, half=end[:-1], call=next(iter(marks.calls), begin))
+    assert_linear(lambda: thinking_parser(marks, FORMATS["hermes"].make(TOOLS), thinking=thinking), "", unit)
+
+
+@pytest.mark.parametrize("unit", ["a", " ", "<th", "aab", "</thin"])
+@pytest.mark.parametrize("thoughts", [None, Thoughts(("<think>",), ("</think>",), is_open=False)])
+def test_the_work_is_linear_with_stop_strings(unit: str, thoughts: Thoughts | None) -> None:
+    assert_linear(lambda: StopMatcher(["a" * 100 + "b", "</think>x", *"defg"], thoughts=thoughts), "", unit)
+
+
+def draw_answers(parsers: dict[str, Callable[[], Parser]], texts: dict[str, list[str]]) -> st.SearchStrategy[Any]:
+    """Draw a parser's name, the beginning of one of its answers, and what the model repeats then."""
+
+    def of(name: str) -> st.SearchStrategy[Any]:
+        parts = st.sampled_from(texts[name]).flatmap(
+            lambda text: st.tuples(st.integers(0, len(text)), st.integers(1, 40)).map(
+                lambda place: (text[: place[0]], text[max(0, place[0] - place[1]) : place[0]] or text[:1])
+            )
+        )
+        odd = st.sampled_from([*" \n;,:{}[]()\"'\\<|=", "<tool_call>", "a:1,", "a=1,", '"a":1,', "[[", "{{", '{"a":'])
+        return st.tuples(st.just(name), parts.map(lambda part: part[0]), parts.map(lambda part: part[1]) | odd)
+
+    return st.sampled_from([*parsers]).flatmap(of)
+
+
+@settings(deadline=None)
+@given(
+    draw_answers(
+        {name: (lambda format=format: format.make(TOOLS)) for name, format in FORMATS.items()},  # type: ignore[misc]
+        {name: [case["text"] for case in golden(name).values()] for name in FORMATS},
+    )
+)
+def test_whatever_a_model_repeats_the_work_is_linear(drawn: tuple[str, str, str]) -> None:
+    name, begin, unit = drawn
+    assert_linear(lambda: FORMATS[name].make(TOOLS), begin, unit)
