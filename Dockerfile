@@ -22,7 +22,7 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY pyproject.toml README.md ./
+COPY LICENSE pyproject.toml README.md ./
 COPY handler handler
 COPY deploy deploy
 RUN python3 -m venv /build \

@@ -145,7 +145,8 @@ environments: dev ## of test-clients, test-python and accept-vllm, installed bef
 
 # VLLM_PYTHON's, on a GPU say, else its CPU build in an environment of its own.
 accept-vllm: $(if $(VLLM_PYTHON),,$(BIN)/uv) ## 10 min: the engines' suites on the real vLLM
-	python=$$($(if $(VLLM_PYTHON),$(PYTHON),$(BIN)/python) -m tests.accept.vllm_environment $(VENV)-vllm) && $$python -m pytest --timeout 300 -m vllm tests/gpu/vllm tests/process/engines tests/unit/engines tests/engines_by_url
+	python=$$($(if $(VLLM_PYTHON),$(PYTHON),$(BIN)/python) -m tests.accept.vllm_environment $(VENV)-vllm) && \
+		$$python -m tests.gpu.vllm.checkpoint && $$python -m pytest --timeout 300 -m vllm tests/gpu/vllm tests/process/engines tests/unit/engines tests/engines_by_url
 
 # PYTHON is the one that has TensorRT-LLM, MODEL a Hugging Face directory (docs/trtllm.md).
 accept-trtllm: ## on a GPU machine: the real TensorRT-LLM

@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m deploy") -> i
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRA:
             raise
-        print(f"{prog}: needs {missing}: pip install '.[deploy]' in lmi-handler's directory", file=sys.stderr)
+        print(f"{prog}: needs {missing}: pip install 'lmi-handler[deploy]'", file=sys.stderr)
         return 2
 
 

@@ -13,7 +13,7 @@ from handler import __version__
 from handler.bench.cli import add_parser as add_bench
 from handler.core.errors import ConfigError
 
-_INSTALL = "pip install '.[cli]' in lmi-handler's directory"
+_INSTALL = "pip install 'lmi-handler[cli]'"
 _SHELLS = ("bash", "zsh", "fish")
 _MAP = """Serve a large language model, measure it, and deploy it to SageMaker.
 
@@ -99,7 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_access(serve: argparse.ArgumentParser) -> None:
-    access = serve.add_argument_group("access", "who may speak to the server, and how (docs/serving.md)")
+    access = serve.add_argument_group("access", "who may speak to the server, and how (documents: serving)")
     access.add_argument(
         "--api-key", dest="keys", action="append", default=[], metavar="KEY",
         help="serve only those who send Authorization: Bearer KEY; may be given again. Other users of this machine "

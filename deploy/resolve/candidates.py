@@ -12,7 +12,7 @@ from deploy.resolve.instances import all_types
 
 BEYOND_ONE_MACHINE = (
     "No endpoint of SageMaker spreads a model over several machines. On HyperPod Dynamo does: put this server in front "
-    "of it (lmi serve --engine openai, docs/engines-by-url.md)."
+    "of it (lmi serve --engine openai; documents: engines-by-url)."
 )
 
 

@@ -105,7 +105,7 @@ def _required(spec: Spec, decision: Decision) -> Iterable[Setting]:
         if is_aws_image(decision.image):
             raise SpecError(
                 "model.token_secret: AWS's image does not read secrets; only this project's images do",
-                "Use one of those (docs/container.md), or put the model's files into S3 (model.s3, model.path).",
+                "Use one of those (documents: container), or put the model's files into S3 (model.s3, model.path).",
             )
         yield Setting("HF_TOKEN_SECRET_ARN", model.token_secret, "model.token_secret")
     if str(spec.options.get("replicas", 1)) != "1":  # DJL Serving has workers of its own, and refuses the option

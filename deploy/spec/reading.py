@@ -111,7 +111,7 @@ def _content(path: Path) -> dict[str, Any]:
     except _NOT_YAML as error:
         raise SpecError(f"{path}: not YAML: {_where(error)}") from None
     if content is None:
-        raise SpecError(f"{path}: is empty", "It begins with name:, role:, image: and model: (docs/deploy.md).")
+        raise SpecError(f"{path}: is empty", "It begins with name:, role:, image: and model: (documents: deploy).")
     if not isinstance(content, dict):
         raise SpecError(f"{path}: must be a mapping of names to values")
     return content

@@ -207,7 +207,7 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool) -> Rea
         config = replace(config, warnings=(*config.warnings, idle))
     if config.replicas != "1":
         key = "option.replicas"
-        message = "DJL Serving's workers are the replicas: write minWorkers and maxWorkers (docs/scaling.md)"
+        message = "DJL Serving's workers are the replicas: write minWorkers and maxWorkers (documents: scaling)"
         problems.append(Problem(config.where(key), key, f"{key}={config.replicas}: {message}"))
     if config.request_time_limit is None:
         config = replace(config, request_time_limit=_TIME_LIMIT)

@@ -41,13 +41,11 @@ ENGINES = {
     "openvino": EngineEntry(
         "handler.engines.openvino.engine",
         "openvino_genai",
-        "pip install '.[cpu]' in lmi-handler's directory",
+        "pip install 'lmi-handler[cpu]'",
         pools=True,
     ),
     "echo": EngineEntry("handler.engines.echo.engine", None, "", isolated=False, pools=True),
-    "openai": EngineEntry(
-        "handler.engines.openai.engine", "aiohttp", "pip install '.[openai]' in lmi-handler's directory"
-    ),
+    "openai": EngineEntry("handler.engines.openai.engine", "aiohttp", "pip install 'lmi-handler[openai]'"),
     "trtllm": EngineEntry("handler.engines.trtllm.engine", "tensorrt_llm", "pip install tensorrt-llm", spreads=True),
     "vllm": EngineEntry("handler.engines.vllm.engine", "vllm", "pip install vllm", pools=True, spreads=True),
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import email
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -15,6 +18,10 @@ from tests.environment import clean_environment
 from tests.servers import http, serve
 
 ROOT = Path(__file__).parents[2]
+NEEDED = (  # by the wheel without extras, and by what that needs; some on some versions of Python only
+    *("javaproperties", "orjson", "prometheus_client", "starlette", "uvicorn", "httptools", "uvloop"),
+    *("anyio", "click", "exceptiongroup", "h11", "idna", "six.py", "sniffio", "typing_extensions.py"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +30,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy, into = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("handler", "deploy"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("LICENSE", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, copy)
     _pip("wheel", "--no-deps", "--wheel-dir", str(into), str(copy))
+    _run(sys.executable, "-m", "uv", "build", "--quiet", "--sdist", "--out-dir", str(into), str(copy))
     [found] = into.glob("*.whl")
     return found
 
@@ -43,7 +51,10 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _pip(*arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    _run(sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments)
+
+
+def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -54,6 +65,56 @@ def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
     files = [path for name in ("handler", "deploy") for path in (ROOT / name).rglob("*") if path.is_file()]
     wanted = {path.relative_to(ROOT).as_posix() for path in files if path.suffix not in (".md", ".pyc")}
     assert held == wanted
+
+
+def test_it_and_the_source_distribution_have_the_license(wheel: Path) -> None:
+    text = (ROOT / "LICENSE").read_bytes()
+    with zipfile.ZipFile(wheel) as archive:
+        [licensed] = [name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
+        assert archive.read(licensed) == text
+        [metadata] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        fields = email.message_from_bytes(archive.read(metadata))
+    assert (fields["License-Expression"], fields.get_all("License-File")) == ("Apache-2.0", ["LICENSE"])
+    classifiers = fields.get_all("Classifier", [])
+    versions = {name.rpartition(" ")[2] for name in classifiers if re.search(r":: 3\.\d+$", name)}
+    assert versions == {"3.10", "3.11", "3.12", "3.13"}
+    assert not any(name.startswith("License ::") for name in classifiers), "the expression takes their place"
+    [source] = wheel.parent.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        [member] = [one for one in archive.getmembers() if one.name.count("/") == 1 and one.name.endswith("/LICENSE")]
+        held = archive.extractfile(member)
+        assert held is not None
+        assert held.read() == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (("serve", "--check", "--engine", "openvino"), "cpu"),
+        (("serve", "--check", "--engine", "openai", "-o", "option.base_url=http://127.0.0.1:9"), "openai"),
+        (("deploy", "plan", "none.yaml"), "deploy"),
+    ],
+)
+def test_its_messages_name_what_its_user_has(
+    python: Path, arguments: tuple[str, ...], extra: str, tmp_path: Path
+) -> None:
+    """Without any package beside it but those that it always needs: an extra is named by the wheel's own name."""
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    [packages] = python.parents[1].glob("lib/python*/site-packages")
+    for name in ("handler", "deploy", *(path.name for path in packages.glob("*.dist-info"))):
+        (bare / name).symlink_to(packages / name)
+    for name in NEEDED:
+        if (source := Path(sysconfig.get_path("purelib")) / name).exists():
+            (bare / name).symlink_to(source)
+    call = f"from handler.cli import main; sys.exit(main({[*arguments]!r}))"
+    script = f"import sys; sys.path.append({str(bare)!r}); {call}"
+    command = [str(python), "-I", "-S", "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    assert done.returncode, said
+    assert f"pip install 'lmi-handler[{extra}]'" in said
+    assert "lmi-handler's directory" not in said
 
 
 def test_it_serves_the_pages(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

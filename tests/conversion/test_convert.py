@@ -118,7 +118,7 @@ def test_without_the_extra_the_refusal_says_what_to_install(
 ) -> None:
     found = module.find_spec
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == missing else found(name))
-    with pytest.raises(ConfigError, match=r"pip install '\.\[convert\]'") as refusal:
+    with pytest.raises(ConfigError, match=r"pip install 'lmi-handler\[convert\]'") as refusal:
         convert(source, cache)
     assert str(source) in str(refusal.value)
     assert not converter.runs

@@ -37,7 +37,7 @@ def test_what_the_extra_brings_is_missing(way: str, program: str, missing: str) 
         check=False,
     )
     assert refused.returncode == 2
-    assert refused.stderr == f"{program}: needs {missing}: pip install '.[deploy]' in lmi-handler's directory\n"
+    assert refused.stderr == f"{program}: needs {missing}: pip install 'lmi-handler[deploy]'\n"
 
 
 def test_plan_names_every_wrong_option() -> None:

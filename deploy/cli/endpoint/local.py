@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
         "local",
         help="run the container and SageMaker's API on this machine",
         description="Start the container without Docker, and SageMaker Runtime's API in front of it: boto3 with "
-        "endpoint_url talks to it as to an endpoint (docs/local.md).",
+        "endpoint_url talks to it as to an endpoint (documents: local).",
     )
     parser.add_argument("model", nargs="?", help="a .gguf file, a model directory, or a name on the "
                         "Hugging Face hub (default: the demo model)")  # fmt: skip

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from handler.bench.report.curves import Curve
 
-_INSTALL = "pip install -e '.[bench]' in lmi-handler's directory"
+_INSTALL = "pip install 'lmi-handler[bench]'"
 _TERMINAL = Path("-")
 
 

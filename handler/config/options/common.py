@@ -98,7 +98,7 @@ COMMON = (
     Option("option.enable_force_include_usage", "enable_force_include_usage", switch, False, "every streamed chat and completion ends with its token counts, as with stream_options.include_usage"),
     Option("option.tool_call_parser", "tool_call_parser", one_of(*TOOL_CALL_PARSERS), "auto", "format of the model's tool calls; auto: by its chat template"),
     Option("option.tool_parser_plugin", "tool_parser_plugin", string, None, "a Python file with a parser of tool calls of one's own (models.md), relative to serving.properties, else to the working directory"),
-    Option("option.reasoning_parser", "reasoning_parser", one_of(*REASONING_PARSERS), None, "family of the model's thoughts, which chats then show apart from the text (docs/wire/reasoning.md); auto: by the chat template; by default they stay in the text, as in vLLM and LMI"),
+    Option("option.reasoning_parser", "reasoning_parser", one_of(*REASONING_PARSERS), None, "family of the model's thoughts, which chats then show apart from the text (documents: wire/reasoning); auto: by the chat template; by default they stay in the text, as in vLLM and LMI"),
     Option("option.chat_template", "chat_template", string, None, "a chat template in place of the model's own: its text, or a file (relative to serving.properties, else to the working directory)"),
     Option("option.default_chat_template_kwargs", "default_chat_template_kwargs", json_object, None, "arguments of the chat template for requests that do not set them: {\"enable_thinking\": false}"),
     Option("option.unknown_parameters", "unknown_parameters", one_of("report", "refuse"), "report", "unknown parameters: report them in x-lmi-ignored-parameters, or refuse the request"),
@@ -136,10 +136,10 @@ COMMON = (
     Option("option.log_prompts", "log_prompts", boolean, False, "write prompts to the log"),
     Option("option.tgi_metrics", "tgi_metrics", boolean, False, "the embedded server's /metrics has TGI's names too, for autoscalers: tgi_queue_size, tgi_batch_current_size, tgi_request_count, tgi_request_success, tgi_request_duration"),
     Option("option.cloudwatch_metrics_interval", "cloudwatch_metrics_interval", number(0), 0.0, "the embedded server writes its metrics to stdout every so many seconds, in CloudWatch's embedded metric format; 0 is never"),
-    Option("option.otlp_traces_endpoint", "otlp_traces_endpoint", string, None, "URL that gets OpenTelemetry's traces by OTLP, over HTTP as http://localhost:4318/v1/traces; by default as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says; needs pip install '.[tracing]'"),
+    Option("option.otlp_traces_endpoint", "otlp_traces_endpoint", string, None, "URL that gets OpenTelemetry's traces by OTLP, over HTTP as http://localhost:4318/v1/traces; by default as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says; needs pip install 'lmi-handler[tracing]'"),
     # read by DJL Serving's Java side only
     Option("engine", None, Gone("DJL's own engines are not served here; write engine=Python, or leave it out", ("python", "mpi", "deepspeed")), None, OF_JAVA, of_java=True),
-    Option("option.entryPoint", None, Gone("no other handler runs here, and a model.py's formatters need no entry point (docs/formatters.md); leave it out", HANDLERS), None, OF_JAVA, of_java=True),
+    Option("option.entryPoint", None, Gone("no other handler runs here, and a model.py's formatters need no entry point (documents: formatters); leave it out", HANDLERS), None, OF_JAVA, of_java=True),
     *(
         Option(key, None, str, None, OF_JAVA, of_java=True)
         for key in (

@@ -27,7 +27,7 @@ GPU = (
     Option("option.revision", "revision", string, None, "branch, tag or commit of a model on the Hugging Face hub", engines=LLM_ENGINES[1:], idle="echo has no model"),
     Option("option.pipeline_parallel_degree", "pipeline_parallel_size", integer(1), None, "number of stages for a model's layers; other engines have 1", engines=_GPU, harmless=("1",)),
     Option("option.enable_chunked_prefill", "enable_chunked_prefill", boolean, None, "compute long prompts in parts, beside other requests' tokens", engines=_GPU),
-    Option("option.enable_lora", "enable_lora", boolean, False, "serve LoRA adapters (docs/adapters.md)", engines=("echo", *_GPU), idle="the engine has no LoRA adapters"),
+    Option("option.enable_lora", "enable_lora", boolean, False, "serve LoRA adapters (documents: adapters)", engines=("echo", *_GPU), idle="the engine has no LoRA adapters"),
     Option("option.max_loras", "max_loras", integer(1), 4, "adapters in one batch", engines=_GPU),
     Option("option.max_cpu_loras", "max_cpu_loras", integer(1), None, "adapters kept in the host's memory", engines=_GPU),
     Option("option.max_lora_rank", "max_lora_rank", integer(1), 16, "the largest rank of an adapter", engines=_GPU),

@@ -24,9 +24,9 @@ _TEXT = "only text generation is served"
 _IMAGES = "the model's own configuration says it"
 _TOKENIZER = "the tokenizer is the one in the model's directory"
 _SPECULATION = "say it in option.speculative_config"
-_REPLICAS = "write option.replicas, which runs whole engines side by side (docs/scaling.md); they do not share a model's experts"
-_MACHINE = "a model is served by one machine; a server of several can be the engine (docs/engines-by-url.md)"
-_SERVER = "this server takes no such part; docs/formatters.md shows how a model.py changes requests and answers"
+_REPLICAS = "write option.replicas, which runs whole engines side by side (documents: scaling); they do not share a model's experts"
+_MACHINE = "a model is served by one machine; a server of several can be the engine (documents: engines-by-url)"
+_SERVER = "this server takes no such part; a model.py's formatters change requests and answers"
 _LOG = "LMI_LOG_LEVEL sets the log, option.log_prompts adds prompts to it"
 _METRICS = "vLLM's own logs and metrics are not written here; see /metrics"
 _SCHEDULER = "vLLM's scheduler has it no more"
@@ -46,9 +46,9 @@ LMI = (
     *_refused("answers in Bedrock's form are not made here; leave it out", "bedrock_compat", unless=_FALSE, engines=ENGINES),
     *_refused("option.tensor_parallel_degree spreads a model over GPUs", "device_map", unless=("auto",), engines=ENGINES),
     *_refused("write option.kv_transfer_config={\"kv_connector\": \"LMCacheConnectorV1\", \"kv_role\": \"kv_both\"}, and set LMCache by its own LMCACHE_* variables", "lmcache_auto_config", unless=_FALSE, engines=ENGINES),
-    *_refused("write the adapter's base model into option.model_id, and put the adapter into the model's directory (docs/adapters.md)", "is_peft_model", unless=_FALSE, engines=ENGINES),
+    *_refused("write the adapter's base model into option.model_id, and put the adapter into the model's directory (documents: adapters)", "is_peft_model", unless=_FALSE, engines=ENGINES),
     *_refused("it is for LMI's scikit-learn and XGBoost handlers; the answers of a route have one type here", "default_accept", unless=("application/json",), engines=ENGINES),
-    *_refused("write each argument of the engine as an option of its own (docs/options.md)", "kwargs", unless=("{}",), engines=ENGINES),
+    *_refused("write each argument of the engine as an option of its own (documents: options)", "kwargs", unless=("{}",), engines=ENGINES),
     *_refused(_NEURON, "neuron_optimize_level", "n_positions", "unroll", "load_split_model", "context_length_estimate", "amp", "compiled_graph_path", "draft_model_compiled_path", "save_mp_checkpoint_path", "group_query_attention", "model_loader", "rolling_batch_strategy", "fuse_qkv", "fuse_mlp", "on_device_embedding", "on_device_generation", "shard_over_sequence", "sequence_parallel", "override_neuron_config", "preloaded_model", "all_reduce_dtype", "attention_layout", "cache_layout", "cast_logits_dtype", "collectives_layout", "compilation_worker_count", "enable_mixed_precision_accumulation", "enable_saturate_infinity", "fused_rmsnorm_qkv", "mlp_out_weight_transpose", "multi_node", "neuron_cc_pipeline_factor", "neuron_quant", "partition_schema", "qkv_tiling", "sequence_parallel_norm_threshold", "weight_tiling", engines=ENGINES),
     *_refused("set LMCACHE_CONFIG_FILE in the environment", "lmcache_config_file", engines=ENGINES),
     *_idle(_IMAGES, "image_placeholder_token", engines=()),
@@ -77,7 +77,7 @@ VLLM_OWN = (
     *_refused("a request's template could end this process; write option.chat_template", "trust_request_chat_template", unless=_FALSE),
     *_idle(_IMAGES, "image_token_id", "image_input_shape", "image_feature_size"),
     *_refused("the engine gets images as pixels", "image_input_type", unless=("pixel_values",)),
-    *_refused("this server decodes images, as docs/images.md says", "media_io_kwargs"),
+    *_refused("this server decodes images itself (documents: images)", "media_io_kwargs"),
     *_refused("images come as files", "enable_mm_embeds", unless=_FALSE),
     *_refused("requests bring no arguments of the model's image processor", "trust_request_mm_kwargs", unless=_FALSE),
     # how much of the machine
@@ -95,7 +95,7 @@ VLLM_OWN = (
     *_refused("answers come from the assistant", "response_role", unless=("assistant",)),
     *_refused("a request's tools say it by strict", "tool_strict_level", unless=("auto",)),
     *_refused("tools are given to the model whatever tool_choice says", "exclude_tools_when_tool_choice_none", unless=_FALSE),
-    *_refused("write adapters into the model's directory, or register them (docs/adapters.md)", "lora_modules", "qlora_adapter_name_or_path"),
+    *_refused("write adapters into the model's directory, or register them (documents: adapters)", "lora_modules", "qlora_adapter_name_or_path"),
     *_refused("vLLM has no prompt adapters any more", "enable_prompt_adapter", "max_prompt_adapters", "max_prompt_adapter_token", "prompt_adapters", unless=_FALSE),
     *_refused("vLLM has no biases of LoRA adapters any more", "enable_lora_bias", unless=_FALSE),
     *_refused("vLLM has no long LoRA any more", "long_lora_scaling_factors"),
@@ -114,8 +114,8 @@ VLLM_OWN = (
     *_idle("requests may always bring tools", "enable_auto_tool_choice", "expand_tools_even_if_tool_choice_none"),
     *_idle(_LOG, "enable_log_requests", "disable_log_requests", "enable_log_outputs", "enable_log_deltas", "max_log_len", "uvicorn_log_level", "disable_uvicorn_access_log", "disable_access_log_for_endpoints", "log_error_stack", "aggregate_engine_logging"),
     *_idle(_METRICS, "show_hidden_metrics_for_version", "kv_cache_metrics", "kv_cache_metrics_sample", "cudagraph_metrics", "enable_mfu_metrics", "enable_mm_processor_stats", "per_request_spec_decode_metrics", "custom_histogram_buckets", "enable_server_load_tracking", "enable_per_request_metrics", "record_acceptance_rate", "disable_logprobs_during_spec_decoding"),
-    *_idle("docs/wire/ lists what answers have", "enable_prompt_tokens_details", "enable_request_id_headers", "fingerprint_mode", "fingerprint_value", "enable_tokenizer_info_endpoint", "cohere_format", "cohere_is_reasoning_model", "anthropic_disabled_thinking_effort"),
-    *_idle("this server has its own limits and pages (docs/serving.md)", "h11_max_header_count", "h11_max_incomplete_event_size", "disable_fastapi_docs", "enable_offline_docs", "disable_frontend_multiprocessing", "renderer_num_workers", "enable_flash_late_interaction", "dp_supervisor_probe_interval_s", "dp_supervisor_probe_timeout_s", "dp_supervisor_probe_failure_threshold"),
+    *_idle("answers have what their API says", "enable_prompt_tokens_details", "enable_request_id_headers", "fingerprint_mode", "fingerprint_value", "enable_tokenizer_info_endpoint", "cohere_format", "cohere_is_reasoning_model", "anthropic_disabled_thinking_effort"),
+    *_idle("this server has its own limits and pages (documents: serving)", "h11_max_header_count", "h11_max_incomplete_event_size", "disable_fastapi_docs", "enable_offline_docs", "disable_frontend_multiprocessing", "renderer_num_workers", "enable_flash_late_interaction", "dp_supervisor_probe_interval_s", "dp_supervisor_probe_timeout_s", "dp_supervisor_probe_failure_threshold"),
     # what vLLM before 0.20 had
     *_idle(_SCHEDULER, "swap_space", "use_v2_block_manager", "num_lookahead_slots", "scheduler_delay_factor", "preemption_mode", "disable_async_output_proc", "multi_step_stream_outputs", "num_scheduler_steps"),
     *_idle("the handler's own tokenizer needs none", "tokenizer_pool_size", "tokenizer_pool_type", "tokenizer_pool_extra_config"),

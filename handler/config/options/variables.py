@@ -80,7 +80,7 @@ def _refused(help: str, *unless: str) -> Variable:
 
 _LIMITS = "a request may ask for as much as the engine can do"
 _SCHEDULING = "requests join a running batch at its next step"
-_ADAPTERS = "put adapters into adapters/ beside the model, or register them (docs/adapters.md)"
+_ADAPTERS = "put adapters into adapters/ beside the model, or register them (documents: adapters)"
 _ROPE = "write OPTION_HF_OVERRIDES={...} (vllm), or change the model's config.json"
 _SPECULATE = 'write OPTION_SPECULATIVE_CONFIG={"method": "ngram", "num_speculative_tokens": N} (vllm)'
 _TRACES = "write OPTION_OTLP_TRACES_ENDPOINT"

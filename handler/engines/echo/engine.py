@@ -140,9 +140,7 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     if not Path(directory).is_dir():
         raise ConfigError(f"option.echo_tokenizer={directory}: there is no such directory")
     if importlib.util.find_spec("transformers") is None:
-        raise ConfigError(
-            "option.echo_tokenizer needs transformers: pip install '.[openai]' in lmi-handler's directory"
-        )
+        raise ConfigError("option.echo_tokenizer needs transformers: pip install 'lmi-handler[openai]'")
 
 
 def prepare(model_id: str | None, config: EngineConfig) -> None:

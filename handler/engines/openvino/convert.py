@@ -90,8 +90,8 @@ def download(model_id: str, revision: str | None) -> Path:
     fetched = any(directory.glob("*.safetensors"))  # and maybe converted too
     if not fetched and not has_bert_config(directory) and not converter_is_installed():
         raise ConfigError(
-            f"{model_id} has to be converted for OpenVINO, which needs: pip install '.[convert]' in lmi-handler's "
-            "directory; then start again. The hub's owner OpenVINO has models that need no conversion. "
+            f"{model_id} has to be converted for OpenVINO, which needs: pip install 'lmi-handler[convert]'; "
+            "then start again. The hub's owner OpenVINO has models that need no conversion. "
             f"On a GPU run: lmi serve {model_id} --engine vllm"
         )
     return hub.download_checkpoint(model_id, revision, torch=converter_is_installed())
@@ -122,8 +122,7 @@ def check_converter(source: Path, cache: Path, task: Task = Task.GENERATION) -> 
     """Raise ConfigError where `source` has not been converted and the converter is not installed."""
     if not converter_is_installed() and not _target(source, cache, task).is_dir():
         raise ConfigError(
-            f"{source} has to be converted first, which needs: pip install '.[convert]' in lmi-handler's directory; "
-            "then start again"
+            f"{source} has to be converted first, which needs: pip install 'lmi-handler[convert]'; then start again"
         )
 
 

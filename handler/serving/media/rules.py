@@ -12,7 +12,7 @@ from handler.core.errors import ConfigError, Problem
 
 ANY_HOST = "*"
 
-EXTRA = "pip install '.[images]' in lmi-handler's directory"
+EXTRA = "pip install 'lmi-handler[images]'"
 
 
 class ImageRules(NamedTuple):

@@ -23,7 +23,7 @@ _EXPORTERS = {
 }
 """OTLP's protocols, by their names in OTEL_EXPORTER_OTLP_PROTOCOL."""
 
-_MISSING = "pip install '.[tracing]' in lmi-handler's directory"
+_MISSING = "pip install 'lmi-handler[tracing]'"
 
 
 class RequestRecord(NamedTuple):

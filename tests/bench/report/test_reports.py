@@ -63,10 +63,10 @@ def test_without_matplotlib_bars_and_what_to_install(
     out, err = capsys.readouterr()
     assert "throughput [tokens/s]\n" in out
     assert json.loads(out.splitlines()[-1]) == served(1)
-    assert "pip install -e '.[bench]'" in err
+    assert "pip install 'lmi-handler[bench]'" in err
     with pytest.raises(SystemExit):
         parsed("--plot", "x.png")
-    assert "--plot: needs matplotlib: pip install -e '.[bench]'" in capsys.readouterr().err
+    assert "--plot: needs matplotlib: pip install 'lmi-handler[bench]'" in capsys.readouterr().err
 
 
 def test_a_base_installation_prints_the_document(
@@ -76,7 +76,7 @@ def test_a_base_installation_prints_the_document(
     assert arguments.print_result(parsed(), served(1)) == 0
     out, err = capsys.readouterr()
     assert json.loads(out) == served(1)
-    assert "pip install -e '.[bench]'" in err
+    assert "pip install 'lmi-handler[bench]'" in err
 
 
 @pytest.mark.parametrize("name", ["x.gif", "x", "png"])

@@ -56,7 +56,7 @@ def test_a_checkpoint_without_the_extra_is_refused_with_the_command(
     from handler.engines.openvino import convert as conversion
 
     monkeypatch.setattr(conversion, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install '\.\[convert\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'lmi-handler\[convert\]'"):
         conversion.convert(make(tmp_path / "hf", "config.json", "model.safetensors"), tmp_path / "cache")
 
 

@@ -181,7 +181,9 @@ def test_what_must_be_converted_is_not_fetched_without_the_converter(
     monkeypatch.setattr(convert, "converter_is_installed", lambda: False)
     monkeypatch.setattr(convert.hub, "download_descriptions", lambda name, revision: tmp_path)
     monkeypatch.setattr(convert.hub, "download", lambda *_, **__: pytest.fail("fetched"))
-    with pytest.raises(ConfigError, match=r"has to be converted .*'\.\[convert\]'.* lmi serve a/b --engine vllm"):
+    with pytest.raises(
+        ConfigError, match=r"has to be converted .*'lmi-handler\[convert\]'.* lmi serve a/b --engine vllm"
+    ):
         convert.download("a/b", None)
 
 

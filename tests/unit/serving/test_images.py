@@ -290,10 +290,7 @@ def test_vllms_arguments_that_this_server_reads_are_refused_among_engine_args() 
 
 def test_without_pillow_images_are_refused_by_its_name() -> None:
     with mock.patch("importlib.util.find_spec", return_value=None):
-        assert (
-            missing_packages()
-            == "PIL and aiohttp cannot be imported: pip install '.[images]' in lmi-handler's directory"
-        )
+        assert missing_packages() == "PIL and aiohttp cannot be imported: pip install 'lmi-handler[images]'"
     assert missing_packages() == ""
 
 
