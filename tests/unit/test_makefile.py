@@ -22,3 +22,10 @@ def test_the_port_is_that_of_make_serve_alone(
     environ = {"PATH": os.environ["PATH"], **environ}
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
     assert done.stdout == "9 in the environment: \n"
+
+
+def test_the_demo_model_is_converted_before_vllms_tests_begin() -> None:
+    """Its half a minute would count in the time of the first test that wants it."""
+    command = ["make", "--no-print-directory", "-n", "accept-vllm", "VLLM_PYTHON=python"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert 0 < done.stdout.index("-m tests.gpu.vllm.checkpoint &&") < done.stdout.index("-m pytest")

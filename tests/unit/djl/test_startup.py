@@ -201,6 +201,21 @@ def test_a_start_is_refused_with_all_problems(tmp_path: Path, monkeypatch: pytes
     assert len(told) == 6
 
 
+@pytest.mark.parametrize("version", [OLD, NEW, None], ids=["0.28", "0.36", "async"])
+def test_what_awss_vllm_image_would_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: Any
+) -> None:
+    monkeypatch.setenv("CUSTOM_PRE_PROCESS", "pre.py:run")
+    (tmp_path / "model.py").write_text("def custom_sagemaker_ping_handler(): ...\n")
+    mode = {} if version is None else {"rolling_batch": "auto"}
+    with pytest.raises(ConfigError) as caught:
+        prepare({"model_dir": str(tmp_path), "llm_engine": "echo", **mode}, version)
+    told = [problem.message for problem in caught.value.problems]
+    assert len(told) == 2
+    assert "CUSTOM_PRE_PROCESS=pre.py:run: write an @input_formatter" in told[0]
+    assert "model.py, line 1: custom_sagemaker_ping_handler is of AWS's vLLM image" in told[1]
+
+
 def test_sessions_of_a_djl_serving_that_has_ended_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that Java starts in place of a killed one finds those of the same DJL Serving."""
     monkeypatch.setattr(sessions, "_MEMORY", tmp_path)
