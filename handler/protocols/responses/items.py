@@ -119,8 +119,9 @@ class Items:
         item["status"] = status
         if self.kind == "function_call":
             item["arguments"] = text
-            done = {"name": item["name"], "arguments": text}
-            found.append({"type": "response.function_call_arguments.done", **place, **done})
+            if status == "completed":  # clients take the event for a call to make
+                done = {"name": item["name"], "arguments": text}
+                found.append({"type": "response.function_call_arguments.done", **place, **done})
         else:
             part = _part(self.kind, text)
             item["content"] = [part]
