@@ -60,7 +60,7 @@ class AnswerReader:
 
     def _feed(self, text: str) -> list[Event]:
         events = self._parser.feed(text)
-        if len(events) == 1 and isinstance(events[0], str):  # nearly all
+        if len(events) == 1 and type(events[0]) is str:  # nearly all
             return events
         return self._calls.read(events)
 

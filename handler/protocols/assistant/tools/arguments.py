@@ -74,7 +74,13 @@ class CheckedCalls:
 
     def read(self, events: Iterable[Event]) -> list[Event]:
         """Return the events; each call that ends among them is whole or broken."""
-        return [event for one in events for event in self._check(one)]
+        found: list[Event] = []
+        for event in events:
+            if isinstance(event, Arguments) and (call := self._open.get(event.number)) and call.number is not None:
+                found.append(Arguments(call.number, call.arguments.feed(event.text)))  # nearly all
+            else:
+                found += self._check(event)
+        return found
 
     def end(self, events: Iterable[Event], finish: Finish) -> list[Event]:
         """Return the answer's last events, with the ends of all calls.

@@ -61,8 +61,8 @@ class ControlEscapes:
         self._escapes = False  # the last character is a backslash that escapes the next one
 
     def feed(self, text: str) -> str:
-        if not text:
-            return ""
+        if not text or (not self._escapes and _CONTROLS.search(text) is None):
+            return text
         found, start, first = [], 0, int(self._escapes)
         self._escapes = False
         for match in _CONTROLS.finditer(text, first):
