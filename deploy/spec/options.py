@@ -10,6 +10,7 @@ from typing import NamedTuple
 from handler.config.loader import read_config
 from handler.config.options import KNOWN
 from handler.config.options.lookup import find_option, variable
+from handler.config.options.variables import VARIABLES
 
 ADVICE = (
     "`lmi options` lists the options. An image that knows another one gets it by a variable under environment:, as "
@@ -64,7 +65,7 @@ def wrong_options(settings: Iterable[Setting], directory: Path | None) -> list[s
     return [
         f"{origin}: {problem.message.replace('option.', '')}"
         for origin, problem in found
-        if not origin.startswith("environment.") or find_option(problem.name, "")
+        if not origin.startswith("environment.") or problem.name in VARIABLES or find_option(problem.name, "")
     ]
 
 

@@ -182,6 +182,11 @@ def test_sections_that_disagree_and_wrong_options_are_said_with_them(file: Path)
         assert line.startswith(f"  {start}")
 
 
+@pytest.mark.parametrize("name", ["CUSTOM_PRE_PROCESS", "CUSTOM_FASTAPI_PING_HANDLER", "LORA_ADAPTERS"])
+def test_a_foreign_variable_that_the_container_refuses_is_refused(file: Path, name: str) -> None:
+    assert f"environment.{name}: {name}=a.py:b: " in wrong(file, f"environment.{name}=a.py:b")
+
+
 def test_what_follows_from_a_wrong_section_alone_is_not_said(file: Path) -> None:
     assert "answers" not in wrong(file, "encryption.output_key=alias/k", "async={output: 1}")
     assert "hub" not in wrong(file, "network.isolated=true", "model.id=1")
