@@ -19,6 +19,7 @@ from deploy.resolve.instances import InstanceType, find, refuse_mistyped
 from deploy.resolve.model_shape import known_model, shape_in_directory, shape_in_s3
 from deploy.resolve.pools import resolve_pools
 from deploy.resolve.timeouts import Times, times
+from handler.config.gpus import CONTEXTS, STAGES
 
 if TYPE_CHECKING:
     from deploy.aws import Aws
@@ -223,9 +224,14 @@ def _degree_option(spec: Spec) -> int | None:
 
 
 def _gpus_per_copy(spec: Spec) -> int | None:
-    """Return the GPUs of one copy: the degree, times the stages of pipeline parallelism."""
-    stages = _number(spec, "pipeline_parallel_degree") or 1
-    return stages * (_degree_option(spec) or 1) if stages > 1 else _degree_option(spec)
+    """Return the GPUs of one copy: the degree, times the stages of its layers and the parts of the context."""
+    others = _others(spec)
+    return others * (_degree_option(spec) or 1) if others > 1 else _degree_option(spec)
+
+
+def _others(spec: Spec) -> int:
+    """Return the GPUs of one copy for each of the tensor parallel degree."""
+    return (_number(spec, *STAGES) or 1) * (_number(spec, *CONTEXTS) or 1)
 
 
 def _min_gpus(spec: Spec) -> int:
@@ -244,14 +250,14 @@ def _number(spec: Spec, *names: str) -> int | None:
 def _degree(spec: Spec, chosen: Fit | None, instance: InstanceType | None) -> int | None:
     if instance is not None and instance.gpus == 0:
         return None
-    if chosen is None or (_number(spec, "pipeline_parallel_degree") or 1) > 1:
+    if chosen is None or _others(spec) > 1:
         return _degree_option(spec)
     return chosen.degree
 
 
 def _engine_gpus(spec: Spec, chosen: Fit | None, instance: InstanceType | None) -> int:
-    """Return the GPUs of one engine: the degree, times the stages of pipeline parallelism."""
-    return (_degree(spec, chosen, instance) or 1) * (_number(spec, "pipeline_parallel_degree") or 1)
+    """Return the GPUs of one engine."""
+    return (_degree(spec, chosen, instance) or 1) * _others(spec)
 
 
 def _volume_warnings(spec: Spec, instance: InstanceType | None) -> tuple[str, ...]:

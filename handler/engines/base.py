@@ -201,12 +201,14 @@ class EngineStatistics(NamedTuple):
         kv_cache_usage: used part of the KV cache, 0 to 1.
         prefix_cache_queries: prompt tokens that were looked up in the prefix cache, since the engine's start.
         prefix_cache_hits: those of them that were found.
+        num_preemptions: times that a request lost its place in the cache to others, since the engine's start.
     """
 
     num_waiting: int | None = None
     kv_cache_usage: float | None = None
     prefix_cache_queries: int | None = None
     prefix_cache_hits: int | None = None
+    num_preemptions: int | None = None
 
 
 @runtime_checkable

@@ -67,10 +67,12 @@ def test_a_replica_that_is_lost_takes_only_its_own_streams(count: int, number: s
         wait_for(lambda: sum(figures(server, "active_sequences")) == STREAMS, 20, "the streams do not run")
         share = figures(server, "active_sequences")
         assert max(share) - min(share) <= 4, "they are spread"
+        begun = figures(server, "generated_tokens_total")
+        wait_for(lambda: figures(server, "generated_tokens_total")[0] > begun[0] + share[0], 10, "they have no tokens")
         victim = engines()[0]
         os.kill(victim, number)
         if number == signal.SIGSTOP:  # nobody can know at once
-            wait_for(lambda: figures(server, "generated_tokens_total")[1] > 25 * share[1], 10, "the others stand still")
+            wait_for(lambda: figures(server, "generated_tokens_total")[1] > 30 * share[1], 10, "the others stand still")
         else:
             wait_for(lambda: ping(server)[1]["ready"] == count - 1, 5, "nobody has noticed")
         new = [pool.submit(server.post, ask(f"n{index}")) for index in range(8)]
@@ -96,6 +98,51 @@ def test_a_replica_that_is_lost_takes_only_its_own_streams(count: int, number: s
         for index in range(count):
             server.post(ask(f"again{index}"))
         assert figures(server, "requests_total") == [one + 1 for one in before], "it serves beside the others again"
+
+
+@pytest.mark.parametrize(("number", "streams"), [(signal.SIGKILL, True), (signal.SIGSTOP, False)])
+def test_what_has_no_token_yet_is_answered_whole_by_another_replica(number: signal.Signals, streams: bool) -> None:
+    count, clients = 3, 24
+    with (
+        replicas(count, "engine_timeout=3", "max_rolling_batch_size=16", rate=1) as server,
+        ThreadPoolExecutor(clients) as pool,
+    ):
+        victim = engines()[0]
+        os.kill(victim, signal.SIGSTOP)  # so that none of its requests begins
+        bodies = [ask(f"w{index}", 3) for index in range(clients)]
+        if streams:
+            futures = [pool.submit(stream, server, body) for body in bodies]
+        else:
+            futures = [pool.submit(lambda body: [server.post(body).json()], body) for body in bodies]
+        wait_for(lambda: sum(figures(server, "active_sequences")) == clients, 10, "the requests do not run")
+        os.kill(victim, number)
+        for index, future in enumerate(futures):
+            *tokens, last = future.result(30)
+            assert last["generated_text"] == f" w{index}" * 3
+            assert "error" not in last
+            assert [line["token"]["text"] for line in tokens] == [f" w{index}"] * (2 if streams else 0)
+        assert sum(figures(server, "requests_total")) == clients + clients / count
+        wait_for(lambda: ping(server) == (200, {"ready": count, "total": count}), 20, "it does not come back")
+        assert sum(figures(server, "active_sequences")) == 0
+
+
+def test_a_client_that_leaves_a_silent_replica_is_not_moved() -> None:
+    with replicas(2, "engine_timeout=8", rate=1) as server, ThreadPoolExecutor(1) as pool:
+        other = pool.submit(server.post, ask("x", 6))
+        wait_for(lambda: sum(figures(server, "active_sequences")) == 1, 10, "it does not run")
+        os.kill(engines()[1], signal.SIGSTOP)
+        with contextlib.suppress(Exception):
+            http.post(server.url + "/invocations", json=ask("y", 3), timeout=0.7)
+        assert other.result(20).json() == {"generated_text": " x" * 6}
+        assert sum(figures(server, "requests_total")) == 2
+
+
+def test_a_request_that_kills_is_moved_once_and_the_last_replica_lives() -> None:
+    with replicas(3, "echo_cues=true") as server:
+        assert "engine failure" in server.post(ask("<die>")).json()["error"]
+        assert ping(server)[1]["ready"] >= 1
+        wait_for(lambda: ping(server)[1]["ready"] == 3, 20, "they do not come back")
+        assert sum(figures(server, "restarts_total")) == 2
 
 
 def test_ping_is_503_while_no_replica_can_serve() -> None:

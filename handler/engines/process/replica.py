@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from handler.engines.base import EngineStatistics
+from handler.core.images import SharedImages
+from handler.core.text import Prompt
+from handler.core.values import Adapter, Pooling, Request, Sampling
+from handler.engines.base import EngineStatistics, Step
 from handler.engines.process.routing import Load
 from handler.engines.process.supervisor import EngineSupervisor
 
@@ -29,12 +33,33 @@ class ReplicaReport(NamedTuple):
     statistics: EngineStatistics | None
 
 
-class Work(NamedTuple):
-    """A sequence in an engine. `began` is the number of the engine's steps before it."""
+class Job(NamedTuple):
+    """What an engine gets of a sequence, as in `Engine.add`.
 
+    Attributes:
+        request: the sequence's, with its prompt; None for a later part of a request.
+    """
+
+    ids: Sequence[int]
+    sampling: Sampling | Pooling
+    adapter: Adapter | None
+    images: SharedImages | None
+    request: tuple[Request, Prompt] | None
+
+
+class Work(NamedTuple):
+    """A sequence in an engine.
+
+    Attributes:
+        began: the number of the engine's steps before it.
+        moved_from: the replica that had it before; None where it is the first one.
+    """
+
+    job: Job
     num_prompt_tokens: int
     num_tokens: int
     began: int
+    moved_from: Replica | None = None
 
     def to_come(self, num_steps: int) -> int:
         """Return the most tokens to come, as if each step brought one."""
@@ -42,15 +67,51 @@ class Work(NamedTuple):
         return max(self.num_tokens - done, 1) if done else self.num_prompt_tokens + self.num_tokens
 
 
-@dataclass
+@dataclass(eq=False)
 class Replica:
+    """One engine.
+
+    Attributes:
+        work: its sequences, by key.
+        fresh: the keys of those of which nothing has come yet.
+        left: the keys of those that were taken from it while it was silent: what it says of them counts no more.
+    """
+
     number: int
     engine: EngineSupervisor
-    work: dict[int, Work] = field(default_factory=dict)  # by key
+    work: dict[int, Work] = field(default_factory=dict)
+    fresh: set[int] = field(default_factory=set)
+    left: set[int] = field(default_factory=set)
     num_steps: int = 0
     num_requests: int = 0
     num_tokens: int = 0
     fd: int | None = None
+
+    def add(self, key: int, job: Job, moved_from: Replica | None = None) -> None:
+        """Give its engine a sequence."""
+        most = 0 if isinstance(job.sampling, Pooling) else job.sampling.max_new_tokens
+        self.work[key] = Work(job, len(job.ids), most, self.num_steps, moved_from)
+        self.fresh.add(key)
+        self.engine.add(key, job.ids, job.sampling, job.adapter, job.images)
+
+    def drop(self, key: int) -> Work:
+        """Forget a sequence, which has ended here or is to."""
+        work = self.work.pop(key)
+        self.fresh.discard(key)
+        if work.moved_from is not None:
+            work.moved_from.left.discard(key)
+        return work
+
+    def read(self, step: Step) -> Step:
+        """Note what has begun; return the step without what no longer counts."""
+        if self.left and not (
+            self.left.isdisjoint(step.keys) and self.left.isdisjoint(output.key for output in step.others)
+        ):
+            step = _without(step, self.left)
+        if self.fresh:
+            self.fresh.difference_update(step.keys)
+            self.fresh.difference_update(output.key for output in step.others)
+        return step
 
     def load(self) -> Load:
         return Load(self.number, len(self.work), sum(work.to_come(self.num_steps) for work in self.work.values()))
@@ -70,3 +131,10 @@ class Replica:
             restarts=self.engine.restarts,
             statistics=self.engine.statistics,
         )
+
+
+def _without(step: Step, keys: set[int]) -> Step:
+    columns = zip(step.keys, step.ids, step.logprobs, strict=True)
+    kept = [column for column in columns if column[0] not in keys]
+    others = [output for output in step.others if output.key not in keys]
+    return Step([key for key, _, _ in kept], [id for _, id, _ in kept], [score for _, _, score in kept], others)

@@ -16,8 +16,8 @@ from handler.core.images import SharedImages
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Finish, Pooling, Request, Sampling
 from handler.engines.base import EngineInfo, Output, Step
-from handler.engines.process.replica import Replica, ReplicaReport, Work
-from handler.engines.process.routing import Router
+from handler.engines.process.replica import Job, Replica, ReplicaReport
+from handler.engines.process.routing import Load, Router
 from handler.engines.process.supervisor import EngineSupervisor, Soon, State, now
 
 log = logging.getLogger("handler.engine")
@@ -37,22 +37,28 @@ class ReplicaSet:
     """Engines of one model, with the interface of one `EngineSupervisor` for the batcher and the host.
 
     The set is ready for the first time when all its engines are; later as long as one is. An engine that cannot be
-    loaded at first closes the set. Of one that fails later each request gets an error, and the others go on.
+    loaded at first closes the set. Of one that fails later, or falls silent, the sequences of which nothing has come
+    yet move to another one, once each. A failure ends all others of it with an error.
 
     Args:
         engines: started.
         slots: sequences that each computes at once.
         follows_prompts: a conversation stays on its replica.
+        patience: seconds without a step after which a replica counts as silent.
     """
 
     statistics = None  # each has its own, in `reports`
 
-    def __init__(self, engines: Sequence[EngineSupervisor], slots: int, *, follows_prompts: bool = True) -> None:
+    def __init__(
+        self, engines: Sequence[EngineSupervisor], slots: int, *, follows_prompts: bool = True, patience: float = 15.0
+    ) -> None:
         self._replicas = [Replica(number, engine) for number, engine in enumerate(engines)]
-        self._slots = slots
+        self._slots, self._patience = slots, patience
         self._router = Router(slots, follows_prompts=follows_prompts)
         self._chosen = self._replicas[0]
+        self._request: tuple[Request, Prompt] | None = None  # for which it was chosen
         self._by_key: dict[int, Replica] = {}
+        self._moving: dict[int, tuple[Job, Replica, str]] = {}  # lost by a replica, with the reason; oldest first
         self._ended: dict[int, Replica] = {}  # in the last step
         self._changes: dict[int, _Change] = {}  # by key
         # Loaded, by id. One that is given up while no replica is ready is in nobody's hands then.
@@ -81,12 +87,12 @@ class ReplicaSet:
 
     def admits(self, request: Request, prompt: Prompt) -> bool:
         """Choose the replica for a request, whose sequences `add` brings next. False: it has to wait."""
-        need = request.sampling.num_sequences
-        loads = [replica.load() for replica in self._replicas if replica.takes(need, self._slots)]
-        if not loads or not self.ready:
+        loads = self._loads(request.sampling.num_sequences)
+        if not loads or not self.ready or self._moving:
             return False
         self._chosen = self._replicas[self._router.choose(request, prompt, loads)]
         self._chosen.num_requests += 1
+        self._request = request, prompt
         return True
 
     def continues(self, key: int) -> bool:
@@ -94,7 +100,7 @@ class ReplicaSet:
         replica = self._by_key.get(key) or self._ended.get(key)
         if replica is None or not replica.engine.ready:
             return False
-        self._chosen = replica
+        self._chosen, self._request = replica, None
         return True
 
     def add(
@@ -105,16 +111,14 @@ class ReplicaSet:
         adapter: Adapter | None = None,
         images: SharedImages | None = None,
     ) -> None:
-        replica = self._by_key[key] = self._chosen
-        replica.work[key] = Work(
-            len(ids), 0 if isinstance(sampling, Pooling) else sampling.max_new_tokens, replica.num_steps
-        )
-        replica.engine.add(key, ids, sampling, adapter, images)
+        self._by_key[key] = self._chosen
+        self._chosen.add(key, Job(ids, sampling, adapter, images, self._request))
 
     def cancel(self, key: int) -> None:
+        self._moving.pop(key, None)
         replica = self._by_key.pop(key, None)
         if replica is not None:
-            del replica.work[key]
+            replica.drop(key)
             replica.engine.cancel(key)
 
     def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
@@ -131,7 +135,7 @@ class ReplicaSet:
     def step(self, timeout: float = 0.0) -> list[Step]:
         """Return all replicas' steps, waiting up to `timeout` seconds for one; also check timers and restart.
 
-        The requests of a replica that died, hung or raised end with an error.
+        The sequences of a replica that died, hung or raised move to another one, or end with an error.
         """
         if timeout > 0:
             self._selector.select(timeout)
@@ -142,7 +146,11 @@ class ReplicaSet:
                 for step in replica.engine.step():
                     steps.append(self._read(replica, step))
             except GenerationFailed as error:
-                steps.append(Step([], [], [], list(self._end_requests(replica, error.message))))
+                steps.append(Step([], [], [], list(self._end_requests(replica, error))))
+            if replica.fresh and replica.engine.silence > self._patience:
+                self._relieve(replica)
+        if self._moving:
+            steps.append(Step([], [], [], list(self._move())))
         if self._to_restart and self.restarts > self._restarts and all(one.engine.ready for one in self._replicas):
             self._restarts = self.restarts
             self._to_restart.pop(0).engine.restart_when_idle()
@@ -214,6 +222,7 @@ class ReplicaSet:
 
     def _read(self, replica: Replica, step: Step) -> Step:
         """Take a replica's step; return what the batcher gets of it."""
+        step = replica.read(step)
         replica.num_steps += bool(step.keys)
         replica.num_tokens += len(step.keys)
         if not step.others:
@@ -232,21 +241,68 @@ class ReplicaSet:
                 others.append(output)
                 if output.finish is not None and self._by_key.pop(output.key, None) is not None:
                     self._ended[output.key] = replica
-                    del replica.work[output.key]
+                    replica.drop(output.key)
         return step._replace(others=others)
 
-    def _end_requests(self, replica: Replica, reason: str) -> Iterator[Output]:
-        """End a lost replica's requests, and its part in changes of adapters."""
-        work, replica.work = replica.work, {}
-        log.error("replica %d is lost, and %d of its sequences", replica.number, len(work))
-        for key in work:
+    def _end_requests(self, replica: Replica, failure: GenerationFailed) -> Iterator[Output]:
+        """End or move a lost replica's sequences; end its part in changes of adapters."""
+        reason = f"replica {replica.number}: {failure.message}"
+        lost = list(replica.work)
+        moving = [key for key in lost if key in replica.fresh and replica.work[key].moved_from is None]
+        log.error("replica %d is lost with %d sequences; %d can move", replica.number, len(lost), len(moving))
+        for key in moving:
+            self._moving[key] = replica.work[key].job, replica, reason
+        for key in lost:
             del self._by_key[key]
-            yield Output(key, (), (), Finish.ERROR, error=f"replica {replica.number}: {reason}")
+            replica.drop(key)
+            if key not in self._moving:
+                yield Output(key, (), (), Finish.ERROR, error=reason, detail=failure.detail)
+        replica.left.clear()  # its next engine has none of them
         for key, change in list(self._changes.items()):
             change.waiting.discard(replica.number)
             if not self.ready:
-                change.error = change.error or reason
+                change.error = change.error or failure.message
             yield from self._answer(key, change)
+
+    def _relieve(self, replica: Replica) -> None:
+        """Move what a silent replica has not begun, as far as others have room."""
+        for key in [key for key in sorted(replica.fresh) if replica.work[key].moved_from is None]:
+            if (other := self._choose(replica.work[key].job, replica)) is None:
+                return
+            log.warning("replica %d is silent: a sequence moves to replica %d", replica.number, other.number)
+            work = replica.drop(key)
+            replica.engine.cancel(key)
+            replica.left.add(key)
+            self._give(key, work.job, replica, other)
+
+    def _move(self) -> Iterator[Output]:
+        """Give lost sequences to replicas that have room; end them where no replica is ready."""
+        for key, (job, lost, reason) in list(self._moving.items()):
+            if not self.ready:
+                del self._moving[key]
+                yield Output(key, (), (), Finish.ERROR, error=reason)
+            elif (other := self._choose(job)) is None:
+                return
+            else:
+                del self._moving[key]
+                self._give(key, job, lost, other)
+
+    def _give(self, key: int, job: Job, earlier: Replica, replica: Replica) -> None:
+        self._by_key[key] = replica
+        replica.num_requests += job.request is not None
+        replica.add(key, job, earlier)
+
+    def _choose(self, job: Job, silent: Replica | None = None) -> Replica | None:
+        """Return the replica for a sequence that moves, perhaps from a silent one; None while none has room."""
+        loads = [load for load in self._loads(1) if silent is None or load.replica != silent.number]
+        if not loads:
+            return None
+        if job.request is None:
+            return self._replicas[min(loads, key=lambda load: load.num_tokens).replica]
+        return self._replicas[self._router.choose(*job.request, loads)]
+
+    def _loads(self, num_sequences: int) -> list[Load]:
+        return [replica.load() for replica in self._replicas if replica.takes(num_sequences, self._slots)]
 
     def _answer(self, key: int, change: _Change) -> Iterator[Output]:
         """Answer a change that all replicas have answered. One of them refused a load: none keeps the adapter."""

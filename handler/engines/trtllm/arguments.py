@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from handler.config.gpus import spread
 from handler.config.model_files import read_json
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.engines.base import EngineConfig
@@ -124,10 +125,9 @@ def _parallelism(config: EngineConfig, gpus: int, problems: Problems) -> dict[st
         options.get("pipeline_parallel_size"), "option.pipeline_parallel_degree",
         options.get("trtllm_pipeline_parallel_size"), "option.pipeline_parallel_size",
     )  # fmt: skip
-    stages = stages or 1
-    others = stages * (options.get("context_parallel_size") or 1)
-    degree = max(gpus // others, 1) if config.devices == "max" else int(config.devices)
-    return {"tensor_parallel_size": degree, "pipeline_parallel_size": stages}
+    model = spread(config.devices, options)
+    degree = max(gpus // model.least, 1) if model.tensor is None else model.tensor
+    return {"tensor_parallel_size": degree, "pipeline_parallel_size": stages or 1}
 
 
 def _lengths(config: EngineConfig, problems: Problems) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from handler.config.gpus import spread
 from handler.core.images import ImagePrompt
 from handler.core.values import Adapter, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step, warm_up
@@ -78,7 +79,7 @@ class TrtLlm:
         self.info = EngineInfo(
             name="trtllm",
             version=version,
-            device=f"{arguments['tensor_parallel_size'] * arguments['pipeline_parallel_size']} GPU",
+            device=f"{spread(str(arguments['tensor_parallel_size']), config.options).least} GPU",
             dtype=config.dtype,
             max_total_tokens=arguments["max_seq_len"],
         )
@@ -247,7 +248,10 @@ class TrtLlm:
         if heard or not self._expects_results():
             self._silence.begin()
         elif self._silence.look() > self._inactivity:
-            raise TimeoutError(f"no request got anywhere for {self._inactivity:g} s (option.inactivity_timeout)")
+            standstill = f"no request got anywhere for {self._inactivity:g} s (option.inactivity_timeout)"
+            if (cause := support.background_error(self._llm)) is not None:
+                raise TimeoutError(f"{type(cause).__name__}: {cause}; {standstill}") from cause
+            raise TimeoutError(standstill)
 
     def _expects_results(self) -> bool:
         """Whether a working engine would soon return a result.

@@ -132,3 +132,14 @@ def check_prompt(ids: Sequence[int], most: int, vocabulary: int) -> None:
         )
     if not all(0 <= id < vocabulary for id in ids):
         raise ValueError(f"the prompt's token ids must be below {vocabulary}")
+
+
+def background_error(llm: Any) -> Exception | None:
+    """Return the first error of a thread or worker of TensorRT-LLM that it has told nobody yet.
+
+    Its executor keeps them in a queue, and raises them with the next request (`_error_queue` in executor/executor.py,
+    1.0 to 1.4).
+    """
+    waiting = getattr(getattr(llm, "_executor", None), "_error_queue", None)
+    found = next(iter(tuple(getattr(waiting, "queue", ()))), None)
+    return found if isinstance(found, Exception) or found is None else RuntimeError(str(found))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args
 
+from handler.config.gpus import spread
 from handler.core.errors import ConfigError, Problems
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.checkpoint import TORCH_DTYPES
@@ -46,11 +47,12 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
         ConfigError: the options contradict each other; with all such problems.
     """
     options, problems = config.options, Problems()
+    model = spread(config.devices, options)
     arguments: dict[str, Any] = {
         "model": str(config.model),
         "dtype": TORCH_DTYPES[config.dtype],
         "max_num_seqs": config.max_sequences,
-        "tensor_parallel_size": max(num_devices, 1) if config.devices == "max" else int(config.devices),
+        "tensor_parallel_size": max(num_devices // model.least, 1) if model.tensor is None else model.tensor,
         "disable_log_stats": False,  # the core's statistics, for /metrics; vLLM's own loggers get none
         "generation_config": "auto",  # for its end tokens; sampling parameters are always the request's
     }

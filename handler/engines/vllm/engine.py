@@ -194,7 +194,7 @@ class Vllm:
         return step
 
     def statistics(self) -> EngineStatistics:
-        return self._statistics.report(idle=not self._results.pending)
+        return self._statistics.report(idle=not self._results.pending, num_preemptions=self._results.num_preemptions)
 
     # -- beams ---------------------------------------------------------------------------------------------------
 

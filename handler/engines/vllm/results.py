@@ -55,6 +55,7 @@ class BeamToken(NamedTuple):
     error: str | None
 
 
+_PREEMPTED = 3  # EngineCoreEventType.PREEMPTED in vllm/v1/engine/__init__.py
 _SPOILT = "its scores are no numbers any more"  # later requests share its cache, and would get the same
 
 
@@ -67,6 +68,7 @@ class Results:
     def __init__(self) -> None:
         self.pending: dict[str, Pending] = {}
         self.next = Pending(0)  # the request that LLMEngine adds next
+        self.num_preemptions = 0
 
     def add_request(self, request: Any, *prompt_parent_and_index: Any) -> None:
         self.next.id = request.request_id
@@ -83,6 +85,8 @@ class Results:
         others: list[Output] = []
         beams: list[BeamToken] = []
         for output in outputs:
+            if output.events:  # hardly ever
+                self.num_preemptions += sum(event.type == _PREEMPTED for event in output.events)
             pending = self.pending.get(output.request_id)
             if pending is None:  # cancelled
                 continue

@@ -23,11 +23,12 @@ class Statistics:
             self._queries += cache.queries
             self._hits += cache.hits
 
-    def report(self, *, idle: bool) -> EngineStatistics:
+    def report(self, *, idle: bool, num_preemptions: int = 0) -> EngineStatistics:
         """Return the present ones.
 
         Args:
             idle: it has no requests: no step says so after the last one was cancelled.
+            num_preemptions: so far.
         """
         last = self._last
         if last is None:
@@ -35,4 +36,5 @@ class Statistics:
         waiting = (
             0 if idle else last.num_waiting_reqs + getattr(last, "num_skipped_waiting_reqs", 0)
         )  # not in each of them
-        return EngineStatistics(waiting, 0.0 if idle else last.kv_cache_usage, self._queries, self._hits)
+        usage = 0.0 if idle else last.kv_cache_usage
+        return EngineStatistics(waiting, usage, self._queries, self._hits, num_preemptions)

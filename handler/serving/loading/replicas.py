@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from handler import engines
 from handler.config.config import Config
+from handler.config.gpus import spread
 from handler.core.devices import read_driver, visible_gpus
 from handler.core.errors import ConfigError, Problem
 from handler.engines.process.engine_loop import Spec
@@ -18,6 +19,8 @@ from handler.engines.process.supervisor import EngineSupervisor
 log = logging.getLogger("handler.launch")
 
 _KEY = "option.replicas"
+_LEAST_PATIENCE = 2.0  # seconds; a step of a slow model takes one
+_SILENT = 0.25  # the part of option.engine_timeout without a step after which requests may move to another replica
 
 
 def start_engine(config: Config, spec: Spec) -> EngineSupervisor | ReplicaSet:
@@ -44,7 +47,8 @@ def start_engine(config: Config, spec: Spec) -> EngineSupervisor | ReplicaSet:
     follows = config.enable_prefix_caching
     if follows is None:  # as the engine does
         follows = engines.ENGINES[spec.engine].spreads
-    return ReplicaSet(started, config.max_rolling_batch_size, follows_prompts=follows)
+    patience = max(config.engine_timeout * _SILENT, _LEAST_PATIENCE)
+    return ReplicaSet(started, config.max_rolling_batch_size, follows_prompts=follows, patience=patience)
 
 
 def check_replicas(config: Config) -> None:
@@ -70,20 +74,17 @@ def replica_places(config: Config, devices: Sequence[str], cores: Sequence[int])
     Raises:
         ConfigError: there are too few devices.
     """
-    options, degree = config.engine_options, config.tensor_parallel_degree
-    stages = options.get("pipeline_parallel_size") or options.get("trtllm_pipeline_parallel_size") or 1
     if not devices:
         return [ANYWHERE] if config.replicas == "auto" else on_cores(cores, int(config.replicas))
-    each = len(devices) if degree == "max" else int(degree) * stages
+    model = spread(config.tensor_parallel_degree, config.engine_options)
+    each = model.gpus(len(devices))
     if config.replicas == "auto":
         count = max(len(devices) // each, 1)
         return [ANYWHERE] if count == 1 else on_devices(devices[: count * each], count)
     count = int(config.replicas)
-    least = stages if degree == "max" else each
-    if count * least > len(devices):
-        degrees = f"option.tensor_parallel_degree={degree}" + (f" and {stages} stages" if stages > 1 else "")
-        _refuse(config, f"with {degrees} it needs {count * least} GPUs; there are {len(devices)}")
-    return on_devices(devices if degree == "max" else devices[: count * each], count)
+    if count * model.least > len(devices):
+        _refuse(config, f"with {model} it needs {count * model.least} GPUs; there are {len(devices)}")
+    return on_devices(devices if model.tensor is None else devices[: count * each], count)
 
 
 def _cores() -> list[int]:

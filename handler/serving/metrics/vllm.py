@@ -83,6 +83,7 @@ class VllmMetrics(Collector):
         usage = [report.kv_cache_usage for report in reports]
         known = [report if report.prefix_cache_hits is not None else EngineStatistics() for report in reports]
         queries, hits = [one.prefix_cache_queries for one in known], [one.prefix_cache_hits for one in known]
+        preemptions = [report.num_preemptions for report in reports]
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
         for kind, name, help, values in (
             (gauge, "num_requests_running", "Sequences that the engine computes", running),
@@ -90,6 +91,7 @@ class VllmMetrics(Collector):
             (gauge, "kv_cache_usage_perc", "Used part of the KV cache, 0 to 1", usage),
             (counter, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", queries),
             (counter, "prefix_cache_hits", "Prompt tokens found in the prefix cache", hits),
+            (counter, "num_preemptions", "Requests that lost their place in the KV cache to others", preemptions),
         ):
             family = kind(f"vllm:{name}", help, labels=_LABELS)
             for number, value in enumerate(values):

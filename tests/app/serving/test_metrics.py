@@ -43,6 +43,7 @@ REPORTED = {
     "vllm:kv_cache_usage_perc": "gauge",
     "vllm:prefix_cache_queries": "counter",
     "vllm:prefix_cache_hits": "counter",
+    "vllm:num_preemptions": "counter",
 }
 TGI = {
     "tgi_queue_size": "gauge",
@@ -174,7 +175,7 @@ class Reporter(echo.Echo):
 
     def statistics(self) -> EngineStatistics:
         busy = len(self._active)
-        return EngineStatistics(int(busy > 1), busy / 4, 8 * self.num_added, 3 * self.num_added)
+        return EngineStatistics(int(busy > 1), busy / 4, 8 * self.num_added, 3 * self.num_added, self.num_added)
 
 
 def test_what_the_engine_reports_is_exported_while_it_works_and_when_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +185,7 @@ def test_what_the_engine_reports_is_exported_while_it_works_and_when_it_rests(mo
     def seen(server: AppServer) -> list[float]:
         metrics = scrape(server)
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_hits_total")
-        return [value(metrics, f"vllm:{name}") for name in names]
+        return [value(metrics, f"vllm:{name}") for name in (*names, "num_preemptions_total")]
 
     with serve("--engine", "echo", "-o", "option.echo_tokens_per_second=100") as server:
         wait_for(lambda: "vllm:kv_cache_usage_perc" in scrape(server), 5, "no report")
@@ -194,5 +195,5 @@ def test_what_the_engine_reports_is_exported_while_it_works_and_when_it_rests(mo
             http.stream("POST", server.url + "/invocations", json=body),
             http.stream("POST", server.url + "/invocations", json=body),
         ):
-            wait_for(lambda: seen(server) == [1, 1, 0.5, 6], 5, "no report of two requests")
-        wait_for(lambda: seen(server) == [0, 0, 0, 6], 5, "no report when the last request was cancelled")
+            wait_for(lambda: seen(server) == [1, 1, 0.5, 6, 2], 5, "no report of two requests")
+        wait_for(lambda: seen(server) == [0, 0, 0, 6, 2], 5, "no report when the last request was cancelled")

@@ -7,6 +7,7 @@ import inspect
 import os
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tensorrt_llm import inputs as vision
@@ -61,6 +62,11 @@ class LLM:
     @property
     def llm_id(self) -> str:
         return f"double-{os.getpid()}"
+
+    @property
+    def _executor(self) -> Any:
+        """The executor: its `_error_queue` has what its threads have met, until somebody asks."""
+        return None if self._engine is None else SimpleNamespace(_error_queue=self._engine.delivery.errors)
 
     def _generate_async(
         self,

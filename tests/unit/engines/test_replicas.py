@@ -31,6 +31,9 @@ class Engine(Scripted):
         self.changes: list[tuple[int, str, bool]] = []
         self.answers: list[Output] = []
         self.restarts_wanted = 0
+        self.frozen = False
+        self.order: list[int] = []
+        self.added: list[tuple[object, ...]] = []
         self._on_change: Callable[[State], None] = lambda state: None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -55,7 +58,14 @@ class Engine(Scripted):
             self.answers.append(Output(key, (), (), Finish.ERROR if error else Finish.STOP, error=error))
         self.changes.clear()
 
+    def add(self, key: int, *job: Any) -> None:
+        self.order.append(key)
+        self.added.append((key, *job))
+        super().add(key, *job)
+
     def step(self, timeout: float = 0.0) -> list[Step]:
+        if self.frozen:
+            return []
         steps = super().step(timeout)
         steps[0].others.extend(self.answers)
         self.answers.clear()
@@ -116,6 +126,7 @@ def test_a_lost_replica_ends_its_own_requests_once_and_those_who_wait_go_to_the_
     rig = Rig()
     first = [rig.submit(letter, 5) for letter in "abcd"]
     waiting = [rig.submit(letter) for letter in "ef"]
+    rig.batcher.step()
     rig.engines[1].die()
     found = run(rig.batcher)
     lost = [id for id, texts in errors(found).items() if texts]
@@ -133,10 +144,127 @@ def test_a_lost_replica_ends_its_own_requests_once_and_those_who_wait_go_to_the_
     assert rig.runs() == [1, 1], "it is back beside the other"
 
 
+def test_what_has_no_token_yet_moves_to_a_replica_with_room_before_all_others() -> None:
+    rig = Rig(3)
+    first = [rig.submit(letter, 4) for letter in "abcdef"]
+    waiting = [rig.submit(letter, 4) for letter in "gh"]
+    rig.engines[1].die()
+    found = run(rig.batcher, 1)
+    assert rig.runs() == [2, 0, 2], "the others are full"
+    for id, deltas in run(rig.batcher).items():
+        found.setdefault(id, []).extend(deltas)
+    assert {id: text(found[id]) for id in (*first, *waiting)} == {
+        id: letter * 4 for id, letter in zip((*first, *waiting), "abcdefgh", strict=True)
+    }
+    assert not any(one.error for deltas in found.values() for one in deltas)
+    ends = [id for deltas in found.values() for id in [deltas[-1].id] if deltas[-1].finish]
+    assert sorted(ends) == sorted((*first, *waiting)), "each is answered once"
+    order = [key for engine in rig.engines for key in engine.order]
+    assert order.index(2) < order.index(7), "before those who wait"
+    assert [report.num_requests for report in rig.set.reports] != [0, 0, 0]
+
+
+def test_a_request_that_kills_its_replicas_is_moved_once() -> None:
+    rig = Rig(3)
+    id = rig.submit("p", 5)
+    found: dict[int, list[Delta]] = {}
+    while not found:
+        (victim,) = (engine for engine in rig.engines if engine.active)
+        victim.die()
+        victim.active.clear()
+        steps = rig.set.step()
+        found = {one.key: [one] for step in steps for one in step.others if one.error}  # type: ignore[misc]
+    assert id in found
+    assert sum(engine.state is State.RESTARTING for engine in rig.engines) == 2
+
+
+def test_a_silent_replica_gives_back_what_it_has_not_begun_and_what_it_says_later_counts_no_more() -> None:
+    rig = Rig()
+    ids = [rig.submit(letter, 3) for letter in "abc"]
+    silent = rig.engines[0]
+    held = list(silent.active)
+    silent.frozen, silent.silence = True, 100.0
+    found = run(rig.batcher, 1)
+    assert len(silent.cancelled) == 1, "there is room for one"
+    silent.frozen, silent.silence = False, 0.0
+    silent.active.update({key: list(b"z") for key in held if key in silent.cancelled})  # it has not read that yet
+    silent.left.update(dict.fromkeys(silent.cancelled, 3))
+    for id, deltas in run(rig.batcher).items():
+        found.setdefault(id, []).extend(deltas)
+    assert {id: text(found[id]) for id in ids} == dict(zip(ids, ("aaa", "bbb", "ccc"), strict=True))
+    assert [sum(one.finish is not None for one in found[id]) for id in ids] == [1, 1, 1]
+    assert not any(one.left or one.fresh or one.work for one in rig.set._replicas)
+
+
+def test_a_request_never_moves_to_the_replica_that_it_is_on() -> None:
+    rig = Rig()
+    id = rig.submit("a", 3)
+    silent, other = rig.engines
+    rig.set._patience, silent.frozen, silent.silence, other.state = 0.1, True, 0.5, State.RESTARTING
+    run(rig.batcher, 2)
+    assert (len(silent.cancelled), rig.set._replicas[0].left) == (0, set())
+    silent.frozen, silent.silence = False, 0.0
+    assert text(run(rig.batcher)[id]) == "aaa"
+
+
+def test_who_leaves_while_a_replica_is_lost_is_not_moved() -> None:
+    rig = Rig()
+    ids = [rig.submit(letter, 5) for letter in "abcd"]
+    rig.engines[1].die()
+    rig.set.step()  # the others are full: two wait to be moved
+    for id in ids:
+        rig.batcher.cancel(id)
+    assert run(rig.batcher) == {}
+    assert (rig.runs(), rig.batcher.idle, rig.set._moving) == ([0, 0], True, {})
+    id = rig.submit("e")
+    assert text(run(rig.batcher)[id]) == "eee"
+
+
+def test_what_moves_ends_with_the_reason_where_no_replica_is_left() -> None:
+    rig = Rig()
+    ids = [rig.submit(letter, 5) for letter in "abcd"]
+    for engine in rig.engines:
+        engine.die()
+    assert [len(texts) for texts in errors(run(rig.batcher)).values()] == [1] * 4
+    assert (rig.batcher.idle, len(ids)) == (True, 4)
+
+
+def test_a_session_follows_a_request_that_moves() -> None:
+    rig = Rig(3)
+
+    def ask(name: str) -> int:
+        return rig.batcher.submit(Request(name, Sampling(max_new_tokens=3), session="s"), prompt(name))
+
+    ask("a")
+    first = rig.runs().index(1)
+    rig.engines[first].die()
+    run(rig.batcher, 1)
+    second = rig.runs().index(1)
+    assert second != first
+    run(rig.batcher)
+    rig.engines[first].state = State.READY
+    ask("b")
+    assert rig.runs().index(1) == second, "its cache is there"
+
+
+def test_adapters_images_and_rules_move_too() -> None:
+    rig = Rig()
+    seen: list[tuple[object, ...]] = []
+    for engine in rig.engines:
+        engine.added = seen
+    adapter, images, sampling = Adapter("a", 3, ""), object(), Sampling(max_new_tokens=2, seed=7)
+    assert rig.set.admits(Request("x", sampling), prompt("x"))
+    rig.set.add(5, [1, 2], sampling, adapter, images)  # type: ignore[arg-type]
+    rig.engines[0].die()
+    rig.set.step()
+    assert seen == [(5, [1, 2], sampling, adapter, images)] * 2
+
+
 def test_a_request_of_several_sequences_is_lost_once_and_on_one_replica() -> None:
     rig = Rig()
     id = rig.submit("a", 5, n=2)
     assert sorted(rig.runs()) == [0, 2]
+    rig.batcher.step()
     rig.engines[rig.runs().index(2)].die()
     assert [len(texts) for texts in errors(run(rig.batcher)).values()] == [1]
     assert rig.batcher.idle, id

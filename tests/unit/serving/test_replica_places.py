@@ -15,6 +15,7 @@ from handler.engines.base import EngineConfig
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.places import Place, on_cores, on_devices
 from handler.engines.process.supervisor import EngineSupervisor, State
+from handler.engines.vllm.arguments import engine_arguments
 from handler.serving.loading.replicas import check_replicas, replica_places
 
 FOUR = ["0", "1", "2", "3"]
@@ -31,7 +32,15 @@ def config(*options: str, engine: str = "vllm") -> Config:
         (["replicas=2"], FOUR, ["0", "1"]),
         (["replicas=auto", "tensor_parallel_degree=2"], FOUR, ["0,1", "2,3"]),
         (["replicas=auto", "tensor_parallel_degree=2", "pipeline_parallel_degree=2"], FOUR, [None]),
+        (["replicas=auto", "prefill_context_parallel_size=2"], FOUR, ["0,1", "2,3"]),
+        (["replicas=2", "tensor_parallel_degree=2", "decode_context_parallel_size=2"], FOUR, ["0,1", "2,3"]),
+        (["replicas=auto", 'engine_args={"tensor_parallel_size": 2}'], FOUR, ["0,1", "2,3"]),
         (["replicas=auto", "tensor_parallel_degree=max"], FOUR, [None]),
+        (
+            ["replicas=3", "prefill_context_parallel_size=2"],
+            FOUR,
+            "with option.tensor_parallel_degree=1 and 2 parts of the context it needs 6 GPUs; there are 4",
+        ),
         (["replicas=2", "tensor_parallel_degree=max"], FOUR, ["0,1", "2,3"]),
         (["replicas=auto", "tensor_parallel_degree=3"], FOUR, [None]),
         (["replicas=auto"], ["GPU-a", "GPU-b"], ["GPU-a", "GPU-b"]),
@@ -99,3 +108,22 @@ def test_the_engines_process_has_its_place(monkeypatch: pytest.MonkeyPatch) -> N
 def test_several_servers_by_url_are_no_replicas(replicas: str) -> None:
     with pytest.raises(ConfigError, match=rf"option\.replicas={replicas}: .*option\.base_url"):
         check_replicas(config(f"replicas={replicas}", "base_url=http://a/v1", engine="openai"))
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["context_parallel_size=2"], ["0,1", "2,3"]),
+        (["context_parallel_size=2", "pipeline_parallel_size=2"], [None]),
+        (["tensor_parallel_degree=2", "moe_expert_parallel_size=2"], ["0,1", "2,3"]),
+    ],
+)
+def test_parts_of_the_context_are_gpus_of_an_engine(options: list[str], wanted: list[str | None]) -> None:
+    found = replica_places(config("replicas=auto", *options, engine="trtllm"), FOUR, [])
+    assert [place.environ.get("CUDA_VISIBLE_DEVICES") for place in found] == wanted
+
+
+def test_max_leaves_gpus_for_stages_and_parts_of_the_context() -> None:
+    for options in ({"pipeline_parallel_size": 2}, {"prefill_context_parallel_size": 2}):
+        arguments = engine_arguments(EngineConfig(devices="max", options=options), 4, cpu=False)
+        assert arguments["tensor_parallel_size"] == 2

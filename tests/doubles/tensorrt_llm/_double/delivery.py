@@ -71,7 +71,7 @@ class Delivery:
     """
 
     def __init__(self, *, in_process: bool) -> None:
-        self.errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+        self.errors: queue.Queue[Exception] = queue.Queue()
         self.dropped = 0  # notices
         self._caught = not in_process and MANNERS.notices_are_caught
         self._steps: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()

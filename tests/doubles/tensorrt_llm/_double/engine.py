@@ -146,6 +146,9 @@ class Engine:
         if MANNERS.exit_after and self._tokens >= MANNERS.exit_after:
             os._exit(134)
         if MANNERS.stall_after and self._tokens >= MANNERS.stall_after:
+            if MANNERS.stall_error:
+                error = RuntimeError(MANNERS.stall_error)  # after what has been said, which would be told of it
+                threading.Timer(0.3, self.delivery.errors.put, (error,)).start()
             return True
         if self._worker is not None and self._worker.dead:
             return True

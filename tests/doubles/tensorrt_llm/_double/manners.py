@@ -28,6 +28,7 @@ class Manners:
         die_after: then every pending result raises, and the LLM is shutting down.
         death: what they raise: runtime, cpp, or dead (since 1.3, by default there).
         stall_after: then nothing comes any more, without a word.
+        stall_error: what a thread of the executor's has met then, and told nobody.
         exit_after: then the process is gone.
         init_fails: the LLM cannot be made.
         burst: tokens an item.
@@ -49,6 +50,7 @@ class Manners:
     die_after: int = 0
     death: str = ""
     stall_after: int = 0
+    stall_error: str = ""
     exit_after: int = 0
     init_fails: bool = False
     burst: int = 1

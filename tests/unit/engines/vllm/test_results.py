@@ -22,8 +22,9 @@ def results(*pending: Pending) -> Results:
     return made
 
 
-def said(name: str, *ids: int, finish: str | None = None, scores: Any = None) -> Any:
+def said(name: str, *ids: int, finish: str | None = None, scores: Any = None, events: Any = None) -> Any:
     return SimpleNamespace(
+        events=events,
         request_id=name,
         new_token_ids=list(ids),
         finish_reason=finish,
@@ -45,6 +46,14 @@ def test_a_token_each_is_three_columns() -> None:
     step, beams = made.read([said("1", 7), said("2", 8, scores=scores([(8, -0.5)]))])
     assert (step, beams) == (Step([1, 2], [7, 8], [None, -0.5], []), [])
     assert set(made.pending) == {"1", "2"}
+
+
+def test_preemptions_are_counted_also_of_what_was_cancelled() -> None:
+    queued, scheduled, preempted = (SimpleNamespace(type=number) for number in (1, 2, 3))
+    made = results(Pending(1))
+    made.read([said("1", 7, events=[queued, scheduled]), said("9", 7, events=[preempted, scheduled, preempted])])
+    made.read([said("1", 7, events=[preempted])])
+    assert made.num_preemptions == 3
 
 
 def test_what_was_cancelled_is_passed_over() -> None:
