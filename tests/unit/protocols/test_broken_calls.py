@@ -63,6 +63,8 @@ def responses(found: list[dict[str, Any]]) -> Said:
     done = [event["item"] for event in found if event.get("type") == "response.output_item.done"]
     assert len(found) == 1 or done == response["output"]
     assert len(found) == 1 or found[-1]["type"] == f"response.{response['status']}"
+    for call in calls:
+        assert call["status"] == ("completed" if isinstance(load(call["arguments"]), dict) else "incomplete")
     ended = [event["arguments"] for event in found if event.get("type") == "response.function_call_arguments.done"]
     assert len(found) == 1 or ended == [call["arguments"] for call in calls if call["status"] == "completed"]
     whole = response["status"] == "completed" and all(call["status"] == "completed" for call in calls)
