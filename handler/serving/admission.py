@@ -104,7 +104,7 @@ class Admission:
         self._images = ImageLoader(rules)
         self._num_tokenizing = 0
         self._tokenize_inline = _TOKENIZE_STEPPED if stepped else _TOKENIZE_INLINE
-        self._threads = TurnThreads(TOKENIZER_THREADS, lambda kind: TOKENIZER_THREADS, "tokenize")
+        self._threads = TurnThreads(TOKENIZER_THREADS, lambda kind: TOKENIZER_THREADS - bool(kind), "tokenize")
         self.formatters: FormatterThread | None = None
         if preprocessor.runs_model_py:
             self.formatters = FormatterThread(asyncio.get_running_loop().call_soon_threadsafe)
@@ -180,6 +180,7 @@ class Admission:
         if size < self._tokenize_inline and not images:
             return use(request, images)
         call = functools.partial(use, request, images)
+        size += sum(len(image.rgb) for image in images)  # they are copied
         return await asyncio.wrap_future(self._submit(call, size, apart=is_long(request)))
 
     async def run(self, size: int, use: Callable[[], T]) -> T:
@@ -192,7 +193,7 @@ class Admission:
         """Have a call made on a thread; those for small bodies go first. Long ones are made apart."""
         if apart:
             return self.preprocessor.large_bodies.submit(size, call)
-        return self._threads.submit(call, size)
+        return self._threads.submit(call, size, "long" if size >= LARGE else "")
 
     def close(self) -> None:
         self._threads.shutdown()

@@ -36,13 +36,13 @@ _FILES = "file:"  # host of files
 
 DECODERS, _SLOW_DECODERS = 3, 2  # images decoded at a time, and those of them that may take long
 _QUICK, _SLOW = "quick", "slow"
-_QUICK_PIXELS = 1 << 22
+_QUICK_PIXELS = 1 << 20
 _QUICK_SECONDS, SECONDS = 0.5, 10.0  # of computing for an image
 _PATIENCE = 60.0  # seconds by the clock
 _MEMORY, _MEMORY_OF_PIXEL = 64 << 20, 16  # bytes, beside the file's
 _COST = 1 << 18  # pixels that are decoded in the time that it takes to begin and end
 _BYTES_OF_PIXEL = 3
-_NICE = 2
+_NICE = {_QUICK: 0, _SLOW: 5}
 
 _PURPOSE = Purpose("images", "are decoded")
 
@@ -214,11 +214,11 @@ class ImageLoader:
             raise InvalidPayload(f"the image needs more than {SECONDS:g} s or {memory} MiB") from None
 
     async def _turn(self, kind: str, file: bytes, pixels: int, flow: Flow, seconds: float) -> Image:
-        decode = partial(self._decode, file, pixels, seconds)
+        decode = partial(self._decode, file, pixels, Limits(seconds, _memory(file, pixels), _PATIENCE, _NICE[kind]))
         return await asyncio.wrap_future(self._decoders.submit(decode, _COST + pixels, kind, flow))
 
-    def _decode(self, file: bytes, pixels: int, seconds: float) -> Image:
-        job = Job(pixels, Limits(seconds, _memory(file, pixels), _PATIENCE, _NICE), len(file))
+    def _decode(self, file: bytes, pixels: int, limits: Limits) -> Image:
+        job = Job(pixels, limits, len(file))
         try:
             ((width, height, digest), *parts), _ = self._process.run(job, file)
         except NotRun as error:

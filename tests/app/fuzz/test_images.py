@@ -1,0 +1,92 @@
+"""One client's images that are small to send and large to decode, while a neighbour sends small ones and pings."""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import PIL.Image
+import pytest
+
+from tests.app.images.files import data_url, image_file
+from tests.app.server import serve
+from tests.servers import LiveServer, http
+
+pytestmark = pytest.mark.hypothesis  # with the other inputs that mean harm: make test-fuzz
+
+CHAT = "/v1/chat/completions"
+REQUESTS = 30
+ANSWER, STANDSTILL = 1.0, 0.5  # seconds that a neighbour's image and a ping may take
+
+
+def solid(side: int) -> str:
+    """Some hundred bytes, however large the image is."""
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (side, side)).save(file, "WEBP", lossless=True)
+    return data_url(file.getvalue(), "webp")
+
+
+def noisy(side: int) -> str:
+    file = io.BytesIO()
+    PIL.Image.effect_noise((side, side), 90).convert("RGB").save(file, "WEBP", lossless=True, method=0)
+    return data_url(file.getvalue(), "webp")
+
+
+def ask(urls: list[str]) -> dict[str, Any]:
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return {"messages": [{"role": "user", "content": parts}], "max_tokens": 1}
+
+
+ATTACKS = {
+    "more pixels than the memory": lambda: ask([solid(5700)] * 32),
+    "as many pixels as the memory": lambda: ask([solid(5700)] * 10),
+    "many of middle size": lambda: ask([solid(2000)] * 8),
+    "small ones that take long": lambda: ask([noisy(1000)] * 2),
+    "very many tiny ones": lambda: ask([solid(16)] * 32),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with serve("--engine", "echo") as server:
+        server.wait_ready()
+        assert server.post(ask([data_url(image_file())]), CHAT).status_code == 200  # the decoders' process has started
+        yield server
+
+
+def longest(what: Callable[[], Any], until: threading.Event) -> float:
+    """Do something again and again; return the seconds that it took at the most."""
+    found = 0.0
+    while not until.is_set():
+        began = time.monotonic()
+        what()
+        found = max(found, time.monotonic() - began)
+        until.wait(0.02)
+    return found
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_neighbours_small_image_is_answered_at_once(server: LiveServer, attack: str) -> None:
+    body, done = ATTACKS[attack](), threading.Event()
+
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(image_file()).decode()}
+    counted = {"model": "model", "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
+
+    def small() -> None:  # without the engine, which reads the attack's pixels
+        assert server.post(counted, "/v1/messages/count_tokens").json() == {"input_tokens": 3}
+
+    with ThreadPoolExecutor(REQUESTS + 2) as clients:
+        attackers = [clients.submit(server.post, body, CHAT) for _ in range(REQUESTS)]
+        image = clients.submit(longest, small, done)
+        ping = clients.submit(longest, lambda: http.get(server.url + "/ping"), done)
+        statuses = [attacker.result().status_code for attacker in attackers]
+        done.set()
+        print(attack, statuses.count(200), image.result(), ping.result())
+        assert set(statuses) <= {200, 400, 429}
+        assert image.result() < ANSWER
+        assert ping.result() < STANDSTILL
