@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 from handler.config.options.option import (
     OF_JAVA,
     Gone,
@@ -25,14 +27,46 @@ LLM_ENGINES = ("auto", "openvino", "trtllm", "vllm", "openai", "echo")
 
 REASONING_PARSERS = (
     "auto", "deepseek_r1", "deepseek_v3", "qwen3", "glm45", "glm47", "minimax_m2", "minimax_m2_append_think", "kimi_k2",
-    "mistral", "gemma4", "openai_gptoss", "granite", "nemotron_v3", "seed_oss",
+    "mistral", "gemma4", "openai_gptoss", "granite", "nemotron_v3", "seed_oss", "deepseek_v4",
+    *("granite_thinking_parser", "holo2", "ling3", "mimo", "poolside_v1", "step3p5", "step5"),
 )  # fmt: skip
 
 TOOL_CALL_PARSERS = (
     *("auto", "hermes", "smollm2", "llama3_json", "pythonic", "llama4_pythonic", "mistral", "qwen3_coder", "qwen3_xml"),
     *("deepseek_v3", "deepseek_v31", "deepseek_v32", "kimi_k2", "glm45", "glm47", "minimax_m2", "openai", "gemma4"),
-    *("granite", "granite4", "phi4_mini_json", "seed_oss", "deepseek_v4"),
+    *("granite", "granite4", "phi4_mini_json", "seed_oss", "deepseek_v4", "mimo"),
+    *("llama4_json", "qwen3_json", "step3p5", "step5", "poolside_v1", "ling3"),
 )
+
+VLLM_REASONING_PARSERS = (
+    *("beam", "cohere_command3", "cohere_command4", "deepseek_v41", "ernie45", "hf", "hunyuan_a13b", "hy_v3", "hy_v4"),
+    *("inkling", "k2_horizon", "kimi_k3", "minicpmv", "minimax_m3", "muse", "muse_glimmer", "musespark1x", "olmo3"),
+    *("plamo3", "step3"),
+)
+"""Names of vLLM 0.33 for reasoning that is not known here."""
+
+VLLM_TOOL_CALL_PARSERS = (
+    *("apertus", "beam", "cohere_command3", "cohere_command4", "deepseek_v41", "dots", "ernie45", "functiongemma"),
+    *("gigachat3", "granite-20b-fc", "hf", "hunyuan_a13b", "hy_v3", "hy_v4", "inkling", "internlm", "jamba"),
+    *("k2_horizon", "kimi_k3", "lfm2", "longcat", "minicpm5", "minimax_m3", "muse", "muse_glimmer", "musespark1x"),
+    *("olmo3", "plamo3", "step3", "xlam"),
+)
+"""Names of vLLM 0.33 for tool calls of forms that are not known here."""
+
+
+def _parser(known: Collection[str], vllm: Collection[str], remedy: str) -> Callable[[str], str]:
+    """Read the name of a parser; say of vLLM's others what to do instead."""
+
+    def parse(text: str) -> str:
+        if text in vllm:
+            raise ValueError(f"is a form of vLLM's that is not read here: {remedy}")
+        return one_of(*known)(text)
+
+    return parse
+
+
+_NO_TOOLS = "leave the option out, and send tools with tool_choice 'required' or a tool's name, or set option.tool_parser_plugin"
+_NO_REASONING = "leave the option out, and the model's thoughts stay in the text"
 
 
 HANDLERS = (
@@ -96,9 +130,9 @@ COMMON = (
     Option("option.root_schema", "root_schema", one_of("tgi", "mindie"), "tgi", "the embedded server's route /: TGI's, or MindIE's text and stream inference"),
     Option("option.enable_streaming", "enable_streaming", boolean, False, "dynamic batching only: answers as {\"outputs\": [...]} lines"),
     Option("option.enable_force_include_usage", "enable_force_include_usage", switch, False, "every streamed chat and completion ends with its token counts, as with stream_options.include_usage"),
-    Option("option.tool_call_parser", "tool_call_parser", one_of(*TOOL_CALL_PARSERS), "auto", "format of the model's tool calls; auto: by its chat template"),
+    Option("option.tool_call_parser", "tool_call_parser", _parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of the model's tool calls; auto: by its chat template"),
     Option("option.tool_parser_plugin", "tool_parser_plugin", string, None, "a Python file with a parser of tool calls of one's own (models.md), relative to serving.properties, else to the working directory"),
-    Option("option.reasoning_parser", "reasoning_parser", one_of(*REASONING_PARSERS), None, "family of the model's thoughts, which chats then show apart from the text (documents: wire/reasoning); auto: by the chat template; by default they stay in the text, as in vLLM and LMI"),
+    Option("option.reasoning_parser", "reasoning_parser", _parser(REASONING_PARSERS, VLLM_REASONING_PARSERS, _NO_REASONING), None, "family of the model's thoughts, which chats then show apart from the text (documents: wire/reasoning); auto: by the chat template; by default they stay in the text, as in vLLM and LMI"),
     Option("option.chat_template", "chat_template", string, None, "a chat template in place of the model's own: its text, or a file (relative to serving.properties, else to the working directory)"),
     Option("option.default_chat_template_kwargs", "default_chat_template_kwargs", json_object, None, "arguments of the chat template for requests that do not set them: {\"enable_thinking\": false}"),
     Option("option.unknown_parameters", "unknown_parameters", one_of("report", "refuse"), "report", "unknown parameters: report them in x-lmi-ignored-parameters, or refuse the request"),

@@ -12,6 +12,7 @@ from handler.config.loader import read_config
 from handler.config.options import OPTIONS
 from handler.config.options.common import LLM_ENGINES, TOOL_CALL_PARSERS
 from handler.core.errors import ConfigError
+from handler.protocols.assistant.tools import formats
 from handler.protocols.assistant.tools.formats import FORMATS
 from handler.serving.loading.engine_spec import choose_engine
 
@@ -203,4 +204,10 @@ def test_several_names_have_commas_between_them() -> None:
 
 
 def test_tool_call_parsers_are_those_that_there_are() -> None:
-    assert set(TOOL_CALL_PARSERS) == {"auto", *FORMATS}
+    assert set(TOOL_CALL_PARSERS) == {"auto", *FORMATS, *formats.ALIASES}
+
+
+@pytest.mark.parametrize("option", ["tool_call_parser", "reasoning_parser"])
+def test_a_parser_of_vllms_that_is_not_here_is_refused_with_a_remedy(option: str) -> None:
+    assert "is a form of vLLM's that is not read here: leave the option out" in refused(f"option.{option}=kimi_k3")
+    assert "must be one of auto, " in refused(f"option.{option}=kimi_k9")

@@ -19,6 +19,7 @@ class Family(NamedTuple):
         begin: marks before a thought; of two that begin alike the longer stands first.
         end: marks after it.
         calls: marks of a tool call, which end a thought too.
+        calls_end: after this mark another thought may begin; without one all that follows a call belongs to the calls.
         thinks: an answer is a thought from its first character, until a mark ends it. Otherwise a mark begins it.
         switch: what `enable_thinking` is where the request does not say.
         reopens: a later mark begins another thought.
@@ -30,6 +31,7 @@ class Family(NamedTuple):
     begin: tuple[str, ...] = ("<think>",)
     end: tuple[str, ...] = ("</think>",)
     calls: tuple[str, ...] = ()
+    calls_end: str = ""
     thinks: bool = True
     switch: bool = True
     reopens: bool = False
@@ -77,13 +79,14 @@ APPEND = "minimax_m2_append_think"
 _CALL = ("<tool_call>",)
 
 _QWEN3 = Family("qwen3", calls=_CALL)
-_GLM = Family("glm45", calls=_CALL, reopens=True, strips=True)
+_GLM = Family("glm45", calls=_CALL, calls_end="</tool_call>", reopens=True, strips=True)
 
 FAMILIES = {
     family.name: family
     for family in (
         Family("deepseek_r1"),
         Family("deepseek_v3", switch=False),
+        Family("deepseek_v4", calls=("<｜DSML｜tool_calls>", "<｜DSML｜function_calls>"), strips=True),
         _QWEN3,
         _GLM,
         _GLM._replace(name="glm47"),
@@ -119,6 +122,17 @@ FAMILIES = {
     )
 }
 
+ALIASES = {
+    "granite_thinking_parser": "qwen3",
+    "holo2": "deepseek_r1",
+    "ling3": "glm45",
+    "mimo": "qwen3",
+    "poolside_v1": "glm45",
+    "step3p5": "qwen3",
+    "step5": "deepseek_r1",
+}
+"""vLLM's names for families that have another name here."""
+
 _BY_MARK = {
     "<|channel|>analysis": HARMONY,
     "<|channel>": "gemma4",
@@ -131,6 +145,7 @@ _BY_COMPANY = {
     "<|tool_calls_section_begin|>": "kimi_k2",
     "<arg_key>": "glm45",
     "truncate_history_thinking": "nemotron_v3",
+    "｜DSML｜": "deepseek_v4",
     "<｜Assistant｜>": "deepseek_r1",
     "": "qwen3",
 }
@@ -145,7 +160,7 @@ def choose_family(name: str, template: str) -> Family | None:
     it.
     """
     if name != "auto":
-        return FAMILIES.get(name)
+        return FAMILIES.get(ALIASES.get(name, name))
     shown = {**_BY_MARK, **(_BY_COMPANY if "</think>" in template else {})}
     found = next((FAMILIES[family] for mark, family in shown.items() if mark in template), None)
     return found if found is None or found.name == HARMONY else found._replace(thinks=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 
 from handler.protocols.assistant.events import Event, Parser, Reasoning, pieces
 from handler.protocols.assistant.reasoning.families import HARMONY, Family
@@ -51,6 +52,7 @@ class ThoughtParser(ThinkingParser):
         self._held = ""
         self._space: list[str] = []  # after what was shown of a thought
         self._over = False  # no other thought can begin
+        self._in_calls = False
 
     def feed(self, text: str) -> list[Event]:
         events: list[Event] = []
@@ -68,8 +70,13 @@ class ThoughtParser(ThinkingParser):
         return [*events, *super().flush()]
 
     def _read(self, events: list[Event], *, final: bool) -> None:
-        while self._held and (self._in_thought if self.thinking else self._outside)(events, final=final):
+        while self._held and self._reader()(events, final=final):
             pass
+
+    def _reader(self) -> Callable[..., bool]:
+        if self._in_calls:
+            return self._calls
+        return self._in_thought if self.thinking else self._outside
 
     def _in_thought(self, events: list[Event], *, final: bool) -> bool:
         family = self._family
@@ -111,8 +118,19 @@ class ThoughtParser(ThinkingParser):
             self._leave(mark, events)  # a mark in a call's arguments begins no thought
         return bool(mark)
 
+    def _calls(self, events: list[Event], *, final: bool) -> bool:
+        """Give calls to the inner parser, up to the mark after which another thought may begin."""
+        text, mark, self._held = split(self._held, (self._family.calls_end,), final=final)
+        events += self._beside(text + mark)
+        self._in_calls = not mark
+        return bool(mark)
+
     def _leave(self, mark: str, events: list[Event]) -> None:
-        """Give all that follows to the inner parser."""
+        """Give all that follows to the inner parser, or all up to the end of the calls."""
+        if mark and self._family.calls_end:
+            self._in_calls = True
+            events += self._beside(mark)
+            return
         rest, self._held, self._over = mark + self._held, "", True
         events += self._beside(rest)
 

@@ -19,6 +19,9 @@ _TOOLS = re.compile(r"\btools\b")
 _SHORT_ID = re.compile(r"id\|length != 9")
 """Mistral's templates refuse a call's id of another length."""
 
+_INDEXED_ID = re.compile(r"<\|tool_calls_section_begin\|>")
+"""Kimi K2's templates print a call's id, which holds the tool's name, before its arguments and before its result."""
+
 _DESCRIPTION = re.compile(r"[+~]\s*\w+\.description")
 """gpt-oss's template, and some others, fail for a tool without a description."""
 
@@ -31,6 +34,8 @@ def lay_out(
         return tuple(plain_messages(messages, tools)), ()
     if _shows(_SHORT_ID, template):
         messages = [_with_short_ids(message) for message in messages]
+    elif _shows(_INDEXED_ID, template):
+        messages = _with_indexed_ids(messages)
     if _shows(_DESCRIPTION, template):
         tools = [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
     return tuple(messages), tuple(tools)
@@ -45,6 +50,26 @@ def _with_short_ids(message: Message) -> Message:
             "tool_calls": [{**call, "id": _short(call.get("id", ""))} for call in message["tool_calls"]],
         }
     return message
+
+
+def _with_indexed_ids(messages: Sequence[Message]) -> list[Message]:
+    """Give calls and their results the ids that Kimi K2 knows: `functions.NAME:INDEX`, counted over all messages."""
+    ids: dict[str, str] = {}
+    count = 0
+    found = []
+    for message in messages:
+        if message.get("tool_calls"):
+            calls: list[Any] = []
+            for call in message["tool_calls"]:
+                id = f"functions.{call['function']['name']}:{count}"
+                ids[call.get("id", "")] = id
+                calls.append({**call, "id": id})
+                count += 1
+            message = {**message, "tool_calls": calls}
+        if message.get("tool_call_id", "") in ids:
+            message = {**message, "tool_call_id": ids[message["tool_call_id"]]}
+        found.append(message)
+    return found
 
 
 def _short(id: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter
 from handler.core.values import StructuredOutput
 from handler.protocols.assistant.events import Parser
-from handler.protocols.assistant.tools.formats import FORMATS, find
+from handler.protocols.assistant.tools.formats import find, named
 from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2, List
 from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text
 from handler.protocols.assistant.tools.parsing import Format, NamedCall
@@ -122,7 +122,7 @@ def choose_format(context: ServerContext) -> Format | None:
     if context.tool_format is not None:
         return context.tool_format
     if context.tool_call_parser != "auto":
-        return FORMATS[context.tool_call_parser]
+        return named(context.tool_call_parser)
     if not takes_tools(context.chat_template):
         return SMOLLM2  # which our own words about the tools ask for
     return find(context.chat_template)

@@ -169,6 +169,26 @@ def test_a_template_without_a_place_for_tools_gets_text() -> None:
     assert not rest
 
 
+def test_kimis_templates_get_ids_with_the_name_and_an_index_over_the_whole_history() -> None:
+    def call(id: str, name: str) -> dict[str, Any]:
+        return {"id": id, "type": "function", "function": {"name": name, "arguments": {}}}
+
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": [call("a", "time"), call("b", "weather")]},
+        {"role": "tool", "tool_call_id": "b", "content": "sun"},
+        {"role": "tool", "tool_call_id": "a", "content": "12:00"},
+        {"role": "assistant", "content": "", "tool_calls": [call("a", "time")]},
+        {"role": "tool", "tool_call_id": "a", "content": "12:01"},
+        {"role": "tool", "tool_call_id": "other", "content": "?"},
+    ]
+    found, _ = lay_out(messages, [], "{{ tools }}<|tool_calls_section_begin|>{{ tool_call['id'] }}")
+    assert [[one["id"] for one in message.get("tool_calls", ())] or message["tool_call_id"] for message in found] == [
+        ["functions.time:0", "functions.weather:1"], "functions.weather:1", "functions.time:0", ["functions.time:2"],
+        "functions.time:2", "other",
+    ]  # fmt: skip
+    assert messages[1]["tool_call_id"] == "b", "the client's messages stay as they are"
+
+
 def test_ids_have_the_length_that_mistrals_templates_ask_for() -> None:
     call = {"id": "call_0123456789abcdef01234567", "type": "function", "function": {"name": "time", "arguments": {}}}
     messages = [

@@ -18,7 +18,7 @@ from handler.core.sequence import SequenceState
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Token
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
-from handler.protocols.assistant.reasoning.families import FAMILIES, choose_family
+from handler.protocols.assistant.reasoning.families import ALIASES, FAMILIES, choose_family
 from handler.protocols.assistant.reasoning.parsing import thinking_parser
 from handler.protocols.assistant.reasoning.request import Thinking
 from handler.protocols.assistant.template import default_arguments
@@ -46,6 +46,9 @@ ANSWERS: Sequence[tuple[str, bool, str, str, str]] = (
     ("qwen3", False, "\n<think>\n</think>Yes.", "\n", "\nYes."),
     ("glm45", False, "\n<think>Hm. \n</think>\nYes.<think>So</think>!", "Hm.So", "\n\nYes.!"),
     ("glm47", True, "Hm.</think>Yes.", "Hm.", "Yes."),
+    ("glm47", True, f"Hm.</think>{CALL}\n<think>So</think>Yes.", "Hm.So", f"{CALL}\nYes."),
+    ("deepseek_v4", True, "Hm.\n\n<｜DSML｜tool_calls>x", "Hm.", "<｜DSML｜tool_calls>x"),
+    ("deepseek_v4", True, "Hm. <｜DSML｜function_calls>x", "Hm.", "<｜DSML｜function_calls>x"),
     ("minimax_m2", True, "Hm.\n</think>\n\nYes.", "Hm.", "\n\nYes."),
     ("minimax_m2_append_think", True, "Hm.</think>Yes.", "", "<think>Hm.</think>Yes."),
     ("kimi_k2", True, "Hm. <|tool_calls_section_begin|>x", "Hm.", "<|tool_calls_section_begin|>x"),
@@ -95,7 +98,9 @@ def test_thoughts_are_found_in_any_cutting(family: str, thinking: bool, answer: 
 
 
 def test_every_family_is_an_option_and_has_an_answer_here() -> None:
-    assert set(REASONING_PARSERS) == {"auto", *FAMILIES} == {"auto", *(answer[0] for answer in ANSWERS)}
+    assert set(REASONING_PARSERS) == {"auto", *FAMILIES, *ALIASES}
+    assert set(FAMILIES) == {answer[0] for answer in ANSWERS}
+    assert all(choose_family(alias, "") is FAMILIES[name] for alias, name in ALIASES.items())
 
 
 def test_calls_follow_thoughts() -> None:

@@ -45,6 +45,7 @@ BEGUN = {
     "glm47": ("<tool_call>time", "<arg_key>a</arg_key><arg_value>1</arg_value>", "</tool"),
     "qwen3_coder": ("<tool_call><function=time>", "<parameter=a>1</parameter>", "</func"),
     "qwen3_xml": ("<tool_call><function=time>", "<parameter=a>1</parameter>", "</func"),
+    "mimo": ("<tool_call><function=time>", "<parameter=a>1</parameter>", "</func"),
     "seed_oss": ("<seed:tool_call><function=time>", "<parameter=a>1</parameter>", "</func"),
     "minimax_m2": ('<minimax:tool_call><invoke name="time">', '<parameter name="a">1</parameter>', "</inv"),
     "deepseek_v32": (

@@ -23,6 +23,7 @@ from handler.protocols.assistant.tools.formats.pythonic import LLAMA4_PYTHONIC, 
 from handler.protocols.assistant.tools.formats.tagged import (
     DEEPSEEK_V4,
     DEEPSEEK_V32,
+    MIMO,
     MINIMAX_M2,
     QWEN3_CODER,
     QWEN3_XML,
@@ -37,6 +38,7 @@ FORMATS = {
         SEED_OSS,
         QWEN3_CODER,
         QWEN3_XML,
+        MIMO,
         MINIMAX_M2,
         DEEPSEEK_V32,
         DEEPSEEK_V4,
@@ -58,6 +60,25 @@ FORMATS = {
     )
 }
 """`auto` takes the first one that a chat template shows: hermes is late, for others have its mark too."""
+
+ALIASES = {
+    "llama4_json": "llama3_json",
+    "qwen3_json": "hermes",
+    "step3p5": "qwen3_coder",
+    "step5": "qwen3_coder",
+    "poolside_v1": "glm45",
+    "ling3": "glm45",
+}
+"""vLLM's names for formats that have another name here."""
+
+
+def named(name: str) -> Format:
+    """Return the format of a name, or of an alias.
+
+    Raises:
+        KeyError: no format has it.
+    """
+    return FORMATS[ALIASES.get(name, name)]
 
 
 @functools.lru_cache

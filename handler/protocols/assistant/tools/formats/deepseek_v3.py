@@ -11,22 +11,31 @@ _FENCE, _JSON_FENCE = "```", "```json"
 
 
 class DeepSeekV31(CallParser):
-    """A call is its name, a separator, and its arguments."""
+    """A call is its name, a separator, and its arguments.
 
-    begins = (_CALLS,)
+    A call that is none stays text alone: the next one's mark begins calls again, and all calls end after it.
+    """
+
+    begins = (_CALLS, _CALLS_END, _CALL)
 
     def calls(self, begin: str) -> Steps[None]:
-        while True:
+        if begin == _CALLS_END and not self.count:
+            raise Broken
+        mark = begin
+        while mark != _CALLS_END:
+            if mark == _CALL:
+                yield from self._call()
             yield from self.skip()
-            if (yield from self.expect(_CALL, _CALLS_END)) == _CALLS_END:
-                return
-            name = yield from self._head()
-            if (yield from self.skip()) != "{":
-                raise Broken
-            self.begin(name)
-            yield from self.json()
-            yield from self._tail()
-            self.end_call()
+            mark = yield from self.expect(_CALL, _CALLS_END)
+
+    def _call(self) -> Steps[None]:
+        name = yield from self._head()
+        if (yield from self.skip()) != "{":
+            raise Broken
+        self.begin(name)
+        yield from self.json()
+        self.end_call()
+        yield from self._tail()
 
     def _head(self) -> Steps[str]:
         yield from self.skip()
@@ -37,7 +46,7 @@ class DeepSeekV31(CallParser):
 
     def _tail(self) -> Steps[None]:
         yield from self.skip()
-        yield from self.expect(_CALL_END)
+        yield from self.take(_CALL_END)
 
 
 class DeepSeekV3(DeepSeekV31):

@@ -31,14 +31,16 @@ class Glm(CallParser):
             yield from self.expect(_VALUE)
             self.write(f"{before}{dumps(key)}: ")
             value = ParameterValue(schema.types(schema.property(schema.root, key)), self.write)
-            end = yield from self.stream_until(value.feed, _VALUE_END, _CALL_END)
+            end = yield from self.stream_until(value.feed, _VALUE_END, _CALL_END, _KEY, _CALL)
             value.close()
             before = ", "
             if end == _VALUE_END:
                 yield from self.skip()
-                end = yield from self.expect(_KEY, _CALL_END)
+                end = yield from self.expect(_KEY, _CALL_END, _CALL)
         self.write("{}" if before == "{" else "}")
         self.end_call()
+        if end == _CALL:  # the next call's: this one lacks its end
+            self.held = _CALL + self.held
 
 
 _GLM47 = Notation((f"{_CALL}NAME", _CALL_END), between="\n", mark=_CALL, style="glm_xml")

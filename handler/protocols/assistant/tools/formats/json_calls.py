@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 
 from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import ControlEscapes, JsonEnd, dumps, is_object, refuse_constant
-from handler.protocols.assistant.tools.parsing import SPACES, Broken, CallParser, Format, Steps
+from handler.protocols.assistant.tools.parsing import SPACES, Broken, CallParser, Format, Steps, Tool
 
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_BEGUN = re.compile(
+    r'\{\s*(?:"|"n|"na|"nam|"name|"name"\s*|"name"\s*:\s*|"name"\s*:\s*"(?:[^"\\]|\\.)*\\?|'
+    r'"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*(?:,\s*(?:"\w*|"\w*"\s*|"(?:arguments|parameters)"\s*:\s*)?)?)?'
+)
+"""The start of a call, as far as it has come."""
+
 _OPEN = re.compile(r'\{\s*(?:"name"\s*:\s*"(?:[^"\\]|\\.)*\\?)?')
 """The start of a call, up to an unfinished name."""
 
@@ -20,25 +27,35 @@ _LONGEST_HEAD = 512
 class JsonCalls(CallParser):
     """Arguments stream where the name precedes them; another call comes whole.
 
+    In a list an object that is no call is text, and the others are calls all the same.
+
     Attributes:
         end: the mark after the calls; without one they end where a list does, or where no other object follows.
     """
 
     end = ""
 
+    def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        super().__init__(tools)
+        self._others: list[str] = []  # objects of a list that are no calls, since its last one
+
     def calls(self, begin: str) -> Steps[None]:
-        listed = False
+        listed, count = False, self.count
+        self._others.clear()
         while True:
             sign = yield from self.skip(SPACES + ",;")
             if self.end and (yield from self.take(self.end)):
                 return
             if sign == "{":
-                yield from self._object()
+                yield from self._object(listed=listed)
             elif sign == "[" and not listed:
                 self.advance(1)
                 listed = True
             elif sign == "]" and listed:
                 self.advance(1)
+                if self._others and self.count == count:
+                    raise Broken
+                self._show_others()
                 if not self.end:
                     return
                 if self.count:
@@ -46,15 +63,27 @@ class JsonCalls(CallParser):
             else:
                 raise Broken
 
-    def _object(self) -> Steps[None]:
+    def begin(self, name: str) -> None:
+        self._show_others()
+        super().begin(name)
+
+    def _show_others(self) -> None:
+        self.show("".join(self._others))
+        self._others.clear()
+
+    def _object(self, *, listed: bool) -> Steps[None]:
         """Read a call: first up to its name."""
         head = yield from self._head()
         if head:
             yield from self._streamed(head)
             return
-        call = _call((yield from self.whole()))
+        text = yield from self.whole()
+        call = _call(text)
         if call is None:  # nor is anything in it: to look would be to read nested ones again and again
-            raise Broken
+            if not listed:
+                raise Broken
+            self._others.append(text)
+            return
         self.begin(call[0])
         self.write(call[1])
         self.end_call()
@@ -107,13 +136,48 @@ class Granite(JsonCalls):
     begins = ("<|tool_call|>", "<tool_call>")
 
 
-class Llama3(JsonCalls):
-    begins = ("<|python_tag|>",)
+_SIGNS = ("{", "[")
+
+
+class CallsInText(JsonCalls):
+    """Without a mark, what follows other text is a call only where the request has a tool of its name."""
+
+    def calls(self, begin: str) -> Steps[None]:
+        if begin not in _SIGNS:
+            yield from super().calls(begin)
+            return
+        if begin == "{":
+            self.held = begin + self.held
+            self.drop()
+        listed, count = begin == "[", self.count
+        while (yield from self.skip(SPACES + ",;")) == "{":
+            yield from self._called()
+        if self.count == count or not listed or self.held[0] != "]":
+            raise Broken
+        self.advance(1)
+
+    def _called(self) -> Steps[None]:
+        """Read an object whose name is a tool's, and comes first."""
+        while (head := _HEAD.match(self.held, 0, _LONGEST_HEAD)) is None:
+            if len(self.held) > _LONGEST_HEAD or not _BEGUN.fullmatch(self.held):
+                self._break()
+            yield
+        if head[1][1:-1] not in self.tools:
+            self._break()
+        yield from self._streamed(head)
+
+    def _break(self) -> None:
+        self.advance(1)  # what follows the brace may be a call
+        raise Broken
+
+
+class Llama3(CallsInText):
+    begins = ("<|python_tag|>", *_SIGNS)
     at_start = True
 
 
-class Phi4(JsonCalls):
-    begins = ("functools",)
+class Phi4(CallsInText):
+    begins = ("functools", *_SIGNS)
 
 
 def _call(text: str) -> tuple[str, str] | None:

@@ -10,22 +10,30 @@ _CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begi
 
 
 class KimiK2(CallParser):
-    begins = (_SECTION,)
+    """A call that is none stays text alone: the next one's mark begins calls again, and a section ends after it."""
+
+    begins = (_SECTION, _SECTION_END, _CALL)
 
     def calls(self, begin: str) -> Steps[None]:
-        while True:
+        if begin == _SECTION_END and not self.count:
+            raise Broken
+        mark = begin
+        while mark != _SECTION_END:
+            if mark == _CALL:
+                yield from self._call()
             yield from self.skip()
-            if (yield from self.expect(_CALL, _SECTION_END)) == _SECTION_END:
-                return
-            id, _ = yield from self.until(_ARGUMENTS)
-            name = id.strip(SPACES).rpartition(":")[0].removeprefix("functions.")
-            if not NAME.fullmatch(name) or (yield from self.skip()) != "{":
-                raise Broken
-            self.begin(name)
-            yield from self.json()
-            yield from self.skip()
-            yield from self.expect(_CALL_END)
-            self.end_call()
+            mark = yield from self.expect(_CALL, _SECTION_END)
+
+    def _call(self) -> Steps[None]:
+        id, _ = yield from self.until(_ARGUMENTS)
+        name = id.strip(SPACES).rpartition(":")[0].removeprefix("functions.")
+        if not NAME.fullmatch(name) or (yield from self.skip()) != "{":
+            raise Broken
+        self.begin(name)
+        yield from self.json()
+        self.end_call()
+        yield from self.skip()
+        yield from self.take(_CALL_END)
 
 
 _NOTATION = Notation((f"{_CALL}functions.NAME:NUMBER{_ARGUMENTS}", _CALL_END), (_SECTION, _SECTION_END), mark=_SECTION)

@@ -16,16 +16,21 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "f": "\f", "a
 _HEX = {"x": 2, "u": 4, "U": 8}
 _ENDS = {"[": "]", "(": ")", "{": "}"}
 _DEPTH = 32  # of containers in one another
+_START, _END = "<|python_start|>", "<|python_end|>"
 
 
 class Pythonic(CallParser):
-    """The whole answer is the list. A name that is no tool's makes it text, for no mark says what it is."""
+    """The list is the answer, or follows text: there a tool's name makes it one, for no mark says what it is."""
 
+    begins: tuple[str, ...] = ("[",)
     at_start = True
 
     def calls(self, begin: str) -> Steps[None]:
-        yield from self.skip()
-        yield from self.expect("[")
+        if begin != "[":
+            yield from self.skip()
+            yield from self.expect("[")
+        elif not self.tools:
+            raise Broken
         while True:
             yield from self.skip()
             name = yield from self.run(NAME)
@@ -127,20 +132,18 @@ def _character(code: str) -> str:
 class Llama4Pythonic(Pythonic):
     """The list may stand between two marks."""
 
-    begins = ("<|python_start|>",)
+    begins = (_START, *Pythonic.begins)
 
     def calls(self, begin: str) -> Steps[None]:
         if not begin:
             yield from self.skip()
-            yield from self.take(*self.begins)
+            yield from self.take(_START)
         yield from super().calls(begin)
 
     def after(self) -> Steps[None]:
         yield from self.skip()
-        yield from self.expect("<|python_end|>")
+        yield from self.expect(_END)
 
 
 PYTHONIC = Format("pythonic", Pythonic)
-LLAMA4_PYTHONIC = Format(
-    "llama4_pythonic", Llama4Pythonic, ("<|python_start|>", "<|python_end|>"), r"<\|python_start\|>"
-)
+LLAMA4_PYTHONIC = Format("llama4_pythonic", Llama4Pythonic, (_START, _END), r"<\|python_start\|>")

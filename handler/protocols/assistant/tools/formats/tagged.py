@@ -15,7 +15,7 @@ _KEY = re.compile(r"[^>\"'\n]{1,256}")
 class TaggedCalls(CallParser):
     """A call is a tag with its name, a tag for each parameter, and an end.
 
-    A parameter also ends where the next one begins, or the call ends. A call may lack the marks around it.
+    A parameter also ends where the next one begins, or its call, or the calls end. A call may lack the marks around it.
 
     Attributes:
         block, block_end: the marks around calls.
@@ -33,9 +33,11 @@ class TaggedCalls(CallParser):
             yield from self._call()
         while True:
             yield from self.skip()
-            if (yield from self.expect(self.block_end, self.call)) == self.block_end:
+            mark = yield from self.expect(self.block_end, self.block, self.call)
+            if mark == self.block_end:
                 return
-            yield from self._call()
+            if mark == self.call:
+                yield from self._call()
 
     def _call(self) -> Steps[None]:
         name = yield from self._name(NAME)
@@ -48,9 +50,8 @@ class TaggedCalls(CallParser):
             if end == self.parameter:
                 end = yield from self._parameter(schema)
                 continue
-            end = yield from self.stream_until(_drop, self.parameter, self.call_end, self.block_end, self.call)
-            if end in (self.block_end, self.call):
-                self.held, end = end + self.held, self.call_end
+            ends = (self.parameter, self.call_end, self.block_end, self.block, self.call)
+            end = self._until_call((yield from self.stream_until(_drop, *ends)))
         self.write("}" if self._before == ", " else "{}")
         self.end_call()
 
@@ -65,9 +66,17 @@ class TaggedCalls(CallParser):
         self.write(f"{self._before}{dumps(key)}: ")
         self._before = ", "
         value = ParameterValue(types, self.write, trim=self.trim)
-        end = yield from self.stream_until(value.feed, self.parameter_end, self.parameter, self.call_end)
+        ends = (self.parameter_end, self.parameter, self.call_end, self.block_end, self.block, self.call)
+        end = yield from self.stream_until(value.feed, *ends)
         value.close()
-        return end
+        return self._until_call(end)
+
+    def _until_call(self, mark: str) -> str:
+        """Return the mark, or the call's end in place of one that ends the calls or begins another."""
+        if mark not in (self.block_end, self.block, self.call):
+            return mark
+        self.held = mark + self.held
+        return self.call_end
 
     def _name(self, pattern: re.Pattern[str]) -> Steps[str]:
         """Read a name, in quotes or without."""
@@ -88,6 +97,12 @@ class Qwen3Coder(TaggedCalls):
     parameter, parameter_end = "<parameter=", "</parameter>"
     begins = (block, call)
     trim = True
+
+
+class MiMo(Qwen3Coder):
+    """Values stand between the tags as they are."""
+
+    trim = False
 
 
 class SeedOss(Qwen3Coder):
@@ -122,6 +137,9 @@ QWEN3_CODER = Format(
 )
 QWEN3_XML = QWEN3_CODER._replace(name="qwen3_xml")
 """Also Nemotron 3's and Step 3.5's (their templates)."""
+
+MIMO = QWEN3_CODER._replace(name="mimo", make=MiMo, template="", notations={})
+"""MiMo V2's, whose values have no line ends around them (vLLM 0.33)."""
 
 _SEED = _QWEN._replace(
     call=("<seed:tool_call>\n<function=NAME>\n", "</function>\n</seed:tool_call>"), mark=SeedOss.block
