@@ -149,5 +149,6 @@ def test_deploy_imports_of_the_handler_only_its_load_generator_reports_and_optio
         "handler.config.loader",
         "handler.config.options",
         "handler.config.options.lookup",
+        "handler.config.options.variables",
     }
     assert used == {"handler.bench.load", "handler.bench.report.arguments", "handler.bench.report.progress", *options}

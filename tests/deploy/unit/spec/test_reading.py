@@ -10,6 +10,7 @@ import pytest
 
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.errors import SpecError
+from deploy.resources.environment import options_problems
 from deploy.spec.reading import read_spec
 from tests.deploy.cases import SECRET
 
@@ -184,7 +185,9 @@ def test_sections_that_disagree_and_wrong_options_are_said_with_them(file: Path)
 
 @pytest.mark.parametrize("name", ["CUSTOM_PRE_PROCESS", "CUSTOM_FASTAPI_PING_HANDLER", "LORA_ADAPTERS"])
 def test_a_foreign_variable_that_the_container_refuses_is_refused(file: Path, name: str) -> None:
-    assert f"environment.{name}: {name}=a.py:b: " in wrong(file, f"environment.{name}=a.py:b")
+    assert f"environment.{name}: {name}=a.py:b: " in wrong(file, "instance.count=0", f"environment.{name}=a.py:b")
+    alone = read_spec(file, [f"environment.{name}=a.py:b"])
+    assert [problem.partition("=")[0] for problem in options_problems(alone)] == [f"environment.{name}: {name}"]
 
 
 def test_what_follows_from_a_wrong_section_alone_is_not_said(file: Path) -> None:
