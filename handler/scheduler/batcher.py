@@ -105,7 +105,8 @@ class Batcher:
 
         Args:
             started: called when the engine gets the request, perhaps before this returns.
-            follows: another request of the same body was accepted, which this one follows into a full queue too.
+            follows: another request of the same body was accepted just before, which this one follows into a full
+                queue too.
 
         Raises:
             Overloaded: the queue is full.
@@ -117,7 +118,7 @@ class Batcher:
         now = time.monotonic()
         ends = now + self._queue_timeout, now + self._time_limit
         active = ActiveRequest(next(self._ids), request, prompt, *ends, started)
-        self._queue.add(active.id, request.priority, active)
+        self._queue.add(active.id, request.priority, active, follows=follows)
         self._admit()
         return active.id
 

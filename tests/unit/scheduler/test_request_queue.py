@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,3 +84,22 @@ def test_a_request_has_the_priority_of_its_body(dialect: str) -> None:
     assert {request.priority for request in DIALECTS[dialect].parse(body, CONTEXT).requests} == {-3}
     if "messages" in body:
         assert SCHEMAS["lmi"].parse(body, CONTEXT).requests[0].priority == -3
+
+
+def test_bodies_of_many_texts_take_turns() -> None:
+    queue, ids = RequestQueue[str](), itertools.count()
+
+    def body(name: str, count: int, priority: int = 0) -> None:
+        for number in range(count):
+            queue.add(next(ids), priority, name, follows=number > 0)
+
+    body("a", 30)
+    taken = [queue.take() for _ in range(10)]
+    body("b", 3)
+    body("c", 1)
+    body("urgent", 1, priority=-1)
+    taken += [queue.take() for _ in range(len(queue))]
+    assert taken[:10] == ["a"] * 10
+    assert taken[10] == "urgent"
+    assert taken[11:18] == ["a", "b", "c", "a", "b", "a", "b"]
+    assert taken.count("a") == 30
