@@ -41,6 +41,7 @@ class Config:
     request_time_limit: float | None
     model_loading_timeout: float
     engine_timeout: float
+    event_loop_timeout: float
     engine_isolation: str
     max_model_len: int | None
     max_input_len: int | None

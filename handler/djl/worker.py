@@ -13,6 +13,7 @@ from djl_python import Input, Output
 
 from handler.core import garbage
 from handler.core.errors import ConfigError, Unavailable
+from handler.core.loop_watch import LoopWatch
 from handler.djl.modes import Async, Dynamic, Mode, Passive, Rolling
 from handler.djl.startup import is_passive, load, prepare, steps_rolling
 from handler.djl.versions import installed_version, read_ahead
@@ -78,6 +79,7 @@ async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[O
         config, formatters = prepare(properties, None)
         model = await load(config, formatters, Path(properties["model_dir"]), stepped=False)
         _mode = Async(model, installed_version())
+        LoopWatch(config.event_loop_timeout, signals=False).start()
         _prepare_process()
         return _mode.outputs(answer)
     return answer

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from handler.config.config import Config
 from handler.core import child_processes, event_loop, garbage
 from handler.core.errors import Problem, Problems, Unavailable
+from handler.core.loop_watch import LoopWatch
 from handler.core.values import Task
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import State
@@ -137,12 +138,15 @@ async def _serve_model(
     listener: socket.socket,
     progress: Progress,
 ) -> None:
+    watch = LoopWatch(model.config.event_loop_timeout, signals=True)
+
     def changed(state: State) -> None:
         if state is not State.LOADING:
             progress.stop()
         if state is State.CLOSED:
             server.stop()
         elif state is State.READY and not model.restarts:
+            watch.start()
             print(f"{CLEAR}ready after {progress.seconds:.1f} s: {_describe(model)}", file=sys.stderr)
             print(_greeting(listener, access, model.context.task), file=sys.stderr, flush=True)
 
@@ -154,6 +158,7 @@ async def _serve_model(
         with cloudwatch.reporting(model.metrics.registry, model.config.label, interval):
             await serving
     finally:
+        watch.stop()
         model.close()
     failure = model.opened.exception() if model.opened.done() else None
     if failure is not None and not model.draining:

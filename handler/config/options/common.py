@@ -163,6 +163,7 @@ COMMON = (
     Option("option.request_time_limit", "request_time_limit", number(0), None, "seconds that a request may take in total, 0 for no limit; by default 900 under DJL Serving, which does not report that a client has left, and no limit in the embedded server"),
     Option("option.model_loading_timeout", "model_loading_timeout", number(1), 240.0, "seconds that the engine may take to load"),
     Option("option.engine_timeout", "engine_timeout", number(0.1), 60.0, "seconds without a step after which the engine counts as hung"),
+    Option("option.event_loop_timeout", "event_loop_timeout", number(0), 30.0, "seconds for which the server may answer nobody, not even /ping, before it writes where its threads stand and aborts itself; 0: any time"),
     Option("option.client_timeout", "client_timeout", number(0.1), 120.0, "seconds that a client may take to send its body, or to read nothing of its stream, before its connection is closed"),
     Option("option.keep_alive_timeout", "keep_alive_timeout", number(1), 75.0, "seconds that an HTTP connection may be idle between two requests; set it above the load balancer's own limit (usually 60), which would otherwise use a closed connection"),
     # the rest

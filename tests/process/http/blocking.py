@@ -1,0 +1,60 @@
+"""Run `lmi` with an event loop that stands still once a file exists.
+
+Usage: python -m tests.process.http.blocking KIND FILE serve ...
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pdb
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from handler.cli import main
+from handler.http.server import Server
+
+
+def sleeping() -> None:
+    while True:
+        time.sleep(0.01)
+
+
+def matching() -> None:
+    """Computes, and lets no other thread run."""
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def holding() -> None:
+    """Waits in C code, and lets no other thread run; no Python code has the signals' turn."""
+    mutex = ctypes.create_string_buffer(64)
+    for _ in range(2):
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+
+
+def debugging() -> None:
+    sys.stdin = os.fdopen(os.pipe()[0])  # which nobody writes to
+    pdb.Pdb(stdin=sys.stdin, stdout=sys.stderr).set_trace()
+    time.sleep(0)
+
+
+def block_when(file: Path, kind: str) -> None:
+    tick = Server.on_tick
+
+    async def on_tick(server: Server, counter: int) -> Any:
+        if file.exists():
+            file.unlink()
+            print(f"the loop stands still: {kind}", file=sys.stderr, flush=True)
+            {"sleep": sleeping, "regex": matching, "gil": holding, "debugger": debugging}[kind]()
+        return await tick(server, counter)
+
+    Server.on_tick = on_tick  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    kind, file, *arguments = sys.argv[1:]
+    block_when(Path(file), kind)
+    raise SystemExit(main(arguments))

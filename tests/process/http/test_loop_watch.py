@@ -1,0 +1,103 @@
+"""A server whose event loop stands still ends by itself, says where it stood, and leaves no process behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.process_tree import alive, descendants
+from tests.servers import PATIENCE, ServerProcess, serve, wait_for
+
+PROCESS = ("--engine", "echo", "-o", "option.engine_isolation=process")
+
+
+@contextlib.contextmanager
+def blocked(kind: str, seconds: float, directory: Path) -> Iterator[ServerProcess]:
+    """A ready server whose loop begins to stand still."""
+    file = directory / "block"
+    program = ("-m", "tests.process.http.blocking", kind, str(file))
+    with serve(*PROCESS, "-o", f"option.event_loop_timeout={seconds}", program=program) as server:
+        server.wait_ready()
+        file.touch()
+        wait_for(lambda: "the loop stands still" in server.log, PATIENCE, "it goes on")
+        yield server
+
+
+@pytest.mark.parametrize(("kind", "where"), [("sleep", "in sleeping"), ("regex", "in matching"), ("gil", "in holding")])
+def test_a_loop_that_stands_still_ends_the_server(kind: str, where: str, tmp_path: Path) -> None:
+    with blocked(kind, 2, tmp_path) as server:
+        children = descendants(server.process.pid)
+        assert children
+        assert server.wait(PATIENCE) == -signal.SIGABRT
+        wait_for(lambda: "in main" in server.log, 5, "no stacks are in the log")
+        assert "the event loop has stood still for" in server.log
+        assert where in server.log
+        wait_for(lambda: not any(map(alive, children)), 10, "processes are left")
+
+
+@pytest.mark.parametrize("kind", ["sleep", "gil"])
+def test_sigterm_ends_a_server_whose_loop_stands_still(kind: str, tmp_path: Path) -> None:
+    with blocked(kind, 1000, tmp_path) as server:
+        server.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert server.wait(PATIENCE) == -signal.SIGABRT
+        assert time.monotonic() - began < 25
+        wait_for(lambda: "a signal to stop waits" in server.log, 5, "the log does not say why")
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    with blocked("gil", 1000, tmp_path) as server:
+        server.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        server.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert server.wait(PATIENCE) == -signal.SIGABRT
+        assert time.monotonic() - began < 6
+
+
+def test_a_debugger_may_take_its_time(tmp_path: Path) -> None:
+    with blocked("debugger", 1, tmp_path) as server:
+        time.sleep(5)
+        assert not server.ended
+        server.process.kill()
+        server.wait(PATIENCE)
+
+
+def test_a_stopped_process_is_not_ended() -> None:
+    with serve(*PROCESS, "-o", "option.event_loop_timeout=1") as server:
+        server.wait_ready()
+        server.send_signal(signal.SIGSTOP)
+        time.sleep(5)
+        server.send_signal(signal.SIGCONT)
+        assert server.ping() == 200
+        time.sleep(2)
+        assert server.ping() == 200
+        assert server.stop() == 0
+
+
+def test_a_standstill_of_all_processes_does_not_count() -> None:
+    """As of a paused container."""
+    with serve(*PROCESS, "-o", "option.event_loop_timeout=1") as server:
+        server.wait_ready()
+        pids = [server.process.pid, *descendants(server.process.pid)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(5)
+        for pid in reversed(pids):
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(2)
+        assert server.ping() == 200
+        assert server.stop() == 0
+
+
+def test_without_the_option_nothing_watches() -> None:
+    with serve("--engine", "echo", "-o", "option.event_loop_timeout=0") as server:
+        server.wait_ready()
+        assert descendants(server.process.pid) == {}
+        assert server.stop() == 0
