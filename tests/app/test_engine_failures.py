@@ -8,11 +8,12 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import pytest
 
+from handler.engines.echo.engine import Echo
 from tests.app.server import serve, short_drain
 from tests.servers import LiveServer, http, wait_for
 
@@ -52,6 +53,25 @@ def test_an_engine_that_breaks_ends_those_in_flight_and_serves_again(isolation: 
         assert server.post(ASK).json() == {"generated_text": " a b a"}
         assert server.metric("lmi_engine_restarts_total") == 1
         assert server.metric("lmi_active_sequences") == 0
+
+
+@pytest.mark.parametrize("place", ["add", "step"])
+def test_an_engines_own_words_are_for_the_log(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    said = "CUDA error in /opt/ml/model/a.cu at http://10.1.2.3:80/x with sk-0123456789abcdef"
+
+    def fail(*arguments: object) -> NoReturn:
+        raise ValueError(said)
+
+    with serve(*ECHO, "-o", "option.engine_isolation=thread") as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(Echo, place, fail)
+            error = server.post(ASK).json()["error"]
+            assert "CUDA error in [path] at [address] with [key]" in error
+            if place == "step":
+                assert "CUDA error in [path] at [address] with [key]" in http.get(server.url + "/ping").json()["reason"]
+        server.wait_ready(10)
+        assert server.post(ASK).status_code == 200
+        assert "ValueError: CUDA error in /opt/ml/model/a.cu at http://10.1.2.3:80/x with [key]" in server.log
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
