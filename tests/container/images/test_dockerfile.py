@@ -113,7 +113,14 @@ def test_every_builder_has_what_it_uses() -> None:
 
 def test_context_holds_nothing_but_what_is_built() -> None:
     files = set(context())
-    assert {file.parts[0] for file in files} == {"pyproject.toml", "README.md", "handler", "deploy", "docker"}
+    assert {file.parts[0] for file in files} == {
+        "LICENSE",
+        "pyproject.toml",
+        "README.md",
+        "handler",
+        "deploy",
+        "docker",
+    }
     assert not [file for file in files if "__pycache__" in file.parts or file.suffix == ".pyc"]
     assert Path("handler/py.typed") in files
 
