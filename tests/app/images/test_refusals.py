@@ -284,3 +284,18 @@ def test_a_client_that_leaves_ends_the_fetch(files: FileServer) -> None:
             client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             wait_for(lambda: files.asked.count("/slow") > asked, PATIENCE, "nothing was fetched")
         assert files.left.wait(PATIENCE)
+
+
+def test_a_slow_host_does_not_hold_all_fetches(files: FileServer) -> None:
+    with short_drain(0.1), ThreadPoolExecutor(10) as clients, file_server() as other:
+        settings = options(
+            f"option.allowed_media_domains={files.domain},{other.domain}", "option.image_fetch_timeout=600"
+        )
+        with serve("--engine", "echo", *settings) as server:
+            server.wait_ready()
+            asked = files.asked.count("/slow")
+            slow = [clients.submit(server.post, ask(*[files.url("/slow")] * 10), CHAT) for _ in range(10)]
+            wait_for(lambda: files.asked.count("/slow") >= asked + 32, PATIENCE, "the slow server was not asked")
+            assert server.post(ask(other.url(), max_tokens=1), CHAT).status_code == 200
+            assert files.asked.count("/slow") == asked + 32
+            assert not any(answer.done() for answer in slow)
