@@ -325,5 +325,5 @@ class ServedModel:
             try:
                 await self._change(functools.partial(self.adapters.register, name, path))
             except ServingError as error:
-                return self.opened.set_exception(ConfigError(f"the adapter {name} cannot be used: {error.message}"))
+                return self.opened.set_exception(ConfigError(f"the adapter {name} cannot be used: {error.public}"))
         self.opened.set_result(None)
