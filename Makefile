@@ -122,7 +122,7 @@ test-python-%: $(VENV)-%/.dev
 test-djl: dev ## 8 min: under DJL's Java engine; needs a JDK and Maven
 	$(PYTEST) -m 'djl and not vllm' tests/djl tests/container
 
-test-templates: dev $(VENV)-templates/.fetched ## 1 min: tool calls in the chat templates of 44 models, of llama-cpp-python's source distribution
+test-templates: dev $(VENV)-templates/.fetched $(VENV)-templates/vllm.jsonl ## 2 min: tool calls in the chat templates of 44 models, of llama-cpp-python's source distribution; answers in vLLM's tests, of vLLM's
 	$(PYTEST) tests/templates --templates $(VENV)-templates
 
 # Nothing of it is installed; pip prepares its metadata.
@@ -131,6 +131,10 @@ $(VENV)-templates/.fetched: | $(VENV)/.dev
 	$(BIN)/python -m pip download --quiet --no-deps --no-binary llama-cpp-python -d $(VENV)-templates llama-cpp-python==$(LLAMA_CPP)
 	tar -xzf $(VENV)-templates/llama_cpp_python-$(LLAMA_CPP).tar.gz -C $(VENV)-templates --strip-components 5 --wildcards '*/models/templates/*.jinja'
 	@touch $@
+
+# vLLM's parsers run once on its tests' answers; nothing of it is installed.
+$(VENV)-templates/vllm.jsonl: tests/templates/vllm/fetch.py tests/templates/vllm/record.py | $(VENV)/.dev
+	$(BIN)/python -m tests.templates.vllm.fetch $(VENV)-templates
 
 test-browser: $(VENV)/.browser ## 3 min: the pages in a headless Chromium: the system's, or CHROMIUM=...
 	$(BIN)/pytest tests/browser

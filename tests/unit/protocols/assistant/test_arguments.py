@@ -322,3 +322,10 @@ def test_the_cost_is_linear() -> None:
         return best
 
     assert seconds(80_000) < 6 * seconds(20_000)
+
+
+def test_a_call_that_lacks_only_its_end_is_whole_after_its_last_value() -> None:
+    text = "<tool_call>weather<arg_key>city</arg_key><arg_value>Bonn</arg_value>"
+    assert read(FORMATS["glm45"].make(TOOLS), [text], Finish.EOS) == [("weather", '{"city": "Bonn"}', True)]
+    assert read(FORMATS["glm45"].make(TOOLS), [text + "\n<arg_"], Finish.EOS) == [("weather", '{"city": "Bonn"', False)]
+    assert read(FORMATS["glm45"].make(TOOLS), [text], Finish.LENGTH) == [("weather", '{"city": "Bonn"', False)]

@@ -31,11 +31,13 @@ class Glm(CallParser):
             yield from self.expect(_VALUE)
             self.write(f"{before}{dumps(key)}: ")
             value = ParameterValue(schema.types(schema.property(schema.root, key)), self.write)
-            end = yield from self.stream_until(value.feed, _VALUE_END, _CALL_END, _KEY, _CALL)
+            end = yield from self.stream_until(value.feed, _VALUE_END, _CALL_END, _CALL)
             value.close()
             before = ", "
             if end == _VALUE_END:
+                self._closable = True  # only the call's end may lack
                 yield from self.skip()
+                self._closable = False
                 end = yield from self.expect(_KEY, _CALL_END, _CALL)
         self.write("{}" if before == "{" else "}")
         self.end_call()
