@@ -1,0 +1,157 @@
+"""Hostile bodies, schemas and answers: none of them stops the event loop of a server for half a second.
+
+A row of ATTACKS is a request. Attacks by an engine's servers are in `test_upstreams.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler.protocols.assistant.tools.formats import FORMATS
+from tests.attacks.test_upstreams import LONGEST, Watch
+from tests.doubles import tiny
+from tests.servers import ServerProcess, http, options, serve
+from tests.unit.protocols.assistant.test_schema import diamonds, itself, wide
+from tests.unit.protocols.assistant.tool_texts import BEGUN
+
+CHAT, INVOCATIONS = "/v1/chat/completions", "/invocations"
+TEMPLATE = "{# tools #}{{ messages[-1]['content'] }}"
+"""The engine echo answers with the prompt: so a message is what the model writes."""
+
+NESTED = 20_000
+LETTERS = "a" * 30
+
+
+def call(parameters: Any, text: str, **more: Any) -> Any:
+    tools = [{"type": "function", "function": {"name": "time", "parameters": parameters}}]
+    return {"messages": [{"role": "user", "content": text}], "tools": tools, "max_tokens": 2000, **more}
+
+
+def schema(schema: Any) -> Any:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    return {"messages": [{"role": "user", "content": "a"}], "response_format": form}
+
+
+def parameters(**values: Any) -> Any:
+    return {"inputs": "a b c", "parameters": {"max_new_tokens": 4, **values}}
+
+
+def deep(depth: int) -> Any:
+    found: Any = {"type": "string"}
+    for _ in range(depth):
+        found = {"anyOf": [found]}
+    return found
+
+
+GEMMA, ARGUMENT, _ = BEGUN["gemma4"]
+WRITTEN = GEMMA + ARGUMENT * 20
+ATTACKS: dict[str, tuple[str, Any]] = {
+    "a schema in itself": (CHAT, call(itself(32), WRITTEN)),
+    "a schema of diamonds": (CHAT, call(diamonds(8, 8), WRITTEN)),
+    "a wide schema": (CHAT, call(wide(1000, 10_000), WRITTEN)),
+    "a deep schema": (CHAT, call({"properties": {"a": deep(60)}}, WRITTEN)),
+    "a long reference": (CHAT, call({"properties": {"a": {"$ref": "#" + "/a" * 200_000}}}, WRITTEN)),
+    "types without end": (CHAT, call({"properties": {"a": {"type": ["integer"] * 200_000}}}, WRITTEN)),
+    "values without end": (CHAT, call({"properties": {"a": {"enum": [*range(200_000)]}}}, WRITTEN)),
+    "many arguments": (CHAT, call({}, GEMMA + ARGUMENT * 20_000)),
+    "many calls": (CHAT, call({}, (GEMMA + "}<tool_call|>") * 5_000)),
+    "calls without end": (CHAT, call({}, GEMMA * 5_000)),
+    "an open string": (CHAT, call({}, GEMMA + 'a:<|"|>' + "x" * 200_000)),
+    "lists in lists": (CHAT, call({}, GEMMA + "a:" + "[" * 100_000)),
+    "128 tools": (CHAT, {**call({}, "a"), "tools": [
+        {"type": "function", "function": {"name": f"f{number}", "parameters": wide(100, 100)}} for number in range(128)
+    ]}),
+    "a required call of a schema in itself": (CHAT, call(itself(32), "a", tool_choice="required")),
+    "a format of a schema in itself": (CHAT, schema(itself(32))),
+    "a format of diamonds": (CHAT, schema(diamonds(8, 8))),
+    "a format of a wide schema": (CHAT, schema(wide(1000, 10_000))),
+    "a format of a catastrophic pattern": (CHAT, schema({"type": "string", "pattern": "(a+)+$"})),
+    "a format of repetitions": (CHAT, schema({"type": "string", "pattern": "((a{1,999}){1,999}){1,999}"})),
+    "a deep body": (INVOCATIONS, b'{"inputs": ' + b"[" * NESTED + b"]" * NESTED + b"}"),
+    "a deep parameter": (INVOCATIONS, b'{"inputs": "", "parameters":' + b'{"a":' * NESTED + b"1" + b"}" * (NESTED + 1)),
+    "a number without end": (INVOCATIONS, b'{"inputs": "a", "parameters": {"seed": ' + b"9" * 500_000 + b"}}"),
+    "a fraction without end": (INVOCATIONS, b'{"inputs": "a", "parameters": {"top_p": 0.' + b"9" * 500_000 + b"}}"),
+    "many parameters": (INVOCATIONS, parameters(**{f"p{number}": number for number in range(50_000)})),
+    "many stop strings": (INVOCATIONS, parameters(stop=["a"] * 100_000)),
+    "long stop strings": (INVOCATIONS, parameters(stop=["a" * 100_000] * 4)),
+    "many biases": (CHAT, {
+        "messages": [{"role": "user", "content": "a"}],
+        "logit_bias": {str(number): 1 for number in range(100_000)},
+    }),
+    "many messages": (CHAT, {"messages": [{"role": "user", "content": "a"}] * 20_000}),
+    "many parts": (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 50_000}]}),
+    "arguments that are not JSON": (CHAT, {"messages": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[" * 100_000}}
+        ]},
+    ]}),
+    "half surrogates": (CHAT, b'{"messages": [{"role": "user", "content": "' + b"\\ud800" * 50_000 + b'"}]}'),
+    "combining characters": (CHAT, {"messages": [{"role": "user", "content": "e" + "\u0301" * 200_000}]}),
+    "template arguments": (CHAT, {
+        "messages": [{"role": "user", "content": "a"}],
+        "chat_template_kwargs": {f"a{number}": LETTERS for number in range(20_000)},
+    }),
+    "an adapter's long name": (INVOCATIONS, {"inputs": "a", "adapters": "../" * 100_000}),
+    "tensors without end": ("/v2/models/model/infer", {"inputs": [
+        {"name": "text_input", "shape": [1] * 20_000, "datatype": "BYTES", "data": ["a"]}
+    ]}),
+    "many tensors": ("/v2/models/model/infer", {"inputs": [
+        {"name": f"t{number}", "shape": [1], "datatype": "BYTES", "data": ["a"]} for number in range(20_000)
+    ]}),
+}  # fmt: skip
+"""Path and body."""
+
+
+@contextlib.contextmanager
+def echoing(model: Path, format: str) -> Iterator[ServerProcess]:
+    own = (
+        f"option.tool_call_parser={format}",
+        f"option.chat_template={TEMPLATE}",
+        f"option.echo_tokenizer={model}",
+        "option.max_model_len=1000000",
+    )
+    with serve("--engine", "echo", *options(*own)) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[ServerProcess]:
+    with echoing(model, "gemma4") as server:
+        yield server
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_no_request_stops_the_event_loop(server: ServerProcess, name: str) -> None:
+    path, body = ATTACKS[name]
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with Watch(server.url) as watch:
+        for _ in range(3):
+            answer = http.post(server.url + path, content=data, headers={"Content-Type": "application/json"})
+            assert answer.status_code < 500, answer.text[:500]
+    assert watch.longest < LONGEST
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_answer_stops_the_event_loop(model: Path, format: str, stream: bool) -> None:
+    begin, argument, partial = BEGUN[format]
+    texts = [begin + argument * 20_000, (begin + argument) * 3000, begin + partial * 20_000]
+    with echoing(model, format) as server:
+        for text in texts:
+            with Watch(server.url) as watch:
+                answer = server.post(call(itself(32), text, stream=stream), CHAT)
+                assert answer.status_code == 200, answer.text[:500]
+            assert watch.longest < LONGEST
