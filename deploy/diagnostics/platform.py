@@ -43,9 +43,10 @@ PLATFORM = (
     ),
     Cause(
         "image index",
-        (r"Unsupported manifest media type", r"image\.index\.v1"),
-        "The image is an index of several platforms, which SageMaker does not take: build it with `docker buildx build "
-        "--platform linux/amd64 --provenance=false`, push it, and set image.uri to its new digest.",
+        (r"Unsupported manifest media type", r"image\.(index|manifest)\.v1"),
+        "The image is an index of several platforms, or a manifest in OCI's format, which SageMaker does not take: "
+        "build it with `docker buildx build --platform linux/amd64 --provenance=false --output type=docker`, push it, "
+        "and set image.uri to its new digest.",
     ),
     Cause(
         "serve not found",

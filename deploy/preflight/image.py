@@ -12,9 +12,11 @@ from deploy.preflight.check import Check, Context, error, ok, warning
 from deploy.resolve.ecr import ECR_URI
 
 _INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
-_MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
+_OCI = "application/vnd.oci.image.manifest.v1+json"
+_MANIFESTS = (_OCI, "application/vnd.docker.distribution.manifest.v2+json")
 _LARGE = 20e9  # bytes: pulling a larger image takes minutes of each start
-_BUILD = "docker buildx build --platform linux/amd64 --provenance=false --push -t URI ."
+_BUILD = "docker buildx build --platform linux/amd64 --provenance=false --output type=docker -t URI ."
+_FORMAT = f"{_BUILD} Or: buildah build --format docker; podman push --format v2s2."
 
 
 def image(context: Context) -> Check:
@@ -59,6 +61,9 @@ def _platform(context: Context, which: dict[str, Any], digest: str) -> Check | N
     architecture = _architecture(context, which, manifest)
     if architecture not in (None, "amd64"):
         return error("image", f"built for {architecture}; SageMaker's GPU hosts are amd64", _BUILD)
+    if _OCI in (got["images"][0].get("imageManifestMediaType"), manifest.get("mediaType")):
+        says = "a manifest in OCI's format, which users report that SageMaker refuses (amazon-sagemaker-feedback#180)"
+        return warning("image", says, _FORMAT)
     return None
 
 

@@ -85,6 +85,7 @@ _ROPE = "write OPTION_HF_OVERRIDES={...} (vllm), or change the model's config.js
 _SPECULATE = 'write OPTION_SPECULATIVE_CONFIG={"method": "ngram", "num_speculative_tokens": N} (vllm)'
 _TRACES = "write OPTION_OTLP_TRACES_ENDPOINT"
 
+_MULTI_MODEL = "this server holds one model, and no multi-model endpoint's; take inference components, or LoRA adapters"
 _SUPERVISED = "the container restarts a lost engine itself"
 _INSTALLED = "nothing is installed at the start: build what model.py imports into the image"
 
@@ -113,6 +114,7 @@ VARIABLES: dict[str, Variable] = {
     "HUGGINGFACE_HUB_TOKEN": Variable("HF_TOKEN"),
     "HF_API_TOKEN": Variable("HF_TOKEN"),
     "SM_NUM_GPUS": Variable("TENSOR_PARALLEL_DEGREE"),
+    "SAGEMAKER_MULTI_MODEL": _refused(_MULTI_MODEL, "false", "0"),
     "MESSAGES_API_ENABLED": Variable("OPTION_OPENAI_COMPAT", convert=lambda value, _: json.dumps(_truth(value))),
     # TGI's launcher
     "MODEL_ID": Variable("OPTION_MODEL_ID"),

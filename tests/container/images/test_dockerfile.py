@@ -61,7 +61,18 @@ def test_bases_are_pinned() -> None:
 def test_the_second_base_of_trtllm_is_one_argument_away() -> None:
     assert read(given={"TRTLLM_VERSION": SECOND})[1]["trtllm"].base == f"nvcr.io/nvidia/tensorrt-llm/release:{SECOND}"
     document = (ROOT / "docs" / "container.md").read_text()
-    assert f"docker build --target trtllm --build-arg TRTLLM_VERSION={SECOND} " in document
+    assert f" --target trtllm --build-arg TRTLLM_VERSION={SECOND} " in document
+
+
+def test_every_documented_build_makes_what_sagemaker_takes() -> None:
+    """One platform, no index, and Docker's format of the manifest."""
+    lines = [line for path in sorted((ROOT / "docs").rglob("*.md")) for line in path.read_text().splitlines()]
+    built = [line for line in lines if line.startswith(("docker build", "buildah b", "podman build"))]
+    assert len(built) > 4
+    for line in built:
+        assert "--platform linux/amd64" in line
+        assert "--provenance=false" in line or "--format docker" in line
+    assert all("--format v2s2" in line for line in lines if line.startswith(("podman push", "buildah push")))
 
 
 def test_documents_examples_and_deploy_name_the_dockerfile_s_images() -> None:
@@ -86,7 +97,7 @@ def test_documents_examples_and_deploy_name_the_dockerfile_s_images() -> None:
         named[name] = target[1]
         assert image.get("cuda", "none") in rows[target[1]]
         assert any(
-            line.startswith("docker build") and f"--target {target[1]} " in line and f"-t {name} " in line
+            line.startswith("docker build ") and f"--target {target[1]} " in line and f"-t {name} " in line
             for line in document.splitlines()
         ), f"{path.name}: docs/container.md does not build {name}"
     assert sorted(named.values()) == sorted(IMAGES)

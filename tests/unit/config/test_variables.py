@@ -122,3 +122,10 @@ def test_the_hubs_token_has_several_names(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HF_TOKEN", "hf_b")
     name_hub_token()
     assert os.environ["HF_TOKEN"] == "hf_b"
+
+
+def test_a_multi_model_endpoint_is_refused_by_name() -> None:
+    (problem,) = reading({"SAGEMAKER_MULTI_MODEL": "true"}).problems
+    assert problem.name == "SAGEMAKER_MULTI_MODEL"
+    assert "inference components" in problem.message
+    assert not reading({"SAGEMAKER_MULTI_MODEL": "false"}).problems

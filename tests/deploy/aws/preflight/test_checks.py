@@ -124,6 +124,20 @@ def test_an_image_of_another_processor(ready: Cloud, monkeypatch: pytest.MonkeyP
         assert [check.verdict for check in checks if check.name == "image"] == [verdict]
 
 
+def test_a_manifest_in_ocis_format_is_a_warning(ready: Cloud) -> None:
+    """What buildah and podman push by default, and Docker where its images are in containerd's store."""
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    for tag, named in (("2", {"mediaType": kind}), ("3", {})):
+        manifest = {"schemaVersion": 2, **named, "config": {"digest": f"sha256:{tag * 64}", "size": 1}, "layers": []}
+        ready.client("ecr").put_image(
+            repositoryName="lmi", imageTag=tag, imageManifest=json.dumps(manifest), imageManifestMediaType=kind
+        )
+        found = run("image", decision=decision(image=IMAGE.replace(":1", f":{tag}")))
+        assert found.verdict is Verdict.WARNING
+        assert "OCI's format" in found.says
+        assert "--format v2s2" in found.advice
+
+
 def test_an_index_of_platforms_is_refused(ready: Cloud) -> None:
     index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": []}
     ready.client("ecr").put_image(

@@ -189,3 +189,9 @@ def test_wrong_options_are_named_beside_what_cannot_be_decided() -> None:
     assert (head, len(lines)) == ("2 problems:", 2)
     assert "ml.g6e.xlarg" in lines[0]
     assert lines[1].startswith("  options.dtype: dtype=int9: must be one of")
+
+
+@pytest.mark.parametrize("name", ["SAGEMAKER_MULTI_MODEL", "LORA_ADAPTERS"])
+def test_variables_that_the_container_refuses_are_refused_before(name: str) -> None:
+    with pytest.raises(SpecError, match=rf"environment\.{name}: {name}=true: "):
+        variables(environment={name: "true"})
