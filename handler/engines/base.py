@@ -78,9 +78,6 @@ class Output(NamedTuple):
         return not (self.finish or self.prompt_logprobs is not None or self.tops is not None or self.logits)
 
 
-_NO_MESSAGE = "no message"
-
-
 def failed(key: int, error: Exception | str) -> Output:
     """Return the output of a request that foreign code has ended."""
     words, detail = _said(error)
@@ -93,14 +90,18 @@ def engine_failure(error: Exception | str) -> GenerationFailed:
     return GenerationFailed(f"engine failure: {words}", detail=detail)
 
 
+def describe(error: BaseException) -> str:
+    """Return an exception's type and message, for the log."""
+    name, text = type(error).__name__, str(error).strip()
+    return f"{name}: {text}" if text else name
+
+
 def _said(error: Exception | str) -> tuple[str, str]:
     """Return the words of foreign code for clients, and for the log where that needs more."""
     known = secrets()
     text = str(error).strip()
-    reason = text if isinstance(error, str) else f"{type(error).__name__}: {text or _NO_MESSAGE}"
-    words = client_words(text, known)
-    if words in ("", _NO_MESSAGE):
-        words = "it raised an error"
+    reason = text if isinstance(error, str) else describe(error)
+    words = client_words(text, known) or "it raised an error"
     return words, "" if words == reason else log_words(reason, known)
 
 

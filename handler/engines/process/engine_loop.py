@@ -25,6 +25,7 @@ from handler.engines.base import (
     Output,
     Reporting,
     Step,
+    describe,
     failed,
 )
 from handler.engines.process.ipc import ChannelClosed, MessageReader, send
@@ -98,7 +99,7 @@ def _load_and_step(load: Callable[[], Engine], channel: socket.socket) -> None:
         if isinstance(error, ConfigError):  # its message is written for the user
             send(channel, Failed(str(error), ""))
         else:
-            send(channel, Failed(_reason(error), traceback.format_exc()))
+            send(channel, Failed(describe(error), traceback.format_exc()))
     finally:
         if engine is not None:
             engine.close()
@@ -176,8 +177,3 @@ def _start(engine: Engine, command: Add | ChangeAdapter) -> Output | None:
     except Exception as error:  # the engine is foreign code: a refusal ends this request only
         return failed(command.key, error)
     return Output(command.key, (), (), Finish.STOP)
-
-
-def _reason(error: BaseException) -> str:
-    text = str(error).strip() or "no message"
-    return f"{type(error).__name__}: {text}"

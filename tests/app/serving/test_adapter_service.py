@@ -49,9 +49,7 @@ def test_one_beside_the_model_that_the_engine_refuses_closes_the_server_with_its
 
     async def run() -> None:
         async with service(tmp_path, states) as made:
-            with pytest.raises(
-                ConfigError, match=r"the adapter big cannot be used: .*ValueError: big has rank 64, at most 16"
-            ):
+            with pytest.raises(ConfigError, match=r"the adapter big cannot be used: .*: big has rank 64, at most 16"):
                 await asyncio.wait_for(asyncio.shield(made.opened), 30)
             assert not made.healthy
             while State.CLOSED not in states:

@@ -99,7 +99,7 @@ def test_an_exception_of_an_engine_is_for_the_log() -> None:
     lost = engine_failure(KeyError())
     assert (lost.message, lost.public) == (
         "engine failure: it raised an error",
-        "engine failure: it raised an error (KeyError: no message)",
+        "engine failure: it raised an error (KeyError)",
     )
     assert engine_failure("it was killed by signal 9").public == "engine failure: it was killed by signal 9"
 
