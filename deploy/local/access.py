@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from urllib.parse import parse_qs
 
@@ -15,6 +16,8 @@ from deploy.local.answers import ApiError
 TOKEN_PREFIX = "sagemaker-api-key-"
 _SERVICE = "sagemaker"
 _LONGEST = 12 * 3600  # maximum lifetime of a token, in seconds
+_LONGEST_URL = 7 * 24 * 3600  # of a presigned URL
+_PRESIGNED = ("Credential", "Algorithm", "SignedHeaders", "Signature")
 _SIGNED = re.compile(r"AWS4-HMAC-SHA256 Credential=([^\s,]+),\s*SignedHeaders=\S+,\s*Signature=[0-9a-f]{64}")
 
 
@@ -34,6 +37,27 @@ def check_signature(authorization: str | None, region: str | None) -> str:
     if signed is None:
         raise ApiError(403, "IncompleteSignature", "The Authorization header is no Signature Version 4.")
     return _region(signed[1], region, "InvalidSignatureException")
+
+
+def check_presigned(query: Mapping[str, str], region: str | None, now: datetime) -> str:
+    """Return the region that a presigned URL is signed for: a signature in the query, not in a header.
+
+    Raises:
+        ApiError: it is no Signature Version 4, has expired, or is for something else.
+    """
+    try:
+        made = datetime.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
+        seconds = int(query["X-Amz-Expires"])
+        scope, algorithm, _, _ = (query[f"X-Amz-{name}"] for name in _PRESIGNED)
+    except (ValueError, KeyError) as error:
+        raise ApiError(403, "IncompleteSignature", f"The presigned URL lacks or misstates {error}.") from error
+    if algorithm != "AWS4-HMAC-SHA256" or not 1 <= seconds <= _LONGEST_URL:
+        raise ApiError(
+            403, "IncompleteSignature", "The URL is not presigned by Signature Version 4 for at most 7 days."
+        )
+    if now > made + timedelta(seconds=seconds):
+        raise ApiError(403, "InvalidSignatureException", f"Signature expired: {seconds} s from {made.isoformat()}.")
+    return _region(scope, region, "InvalidSignatureException")
 
 
 def check_token(authorization: str | None, region: str | None, now: datetime) -> str:

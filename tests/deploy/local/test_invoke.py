@@ -10,7 +10,10 @@ from urllib.parse import urlsplit
 import boto3
 import pytest
 from botocore import UNSIGNED
+from botocore.auth import SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
 from botocore.config import Config
+from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
 from deploy.local import relay
@@ -220,6 +223,13 @@ def test_an_unsigned_request_has_no_token(local: Local) -> None:
 def test_another_signature_is_refused(local: Local, authorization: str, code: str) -> None:
     status, found = post(local, {"Authorization": authorization})
     assert (status, found["code"]) == (403, code)
+
+
+def test_a_presigned_url_needs_no_header(local: Local) -> None:
+    """As browsers and proxies send it: the signature is in the query."""
+    request = AWSRequest("POST", f"{local.url}{PATH}", data=b"{}")
+    SigV4QueryAuth(Credentials("AKID", "secret"), "sagemaker", "us-east-1", expires=60).add_auth(request)
+    assert post(local, {"Content-Type": "application/json"}, request.url.removeprefix(local.url))[0] == 200
 
 
 def test_a_region_that_is_set_is_held_to(loop: Loop) -> None:
