@@ -91,7 +91,7 @@ test-docs: PARALLEL = -n 2  # each page is a test of its own
 test-docs: dev ## 2 min: every code block of the documents, run on real servers; its output is compared
 	$(PYTEST) -m model tests/docs
 
-test-fuzz: dev ## 5 min: request bodies and cuts of text at random, many of each; attacks, and the time that they cost
+test-fuzz: dev ## 10 min: request bodies and cuts of text at random, many of each; attacks, and the time that they cost
 	$(PYTEST) --timeout 300 -m 'hypothesis and not vllm' --hypothesis-profile many tests/unit tests/app tests/process
 	$(PYTEST) --timeout 300 tests/attacks
 
