@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from handler.protocols.assistant.tools.formats import FORMATS
-from tests.attacks.test_upstreams import LONGEST, Watch
+from tests.attacks.watch import hold, pings
 from tests.doubles import tiny
 from tests.servers import ServerProcess, http, options, serve
 from tests.unit.protocols.assistant.test_schema import diamonds, itself, wide
@@ -137,11 +137,13 @@ def server(model: Path) -> Iterator[ServerProcess]:
 def test_no_request_stops_the_event_loop(server: ServerProcess, name: str) -> None:
     path, body = ATTACKS[name]
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    with Watch(server.url) as watch:
+
+    def attack() -> None:
         for _ in range(3):
             answer = http.post(server.url + path, content=data, headers={"Content-Type": "application/json"})
             assert answer.status_code < 500, answer.text[:500]
-    assert watch.longest < LONGEST
+
+    hold(pings(server.url), attack)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -149,8 +151,10 @@ def test_no_answer_stops_the_event_loop(model: Path, format: str) -> None:
     begin, argument, partial = BEGUN[format]
     texts = [begin + argument * 20_000, (begin + argument) * 3000, begin + partial * 20_000]
     with echoing(model, format) as server:
-        for text, stream in zip(texts, (False, True, False), strict=True):
-            with Watch(server.url) as watch:
+
+        def attack() -> None:
+            for text, stream in zip(texts, (False, True, False), strict=True):
                 answer = server.post(call(itself(32), text, stream=stream), CHAT)
                 assert answer.status_code == 200, answer.text[:500]
-            assert watch.longest < LONGEST
+
+        hold(pings(server.url), attack)

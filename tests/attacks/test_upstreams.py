@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,12 +11,12 @@ import pytest
 
 from handler.engines.openai import servers
 from tests.app.server import AppServer, serve
+from tests.attacks.watch import hold, pings
 from tests.doubles import tiny
 from tests.process.engines.openai.server import CHUNKED, DONE, HANG, HEAD, Server, event, listening, status
-from tests.servers import http, options
+from tests.servers import options
 
 CLIENTS = 8
-LONGEST = 0.5  # seconds in which the loop may stand still
 MB = 1 << 20
 KEY = "sk-proj-0123456789abcdef"
 PAGE = f"<html><body>{KEY} http://10.1.2.3/v1 /opt/ml/model.py ValueError: no</body></html>"
@@ -69,29 +68,6 @@ AFTER_A_TOKEN = {
 }
 
 
-class Watch:
-    """Asks for /ping all the time; `longest` is the longest time that an answer took, in seconds."""
-
-    def __init__(self, url: str) -> None:
-        self._url, self.longest = url, 0.0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(0.01):
-            began = time.monotonic()
-            http.get(self._url + "/ping", timeout=60)
-            self.longest = max(self.longest, time.monotonic() - began)
-
-
 @pytest.fixture(scope="module")
 def hostile() -> Iterator[Server]:
     with listening(owner="lmi-handler") as server:
@@ -120,19 +96,21 @@ def front(hostile: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def play(hostile: Server, front: AppServer, script: tuple[bytes, ...]) -> list[tuple[int, str]]:
     """Have clients ask while the hostile server plays its part; return their answers."""
     hostile.always = script
-    before = len(hostile.received)
 
     def ask(number: int) -> tuple[int, str]:
         answer = front.post({"prompt": f"say {number}", "max_tokens": 4, "temperature": 0}, "/v1/completions")
         return answer.status_code, answer.text
 
     answers: list[tuple[int, str]] = []
-    deadline = time.monotonic() + 20
-    with Watch(front.url) as watch, ThreadPoolExecutor(CLIENTS) as pool:
+
+    def attack() -> None:
+        before, deadline = len(hostile.received), time.monotonic() + 20
         while len(hostile.received) == before:
             assert time.monotonic() < deadline, "it is not asked"
-            answers += pool.map(ask, range(CLIENTS))
-    assert watch.longest < LONGEST
+            answers.extend(pool.map(ask, range(CLIENTS)))
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        hold(pings(front.url), attack)
     return answers
 
 

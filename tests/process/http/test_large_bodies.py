@@ -10,6 +10,7 @@ from pathlib import Path
 
 from handler.serving.large_bodies import MAX_VALUES
 from tests.app.http.test_large_bodies import MIB, send
+from tests.process_tree import descendants
 from tests.servers import ServerProcess, serve, wait_for
 
 
@@ -73,6 +74,6 @@ def test_a_large_body_that_is_being_read_at_sigterm_is_answered() -> None:
 
 def reader_pid(server: ServerProcess) -> int:
     """The process that reads large bodies."""
-    children = Path(f"/proc/{server.process.pid}/task").glob("*/children")
-    (pid,) = (int(pid) for one in children for pid in one.read_text().split())  # echo has no process of its own
+    readers = [pid for pid, command in descendants(server.process.pid).items() if "loop_watcher" not in command]
+    (pid,) = readers  # echo has no process of its own
     return pid

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,13 +13,12 @@ import pytest
 
 from tests.app.images.files import data_url, image_file
 from tests.app.server import serve
-from tests.servers import LiveServer, http
-
-pytestmark = pytest.mark.hypothesis  # with the other inputs that mean harm: make test-fuzz
+from tests.attacks.watch import hold, pings
+from tests.servers import LiveServer
 
 CHAT = "/v1/chat/completions"
 REQUESTS = 30
-ANSWER, STANDSTILL = 1.0, 0.5  # seconds that a neighbour's image and a ping may take
+LONGEST_IMAGE = 1.0  # seconds that a neighbour's image may take
 
 
 def solid(side: int) -> str:
@@ -59,34 +56,18 @@ def server() -> Iterator[LiveServer]:
         yield server
 
 
-def longest(what: Callable[[], Any], until: threading.Event) -> float:
-    """Do something again and again; return the seconds that it took at the most."""
-    found = 0.0
-    while not until.is_set():
-        began = time.monotonic()
-        what()
-        found = max(found, time.monotonic() - began)
-        until.wait(0.02)
-    return found
-
-
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_a_neighbours_small_image_is_answered_at_once(server: LiveServer, attack: str) -> None:
-    body, done = ATTACKS[attack](), threading.Event()
-
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_neighbours_small_image_is_answered_at_once(server: LiveServer, name: str) -> None:
+    body = ATTACKS[name]()
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(image_file()).decode()}
     counted = {"model": "model", "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
 
     def small() -> None:  # without the engine, which reads the attack's pixels
         assert server.post(counted, "/v1/messages/count_tokens").json() == {"input_tokens": 3}
 
-    with ThreadPoolExecutor(REQUESTS + 2) as clients:
-        attackers = [clients.submit(server.post, body, CHAT) for _ in range(REQUESTS)]
-        image = clients.submit(longest, small, done)
-        ping = clients.submit(longest, lambda: http.get(server.url + "/ping"), done)
-        statuses = [attacker.result().status_code for attacker in attackers]
-        done.set()
-        print(attack, statuses.count(200), image.result(), ping.result())
-        assert set(statuses) <= {200, 400, 429}
-        assert image.result() < ANSWER
-        assert ping.result() < STANDSTILL
+    def attack() -> None:
+        with ThreadPoolExecutor(REQUESTS) as clients:
+            answers = clients.map(lambda _: server.post(body, CHAT), range(REQUESTS))
+            assert {answer.status_code for answer in answers} <= {200, 400, 429}
+
+    hold({"image": (small, LONGEST_IMAGE), **pings(server.url)}, attack)

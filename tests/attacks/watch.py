@@ -1,0 +1,59 @@
+"""How long a server's event loop stands still while it is attacked."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from tests.servers import http
+
+LONGEST = 0.5  # seconds in which the loop may stand still
+TRIES = 3
+
+
+class Watch:
+    """Does something again and again; `longest` is the longest time that it took, in seconds."""
+
+    def __init__(self, what: Callable[[], object]) -> None:
+        self._what, self.longest = what, 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.01):
+            began = time.monotonic()
+            self._what()
+            self.longest = max(self.longest, time.monotonic() - began)
+
+
+def pings(url: str) -> dict[str, tuple[Callable[[], object], float]]:
+    """Return the neighbour for `hold` that asks for /ping, which the server's event loop answers."""
+    return {"ping": (lambda: http.get(url + "/ping", timeout=60), LONGEST)}
+
+
+def hold(limits: dict[str, tuple[Callable[[], object], float]], attack: Callable[[], object]) -> None:
+    """Play an attack while neighbours ask; assert that none of them waits for longer than its limit.
+
+    Where one does, the attack is played again: the machine may have been busy with something else.
+
+    Args:
+        limits: what each neighbour does again and again, and the seconds that it may take.
+    """
+    for _ in range(TRIES):
+        with contextlib.ExitStack() as stack:
+            watches = {name: stack.enter_context(Watch(what)) for name, (what, _) in limits.items()}
+            attack()
+        late = {name: watch.longest for name, watch in watches.items() if watch.longest >= limits[name][1]}
+        if not late:
+            return
+    raise AssertionError(f"seconds of waiting: {late}")
