@@ -19,7 +19,12 @@ pytestmark = [pytest.mark.djl, pytest.mark.clients, pytest.mark.model, pytest.ma
 @pytest.fixture(scope="module")
 def servers(demo_model: Path) -> Iterator[dict[str, str]]:
     """The addresses of all versions: all are up at once, or each would start anew for each client."""
-    options = {"option.entryPoint": "handler.entry", "option.model_id": str(demo_model), "option.tgi_compat": "true"}
+    options = {
+        "option.entryPoint": "handler.entry",
+        "option.model_id": str(demo_model),
+        "option.dtype": "fp32",  # a sample in company is the same alone only at full precision
+        "option.tgi_compat": "true",
+    }
     with contextlib.ExitStack() as stack:
         yield {
             version: stack.enter_context(djl(version, {**options, "option.rolling_batch": "auto"})).url
