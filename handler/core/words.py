@@ -16,7 +16,7 @@ _KEYS = re.compile(
     r"(?i:\b(?:bearer|basic)\s+)[\w.~+/=-]{4,}"
     r"|\b(?:sk|pk|hf|rk|gsk|ghp|xox[abp])[-_][\w-]{8,}"
     r"|\bA[KS]IA[0-9A-Z]{16}\b"
-    r"|\beyJ[\w-]+\.[\w-]+\.[\w-]*"
+    r"|\beyJ[\w-]{8,}(?:\.[\w-]*){0,2}"
     r"|(?i:\b(?:x-)?(?:api[-_ ]?key|access[-_ ]?token|authorization|password|secret|signature)\b['\"]?\s*[:=]\s*['\"]?"
     r"(?:(?:bearer|basic)\s+)?)"
     r"(?!\[key\])[^\s'\",;&}]{4,}"
@@ -30,7 +30,11 @@ _TAG = re.compile(
     re.IGNORECASE,
 )
 _TRACEBACK = "Traceback (most recent call last)"
-_REPR = re.compile(r"\b(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Warning)\((['\"])(.*?)\1(?:,[^()]{0,200})?\)", re.DOTALL)
+_REPR = re.compile(
+    r"\b(?:\w{1,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Warning)"
+    r"\((?:'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\")(?:,[^()]{0,200})?\)",
+    re.DOTALL,
+)
 _EXCEPTION = re.compile(r"\b(?:[a-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Timeout)\b:?\s*")
 _MASKS = (
     (re.compile(r"<[^<>]{1,200} at 0x[0-9a-fA-F]+>|\b0x[0-9a-fA-F]{6,}\b"), "[object]"),
@@ -59,7 +63,7 @@ def client_words(text: str, secrets: Iterable[str] = ()) -> str:
     if _TRACEBACK in text:
         text = next((line for line in reversed(text.splitlines()) if line.strip()), "")
     text = _TAG.sub(" ", text)
-    text = _EXCEPTION.sub("", _REPR.sub(r"\2", text))
+    text = _EXCEPTION.sub("", _REPR.sub(r"\1\2", text))
     for pattern, mask in _MASKS:
         text = pattern.sub(mask, text)
     return _cut(text, _MOST_FOR_CLIENTS)

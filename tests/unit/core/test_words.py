@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -86,6 +87,19 @@ def test_the_work_is_bounded(piece: str) -> None:
     began = time.process_time()
     client_words(piece * 500_000, ["secret"])
     assert time.process_time() - began < 0.5
+
+
+@pytest.mark.parametrize("text", ["eyJ-" * 25_000, "AError('" * 200 + "'," * 1500, ".D" * 9_000, "a.A" * 9_000])
+@pytest.mark.parametrize("words", [client_words, log_words])
+def test_no_pattern_begins_its_search_again_at_each_character(words: Callable[[str], str], text: str) -> None:
+    began = time.process_time()
+    words(text)
+    assert time.process_time() - began < 0.05
+
+
+def test_a_token_that_was_cut_off_is_a_key() -> None:
+    assert client_words("no: eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIx, sorry") == "no: [key], sorry"
+    assert client_words(r"boom: ValueError('it\'s \"bad\"', 3)!") == r"boom: it\'s \"bad\"!"
 
 
 def test_an_exception_of_an_engine_is_for_the_log() -> None:
