@@ -35,9 +35,9 @@ class AnswerReader:
 
     def feed(self, token: Token) -> list[Event]:
         if self._thoughts is None:
-            return self._feed(token.text) if token.text else []
+            return self._calls.read(self._parser.feed(token.text)) if token.text else []
         before = self._thoughts.thinking
-        events = self._feed(token.text) if token.text else []
+        events = self._calls.read(self._parser.feed(token.text)) if token.text else []
         self.thinking = before and self._thoughts.thinking
         self.num_thoughts += self.thinking and token.id >= 0 and token.text not in self._thoughts.begin
         return events
@@ -45,7 +45,8 @@ class AnswerReader:
     def read(self, tokens: list[Token], finish: Finish) -> tuple[list[Event], list[Token]]:
         """Read a whole answer; return its events, and the tokens that belong to no thought."""
         if self._thoughts is None:
-            return [*self._feed("".join([token.text for token in tokens])), *self.flush(finish)], tokens
+            found = self._parser.feed("".join([token.text for token in tokens]))
+            return [*self._calls.read(found), *self.flush(finish)], tokens
         events: list[Event] = []
         others: list[Token] = []
         for token in tokens:
@@ -57,12 +58,6 @@ class AnswerReader:
     def flush(self, finish: Finish) -> list[Event]:
         """Return the rest at the answer's end, with the ends of all calls; `finish` is why it ended."""
         return self._calls.end(self._parser.flush(), finish)
-
-    def _feed(self, text: str) -> list[Event]:
-        events = self._parser.feed(text)
-        if len(events) == 1 and type(events[0]) is str:  # nearly all
-            return events
-        return self._calls.read(events)
 
 
 class AnswerForm(NamedTuple):

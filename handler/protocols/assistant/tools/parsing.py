@@ -169,17 +169,19 @@ class CallParser:
         if self._after_call and not text.strip():
             self._space.append(text)
         elif text:
-            self._add("".join([*self._space, text]))
-            self._space, self._after_call = [], False
+            if self._after_call:
+                text = "".join([*self._space, text])
+                self._space, self._after_call = [], False
+            self._add(text)
 
     def _add(self, event: Event) -> None:
-        self._end_arguments()
+        if self._written:
+            self._end_arguments()
         self._events.append(event)
 
     def _end_arguments(self) -> None:
-        if self._written:
-            self._events.append(Arguments(self.count - 1, "".join(self._written)))
-            self._written = []
+        self._events.append(Arguments(self.count - 1, "".join(self._written)))
+        self._written = []
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -293,14 +295,16 @@ class CallParser:
 
     def _text(self) -> Steps[str]:
         """Show text up to a mark before calls."""
-        pattern = any_of(self.begins) if self.begins else None
+        pattern, first = any_of(self.begins), any_of(tuple(dict.fromkeys(mark[0] for mark in self.begins)))
         while True:
-            match = pattern.search(self.held) if pattern else None
-            if match:
-                self.show(self.held[: match.start()])
-                self.held = self.held[match.end() :]
-                return match[0]
-            size = len(self.held) - partial_mark(self.held, self.begins)
+            size = len(self.held)
+            if first.search(self.held):  # hardly ever
+                match = pattern.search(self.held)
+                if match:
+                    self.show(self.held[: match.start()])
+                    self.held = self.held[match.end() :]
+                    return match[0]
+                size -= partial_mark(self.held, self.begins)
             self.show(self.held[:size])
             self.held = self.held[size:]
             yield
@@ -320,14 +324,16 @@ class CallParser:
             self.show("".join([*self._taken, rest]))
 
     def _pop(self) -> list[Event]:
-        self._end_arguments()
+        if self._written:
+            self._end_arguments()
         events, self._events = self._events, []
         return events
 
 
 @functools.lru_cache(maxsize=256)
 def any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, marks)))
+    """Return the pattern of any of the marks; where there are none, of nothing."""
+    return re.compile("|".join(map(re.escape, marks)) or r"(?!)")
 
 
 def partial_mark(text: str, marks: Sequence[str]) -> int:
