@@ -31,6 +31,12 @@ class _Change:
     drop: bool
     waiting: set[int]  # replicas
     error: str | None = None
+    detail: str = ""
+
+    def fail(self, error: str | None, detail: str) -> None:
+        """Note a replica's error; the first one counts."""
+        if self.error is None:
+            self.error, self.detail = error, detail
 
 
 class ReplicaSet:
@@ -58,7 +64,7 @@ class ReplicaSet:
         self._chosen = self._replicas[0]
         self._request: tuple[Request, Prompt] | None = None  # for which it was chosen
         self._by_key: dict[int, Replica] = {}
-        self._moving: dict[int, tuple[Job, Replica, str]] = {}  # lost by a replica, with the reason; oldest first
+        self._moving: dict[int, tuple[Job, Replica, Output]] = {}  # lost by a replica, with its error; oldest first
         self._ended: dict[int, Replica] = {}  # in the last step
         self._changes: dict[int, _Change] = {}  # by key
         # Loaded, by id. One that is given up while no replica is ready is in nobody's hands then.
@@ -231,10 +237,11 @@ class ReplicaSet:
         for output in step.others:
             if output.key < 0:
                 if output.error is not None:
-                    log.warning("replica %d: an adapter could not be changed: %s", replica.number, output.error)
+                    reason = output.detail or output.error
+                    log.warning("replica %d: an adapter could not be changed: %s", replica.number, reason)
             elif (change := self._changes.get(output.key)) is not None:
                 change.waiting.discard(replica.number)
-                change.error = change.error or output.error
+                change.fail(output.error, output.detail)
                 others += self._answer(output.key, change)
             else:
                 replica.num_tokens += len(output.ids)
@@ -248,20 +255,21 @@ class ReplicaSet:
         """End or move a lost replica's sequences; end its part in changes of adapters."""
         reason = f"replica {replica.number}: {failure.message}"
         lost = list(replica.work)
-        moving = [key for key in lost if key in replica.fresh and replica.work[key].moved_from is None]
+        moving = {key for key in lost if key in replica.fresh and replica.work[key].moved_from is None}
         log.error("replica %d is lost with %d sequences; %d can move", replica.number, len(lost), len(moving))
-        for key in moving:
-            self._moving[key] = replica.work[key].job, replica, reason
         for key in lost:
             del self._by_key[key]
-            replica.drop(key)
-            if key not in self._moving:
-                yield Output(key, (), (), Finish.ERROR, error=reason, detail=failure.detail)
+            job = replica.drop(key).job
+            error = Output(key, (), (), Finish.ERROR, error=reason, detail=failure.detail)
+            if key in moving:
+                self._moving[key] = job, replica, error
+            else:
+                yield error
         replica.left.clear()  # its next engine has none of them
         for key, change in list(self._changes.items()):
             change.waiting.discard(replica.number)
             if not self.ready:
-                change.error = change.error or failure.message
+                change.fail(failure.message, failure.detail)
             yield from self._answer(key, change)
 
     def _relieve(self, replica: Replica) -> None:
@@ -277,10 +285,10 @@ class ReplicaSet:
 
     def _move(self) -> Iterator[Output]:
         """Give lost sequences to replicas that have room; end them where no replica is ready."""
-        for key, (job, lost, reason) in list(self._moving.items()):
+        for key, (job, lost, error) in list(self._moving.items()):
             if not self.ready:
                 del self._moving[key]
-                yield Output(key, (), (), Finish.ERROR, error=reason)
+                yield error
             elif (other := self._choose(job)) is None:
                 return
             else:
@@ -315,7 +323,7 @@ class ReplicaSet:
             for replica in self._replicas:
                 if replica.engine.ready:
                     replica.engine.change_adapter(next(self._own_keys), change.adapter, drop=True)
-        yield Output(key, (), (), finish, error=change.error)
+        yield Output(key, (), (), finish, error=change.error, detail=change.detail)
 
     def _watch_channel(self, replica: Replica, fd: int | None) -> None:
         if replica.fd is not None:

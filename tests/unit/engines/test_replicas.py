@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handler.core.errors import GenerationFailed
+from handler.core.errors import AdapterFailed, GenerationFailed
 from handler.core.values import Adapter, Delta, Finish, Request, Sampling
 from handler.engines.base import Output, Step
 from handler.engines.process.replicas import ReplicaSet
@@ -48,14 +48,16 @@ class Engine(Scripted):
         on_change(self.state)
 
     def die(self) -> None:
-        self.fail, self.state, self.reason = GenerationFailed("engine failure: it died"), State.RESTARTING, "it died"
+        self.fail = GenerationFailed("engine failure: it died", detail="CUDA said why")
+        self.state, self.reason = State.RESTARTING, "it died"
 
     def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
         self.changes.append((key, adapter.name, drop))
 
-    def answer(self, error: str | None = None) -> None:
+    def answer(self, error: str | None = None, detail: str = "") -> None:
         for key, _, _ in self.changes:
-            self.answers.append(Output(key, (), (), Finish.ERROR if error else Finish.STOP, error=error))
+            finish = Finish.ERROR if error else Finish.STOP
+            self.answers.append(Output(key, (), (), finish, error=error, detail=detail))
         self.changes.clear()
 
     def add(self, key: int, *job: Any) -> None:
@@ -225,7 +227,10 @@ def test_what_moves_ends_with_the_reason_where_no_replica_is_left() -> None:
     ids = [rig.submit(letter, 5) for letter in "abcd"]
     for engine in rig.engines:
         engine.die()
-    assert [len(texts) for texts in errors(run(rig.batcher)).values()] == [1] * 4
+    found = run(rig.batcher)
+    assert [len(texts) for texts in errors(found).values()] == [1] * 4
+    public = [delta.error.public for deltas in found.values() for delta in deltas if delta.error]
+    assert all("CUDA said why" in reason for reason in public), "the log has it"
     assert (rig.batcher.idle, len(ids)) == (True, 4)
 
 
@@ -345,9 +350,13 @@ def test_one_refusal_takes_an_adapter_from_all(adapter: Path) -> None:
     rig = Rig()
     outcome = rig.register(adapter)
     rig.engines[0].answer()
-    rig.engines[1].answer("no room")
+    rig.engines[1].answer("no room", "8 MiB are free")
     run(rig.batcher, 1)
-    assert "no room" in str(outcome[0])
+    (refusal,) = outcome
+    assert isinstance(refusal, AdapterFailed)
+    assert "no room" in refusal.message
+    assert "8 MiB" not in refusal.message
+    assert refusal.public == f"{refusal.message} (8 MiB are free)", "the log has all"
     assert [(name, drop) for _, name, drop in rig.engines[0].changes] == [("a", True)]
     rig.engines[0].state = State.RESTARTING
     rig.engines[0].changes.clear()
