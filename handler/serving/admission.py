@@ -104,7 +104,7 @@ class Admission:
         self._images = ImageLoader(rules)
         self._num_tokenizing = 0
         self._tokenize_inline = _TOKENIZE_STEPPED if stepped else _TOKENIZE_INLINE
-        self._threads = TurnThreads(TOKENIZER_THREADS, lambda kind: TOKENIZER_THREADS - bool(kind), "tokenize")
+        self._threads = TurnThreads(TOKENIZER_THREADS, TOKENIZER_THREADS - 1, "tokenize")
         self.formatters: FormatterThread | None = None
         if preprocessor.runs_model_py:
             self.formatters = FormatterThread(asyncio.get_running_loop().call_soon_threadsafe)
@@ -193,7 +193,7 @@ class Admission:
         """Have a call made on a thread; those for small bodies go first. Long ones are made apart."""
         if apart:
             return self.preprocessor.large_bodies.submit(size, call)
-        return self._threads.submit(call, size, "long" if size >= LARGE else "")
+        return self._threads.submit(call, size, slow=size >= LARGE)
 
     def close(self) -> None:
         self._threads.shutdown()

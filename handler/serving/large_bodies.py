@@ -55,7 +55,7 @@ class LargeBodies:
 
     def __init__(self) -> None:
         self._process = Sandbox(_make, _PURPOSE)
-        self._threads = TurnThreads(_THREADS, lambda kind: _SLOW_THREADS if kind else _THREADS, "large-bodies")
+        self._threads = TurnThreads(_THREADS, _SLOW_THREADS, "large-bodies")
         self._waiting = Quota(MAX_WAITING, MAX_WAITING, 1, f"{MAX_WAITING} large request bodies are being read")
 
     def submit(self, size: int, function: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -67,9 +67,9 @@ class LargeBodies:
         Raises:
             Overloaded: too many wait.
         """
-        is_slow = size > _QUICK
-        self._waiting.take(1, before=is_slow)
-        future = self._threads.submit(partial(function, *arguments), size, "slow" if is_slow else "")
+        slow = size > _QUICK
+        self._waiting.take(1, before=1 if slow else 0)  # the spare places are for quick ones
+        future = self._threads.submit(partial(function, *arguments), size, slow=slow)
         future.add_done_callback(lambda _: self._waiting.give_back(1))
         return future
 
@@ -80,7 +80,7 @@ class LargeBodies:
             plain: it is text, the value of `inputs`.
 
         Raises:
-            NotJson: as `schemas.reading.decode`.
+            NotJson: as `readers.body.decode`.
             TooLarge: it holds too much, or to read it takes too much.
             Unavailable: the process cannot be had.
         """

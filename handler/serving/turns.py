@@ -141,25 +141,31 @@ class Turns:
             return None
 
 
+_QUICK, _SLOW = "quick", "slow"
+
+
 class TurnThreads:
     """Threads that take requests' work in turn.
 
     Args:
-        slots, most: as in Turns.
+        slots: at a time.
+        slow_slots: those of them that may have slow work.
     """
 
-    def __init__(self, slots: int, most: Callable[[str], int], name: str) -> None:
-        self._turns = Turns(slots, most)
+    def __init__(self, slots: int, slow_slots: int, name: str) -> None:
+        self._turns = Turns(slots, lambda kind: slow_slots if kind == _SLOW else slots)
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix=name)
 
-    def submit(self, call: Callable[[], T], cost: float, kind: str = "", flow: Flow | None = None) -> Future[T]:
+    def submit(self, call: Callable[[], T], cost: float, *, slow: bool = False, flow: Flow | None = None) -> Future[T]:
         """Have a call made. Until it begins, it can be cancelled.
 
         Args:
             cost: of the call, in any unit.
+            slow: it may take long.
             flow: of a request with several calls.
         """
         future: Future[T] = Future()
+        kind = _SLOW if slow else _QUICK
         self._turns.enter(flow or Flow(), cost, kind, future, partial(self._begin, future, call, kind))
         return future
 

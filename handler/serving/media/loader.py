@@ -35,14 +35,13 @@ FETCHES, _FETCHES_OF_HOST = 128, 32  # files fetched at a time
 _FILES = "file:"  # host of files
 
 DECODERS, _SLOW_DECODERS = 3, 2  # images decoded at a time, and those of them that may take long
-_QUICK, _SLOW = "quick", "slow"
 _QUICK_PIXELS = 1 << 20
 _QUICK_SECONDS, SECONDS = 0.5, 10.0  # of computing for an image
 _PATIENCE = 60.0  # seconds by the clock
 _MEMORY, _MEMORY_OF_PIXEL = 64 << 20, 16  # bytes, beside the file's
 _COST = 1 << 18  # pixels that are decoded in the time that it takes to begin and end
 _BYTES_OF_PIXEL = 3
-_NICE = {_QUICK: 0, _SLOW: 5}
+_NICE = 5  # of images that may take long
 
 _PURPOSE = Purpose("images", "are decoded")
 
@@ -94,7 +93,7 @@ class ImageLoader:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fetcher: Fetcher | None = None
         self._fetches = Turns(FETCHES, lambda host: _FETCHES_OF_HOST)
-        self._decoders = TurnThreads(DECODERS, lambda kind: DECODERS if kind == _QUICK else _SLOW_DECODERS, "images")
+        self._decoders = TurnThreads(DECODERS, _SLOW_DECODERS, "images")
         self._closed = False
 
     def load(self, sources: Sequence[ImageSource]) -> Future[LoadedImages]:
@@ -206,16 +205,17 @@ class ImageLoader:
         """Decode a small image within little time, so that no turn at it takes long; others, and slow ones, apart."""
         if pixels <= _QUICK_PIXELS:
             with contextlib.suppress(LimitExceeded):
-                return await self._turn(_QUICK, file, pixels, flow, _QUICK_SECONDS)
+                return await self._turn(file, pixels, flow, slow=False)
         try:
-            return await self._turn(_SLOW, file, pixels, flow, SECONDS)
+            return await self._turn(file, pixels, flow, slow=True)
         except LimitExceeded:
             memory = _memory(file, pixels) >> 20
             raise InvalidPayload(f"the image needs more than {SECONDS:g} s or {memory} MiB") from None
 
-    async def _turn(self, kind: str, file: bytes, pixels: int, flow: Flow, seconds: float) -> Image:
-        decode = partial(self._decode, file, pixels, Limits(seconds, _memory(file, pixels), _PATIENCE, _NICE[kind]))
-        return await asyncio.wrap_future(self._decoders.submit(decode, _COST + pixels, kind, flow))
+    async def _turn(self, file: bytes, pixels: int, flow: Flow, *, slow: bool) -> Image:
+        seconds, nice = (SECONDS, _NICE) if slow else (_QUICK_SECONDS, 0)
+        decode = partial(self._decode, file, pixels, Limits(seconds, _memory(file, pixels), _PATIENCE, nice))
+        return await asyncio.wrap_future(self._decoders.submit(decode, _COST + pixels, slow=slow, flow=flow))
 
     def _decode(self, file: bytes, pixels: int, limits: Limits) -> Image:
         job = Job(pixels, limits, len(file))

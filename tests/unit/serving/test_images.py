@@ -204,7 +204,7 @@ def test_an_image_that_is_small_and_slow_gets_its_time_apart(images: ImageLoader
         mock.patch.object(images, "_turn", wraps=images._turn) as turn,
     ):
         images.load([source(image_file("WEBP", (1000, 1000), lossless=True))]).result()
-    assert [call.args[0] for call in turn.call_args_list] == ["quick", "slow"]
+    assert [call.kwargs["slow"] for call in turn.call_args_list] == [False, True]
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])

@@ -86,7 +86,7 @@ def test_a_kind_has_no_more_slots_than_its_own() -> None:
 
 
 def test_threads_take_what_is_small_first() -> None:
-    threads, free, done = TurnThreads(1, lambda kind: 1, "test"), threading.Event(), list[str]()
+    threads, free, done = TurnThreads(1, 1, "test"), threading.Event(), list[str]()
     first = threads.submit(lambda: free.wait(PATIENCE), 1000)
     later = [threads.submit(lambda cost=cost: done.append(str(cost)), cost) for cost in (500, 400, 2, 300, 1)]
     later[1].cancel()
@@ -102,7 +102,7 @@ def test_threads_hand_over_results_and_errors_and_keep_nothing() -> None:
     class Result:
         pass
 
-    threads = TurnThreads(2, lambda kind: 1, "test")
+    threads = TurnThreads(2, 1, "test")
     gc.disable()
     try:
         result = threads.submit(Result, 1).result(PATIENCE)
@@ -117,7 +117,7 @@ def test_threads_hand_over_results_and_errors_and_keep_nothing() -> None:
 
 
 def test_what_waits_at_the_end_is_cancelled() -> None:
-    threads, free = TurnThreads(1, lambda kind: 1, "test"), threading.Event()
+    threads, free = TurnThreads(1, 1, "test"), threading.Event()
     running = threads.submit(lambda: free.wait(PATIENCE), 1)
     waiting = [threads.submit(lambda: True, 1) for _ in range(3)]
     threads.shutdown()
