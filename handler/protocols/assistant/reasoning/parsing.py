@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
 
 from handler.protocols.assistant.events import Event, Parser, Reasoning, pieces
 from handler.protocols.assistant.reasoning.families import HARMONY, Family
@@ -55,13 +54,12 @@ class ThoughtParser(ThinkingParser):
         self._in_calls = False
 
     def feed(self, text: str) -> list[Event]:
+        if self._over:
+            return self._beside(text)
         events: list[Event] = []
         for piece in pieces(text):
-            if self._over:
-                events += self._beside(piece)
-            else:
-                self._held += piece
-                self._read(events, final=False)
+            self._held += piece
+            self._read(events, final=False)
         return events
 
     def flush(self) -> list[Event]:
@@ -70,13 +68,18 @@ class ThoughtParser(ThinkingParser):
         return [*events, *super().flush()]
 
     def _read(self, events: list[Event], *, final: bool) -> None:
-        while self._held and self._reader()(events, final=final):
+        while self._held and self._step(events, final=final):
             pass
 
-    def _reader(self) -> Callable[..., bool]:
-        if self._in_calls:
-            return self._calls
-        return self._in_thought if self.thinking else self._outside
+    def _step(self, events: list[Event], *, final: bool) -> bool:
+        """Read up to the next mark; return whether what follows is to be read as well."""
+        if self.thinking:
+            return self._in_thought(events, final=final)
+        if self._over:
+            rest, self._held = self._held, ""
+            events += self._beside(rest)
+            return False
+        return self._calls(events, final=final) if self._in_calls else self._outside(events, final=final)
 
     def _in_thought(self, events: list[Event], *, final: bool) -> bool:
         family = self._family
@@ -107,9 +110,8 @@ class ThoughtParser(ThinkingParser):
             events += self._beside(self._held[: len(self._held) - len(start)])
             self._held = start
             if not start.startswith(family.begin):
-                if final or not any(mark.startswith(start) for mark in family.begin):
-                    self._leave("", events)
-                return False
+                self._over = final or not any(mark.startswith(start) for mark in family.begin)
+                return self._over
         text, mark, self._held = split(self._held, (*family.begin, *family.calls), final=final)
         events += self._beside(text)
         if mark in family.begin:
@@ -130,9 +132,8 @@ class ThoughtParser(ThinkingParser):
         if mark and self._family.calls_end:
             self._in_calls = True
             events += self._beside(mark)
-            return
-        rest, self._held, self._over = mark + self._held, "", True
-        events += self._beside(rest)
+        else:
+            self._held, self._over = mark + self._held, True
 
 
 _HEADER, _MESSAGE = ("<|channel|>", "<|start|>", " to="), "<|message|>"

@@ -9,6 +9,8 @@ from handler.core.values import Finish
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Ending, Event, Reasoning
 from handler.protocols.assistant.tools.json_text import ControlEscapes, is_object
 
+_BESIDE_CALLS = (str, Reasoning)
+
 _BRACKETS = re.compile(r'"|\\.|[{}\[\]]', re.DOTALL)
 _ENDS = {"{": "}", "[": "]"}
 _NUMBER = re.compile(r"[0-9]\Z")
@@ -74,7 +76,7 @@ class CheckedCalls:
 
     def read(self, events: list[Event]) -> list[Event]:
         """Return the events; each call that ends among them is whole or broken."""
-        if len(events) == 1 and type(events[0]) is str:  # nearly always
+        if len(events) == 1 and type(events[0]) in _BESIDE_CALLS:  # nearly always
             return events
         found: list[Event] = []
         for event in events:
@@ -95,7 +97,7 @@ class CheckedCalls:
         return [*found, *self.read(left)]
 
     def _check(self, event: Event, *, closes: bool = False) -> Iterator[Event]:
-        if isinstance(event, str | Reasoning):
+        if isinstance(event, _BESIDE_CALLS):
             yield event
         elif isinstance(event, CallStart):
             self._open[event.number] = _Call(event.name)
