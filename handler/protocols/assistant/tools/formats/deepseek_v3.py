@@ -2,67 +2,46 @@
 
 from __future__ import annotations
 
+from handler.protocols.assistant.tools.formats.sections import SectionedCalls
 from handler.protocols.assistant.tools.grammar import Notation
-from handler.protocols.assistant.tools.parsing import NAME, Broken, CallParser, Format, Steps
+from handler.protocols.assistant.tools.parsing import NAME, Format, Steps
 
 _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _FENCE, _JSON_FENCE = "```", "```json"
 
 
-class DeepSeekV31(CallParser):
-    """A call is its name, a separator, and its arguments.
+class DeepSeekV31(SectionedCalls):
+    """A call is its name, a separator, and its arguments."""
 
-    A call that is none stays text alone: the next one's mark begins calls again, and all calls end after it.
-    """
-
+    section_end, call = _CALLS_END, _CALL
     begins = (_CALLS, _CALLS_END, _CALL)
 
-    def calls(self, begin: str) -> Steps[None]:
-        if begin == _CALLS_END and not self.count:
-            raise Broken
-        mark = begin
-        while mark != _CALLS_END:
-            if mark == _CALL:
-                yield from self._call()
-            yield from self.skip()
-            mark = yield from self.expect(_CALL, _CALLS_END)
-
-    def _call(self) -> Steps[None]:
-        name = yield from self._head()
-        if (yield from self.skip()) != "{":
-            raise Broken
-        self.begin(name)
-        yield from self.json()
-        self.end_call()
-        yield from self._tail()
-
-    def _head(self) -> Steps[str]:
+    def head(self) -> Steps[str]:
         yield from self.skip()
         name = yield from self.run(NAME)
         yield from self.skip()
         yield from self.expect(_SEPARATOR)
         return name
 
-    def _tail(self) -> Steps[None]:
-        yield from self.skip()
+    def tail(self) -> Steps[None]:
         yield from self.take(_CALL_END)
 
 
 class DeepSeekV3(DeepSeekV31):
     """A call is its type, a separator, its name, and its arguments in a fence."""
 
-    def _head(self) -> Steps[str]:
+    def head(self) -> Steps[str]:
         yield from self.until(_SEPARATOR)
         name = yield from self.run(NAME)
         yield from self.skip()
         yield from self.expect(_JSON_FENCE)
         return name
 
-    def _tail(self) -> Steps[None]:
-        yield from self.skip()
+    def tail(self) -> Steps[None]:
         yield from self.take(_FENCE)
-        yield from super()._tail()
+        yield from self.skip()
+        yield from super().tail()
 
 
 _MARKS = (_CALLS, _CALLS_END, _CALL, _CALL_END, _SEPARATOR)
