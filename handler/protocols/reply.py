@@ -299,25 +299,19 @@ def rank_sequences(scores: Sequence[float], sampling: Sampling) -> list[int]:
     return ranked[: sampling.n] if sampling.n > 1 else ranked
 
 
-class PromptDocument:
-    """A JSON document made of a request's prompt alone; no token of an answer comes.
+class PreparedDocument:
+    """A JSON document that is there before the answer begins; no token of an engine comes.
 
     Args:
-        render: makes the document; it may take its time.
         refused: renders a failure before the answer is sent.
     """
 
     content_type = JSON.content_type
     finished = False
 
-    def __init__(self, render: Callable[[Prompt], Any], refused: Callable[[ServingError], HttpResponse]) -> None:
-        self._render = render
-        self._body = b""
+    def __init__(self, body: bytes, refused: Callable[[ServingError], HttpResponse]) -> None:
+        self._body = body
         self.refused = refused
-
-    def take(self, prompt: Prompt) -> None:
-        """Render the document. Thread-safe: it is sent afterwards."""
-        self._body = JSON.encode(self._render(prompt))
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
         pass
@@ -328,3 +322,20 @@ class PromptDocument:
 
     def token_line(self) -> None:
         pass
+
+
+class PromptDocument(PreparedDocument):
+    """A document made of a request's prompt alone.
+
+    Args:
+        render: makes the document; it may take its time.
+        refused: renders a failure before the answer is sent.
+    """
+
+    def __init__(self, render: Callable[[Prompt], Any], refused: Callable[[ServingError], HttpResponse]) -> None:
+        super().__init__(b"", refused)
+        self._render = render
+
+    def take(self, prompt: Prompt) -> None:
+        """Render the document. Thread-safe: it is sent afterwards."""
+        self._body = JSON.encode(self._render(prompt))

@@ -25,11 +25,11 @@ from pathlib import Path
 
 from handler.config.config import Config
 from handler.core.errors import BadRequest, ConfigError, Overloaded, Problem, ServingError
-from handler.core.framing import JSON, dumps
-from handler.core.values import Delta
+from handler.core.framing import dumps
 from handler.plugins.api import Session
 from handler.protocols.base import Headers, HttpResponse, ParsedRequest
 from handler.protocols.readers.adapters import quote
+from handler.protocols.reply import PreparedDocument
 
 log = logging.getLogger("handler")
 
@@ -298,25 +298,4 @@ def answer_call(
             raise BadRequest("Session ID is required in request headers to close a session")
         sessions.close(id)
         done, told = f"Session {id} closed", [("x-amzn-sagemaker-closed-session-id", id)]
-    return ParsedRequest((), _Done(dumps({"result": done}), refused), headers=lambda timing: told)
-
-
-class _Done:
-    """The answer to a call that has been done."""
-
-    content_type = JSON.content_type
-    finished = False
-
-    def __init__(self, body: bytes, refused: Callable[[ServingError], HttpResponse]) -> None:
-        self._body = body
-        self.refused = refused
-
-    def start(self, index: int, num_prompt_tokens: int) -> None:
-        pass
-
-    def feed(self, index: int, delta: Delta) -> bytes:
-        self.finished = True
-        return self._body
-
-    def token_line(self) -> None:
-        pass
+    return ParsedRequest((), PreparedDocument(dumps({"result": done}), refused), headers=lambda timing: told)
