@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import bisect
 import contextlib
+import heapq
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 from handler.core.errors import Overloaded
 
 T = TypeVar("T")
+
+_SWEEP = 64  # waiting, up to which those that nobody wants any more may stay
 
 
 class Quota:
@@ -76,8 +78,10 @@ class Turns:
         self._free, self._most = slots, most
         self._lock = threading.Lock()
         self._taken = Counter[str]()
-        self._waiting: list[_Waiting] = []
+        self._queues: dict[str, list[_Waiting]] = {}  # heaps, by kind
+        self._num_waiting, self._sweep_at = 0, _SWEEP
         self._now, self._number = 0.0, 0
+        self._closed = False
 
     def enter(self, flow: Flow, cost: float, kind: str, wanted: Future[Any], begin: Callable[[], None]) -> None:
         """Have `begin` called when there is a slot, on any thread. `leave` gives the slot back.
@@ -88,10 +92,18 @@ class Turns:
             wanted: the work is given up where this is cancelled before.
         """
         with self._lock:
-            start = max(flow.finish, self._now)
-            flow.finish = start + cost
-            self._number += 1
-            bisect.insort(self._waiting, _Waiting(flow.finish, self._number, start, kind, wanted, begin))
+            closed = self._closed
+            if not closed:
+                start = max(flow.finish, self._now)
+                flow.finish = start + cost
+                self._number += 1
+                waiting = _Waiting(flow.finish, self._number, start, kind, wanted, begin)
+                heapq.heappush(self._queues.setdefault(kind, []), waiting)
+                self._num_waiting += 1
+                if self._num_waiting > self._sweep_at:
+                    self._sweep()
+        if closed:
+            wanted.cancel()
         self._grant()
 
     def leave(self, kind: str) -> None:
@@ -102,6 +114,16 @@ class Turns:
             if not self._taken[kind]:
                 del self._taken[kind]
         self._grant()
+
+    def close(self) -> None:
+        """Cancel what waits, and whatever enters later."""
+        with self._lock:
+            self._closed = True
+            waiting = [one for queue in self._queues.values() for one in queue]
+            self._queues.clear()
+            self._num_waiting = 0
+        for one in waiting:
+            one.wanted.cancel()
 
     @contextlib.asynccontextmanager
     async def turn(self, flow: Flow, cost: float, kind: str) -> AsyncIterator[None]:
@@ -127,18 +149,46 @@ class Turns:
             waiting.begin()  # without the lock
 
     def _next(self) -> _Waiting | None:
-        """Take the first that may have a slot out of the queue."""
+        """Take the first that may have a slot out of the queues."""
         with self._lock:
             if not self._free:
                 return None
-            self._waiting = [waiting for waiting in self._waiting if not waiting.wanted.cancelled()]
-            for index, waiting in enumerate(self._waiting):
-                if self._taken[waiting.kind] < self._most(waiting.kind):
-                    self._free -= 1
-                    self._taken[waiting.kind] += 1
-                    self._now = max(self._now, waiting.start)
-                    return self._waiting.pop(index)
-            return None
+            for kind in list(self._queues):
+                self._drop_cancelled(kind)
+            open_kinds = [kind for kind in self._queues if self._taken[kind] < self._most(kind)]
+            if not open_kinds:
+                return None
+            kind = min(open_kinds, key=lambda kind: self._queues[kind][0][:2])
+            waiting = self._pop(kind)
+            self._free -= 1
+            self._taken[kind] += 1
+            self._now = max(self._now, waiting.start)
+            return waiting
+
+    def _drop_cancelled(self, kind: str) -> None:
+        """Drop those at a queue's head that are no longer wanted."""
+        while (queue := self._queues.get(kind)) and queue[0].wanted.cancelled():
+            self._pop(kind)
+
+    def _pop(self, kind: str) -> _Waiting:
+        queue = self._queues[kind]
+        waiting = heapq.heappop(queue)
+        self._num_waiting -= 1
+        if not queue:
+            del self._queues[kind]
+        return waiting
+
+    def _sweep(self) -> None:
+        """Let go of all that is no longer wanted: at twice as many as the last time, so it costs little each."""
+        for kind, queue in list(self._queues.items()):
+            wanted = [waiting for waiting in queue if not waiting.wanted.cancelled()]
+            heapq.heapify(wanted)
+            if wanted:
+                self._queues[kind] = wanted
+            else:
+                del self._queues[kind]
+        self._num_waiting = sum(map(len, self._queues.values()))
+        self._sweep_at = max(_SWEEP, 2 * self._num_waiting)
 
 
 _QUICK, _SLOW = "quick", "slow"
@@ -171,6 +221,7 @@ class TurnThreads:
 
     def shutdown(self) -> None:
         """Cancel what has not begun."""
+        self._turns.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self, future: Future[T], call: Callable[[], T], kind: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -142,14 +142,19 @@ class ImageLoader:
     # -- one request ---------------------------------------------------------------------------------------------
 
     async def _load(self, sources: Sequence[ImageSource]) -> LoadedImages:
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(_retrieve)  # a client that has left reads no error
         reservation, fetches, decoding = Reservation(self.memory), Flow(), Flow()
         try:
             reservation.take(given := sum(len(source.data or b"") for source in sources))
-            files = await _together(_named(source, self._file(source, fetches, reservation)) for source in sources)
+            files = await _together(
+                _named(source, partial(self._file, source, fetches, reservation)) for source in sources
+            )
             sizes = [self._pixels(source, file) for source, file in zip(sources, files, strict=True)]
             reservation.take(_BYTES_OF_PIXEL * sum(sizes))
             images = await _together(
-                _named(source, self._image(file, pixels, decoding, reservation))
+                _named(source, partial(self._image, file, pixels, decoding, reservation))
                 for source, file, pixels in zip(sources, files, sizes, strict=True)
             )
             reservation.give_back(sum(len(file) for file in files) - given)  # nothing refers to what was fetched
@@ -237,9 +242,14 @@ async def _together(parts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         raise
 
 
-async def _named(source: ImageSource, loading: Awaitable[T]) -> T:
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+async def _named(source: ImageSource, load: Callable[[], Awaitable[T]]) -> T:
     try:
-        return await loading
+        return await load()
     except (InvalidPayload, Unavailable) as error:
         raise type(error)(f"{source.name}: {error.message}") from None
 

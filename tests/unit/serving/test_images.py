@@ -311,3 +311,19 @@ def test_under_djl_images_are_loaded_between_steps_and_freed_with_their_request(
     told.clear()
     gc.collect()
     assert memory.taken == 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_client_that_leaves_while_its_images_fail_logs_nothing(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loader = ImageLoader(ImageRules())
+    for _ in range(50):
+        sources = [ImageSource(b"", "", "a"), ImageSource(None, "ftp://a", "b"), ImageSource(b"x", "", "c")]
+        loader.load(sources).cancel()
+        with pytest.raises(InvalidPayload):
+            loader.load(sources).result(PATIENCE)
+    gc.collect()
+    loader.close()
+    assert (caplog.text, "never" in capfd.readouterr().err) == ("", False)
+    assert (loader.memory.taken, loader._waiting.taken) == (0, 0)

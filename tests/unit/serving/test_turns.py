@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
@@ -128,3 +129,52 @@ def test_what_waits_at_the_end_is_cancelled() -> None:
             future.result(PATIENCE)
     with pytest.raises(CancelledError):
         threads.submit(lambda: True, 1).result(PATIENCE)
+
+
+def wait_for_turns(count: int) -> float:
+    """Return the CPU time of so many calls that have waited together."""
+    threads, begin = TurnThreads(2, lambda kind: 2, "turns"), threading.Event()
+    held = [threads.submit(begin.wait, 1.0) for _ in range(2)]
+    waiting = [threads.submit(int, 1.0, str(index % 3)) for index in range(count)]
+    began = time.process_time()
+    begin.set()
+    for one in (*held, *waiting):
+        one.result(PATIENCE)
+    threads.shutdown()
+    return time.process_time() - began
+
+
+def test_the_work_of_turns_is_linear_in_those_who_wait() -> None:
+    assert min(wait_for_turns(8_000) for _ in range(3)) < 8 * min(wait_for_turns(2_000) for _ in range(3)) + 0.1
+
+
+def test_the_end_cancels_whoever_waits() -> None:
+    threads, begin = TurnThreads(2, lambda kind: 2, "turns"), threading.Event()
+    held = [threads.submit(begin.wait, 1.0) for _ in range(2)]
+    waiting = [threads.submit(int, 1.0) for _ in range(3_000)]
+    threads.shutdown()
+    begin.set()
+    assert [one.result(PATIENCE) for one in held] == [True, True]
+    assert all(one.cancelled() for one in waiting)
+    assert threads.submit(int, 1.0).cancelled()
+
+
+def test_what_is_cancelled_while_all_slots_are_taken_is_let_go() -> None:
+    threads, begin = TurnThreads(1, lambda kind: 1, "turns"), threading.Event()
+    held = threads.submit(begin.wait, 1.0)
+
+    class Body:
+        def __call__(self) -> None: ...
+
+    kept = []
+    for _ in range(1_000):
+        body = Body()
+        kept.append(weakref.ref(body))
+        threads.submit(body, 1.0).cancel()
+    del body
+    gc.collect()
+    assert sum(one() is not None for one in kept) < 100
+    begin.set()
+    assert held.result(PATIENCE)
+    assert threads.submit(lambda: 3, 1.0).result(PATIENCE) == 3
+    threads.shutdown()
