@@ -18,7 +18,7 @@ from typing import Any
 from handler.config.gpus import spread
 from handler.core.images import ImagePrompt
 from handler.core.values import Adapter, Sampling
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step, warm_up
+from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step, describe, warm_up
 from handler.engines.huggingface import checkpoint, hub
 from handler.engines.process.process_group import end_with_descendants, end_with_this_process
 from handler.engines.silence import Silence
@@ -199,7 +199,7 @@ class TrtLlm:
             # The result must not be read after an exception: it would wait for ever.
             if not self._is_refusal(error):
                 return self._break(error)
-            running.error = f"{type(error).__name__}: {error}"
+            running.error = describe(error)
             if not (isinstance(error, self._refusal) or running.result.aborted()):
                 # Reading a result has failed, which the engine does not know. In 1.2 reading the last one of an aborted
                 # request fails too (`_handle_sequence` in executor/result.py).
@@ -250,7 +250,7 @@ class TrtLlm:
         elif self._silence.look() > self._inactivity:
             standstill = f"no request got anywhere for {self._inactivity:g} s (option.inactivity_timeout)"
             if (cause := support.background_error(self._llm)) is not None:
-                raise TimeoutError(f"{type(cause).__name__}: {cause}; {standstill}") from cause
+                raise TimeoutError(f"{describe(cause)}; {standstill}") from cause
             raise TimeoutError(standstill)
 
     def _expects_results(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from handler.core.values import Finish, Logits, Sampling
-from handler.engines.base import Alternatives, Output, Step, failed
+from handler.engines.base import Alternatives, Output, Step, describe, failed
 from handler.engines.logprobs import score
 from handler.engines.trtllm.sampling import Model, own_stops, stops
 
@@ -107,7 +107,7 @@ class RunningRequest:
                 return self._beams() if self.ended else []
             return self._single()
         except Exception as error:  # foreign objects: this request fails, its neighbours go on
-            self.error = self.error or f"{type(error).__name__}: {error}"
+            self.error = self.error or describe(error)
             return [failed(self.key, self.error)]
 
     def _single(self) -> list[Output]:
