@@ -55,6 +55,8 @@ LMI = (
     Option("translatorFactory", "translatorFactory", Gone(_TEXT), None, f"refused: {_TEXT}", engines=ENGINES),
     *_idle("every request joins a running batch at its next step", "waiting_steps", "paged_attention", "max_sparsity", "max_splits", "decoding_strategy", engines=()),
     *_idle("the engine chooses how it loads and computes", "low_cpu_mem_usage", "disable_flash_attn", engines=()),
+    *_idle("LoRA adapters lie in the model's directory adapters (documents: adapters)", "adapters", engines=()),
+    *_idle("the server reads it from each request's parameters", "max_new_tokens", engines=()),
     *_idle("speculation's statistics are not kept here", "speculative_telemetry", engines=()),
 )  # fmt: skip
 """LMI's options for every engine, from djl_python's properties of 0.28 to 0.36."""

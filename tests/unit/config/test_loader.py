@@ -182,6 +182,21 @@ def test_what_lmi_s_other_handlers_read_is_refused_with_its_reason(option: str, 
     assert "unknown" not in str(problem)
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("option.adapters=adapters", "LoRA adapters lie in the model's directory adapters"),
+        ("option.max_new_tokens=100", "the server reads it from each request's parameters"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["echo", "openvino", "openai", "vllm", "trtllm"])
+def test_what_lmi_itself_reads_nowhere_is_reported_and_no_reason_to_stop(line: str, why: str, engine: str) -> None:
+    """LMI's own test configurations write both lines."""
+    found = read_config(overrides=[f"option.llm_engine={engine}", line], environ={})
+    assert found.problems == ()
+    assert any(why in warning for warning in found.config.warnings), found.config.warnings
+
+
 def test_a_name_means_what_the_engine_in_use_means_by_it() -> None:
     found = config("option.speculative_draft_model=x", "option.speculative_length=3", "option.llm_engine=vllm")
     assert found.engine_options["num_speculative_tokens"] == 3
