@@ -68,8 +68,8 @@ def model_server(demo_model: Path) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="session")
 def tgi_server(demo_model: Path) -> Iterator[LiveServer]:
-    """The demo model in TGI_COMPAT."""
-    with serve(str(demo_model), "-o", "option.tgi_compat=true") as server:
+    """The demo model in TGI_COMPAT, at the precision at which a sample is the same in company."""
+    with serve(str(demo_model), "-o", "option.tgi_compat=true", "-o", "option.dtype=fp32") as server:
         yield server
 
 
