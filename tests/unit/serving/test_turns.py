@@ -133,9 +133,9 @@ def test_what_waits_at_the_end_is_cancelled() -> None:
 
 def wait_for_turns(count: int) -> float:
     """Return the CPU time of so many calls that have waited together."""
-    threads, begin = TurnThreads(2, lambda kind: 2, "turns"), threading.Event()
+    threads, begin = TurnThreads(2, 2, "turns"), threading.Event()
     held = [threads.submit(begin.wait, 1.0) for _ in range(2)]
-    waiting = [threads.submit(int, 1.0, str(index % 3)) for index in range(count)]
+    waiting = [threads.submit(int, 1.0, slow=index % 3 == 0) for index in range(count)]
     began = time.process_time()
     begin.set()
     for one in (*held, *waiting):
@@ -149,7 +149,7 @@ def test_the_work_of_turns_is_linear_in_those_who_wait() -> None:
 
 
 def test_the_end_cancels_whoever_waits() -> None:
-    threads, begin = TurnThreads(2, lambda kind: 2, "turns"), threading.Event()
+    threads, begin = TurnThreads(2, 2, "turns"), threading.Event()
     held = [threads.submit(begin.wait, 1.0) for _ in range(2)]
     waiting = [threads.submit(int, 1.0) for _ in range(3_000)]
     threads.shutdown()
@@ -160,7 +160,7 @@ def test_the_end_cancels_whoever_waits() -> None:
 
 
 def test_what_is_cancelled_while_all_slots_are_taken_is_let_go() -> None:
-    threads, begin = TurnThreads(1, lambda kind: 1, "turns"), threading.Event()
+    threads, begin = TurnThreads(1, 1, "turns"), threading.Event()
     held = threads.submit(begin.wait, 1.0)
 
     class Body:
