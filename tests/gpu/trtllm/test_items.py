@@ -60,7 +60,7 @@ def test_a_request_that_the_engine_cancels_by_itself_is_an_error(model: Path) ->
         answer = found.one(logprobs=False)
         assert (answer.finish, answer.error) == (Finish.ERROR, "the engine ended the request: cancelled")
         answer = found.one()
-        assert (answer.finish, (answer.error or "")[:32]) == (Finish.ERROR, "AssertionError: logprobs length:")
+        assert (answer.finish, (answer.error or "")[:16]) == (Finish.ERROR, "logprobs length:")
 
 
 def test_an_abort_whose_last_item_cannot_be_read_concerns_nobody(model: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_failure_in_reading_ends_its_request_and_aborts_it(model: Path) -> Non
     with loaded(model, "assert_logprobs=4") as found:
         answer = found.one(max_new_tokens=400, ignore_eos=True)
         assert answer.finish is Finish.ERROR
-        assert "AssertionError: logprobs length" in (answer.error or "")
+        assert "logprobs length" in (answer.error or "")
         assert len(answer.ids) <= 3
         found.one(max_new_tokens=3, ignore_eos=True)
         assert found.double.num_active == 0
