@@ -32,8 +32,8 @@ PLATFORM = (
             r"NoSuchBucket|bucket .+ (does not exist|is in (another|a different) region)|PermanentRedirect",
         ),
         "SageMaker cannot read the model data: see that model.s3 (or model.upload) exists, is in the endpoint's "
-        "region, and that the role may s3:GetObject and s3:ListBucket there (kms:Decrypt if the bucket has a key). "
-        "`lmi deploy iam` prints the policy.",
+        "region, and that the role may s3:GetObject and s3:ListBucket there (kms:Decrypt if the bucket has a key: "
+        "encryption.model_key). `lmi deploy iam` prints the policy.",
     ),
     Cause(
         "image of another processor",

@@ -72,6 +72,14 @@ class Arns:
     def bucket(self, name: str) -> str:
         return f"arn:{self._partition}:s3:::{name}"
 
+    def via_s3(self) -> dict[str, Any]:
+        """Return the condition that S3 of this region uses a key. The host's end differs between partitions."""
+        return {"StringLike": {"kms:ViaService": f"s3.{self._region}.*"}}
+
+    def keys(self) -> list[str]:
+        """Return all keys of the account in the region."""
+        return [self.of("kms", "key/*")]
+
     def key(self, key: str, condition: dict[str, Any] | None = None) -> tuple[list[str], dict[str, Any] | None]:
         """Return a KMS key's resources and condition: IAM takes an alias as a condition, not as a resource."""
         if key.startswith("arn:") and ":alias/" not in key:
@@ -79,5 +87,5 @@ class Arns:
         if "alias/" in key:
             name = key[key.index("alias/") :]
             alias = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": name}}
-            return [self.of("kms", "key/*")], {**alias, **(condition or {})}
+            return self.keys(), {**alias, **(condition or {})}
         return [self.of("kms", f"key/{key}")], condition

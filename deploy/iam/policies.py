@@ -77,11 +77,22 @@ def _execution(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str,
 
 def _reading(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, Any]]:
     """Reading model data and adapters."""
-    places = [decision.model_data] if decision.model_data is not None else []
-    places += [adapter.artifact for component in spec.components for adapter in component.adapters]
-    if places:
+    if places := _places(spec, decision):
         yield _allow("ModelData", ["s3:GetObject"], [arns.objects(place) for place in places])
         yield from _listing(arns, "ModelDataListed", places)
+        yield from _model_key(spec, arns, ["kms:Decrypt"])
+
+
+def _places(spec: Spec, decision: Decision) -> list[str]:
+    """Return the S3 URIs of model data and adapters."""
+    places = [decision.model_data] if decision.model_data is not None else []
+    return places + [adapter.artifact for component in spec.components for adapter in component.adapters]
+
+
+def _model_key(spec: Spec, arns: Arns, actions: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The key of the model's bucket, which S3 uses in its caller's name."""
+    if (key := spec.encryption.model_key) is not None:
+        yield _allow("ModelKey", actions, *arns.key(key, arns.via_s3()))
 
 
 def _answers(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
@@ -189,11 +200,17 @@ def _bringing(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, 
         verbs = ["GetObject", *write.split()]
         yield _allow("ModelData", [f"s3:{verb}" for verb in verbs], [arns.objects(decision.model_data)])
         yield from _listing(arns, "ModelDataListed", [decision.model_data])
+        # S3 reads the parts of a multipart upload again.
+        yield from _model_key(spec, arns, ["kms:Decrypt", *["kms:GenerateDataKey"] * (spec.model.upload is not None)])
         if spec.model.upload is not None:  # parts of an interrupted upload
             bucket, _ = bucket_and_key(spec.model.upload)
             yield _allow("Uploads", ["s3:ListBucketMultipartUploads"], [arns.bucket(bucket)])
             # To check whether another model loads from the prefix.
             yield _allow("OtherModels", ["sagemaker:DescribeModel"], [arns.of("sagemaker", "model/*")])
+    if places := _places(spec, decision):  # to check which key encrypts them, and that it is not AWS's
+        buckets = dict.fromkeys(bucket_and_key(place)[0] for place in places)
+        yield _allow("EncryptionChecked", ["s3:GetEncryptionConfiguration"], [arns.bucket(name) for name in buckets])
+        yield _allow("KeysChecked", ["kms:DescribeKey"], arns.keys())
 
 
 def invoker(spec: Spec, decision: Decision, *, bearer: bool = True) -> Policy:

@@ -102,6 +102,9 @@ class Spec(Section):
             yield "network.isolated: the container cannot reach the hub; give model.path or model.s3"
         if reserved := [key for key in self.tags if key.lower().startswith(("aws:", "lmi:"))]:
             yield f"tags: {', '.join(reserved)}: names that begin with aws: or lmi: are taken"
+        in_s3 = self.model.id is None or any(component.adapters for component in self.components)
+        if self.encryption.model_key is not None and not in_s3:
+            yield "encryption.model_key is for a model or adapters in S3"
         if self.encryption.output_key is not None and self.asynchronous is None:
             yield "encryption.output_key is for the answers of async"
         if self.instance.price is not None and self.instance.type == "auto":

@@ -281,5 +281,6 @@ class Async(Section):
 class Encryption(Section):
     """Your own KMS keys, in place of AWS's."""
 
+    model_key: KeyId | None = Field(None, description="KMS key of the bucket of the model and its adapters.")
     volume_key: KeyId | None = Field(None, description="KMS key of the instances' EBS volume.")
     output_key: KeyId | None = Field(None, description="KMS key of asynchronous answers.")

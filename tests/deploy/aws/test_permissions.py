@@ -113,6 +113,54 @@ def test_a_model_of_ones_own_in_ones_own_network(cloud: Cloud, tmp_path: Path, m
     live(main, tmp_path, prepared(cloud, "us-east-1", {**PLAIN, **changes}), "3", also=("--data",))
 
 
+def encrypted(cloud: Cloud, region: str) -> str:
+    """Have the model's bucket encrypt with a key of one's own, what is in it too; return the key's ARN."""
+    kms, s3 = cloud.client("kms", region), cloud.client("s3", region)
+    arn = str(kms.create_key()["KeyMetadata"]["Arn"])
+    kms.create_alias(AliasName="alias/models", TargetKeyId=arn)
+    rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": arn}}
+    s3.put_bucket_encryption(Bucket="models", ServerSideEncryptionConfiguration={"Rules": [rule]})
+    for name, body in MODEL.items():
+        s3.put_object(Bucket="models", Key=f"llama/{name}", Body=body)
+    cloud.keys["models"] = arn
+    return arn
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_a_model_that_is_uploaded_to_a_bucket_with_a_key(
+    cloud: Cloud, tmp_path: Path, main: Deployer, region: str
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name, content in MODEL.items():
+        (model / name).write_bytes(content)
+    uploaded = {"path": str(model), "upload": "s3://models/mine/", "shape": PLAIN["model"]["shape"]}
+    content = prepared(cloud, region, {**PLAIN, "model": uploaded})
+    content["encryption"] = {"model_key": encrypted(cloud, region)}
+    live(main, tmp_path, content, "--max", "5", also=("--data",))
+
+
+@pytest.mark.parametrize("named", ["arn", "id", "alias"])
+def test_a_model_in_a_bucket_with_a_key(cloud: Cloud, tmp_path: Path, main: Deployer, named: str) -> None:
+    """The shape is read from the config.json, which the key encrypts."""
+    content = prepared(cloud, "us-east-1", {**COMPONENTS, "model": {"s3": "s3://models/llama/"}})
+    arn = encrypted(cloud, "us-east-1")
+    content["encryption"] = {"model_key": {"arn": arn, "id": arn.rpartition("/")[2], "alias": "alias/models"}[named]}
+    live(main, tmp_path, content, "--component", "base", "3")
+
+
+def test_a_key_that_the_specification_lacks(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = prepared(cloud, "us-east-1", PLAIN)
+    key = encrypted(cloud, "us-east-1")
+    path = written(tmp_path, content)
+    main(["doctor", path])
+    assert f"encryption.model_key: {key}" in " ".join(capsys.readouterr().out.split())
+    assert {need.action for need in cloud.denied} <= {"kms:Decrypt"}
+    cloud.denied.clear()
+
+
 def test_what_a_former_specification_had_is_removed(cloud: Cloud, tmp_path: Path, main: Deployer) -> None:
     """Components, scaling and alarms that the printed policy's specification no longer names."""
     content = prepared(cloud, "us-east-1", {**COMPONENTS, "alarms": {"model_errors": 3}})

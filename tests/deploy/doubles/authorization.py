@@ -36,11 +36,19 @@ class Where:
     def __init__(self, region: str, account: str) -> None:
         self.region, self.account = region, account
         self.partition = _partition(region)
+        self.suffix = _suffixes()[self.partition]
 
 
 @functools.cache
 def _partition(region: str) -> str:
     return str(botocore.session.get_session().get_partition_for_region(region))
+
+
+@functools.lru_cache(maxsize=1)
+def _suffixes() -> dict[str, str]:
+    """The domain of AWS's services by partition."""
+    partitions = botocore.session.get_session().get_data("partitions")["partitions"]
+    return {partition["id"]: partition["outputs"]["dnsSuffix"] for partition in partitions}
 
 
 @functools.lru_cache(maxsize=1)
@@ -197,7 +205,9 @@ def needs_of_s3(
     multipart = "uploads" in query or "uploadId" in query
     uses = {"s3:GetObject": ["kms:Decrypt"], "s3:PutObject": ["kms:GenerateDataKey", *["kms:Decrypt"] * multipart]}
     for use in uses.get(action, []) if method != "HEAD" else []:
-        yield from needs_of_action(use, {"KeyId": encrypted}, where)
+        # S3 asks in its caller's name.
+        via = {"kms:ViaService": f"s3.{where.region}.{where.suffix}"}
+        yield from needs_of_action(use, {"KeyId": encrypted}, where, **via)
 
 
 def _s3_action(method: str, key: str, query: Mapping[str, str]) -> str:

@@ -19,6 +19,7 @@ import moto.backends
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.parsers import RpcV2CBORParser
 from moto.iam.models import iam_backends
+from moto.kms.models import kms_backends
 from moto.moto_api._internal import moto_api_backend
 from moto.s3.models import s3_backends
 from moto.server import DomainDispatcherApplication, MotoRequestHandler, ThreadedMotoServer, create_backend_app
@@ -200,14 +201,16 @@ class Cloud:
         if call.service == "s3":
             bucket, key = _place(environ)
             query = dict(urllib.parse.parse_qsl(environ["QUERY_STRING"], keep_blank_values=True))
-            return needs_of_s3(
-                environ["REQUEST_METHOD"], bucket, key, query, _body(environ), where, self.keys.get(bucket)
-            )
+            encrypted = self.keys.get(bucket)
+            needs = needs_of_s3(environ["REQUEST_METHOD"], bucket, key, query, _body(environ), where, encrypted)
+            return map(_with_aliases, needs)
         values = call.parameters
         if call.service == "iam" and "RoleName" in values:  # a role's ARN has its path
             roles = iam_backends[ACCOUNT][where.partition].roles.values()
             arns = [role.arn for role in roles if role.name == values["RoleName"]]
             values = {**values, "RoleName": arns[0].partition(":role/")[2]} if arns else values
+        if call.service == "kms":  # a key may be named by its id or alias
+            values = {**values, "KeyId": _key_arn(values["KeyId"], where)}
         if call.operation in ("CreateEndpoint", "UpdateEndpoint"):
             values = {**values, "KmsKeyId": self._volume_key(values)}
         return (self._tagged(need) for need in needs_of(call.service, call.operation, values, where))
@@ -328,6 +331,23 @@ def _bucket_region(environ: dict[str, Any]) -> str | None:
 def _cbor(text: str) -> bytes:
     content = text.encode()
     return b"\x79" + len(content).to_bytes(2, "big") + content
+
+
+def _key_arn(name: str, where: Where) -> str:
+    """The ARN of a key that is named by ARN, id, alias, or the alias' ARN."""
+    if ":key/" in name:
+        return name
+    found = kms_backends[ACCOUNT][where.region].any_id_to_key_id(name)
+    return f"arn:{where.partition}:kms:{where.region}:{ACCOUNT}:key/{found}"
+
+
+def _with_aliases(need: Need) -> Need:
+    """The need, with the aliases of its key as a condition key."""
+    if not need.action.startswith("kms:"):
+        return need
+    _, _, _, region, account, rest = need.resource.split(":", 5)
+    key = kms_backends[account][region].keys.get(rest.removeprefix("key/"))
+    return need if key is None else replace(need, context={**need.context, "kms:ResourceAliases": list(key.aliases)})
 
 
 def _place(environ: dict[str, Any]) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from moto.kms.models import kms_backends
 
 from deploy.aws import Aws
 from deploy.cli import main as cli
@@ -19,7 +20,7 @@ from deploy.preflight.checks import lines, preflight, refuse_errors
 from deploy.resolve.decision import Decision, Pool
 from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.spec import Spec
-from tests.deploy.doubles.aws import ACCOUNT, Cloud
+from tests.deploy.doubles.aws import ACCOUNT, CALLER, Cloud
 from tests.deploy.doubles.endpoints import IMAGE, ROLE, aws, make_endpoint, make_ready, set_quotas, settle
 
 
@@ -234,6 +235,80 @@ def test_a_directory_says_what_is_to_be_sent(ready: Cloud, tmp_path: Path, monke
     assert "holds 1 more objects, e.g. old.bin" in run("model", local).says
     (tmp_path / "config.json").unlink()
     assert run("model", local).verdict is Verdict.ERROR
+
+
+LOCKED = {"s3": "s3://of-ours/llama/"}
+
+
+@pytest.fixture
+def locked(ready: Cloud) -> str:
+    """The ARN of the key that encrypts the model's bucket."""
+    kms, s3 = ready.client("kms"), ready.client("s3")
+    arn = str(kms.create_key()["KeyMetadata"]["Arn"])
+    kms.create_alias(AliasName="alias/models", TargetKeyId=arn)
+    rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": arn}}
+    s3.create_bucket(Bucket="of-ours")
+    s3.put_bucket_encryption(Bucket="of-ours", ServerSideEncryptionConfiguration={"Rules": [rule]})
+    s3.put_object(Bucket="of-ours", Key="llama/config.json", Body=b"{}")
+    return arn
+
+
+def keys_said(**content: Any) -> list[Check]:
+    return [check for check in preflight(aws(), spec(**content), decision()) if check.name == "key"]
+
+
+def test_a_key_that_is_not_named(locked: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    uploaded = {"path": str(tmp_path), "upload": "s3://of-ours/mine/"}
+    for model, place in ((LOCKED, "s3://of-ours/llama/config.json"), (uploaded, "s3://of-ours")):
+        (found,) = keys_said(model=model)
+        assert found.verdict is Verdict.WARNING
+        assert found.says == f"{place} is encrypted with {locked}, which the specification does not name"
+        assert f"encryption.model_key: {locked}" in found.advice
+
+
+def test_a_key_named_by_arn_id_and_alias(locked: str) -> None:
+    for named in (locked, locked.rpartition("/")[2], "alias/models"):
+        (found,) = keys_said(model=LOCKED, encryption={"model_key": named})
+        assert (found.verdict, found.says) == (Verdict.OK, f"{named} encrypts the model's bucket")
+
+
+def test_another_key_than_the_buckets(ready: Cloud, locked: str) -> None:
+    other = ready.client("kms").create_key()["KeyMetadata"]["Arn"]
+    found = keys_said(model=LOCKED, encryption={"model_key": other})
+    assert [check.verdict for check in found] == [Verdict.WARNING] * 2
+    assert f"allow kms:Decrypt on {locked}" in found[0].advice
+    assert found[1].says == f"encryption.model_key is {other}, and it does not encrypt s3://of-ours/llama/config.json"
+
+
+def test_an_adapter_under_another_key(ready: Cloud, locked: str) -> None:
+    ready.client("s3").create_bucket(Bucket="plain")
+    ready.client("s3").put_object(Bucket="plain", Key="llama/config.json", Body=b"{}")
+    adapters = [{"name": "french", "artifact": "s3://of-ours/french.tar.gz"}]
+    components = [{"name": "base", "adapters": adapters}]
+    (found,) = keys_said(model={"s3": "s3://plain/llama/"}, components=components)
+    assert found.says.startswith(f"s3://of-ours is encrypted with {locked}")
+
+
+def test_a_bucket_without_a_key_or_with_awss_needs_none(ready: Cloud, locked: str) -> None:
+    kms_backends[ACCOUNT]["us-east-1"].keys[locked.rpartition("/")[2]].key_manager = "AWS"
+    assert keys_said(model=LOCKED) == []
+    ready.client("s3").create_bucket(Bucket="plain")
+    assert keys_said(model={"s3": "s3://plain/llama/"}) == []
+    assert keys_said(model={"s3": "s3://none-there/llama/"}) == []
+
+
+def test_a_key_that_may_not_be_looked_at(ready: Cloud, locked: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    uploaded = {"path": str(tmp_path), "upload": "s3://of-ours/mine/"}
+    everything = {"Effect": "Allow", "Action": "*", "Resource": "*"}
+    for action, says in (
+        ("s3:GetEncryptionConfiguration", "not looked at: GetBucketEncryption is not allowed"),
+        ("kms:DescribeKey", f"s3://of-ours is encrypted with {locked}, which the specification does not name"),
+    ):
+        ready.policies[CALLER] = [{"Statement": [everything, {**everything, "Effect": "Deny", "Action": action}]}]
+        (found,) = keys_said(model=uploaded)
+        assert (found.verdict, found.says) == (Verdict.WARNING, says)
 
 
 def test_quotas(ready: Cloud, quotas: dict[str, float]) -> None:

@@ -195,7 +195,7 @@ ZERO = {
 }
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("kubernetes", "asynchronous", {"scaling": None, "encryption": {}}, "async: requests in a queue"),
-    ("kserve", "isolated", {}, "encryption: .*; network: pods have"),
+    ("kserve", "isolated", {}, "encryption.volume_key: .*; network: pods have"),
     ("hyperpod", "components", {}, "components.adapters: put them"),
     ("kubernetes", "single", ZERO, "scaling.min: 0"),
     ("hyperpod", "single", {"routing": "random"}, "routing: random"),
@@ -216,7 +216,7 @@ def test_what_would_do_harm_is_refused_by_name(format: str, case: str, changes: 
 
 EXPRESSED = {
     "name", "region", "role", "tags", "options", "environment", "routing", "components", "scaling", "update",
-    "timeouts", "timeouts.download", "timeouts.startup", "instance", "instance.type", "instance.count",
+    "encryption", "timeouts", "timeouts.download", "timeouts.startup", "instance", "instance.type", "instance.count",
     "instance.unchecked", "instance.price", "routing.prefix_length", "routing.concurrency_threshold",
     "update.policy", "update.batch_percent", "scaling.min", "scaling.max", "scaling.concurrency",
     "scaling.scale_in_cooldown", "scaling.scale_out_cooldown", "components.name", "components.copies",

@@ -88,9 +88,9 @@ def test_every_printed_action_is_one(case: str) -> None:
                 assert name in reference()[prefix]["privileges"] or name == "CallWithBearerToken", action
 
 
-def of_the_role(case: str, where: Where, image: str) -> Iterator[Need]:
+def of_the_role(case: str, where: Where, image: str, **changes: Any) -> Iterator[Need]:
     """What SageMaker and the container do with the role: the developer guide's list, and the container's own call."""
-    said, decided = spec(case), decision(case)
+    said, decided = spec(case, **changes), decision(case)
     yield from needs_of_action("ecr:GetAuthorizationToken", {}, where)
     pull = {"repositoryName": image.partition("/")[2].partition("@")[0].partition(":")[0], "registryId": image[:12]}
     for verb in ("BatchCheckLayerAvailability", "BatchGetImage", "GetDownloadUrlForLayer"):
@@ -104,6 +104,9 @@ def of_the_role(case: str, where: Where, image: str) -> Iterator[Need]:
         bucket, _, prefix = decided.model_data.removeprefix("s3://").partition("/")
         yield from needs_of_action("s3:GetObject", {"Bucket": bucket, "Key": f"{prefix}config.json"}, where)
         yield from needs_of_action("s3:ListBucket", {"Bucket": bucket}, where, **{"s3:prefix": prefix})
+    if (key := said.encryption.model_key) is not None:
+        via = {"kms:ViaService": f"s3.{where.region}.{where.suffix}"}
+        yield from needs_of_action("kms:Decrypt", {"KeyId": key}, where, **via)
     if said.alarms is not None:
         yield from needs_of_action("cloudwatch:DescribeAlarms", {"AlarmName": f"{said.name}/5xx"}, where)
     if said.model.token_secret is not None:
@@ -130,9 +133,11 @@ def test_the_role_in_every_partition(region: str) -> None:
     where = Where(region, ACCOUNT)
     assert where.partition == PARTITIONS[region]
     image = f"{ACCOUNT}.dkr.ecr.{region}.{registry_suffix(region)}/lmi@sha256:{'ab' * 32}"
-    said = spec("components", role=f"arn:{where.partition}:iam::{ACCOUNT}:role/lmi")
+    key = f"arn:{where.partition}:kms:{region}:{ACCOUNT}:key/11111111-2222-3333-4444-555555555555"
+    encryption = {"model_key": key}
+    said = spec("components", role=f"arn:{where.partition}:iam::{ACCOUNT}:role/lmi", encryption=encryption)
     policy = execution_role(said, decision("components", region=region, image=image))
-    needs = list(of_the_role("components", where, image))
+    needs = list(of_the_role("components", where, image, encryption=encryption))
     assert [str(need) for need in needs if not allowed([policy], need)] == []
 
 

@@ -68,6 +68,20 @@ def test_the_role_of_a_network_and_a_key_of_ones_own() -> None:
     assert grant["Condition"] == {"Bool": {"kms:GrantIsForAWSResource": "true"}}
 
 
+def test_the_key_of_the_models_bucket_is_for_s3_alone() -> None:
+    said = spec("isolated", encryption={"model_key": KEY})
+    role, ours = (policy(said, decision("isolated")) for policy in (execution_role, deployer))
+    via = {"StringLike": {"kms:ViaService": "s3.eu-west-1.*"}}
+    assert statement(role, "ModelKey") == {
+        "Sid": "ModelKey", "Effect": "Allow", "Action": ["kms:Decrypt"], "Resource": [KEY], "Condition": via
+    }  # fmt: skip
+    assert statement(ours, "ModelKey")["Action"] == ["kms:Decrypt", "kms:GenerateDataKey"]
+    in_s3 = spec("components", encryption={"model_key": "alias/models"})
+    reading = statement(deployer(in_s3, decision("components")), "ModelKey")
+    assert reading["Action"] == ["kms:Decrypt"]
+    assert reading["Condition"] == {**via, "ForAnyValue:StringEquals": {"kms:ResourceAliases": "alias/models"}}
+
+
 def test_a_key_by_its_alias_or_id() -> None:
     said = spec("isolated", encryption={"volume_key": "alias/lmi"})
     grant = statement(execution_role(said, decision("isolated")), "VolumeKey")
@@ -125,6 +139,7 @@ _OF_S3 = {
     "list_objects_v2": "ListBucket",
     "head_bucket": "ListBucket",
     "head_object": "GetObject",
+    "get_bucket_encryption": "GetEncryptionConfiguration",
     "delete_objects": "DeleteObject",
     "create_multipart_upload": "PutObject",
     "upload_part": "PutObject",
