@@ -21,6 +21,22 @@ _PRESIGNED = ("Credential", "Algorithm", "SignedHeaders", "Signature")
 _SIGNED = re.compile(r"AWS4-HMAC-SHA256 Credential=([^\s,]+),\s*SignedHeaders=\S+,\s*Signature=[0-9a-f]{64}")
 
 
+def check_signed(authorization: str | None, query: Mapping[str, str], region: str | None, now: datetime) -> str:
+    """Return the region that a request is signed for, by its header or as a presigned URL.
+
+    Args:
+        authorization: the header.
+        query: the URL's parameters.
+        region: the required region; None: any.
+
+    Raises:
+        ApiError: there is no signature, it is no Signature Version 4, has expired, or is for something else.
+    """
+    if authorization is None and "X-Amz-Signature" in query:
+        return check_presigned(query, region, now)
+    return check_signature(authorization, region)
+
+
 def check_signature(authorization: str | None, region: str | None) -> str:
     """Return the region that a request is signed for.
 

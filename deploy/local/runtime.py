@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 import aiohttp
 from aiohttp import web
 
-from deploy.local.access import check_presigned, check_signature, check_token
+from deploy.local.access import check_signed, check_token
 from deploy.local.answers import TIMED_OUT, ApiError, model_error, validation_error
 from deploy.local.asynchronous import AsyncCalls
 from deploy.local.endpoint import MIB, Endpoint
@@ -144,10 +144,8 @@ class Runtime:
     def _check_request(self, request: web.Request, operation: Operation) -> tuple[str, dict[str, str]]:
         """Check a signed request; return the log's ARN and the headers for the container."""
         endpoint, headers = self._endpoint, request.headers
-        if "X-Amz-Signature" in request.query and "Authorization" not in headers:
-            region = check_presigned(request.query, endpoint.region, datetime.now(timezone.utc))
-        else:
-            region = check_signature(headers.get("Authorization"), endpoint.region)
+        now = datetime.now(timezone.utc)
+        region = check_signed(headers.get("Authorization"), request.query, endpoint.region, now)
         endpoint.admit(request.match_info["endpoint"], headers.get(VARIANT))
         adapter = endpoint.adapter(headers.get(COMPONENT))
         return endpoint.log_stream(region), to_container(headers, operation, adapter)

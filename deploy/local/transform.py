@@ -12,12 +12,13 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 import aiohttp
 from aiohttp import web
 
-from deploy.local.access import check_signature
+from deploy.local.access import check_signed
 from deploy.local.answers import ApiError, validation_error
 from deploy.local.endpoint import ACCOUNT, MIB, Endpoint
 from deploy.local.relay import Relay
@@ -93,7 +94,8 @@ class TransformJobs:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _call(self, request: web.Request) -> web.Response:
-        region = check_signature(request.headers.get("Authorization"), self._endpoint.region)
+        now = datetime.now(timezone.utc)
+        region = check_signed(request.headers.get("Authorization"), request.query, self._endpoint.region, now)
         operation, values = request.headers.get(_TARGET, "").rpartition(".")[2], json.loads(await request.read())
         if operation == "CreateTransformJob":
             answer = {"TransformJobArn": await self._create(values, region)}

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import boto3
 import pytest
+from botocore.auth import SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
 from botocore.config import Config
+from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
 from deploy.local.endpoint import Endpoint
@@ -29,6 +34,7 @@ class Batch(NamedTuple):
 
     sagemaker: Any
     store: Store
+    url: str
 
     def run(self, records: list[Any], *, name: str = "job", end: str = "Completed", **more: Any) -> list[Any]:
         """Run a job over one object; return the lines of its output."""
@@ -70,7 +76,7 @@ def batch(server: LiveServer, loop: Loop, tmp_path: Path) -> Iterator[Batch]:
         client = boto3.client("sagemaker", region_name="us-east-1", endpoint_url=url, aws_access_key_id="x",
                               aws_secret_access_key="x", config=config)  # fmt: skip
         with contextlib.closing(client):
-            yield Batch(client, store)
+            yield Batch(client, store, url)
 
 
 def test_each_line_is_answered_in_its_place(batch: Batch) -> None:
@@ -99,3 +105,16 @@ def test_the_limits_of_a_job_are_sagemakers(batch: Batch) -> None:
         batch.run([{"inputs": "a"}], MaxConcurrentTransforms=50, MaxPayloadInMB=6)
     with pytest.raises(ClientError, match="Could not find requested job"):
         batch.describe("other")
+
+
+def test_a_job_is_described_by_a_presigned_url(batch: Batch) -> None:
+    batch.run([{"inputs": "a"}])
+    headers = {"Content-Type": "application/x-amz-json-1.1", "X-Amz-Target": "SageMaker.DescribeTransformJob"}
+    content = json.dumps({"TransformJobName": "job"}).encode()
+    asked = AWSRequest("POST", f"{batch.url}/", data=content, headers=headers)
+    SigV4QueryAuth(Credentials("AKID", "secret"), "sagemaker", "us-east-1", expires=60).add_auth(asked)
+    request = urllib.request.Request(asked.url, content, headers)
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        assert json.load(answer)["TransformJobStatus"] == "Completed"
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(f"{batch.url}/", content, timeout=PATIENCE)
