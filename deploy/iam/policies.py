@@ -243,7 +243,8 @@ def _submitting(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
     yield from _listing(arns, "AnswersListed", places)  # else an answer that is not there yet looks forbidden
     yield _allow("Requests", ["s3:PutObject"], [arns.objects(spec.asynchronous.output)])
     if (key := spec.encryption.output_key) is not None:
-        yield _allow("AnswersKey", ["kms:Decrypt"], *arns.key(key))
+        # Requests are stored beside the answers, where the bucket may encrypt with the same key.
+        yield _allow("AnswersKey", ["kms:Decrypt", "kms:GenerateDataKey"], *arns.key(key))
 
 
 def policies(spec: Spec, decision: Decision) -> dict[str, Policy]:

@@ -10,7 +10,13 @@ import pytest
 from deploy.iam.policies import execution_role, invoker, policies
 from deploy.resolve.ecr import registry_suffix
 from tests.deploy.cases import CASES, KEY, SECRET, decision, spec
-from tests.deploy.doubles.authorization import Where, needs_of_action, needs_of_invocation, reference
+from tests.deploy.doubles.authorization import (
+    Where,
+    needs_of_action,
+    needs_of_invocation,
+    needs_of_s3,
+    reference,
+)
 from tests.deploy.doubles.identity_policy import Need, allowed
 
 ACCOUNT = "123456789012"
@@ -139,6 +145,15 @@ def test_the_role_in_every_partition(region: str) -> None:
     policy = execution_role(said, decision("components", region=region, image=image))
     needs = list(of_the_role("components", where, image, encryption=encryption))
     assert [str(need) for need in needs if not allowed([policy], need)] == []
+
+
+def test_the_invoker_of_a_bucket_with_a_key() -> None:
+    """A request is stored beside the answers, and the bucket may encrypt both with the answers' key."""
+    policy = invoker(spec("asynchronous"), decision("asynchronous"))
+    for method in ("PUT", "GET"):
+        needs = list(needs_of_s3(method, "answers", "llama/1.out", {}, b"", IRELAND, KEY))
+        assert len(needs) == 2
+        assert [str(need) for need in needs if not allowed([policy], need)] == []
 
 
 @pytest.mark.parametrize("path", [

@@ -206,7 +206,8 @@ def test_the_invoker() -> None:
     assert sids(invoker(spec("plain"), decision("plain"), bearer=False)) == {"Invoke"}
     asynchronous = invoker(spec("asynchronous"), decision("asynchronous"))
     assert actions(asynchronous) == {
-        "sagemaker:InvokeEndpointAsync", "s3:GetObject", "s3:ListBucket", "s3:PutObject", "kms:Decrypt"
+        "sagemaker:InvokeEndpointAsync", "s3:GetObject", "s3:ListBucket", "s3:PutObject", "kms:Decrypt",
+        "kms:GenerateDataKey",
     }  # fmt: skip
 
 
