@@ -155,8 +155,10 @@ def suitable(models: Sequence[Model], name: str | None, kind: str | None) -> Mod
         Failed: it has none.
     """
     named = [model for model in models if name in (None, model.name)]
+    if not models:
+        raise Failed("has no model")
     if not named:
-        raise Failed("has another model", f"it has {', '.join(repr(one.name) for one in models[:8]) or 'no model'}")
+        raise Failed("has another model", f"it has {', '.join(repr(one.name) for one in models[:8])}")
     if kind is not None and kind not in named[0].kinds:
         raise Failed("is of another kind", f"its models are owned by {named[0].owner!r}, which is not {kind}")
     return named[0]

@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 DIFFERENT = {
     "\n<think>\n</think>Yes.": "with the thinking off, vLLM reads no marks; here the model may think all the same",
     "\n<think>Hm. \n</think>\nYes.<think>So</think>!": "the same",
+    "Hm. <｜DSML｜function_calls>x": "vLLM knows the mark of V4 alone, here that of V3.2 ends a thought too",
     "Hm.</think>Use </think>.": "vLLM drops another end mark, which is text here",
 }
 """Answers that vLLM reads in another way, and why."""

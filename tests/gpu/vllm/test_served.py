@@ -52,7 +52,7 @@ def test_a_stream_is_the_answer_in_pieces(server: LiveServer) -> None:
 
 
 def test_a_chat_answers_and_shows_log_probabilities_only_when_asked(server: LiveServer) -> None:
-    body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+    body = {"messages": [{"role": "user", "content": "What is the capital of France? Answer with its name."}], "temperature": 0}
     plain = server.post({**body, "max_tokens": 12}).json()["choices"][0]
     asked = server.post({**body, "max_tokens": 12, "logprobs": True, "top_logprobs": 2}).json()["choices"][0]
     assert "Paris" in plain["message"]["content"]
@@ -195,7 +195,7 @@ class TestAdapters:
         (broken / "adapter_model.safetensors").write_bytes(b"junk")
         refused = register(lora, broken)
         assert refused.status_code == 424
-        assert "the engine could not load the adapter broken: SafetensorError" in refused.text
+        assert "the engine could not load the adapter broken: Error while deserializing header" in refused.text
         assert lora.ping() == 200
 
     def test_one_that_breaks_while_it_is_out_of_the_engine_fails_its_request_alone(
@@ -206,7 +206,7 @@ class TestAdapters:
         alone = [self.answer(lora, name) for name in ("mine", "last")]  # now there is no room for it
         (fading / "adapter_model.safetensors").write_bytes(b"junk")
         refused = lora.post({"inputs": PROMPT, "adapters": "fading"})
-        assert (refused.status_code, "SafetensorError" in refused.text) == (424, True), refused.text
+        assert (refused.status_code, "deserializing header" in refused.text) == (424, True), refused.text
         assert [self.answer(lora, name) for name in ("mine", "last")] == alone
 
     @pytest.mark.parametrize("spoil", ["weights", "rank"])
