@@ -121,7 +121,10 @@ def test_what_has_no_token_yet_is_answered_whole_by_another_replica(number: sign
             assert last["generated_text"] == f" w{index}" * 3
             assert "error" not in last
             assert [line["token"]["text"] for line in tokens] == [f" w{index}"] * (2 if streams else 0)
-        assert sum(figures(server, "requests_total")) == clients + clients / count
+        given = figures(server, "requests_total")
+        moved = sum(given) - clients
+        assert moved > 0
+        assert moved in given, "each request of the victim moves once, and no other"
         wait_for(lambda: ping(server) == (200, {"ready": count, "total": count}), 20, "it does not come back")
         assert sum(figures(server, "active_sequences")) == 0
 

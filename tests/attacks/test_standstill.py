@@ -115,7 +115,7 @@ def echoing(model: Path, format: str) -> Iterator[ServerProcess]:
         f"option.tool_call_parser={format}",
         f"option.chat_template={TEMPLATE}",
         f"option.echo_tokenizer={model}",
-        "option.max_model_len=1000000",
+        "option.max_model_len=2000000",
     )
     with serve("--engine", "echo", *options(*own)) as server:
         server.wait_ready()

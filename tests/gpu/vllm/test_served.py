@@ -52,7 +52,10 @@ def test_a_stream_is_the_answer_in_pieces(server: LiveServer) -> None:
 
 
 def test_a_chat_answers_and_shows_log_probabilities_only_when_asked(server: LiveServer) -> None:
-    body = {"messages": [{"role": "user", "content": "What is the capital of France? Answer with its name."}], "temperature": 0}
+    body = {
+        "messages": [{"role": "user", "content": "What is the capital of France? Answer with its name."}],
+        "temperature": 0,
+    }
     plain = server.post({**body, "max_tokens": 12}).json()["choices"][0]
     asked = server.post({**body, "max_tokens": 12, "logprobs": True, "top_logprobs": 2}).json()["choices"][0]
     assert "Paris" in plain["message"]["content"]
