@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 ROOT = Path(__file__).parents[2]
-OUTSIDE = ("README.md", "CHANGELOG.md", "Dockerfile", "serving.properties", "examples/**/*.*", "handler/*/README.md")
+OUTSIDE = (
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"),
+    *("Dockerfile", "serving.properties", "examples/**/*.*", "handler/*/README.md"),
+)
 """Files outside of docs/ that belong to the documents."""
 
 MAX_WORDS = 20
