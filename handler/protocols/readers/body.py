@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload, NotJson
+from handler.core.nesting import MAX_DEPTH, is_too_deep
 from handler.protocols.base import ServerContext
 from handler.protocols.validation import show
-
-MAX_DEPTH = 200
-"""Levels of lists and objects in a body. Templates and everything else that follows them recursively allow more."""
 
 
 def decode(body: bytes | memoryview) -> Any:
@@ -26,8 +24,8 @@ def decode(body: bytes | memoryview) -> Any:
         raise NotJson("the body is empty")
     try:
         value = _DECODER.decode(text)
-        if text.count("[") + text.count("{") > MAX_DEPTH:
-            _check_depth(value)
+        if is_too_deep(value, text):
+            raise _too_deep()
         if "\\u" in text:  # only an escape can bring half a surrogate pair in
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -40,20 +38,6 @@ def decode(body: bytes | memoryview) -> Any:
     except ValueError as error:
         raise NotJson(f"the body is not valid JSON: {error}") from None
     return value
-
-
-def _check_depth(value: Any) -> None:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            member
-            for item in level
-            for member in (item.values() if isinstance(item, dict) else item)
-            if isinstance(member, dict | list)
-        ]
-        if not level:
-            return
-    raise _too_deep()
 
 
 def _too_deep() -> NotJson:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from handler.core.nesting import is_too_deep
 from handler.core.values import Finish
 from tests.unit.protocols import answers
 from tests.unit.protocols.answers import CAPABLE, answer
@@ -91,13 +92,16 @@ def ask(dialect: str, text: str, finish: Finish = Finish.EOS, *, stream: bool, *
 
 
 def load(text: str) -> Any:
+    """Return the JSON of a text; None where it is none, or nested deeper than anyone can send it back."""
+
     def refuse(name: str) -> None:
         raise ValueError(name)
 
     try:
-        return json.loads(text, parse_constant=refuse)
+        value = json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError):
         return None
+    return None if is_too_deep(value, text) else value
 
 
 @_both

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from handler.core.nesting import is_too_deep
+
 
 class JsonEnd:
     """Find the end of a JSON object or list that comes in pieces.
@@ -87,12 +89,12 @@ def dumps(value: Any) -> str:
 
 
 def is_object(text: str) -> bool:
-    """Return whether a text is a JSON object."""
+    """Return whether a text is a JSON object, nested no deeper than one in a request may be."""
     try:
         value: Any = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return False
-    return isinstance(value, dict)
+    return isinstance(value, dict) and not is_too_deep(value, text)
 
 
 _ANY_STRING = frozenset({"string"})

@@ -1,0 +1,21 @@
+"""The levels that JSON may have are the same on each version of Python."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from handler.core.nesting import MAX_DEPTH, is_too_deep
+
+
+@pytest.mark.parametrize(("begin", "end"), [("[", "]"), ('{"a":', "}")])
+@pytest.mark.parametrize("levels", [1, MAX_DEPTH, MAX_DEPTH + 1, 2 * MAX_DEPTH])
+def test_levels_are_counted(begin: str, end: str, levels: int) -> None:
+    text = begin * levels + "1" + end * levels
+    assert is_too_deep(json.loads(text), text) == (levels > MAX_DEPTH)
+
+
+def test_brackets_beside_each_other_or_in_a_string_are_no_levels() -> None:
+    for text in (json.dumps([[] for _ in range(MAX_DEPTH + 1)]), json.dumps("[" * (MAX_DEPTH + 1))):
+        assert not is_too_deep(json.loads(text), text)
