@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pydantic
@@ -348,31 +348,32 @@ class Recorder:
             cls.parse_delta = self._growing(cls.__dict__["parse_delta"])
 
     def _recorded(self, method: Any, place: int) -> Any:
-        def recorded(parser: Any, *args: Any, **options: Any) -> Any:
-            if not self.depth:
-                text = args[place] if len(args) > place else options.get("model_output") or options.get("current_text")
-                request = options.get("request") or (args[-1] if args else None)
-                if place:
-                    self.last[id(parser)] = (parser, text, request)
-                else:
-                    self.note(parser, text, request)
-            self.depth += 1
-            try:
-                return method(parser, *args, **options)
-            finally:
-                self.depth -= 1
+        def take(parser: Any, args: Any, options: Any) -> None:
+            text = args[place] if len(args) > place else options.get("model_output") or options.get("current_text")
+            request = options.get("request") or (args[-1] if args else None)
+            if place:
+                self.last[id(parser)] = (parser, text, request)
+            else:
+                self.note(parser, text, request)
 
-        recorded.recorded = True  # type: ignore[attr-defined]
-        return recorded
+        return self._outermost(method, take)
 
     def _growing(self, method: Any) -> Any:
+        def take(parser: Any, args: Any, options: Any) -> None:
+            text = args[0] if args else options.get("delta_text")
+            before = self.last[id(parser)][1] if id(parser) in self.last else ""
+            request = options.get("request") or next((arg for arg in args if hasattr(arg, "tools")), None)
+            if isinstance(text, str):
+                self.last[id(parser)] = (parser, before + text, request)
+
+        return self._outermost(method, take)
+
+    def _outermost(self, method: Any, take: Callable[[Any, Any, Any], None]) -> Any:
+        """Return a method that gives `take` its arguments, where no other recorded method called it."""
+
         def recorded(parser: Any, *args: Any, **options: Any) -> Any:
             if not self.depth:
-                text = args[0] if args else options.get("delta_text")
-                before = self.last[id(parser)][1] if id(parser) in self.last else ""
-                request = options.get("request") or next((arg for arg in args if hasattr(arg, "tools")), None)
-                if isinstance(text, str):
-                    self.last[id(parser)] = (parser, before + text, request)
+                take(parser, args, options)
             self.depth += 1
             try:
                 return method(parser, *args, **options)
