@@ -25,7 +25,7 @@
         ├── NoRoom           507    the limit of adapters is reached
         ├── AdapterFailed    424    an adapter with broken files, or refused by the engine
         └── Unavailable      503    not accepted: the engine is down, the server is stopping
-            └── Overloaded          the queue is full, or the wait was too long
+            └── Overloaded          the queue is full, the wait was too long, or the engine's servers are busy
 
 LMI answers 424 to handler failures (djl_python of DJL Serving); the statuses of calls about adapters are those of DJL
 Serving's adapter API. Other dialects have statuses of their own for the same errors.
@@ -238,7 +238,15 @@ class Unavailable(ServingError):
 
 
 class Overloaded(Unavailable):
-    """The client may come again soon."""
+    """The client may come again soon.
+
+    Args:
+        retry_after: seconds until then; 0 where nobody knows.
+    """
+
+    def __init__(self, message: str, *, retry_after: float = 0.0, detail: str = "") -> None:
+        super().__init__(message, detail=detail)
+        self.retry_after = retry_after
 
 
 class BadRequest(ServingError):

@@ -218,7 +218,7 @@ def headers_of(task: RequestTask) -> dict[str, str]:
         "Content-Type": task.content_type,
         **ignored_header(task.ignored),
         **dict(own),
-        **dict(retry_headers(task.status)),
+        **dict(retry_headers(task.status, task.retry_after)),
     }
 
 

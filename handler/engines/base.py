@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from handler.config.environment import secrets
-from handler.core.errors import GenerationFailed, RefusedByEngine, ServingError
+from handler.core.errors import GenerationFailed, Overloaded, RefusedByEngine, ServingError
 from handler.core.images import ImagePrompt, ImageTokens
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import (
@@ -48,6 +48,8 @@ class Output(NamedTuple):
         vector: of a request with Pooling, in its only output: an embedding, one score, or a number for each label.
         refused: `error` says what is wrong with the request.
         detail: what only the log may say of the error.
+        retry_after: the engine is busy: seconds after which the request may come again, 0 where nobody knows. None:
+            `error` is something else.
     """
 
     key: int
@@ -63,12 +65,15 @@ class Output(NamedTuple):
     vector: Sequence[float] | None = None
     refused: bool = False
     detail: str = ""
+    retry_after: float | None = None
 
     @property
     def failure(self) -> ServingError:
         """The error of a request that ended with ERROR."""
         if self.refused:
             return RefusedByEngine(self.error or "", self.detail)
+        if self.retry_after is not None:
+            return Overloaded(self.error or "the engine is busy", retry_after=self.retry_after, detail=self.detail)
         failed = "request failed in the engine"
         return GenerationFailed(f"{failed}: {self.error}" if self.error else failed, detail=self.detail)
 

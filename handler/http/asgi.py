@@ -98,12 +98,14 @@ async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None
             return b"".join(parts)
 
 
-async def send_start(scope: Scope, send: Send, status: int, content_type: str, extra: Headers) -> None:
+async def send_start(
+    scope: Scope, send: Send, status: int, content_type: str, extra: Headers, retry_after: float = 0.0
+) -> None:
     headers = [
         (b"content-type", content_type.encode()),
         (b"x-request-id", scope["request_id"].encode()),
         *scope.get(SHARED, ()),
-        *((name.encode(), value.encode()) for name, value in retry_headers(status)),
+        *((name.encode(), value.encode()) for name, value in retry_headers(status, retry_after)),
         *extra,
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -113,7 +115,7 @@ async def send_answer(scope: Scope, send: Send, answer: HttpResponse, extra: Hea
     headers = [(b"content-length", str(len(answer.body)).encode()), *(extra or [])]
     if _GIVEN_UP in scope:
         headers.append((b"connection", b"close"))
-    await send_start(scope, send, answer.status, answer.content_type, headers)
+    await send_start(scope, send, answer.status, answer.content_type, headers, answer.retry_after)
     await send({"type": "http.response.body", "body": answer.body})
 
 

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from handler.core.errors import RefusedByEngine, ServingError, Unavailable, serving_error
+from handler.core.errors import Overloaded, RefusedByEngine, ServingError, Unavailable, serving_error
 from handler.core.event_loop import start_now
 from handler.core.framing import JSON
 from handler.core.text import Prompt
@@ -106,6 +106,11 @@ class RequestTask:
             return ()
         return self.parsed.headers(None if self.streams else self._stats.timing())
 
+    @property
+    def retry_after(self) -> float:
+        """Seconds after which a refused client may come again; 0 where nobody knows."""
+        return self.error.retry_after if isinstance(self.error, Overloaded) else 0.0
+
     def take(self, limit: int | None = None) -> bytes:
         """Return the bytes to send now, at most `limit` and whole characters; possibly none."""
         unsent = self.unsent
@@ -124,7 +129,7 @@ class RequestTask:
 
     def take_whole(self) -> HttpResponse:
         """Return the whole answer of a request that does not stream, or was refused."""
-        return HttpResponse(self.status, self.content_type, self.take())
+        return HttpResponse(self.status, self.content_type, self.take(), self.retry_after)
 
     # -- admission -----------------------------------------------------------------------------------------------
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +30,12 @@ _HINTS = {
 }
 _FOR_NOW = (408, 425, 429)
 """Statuses of 4xx that pass by themselves."""
+_BUSY = (429, 503, 529)
+"""Statuses by which a server says that it has too much to do; 529 is Anthropic's."""
+_BUSY_WORDS = ("rate_limit_exceeded", "rate_limit_error", "overloaded_error")
+"""A `code` or `type` of an error's JSON that says so: OpenAI's and Anthropic's."""
+_MOST_WAIT = 60.0  # seconds that a client is told to wait: whatever a server says, it may have room long before
+_MOST_HEADER = 64  # characters of a Retry-After
 
 
 class Refused(Exception):
@@ -50,7 +59,8 @@ class Failed(Exception):
         detail: what the log says beside that: the server's words, and what the operator should change.
         lasts: it stays so until the operator changes something.
         broke_off: the connection ended under the request, which may be the reason.
-        retry_after: seconds for which the server wants to be left alone.
+        busy: it has too much to do, and takes requests again without anybody's help.
+        retry_after: seconds for which the server wants to be left alone; 0 where it does not say so.
     """
 
     def __init__(
@@ -60,11 +70,12 @@ class Failed(Exception):
         *,
         lasts: bool = False,
         broke_off: bool = False,
+        busy: bool = False,
         retry_after: float = 0.0,
     ) -> None:
         super().__init__(f"{plain}: {detail}" if detail else plain)
         self.plain, self.detail, self.lasts = plain, detail, lasts
-        self.broke_off, self.retry_after = broke_off, retry_after
+        self.broke_off, self.busy, self.retry_after = broke_off, busy, retry_after
 
 
 @dataclass
@@ -78,6 +89,7 @@ class Part:
     error: str | None = None
     refused: bool = False
     detail: str = ""
+    retry_after: float | None = None  # the servers are busy
 
 
 class Answer:
@@ -207,8 +219,10 @@ def status_in(data: bytes, default: int) -> int:
     """Return the HTTP status that the JSON of an error names."""
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
         value = orjson.loads(data)
-        code = (value.get("error") or value)["code"]
-        if type(code) is int and 400 <= code < 600:
+        error = value.get("error") or value
+        if error.get("code") in _BUSY_WORDS or error.get("type") in _BUSY_WORDS:
+            return 429
+        if type(code := error["code"]) is int and 400 <= code < 600:
             return code
     return default
 
@@ -224,12 +238,31 @@ def status_error(status: int, data: bytes, headers: Mapping[str, str] = MappingP
     elif status in _HINTS:
         words += _HINTS[status]
     lasts = 300 <= status < 500 and status not in _FOR_NOW
-    return Failed(f"answered {status}", words, lasts=lasts, retry_after=_seconds(headers.get("retry-after", "")))
+    busy = status in _BUSY
+    return Failed(f"answered {status}", words, lasts=lasts, busy=busy, retry_after=_retry_after(headers))
 
 
-def _seconds(retry_after: str) -> float:
-    """Read a Retry-After in seconds; one with a date, or none, counts as 0."""
-    return float(retry_after) if retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 7 else 0.0
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Read a Retry-After (RFC 9110, 10.2.3) in seconds, at most `_MOST_WAIT`; 0: none, or one that cannot be read.
+
+    A date is compared with the answer's own, as the server's clock may differ from this one.
+    """
+    value = headers.get("retry-after", "").strip()
+    if value.isascii() and value.isdecimal():
+        return min(float(value[:_MOST_HEADER]), _MOST_WAIT)
+    if (until := _date(value)) is None:
+        return 0.0
+    now = _date(headers.get("date", ""))
+    return min(max(until - (time.time() if now is None else now), 0.0), _MOST_WAIT)
+
+
+def _date(value: str) -> float | None:
+    """Read an HTTP date of any of its three forms as seconds since the epoch; None: it is none."""
+    try:
+        date: datetime = parsedate_to_datetime(value[:_MOST_HEADER])
+        return (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
 
 
 def _short(data: bytes) -> str:

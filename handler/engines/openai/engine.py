@@ -163,8 +163,7 @@ class UrlEngine:
             if part.ids or finish is not None:
                 others.append(Output(key, part.ids, part.logprobs, finish, tops=part.tops or None))
             if part.error is not None:
-                error = Output(key, (), (), Finish.ERROR, error=part.error, refused=part.refused, detail=part.detail)
-                others.append(error)
+                others.append(_error(key, part))
         return Step(keys, ids, logprobs, others)
 
     def load_adapter(self, adapter: Adapter) -> None:
@@ -190,8 +189,9 @@ class UrlEngine:
         running = self._running[key]
         tries: Counter[Server] = Counter()
         broken: set[Server] = set()
+        busy: dict[Server, Failed] = {}  # those that had no room when they were last asked
         for attempt in range(len(self._servers) + _ATTEMPTS - 1, 0, -1):
-            server = self._choose(tries)
+            server = self._choose(tries, busy)
             if tries[server]:
                 await asyncio.sleep(_PAUSE * 2 ** (tries[server] - 1))
             tries[server] += 1
@@ -207,9 +207,16 @@ class UrlEngine:
                 self._leave_out(server, error)
                 if error.broke_off:
                     broken.add(server)
-                if not (running.answer.begun or attempt == 1 or len(broken) >= _MOST_BROKEN):
+                busy.pop(server, None)
+                if error.busy:
+                    busy[server] = error
+                ends = running.answer.begun or len(broken) >= _MOST_BROKEN
+                if not ends and attempt > 1 and any(_may_be_asked(one, busy) for one in self._servers):
                     continue
-                self._fail(running, server, error)
+                if busy and not ends:
+                    self._turn_away(running, busy)
+                else:
+                    self._fail(running, server, error)
             except asyncio.CancelledError:
                 if not running.silent or running.ended:
                     raise
@@ -252,13 +259,17 @@ class UrlEngine:
 
     # -- servers -------------------------------------------------------------------------------------------------
 
-    def _choose(self, tries: Counter[Server]) -> Server:
-        """Choose a server for a request; those whose pause is over are asked meanwhile what they serve."""
+    def _choose(self, tries: Counter[Server], busy: Mapping[Server, Failed]) -> Server:
+        """Choose a server for a request; those whose pause is over are asked meanwhile what they serve.
+
+        Args:
+            busy: those that had no room for it.
+        """
         now = self._loop.time()
         for server in self._servers:
             if not server.known and not server.is_out(now):
                 self._question(server)
-        return choose(self._servers, tries, now)
+        return choose([server for server in self._servers if _may_be_asked(server, busy)], tries, now)
 
     async def _ask(self, server: Server, *, again: bool = False) -> None:
         """Make sure that a server serves the model; ask it where it has failed since it last said so.
@@ -306,16 +317,27 @@ class UrlEngine:
         words = client_words(error.words, self._secrets) or f"its server answered {error.status}"
         self._end(running, words, f"{server.url} {error}", refused=True)
 
+    def _turn_away(self, running: _Running, busy: dict[Server, Failed]) -> None:
+        """End a request for which no server has room; it may come again when the first of them wants it."""
+        server, error = next(reversed(busy.items()))
+        detail = log_words(f"{server.url} {error}", secrets())
+        waits = [one.retry_after for one in busy.values() if one.retry_after]
+        self._end(
+            running, f"the {self._kind} server is busy: it {error.plain}", detail, retry_after=min(waits, default=0.0)
+        )
+
     def _fail(self, running: _Running, server: Server, error: Failed) -> None:
         detail = log_words(f"{server.url} {error}", secrets())
-        self._end(running, f"the {self._kind} server {error.plain}", detail, refused=False)
+        self._end(running, f"the {self._kind} server {error.plain}", detail)
 
-    def _end(self, running: _Running, error: str, detail: str, *, refused: bool) -> None:
+    def _end(
+        self, running: _Running, error: str, detail: str, *, refused: bool = False, retry_after: float | None = None
+    ) -> None:
         """End a request with an error; one that has ended needs none."""
         if not running.ended:
             running.ended = True
             part = self._parts.setdefault(running.key, Part())
-            part.error, part.detail, part.refused = error, detail, refused
+            part.error, part.detail, part.refused, part.retry_after = error, detail, refused, retry_after
             self._loop.stop()
 
     # -- the loop ------------------------------------------------------------------------------------------------
@@ -335,6 +357,25 @@ class UrlEngine:
         while not task.done():  # an earlier stop may still be due
             self._loop.run_forever()
         return task.result()
+
+
+def _may_be_asked(server: Server, busy: Mapping[Server, Failed]) -> bool:
+    """Whether a request may be tried at a server: not again at one that wants to be left alone for a while."""
+    return server not in busy or not busy[server].retry_after
+
+
+def _error(key: int, part: Part) -> Output:
+    """Return the output that ends a request with an error."""
+    return Output(
+        key,
+        (),
+        (),
+        Finish.ERROR,
+        error=part.error,
+        refused=part.refused,
+        detail=part.detail,
+        retry_after=part.retry_after,
+    )
 
 
 def _names(urls: Sequence[str]) -> list[str]:

@@ -18,6 +18,8 @@ import pytest
 
 from tests.app.server import AppServer, serve
 from tests.app.test_http import CANCELLED
+from tests.doubles import tiny
+from tests.process.engines.openai.server import HEAD, Server, event, listening, status
 from tests.servers import LiveServer, http, options, post_bytes, wait_for
 
 VARYING = re.compile(r'"(?:id|created)":[^,]+')
@@ -193,6 +195,51 @@ def test_a_killed_engine_ends_each_stream_with_an_error_of_its_own(paced: AppSer
             assert "killed by signal 9" in last
     paced.wait_ready(20)
     assert paced.post(lmi("a", 1)).json() == {"generated_text": " a"}
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[Server]:
+    with listening(owner="lmi-handler") as server:
+        server.models["data"][0]["max_model_len"] = tiny.CONTEXT
+        yield server
+
+
+@pytest.fixture(scope="module")
+def in_front(upstream: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppServer]:
+    model = tiny.make(tmp_path_factory.mktemp("tiny"))
+    own = options(f"option.base_url={upstream.url}", "option.chat_template={{ messages[0]['content'] }}")
+    with serve(str(model), "--engine", "openai", *own, *options("option.engine_isolation=thread")) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", DIALECTS)
+def test_busy_servers_of_the_engine_are_told_as_a_full_queue_is(
+    upstream: Server, in_front: AppServer, name: str, stream: bool
+) -> None:
+    dialect = DIALECTS[name]
+    if stream and dialect not in STREAMS.values():
+        return
+    body = {**dialect.body("a", 1), **({"stream": True} if stream else {})}
+    overloaded = in_front.metric('lmi_requests_total{outcome="overloaded"}')
+    for code, headers, wait in ((503, "Retry-After: 7\r\n", "7"), (429, "Retry-After: 9999\r\n", "60"), (429, "", "")):
+        upstream.always = (status(code, "http://10.1.2.3/v1 has no room", f"{headers}Connection: close\r\n"),)
+        found = in_front.post(body, dialect.path)
+        assert found.status_code == (200 if stream and name == "tgi" else dialect.full[0]), found.text
+        assert dialect.full[1].replace("job_queue_size", f"the lmi server is busy: it answered {code}") in found.text
+        assert "10.1.2.3" not in found.text
+        if found.status_code == 200:  # TGI tells a stream's error in an event
+            continue
+        waits = found.headers["retry-after"], found.headers["retry-after-ms"]
+        assert waits == (wait, f"{wait}000") if wait else waits[0] in "1234", "as it says, else at random"
+    assert in_front.metric('lmi_requests_total{outcome="overloaded"}') == overloaded + 3
+    upstream.always = (HEAD + event(300) + b'data: {"error": {"message": "no room", "code": 503}}\n\n',)
+    found = in_front.post({**body, **dialect.body("a", 4)}, dialect.path)
+    assert "is busy" not in found.text, "after a token it is an error of the engine"
+    assert "answered 503" in found.text
+    assert found.status_code not in (429, 503, 529)
+    assert "retry-after" not in found.headers
 
 
 def test_a_full_queue_is_told_in_the_dialects_words() -> None:

@@ -44,6 +44,7 @@ class Words(str):
     """What a client gets of an error; `log` is what it does not get."""
 
     log = ""
+    retry_after: float | None = None
 
 
 class Result(NamedTuple):
@@ -73,7 +74,7 @@ def run(found: UrlEngine, *keys: int) -> dict[int, Result]:
 
 def _words(output: Output) -> Words:
     words = Words(f"{'to the client: ' * output.refused}{output.error or ''}")
-    words.log = output.detail
+    words.log, words.retry_after = output.detail, output.retry_after
     return words
 
 
@@ -183,8 +184,8 @@ UNREADABLE = "sent an event that cannot be read"
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 3\r\n\r\nHi!"
 FAILED = {
     "500": (status(500, {"error": {"message": "down"}}), "answered 500", "500: down"),
-    "503": (status(503, DOWN), "answered 503", "503: down"),
-    "429": (status(429, DOWN), "answered 429", "429: down"),
+    "502": (status(502, DOWN), "answered 502", "502: down"),
+    "500 at a time": (status(500, DOWN, "Retry-After: 9\r\nConnection: close\r\n"), "answered 500", "500: down"),
     "an error event": (HEAD + LOST, "answered 500", "worker lost"),
     "Dynamo's error event": (HEAD + b"event: error\n: worker lost\n\n", "answered 500", "worker lost"),
     "an error event after a ping": (HEAD + b": ping\n\nevent: error\n: worker lost\n\n", "answered 500", "worker lost"),
@@ -215,8 +216,41 @@ def test_a_failure_is_tried_again_before_the_first_token(answer: bytes, plain: s
         assert one(found) == ([5, 6, 7], Finish.LENGTH, "")
         result = one(found, key=2)
         assert result == ([], Finish.ERROR, f"the vllm server {plain}")
+        assert result.error.retry_after is None
         assert words in result.error.log
         assert len(server.received) == 5
+
+
+BUSY_WORDS = b'data: {"error": {"message": "down", "type": "rate_limit_error", "code": "rate_limit_exceeded"}}\n\n'
+OVERLOADED = b'data: {"type": "error", "error": {"type": "overloaded_error", "message": "down"}}\n\n'
+BUSY = {
+    "503": (status(503, DOWN), 503),
+    "429": (status(429, DOWN), 429),
+    "529": (status(529, DOWN), 529),
+    "an error event": (HEAD + b'data: {"error": {"message": "down", "code": 503}}\n\n', 503),
+    "OpenAI's words": (HEAD + BUSY_WORDS, 429),
+    "Anthropic's words": (HEAD + OVERLOADED, 429),
+    "an error's JSON under 200": (status(200, DOWN), 503),
+}
+
+
+@pytest.mark.parametrize(("answer", "code"), BUSY.values(), ids=BUSY)
+def test_a_busy_server_is_tried_again_and_then_the_client_may_come_again(answer: bytes, code: int) -> None:
+    with listening((answer,), GOOD, *[(answer,)] * 3) as server, engine(server) as found:
+        assert one(found) == ([5, 6, 7], Finish.LENGTH, "")
+        result = one(found, key=2)
+        assert result == ([], Finish.ERROR, f"the vllm server is busy: it answered {code}")
+        assert result.error.retry_after == 0, "it does not say when"
+        assert result.error.log == f"{server.url} answered {code}: down"
+        assert len(server.received) == 5
+
+
+@pytest.mark.parametrize(("answer", "code"), [one for one in BUSY.values() if one[0].startswith(HEAD)])
+def test_after_the_first_token_a_busy_server_is_a_failure(answer: bytes, code: int) -> None:
+    with listening((HEAD + FIVE + answer.removeprefix(HEAD),)) as server, engine(server) as found:
+        result = one(found)
+        assert result == ([5], Finish.ERROR, f"the vllm server answered {code}")
+        assert result.error.retry_after is None
 
 
 BROKEN = {

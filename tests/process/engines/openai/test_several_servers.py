@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from email.utils import formatdate
 from typing import Any
 
 import pytest
@@ -165,7 +166,7 @@ def test_clients_get_no_key_address_path_html_or_exception(
     useful = "temperature is too hot" in said
     assert useful == (code in (400, 413, 422) and not page)
     if code >= 423 or code in (401, 404):
-        assert said == f"the vllm server answered {code}"
+        assert said == f"the vllm server {'is busy: it ' * (code in (429, 503))}answered {code}"
         assert "temperature is too hot" in log
 
 
@@ -176,6 +177,90 @@ def test_retry_after_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
         now = found._loop.time()
         assert found._servers[0].is_out(now + 19)
         assert not found._servers[0].is_out(now + 21)
+
+
+def busy(value: str, code: int = 503, more: str = "") -> tuple[bytes, ...]:
+    """An answer with a Retry-After."""
+    return (status(code, "later", f"Retry-After: {value}\r\n{more}Connection: close\r\n"),)
+
+
+DATE = "Date: Sun, 06 Nov 1994 08:49:27 GMT\r\n"
+WAITS = {
+    "7": 7.0,
+    " 7 ": 7.0,
+    "60": 60.0,
+    "86400": 60.0,
+    "9" * 400: 60.0,
+    "Sun, 06 Nov 1994 08:49:37 GMT": 10.0,
+    "Sunday, 06-Nov-94 08:49:37 GMT": 10.0,
+    "Sun Nov  6 08:49:37 1994": 10.0,
+    "Sun, 06 Nov 1994 08:49:17 GMT": 0.0,
+    "Sun, 06 Nov 9994 08:49:37 GMT": 60.0,
+    "Sun, 99 Nov 1994 99:49:37 GMT": 0.0,
+    "Sun, 06 Nov 99999999999 08:49:37 +9999": 0.0,
+    "-7": 0.0,
+    "7.5": 0.0,
+    "0": 0.0,
+    "": 0.0,
+    "\u0663".encode().decode("latin-1"): 0.0,
+    "soon": 0.0,
+}
+
+
+@pytest.mark.parametrize("value", WAITS)
+def test_a_client_is_told_to_wait_as_long_as_the_server_says(value: str) -> None:
+    again = [busy(value, more=DATE)] * 3
+    with listening(*again) as server, engine(server) as found:
+        result = one(found)
+        assert result == ([], Finish.ERROR, "the vllm server is busy: it answered 503")
+        assert result.error.retry_after == WAITS[value]
+        assert len(server.received) == (1 if WAITS[value] else 3), "one that says when is left alone until then"
+
+
+def test_a_date_is_compared_with_this_clock_where_the_answer_has_none() -> None:
+    with listening(busy(formatdate(time.time() + 30, usegmt=True))) as server, engine(server) as found:
+        assert 20 < (one(found).error.retry_after or 0) <= 30
+
+
+DOWN = (status(500, "down"),)
+
+
+@pytest.mark.parametrize(
+    ("scripts", "retry_after"),
+    [
+        ([busy("9"), busy("4"), busy("20")], 4.0),
+        ([busy("9"), busy("4", 429), DOWN], 4.0),
+        ([busy("9"), busy(""), busy("")], 9.0),
+        ([busy(""), DOWN, DOWN], 0.0),
+        ([busy("9"), (b"",), DOWN], 9.0),
+    ],
+)
+def test_of_several_the_first_that_has_room_again_says_when(
+    scripts: list[tuple[bytes, ...]], retry_after: float
+) -> None:
+    with listening() as first, listening() as second, listening() as third, engine(first, second, third) as found:
+        for server, script in zip((first, second, third), scripts, strict=True):
+            server.always = script
+        result = one(found)
+        assert result.finish is Finish.ERROR
+        assert result.error.startswith("the vllm server is busy: it answered")
+        assert result.error.retry_after == retry_after
+        assert sum(len(server.received) for server in (first, second, third)) <= 5
+
+
+def test_busy_servers_beside_one_with_room_cost_nobody_anything() -> None:
+    with listening() as first, listening() as second, listening() as third, engine(first, second, third) as found:
+        first.always, second.always = busy("9"), busy("", 429)
+        for key in range(1, 9):
+            assert one(found, key=key) == WHOLE
+
+
+def test_a_server_whose_models_are_busy_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening(busy("", 500)) as server, engine(server) as found:
+        server.models = busy("5")[0]
+        result = one(found)
+        assert result == ([], Finish.ERROR, "the vllm server is busy: it answered 503")
+        assert result.error.retry_after == 5.0
 
 
 def test_many_failures_at_once_are_one_pause() -> None:
