@@ -76,8 +76,8 @@ PYTEST = $(BIN)/pytest $(PARALLEL)
 QUICK = -m 'not model and not clients and not djl and not vllm'
 
 test: PARALLEL = -n 4 --dist loadfile  # its tests wait more than they compute
-test: dev ## 3 min: units, the app, processes, `lmi deploy` without AWS, one request a dialect on the demo model
-	$(PYTEST) $(QUICK) tests/unit tests/app tests/process tests/deploy/unit tests/docs tests/model/test_dialects.py
+test: dev ## 3 min, as pytest alone: units, the app, processes, `lmi deploy` without AWS, one request a dialect on the demo model
+	$(PYTEST)
 
 test-model: dev ## 4 min: the demo model on OpenVINO
 	$(PYTEST) --timeout 300 -m 'model and not clients and not djl and not vllm and not hypothesis' \

@@ -83,6 +83,19 @@ def _locked(name: str) -> Iterator[None]:
         yield
 
 
+QUICK = "not model and not clients and not djl and not vllm"
+"""What needs neither a language model nor an environment of its own."""
+
+
+def is_bare(config: pytest.Config) -> bool:
+    """Whether no file or folder is named; pyproject.toml's `testpaths` are taken then."""
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return ["the tests of `make test`; `make help` lists the suites of all others"] if is_bare(config) else []
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden wire files anew")
     parser.addoption("--rust", help="vLLM's Rust front end, for tests/engines_by_url/rust_front_end.py")
@@ -90,5 +103,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if is_bare(config) and not config.option.markexpr:
+        config.option.markexpr = QUICK
     if config.getoption("--update-golden") and config.getoption("numprocesses", None):
         raise pytest.UsageError("--update-golden writes files that other workers read: leave -n out")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,13 @@ def test_the_demo_model_is_converted_before_vllms_tests_begin() -> None:
     command = ["make", "--no-print-directory", "-n", "accept-vllm", "VLLM_PYTHON=python"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert 0 < done.stdout.index("-m tests.gpu.vllm.checkpoint &&") < done.stdout.index("-m pytest")
+
+
+def test_pytest_alone_runs_what_make_test_runs_and_says_so() -> None:
+    """Tests that need a model or an environment of their own are deselected."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-o", "testpaths=tests/djl/test_wire.py"]
+    alone = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    assert "\nthe tests of `make test`; `make help` lists the suites of all others\n" in alone
+    assert re.search(r"no tests collected \(\d+ deselected\)", alone)
+    made = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert not re.search("tests/| -m ", made), "the same files and markers"
