@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PORT
 
 .DEFAULT_GOAL = install
-.PHONY: help install dev serve djl test test-model test-deploy test-fuzz test-docs test-tools test-templates test-trtllm test-dynamo test-uvicorn test-python test-djl test-browser test-clients environments accept-vllm accept-trtllm accept-aws image-check lint format bench clean
+.PHONY: help install dev serve djl test test-model test-deploy test-fuzz test-attacks test-docs test-tools test-templates test-trtllm test-dynamo test-uvicorn test-python test-djl test-browser test-clients environments accept-vllm accept-trtllm accept-aws image-check lint format bench clean
 
 help: ## the targets, and how long tests usually take on two cores once they are installed
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -91,8 +91,10 @@ test-docs: PARALLEL = -n 2  # each page is a test of its own
 test-docs: dev ## 2 min: every code block of the documents, run on real servers; its output is compared
 	$(PYTEST) -m model tests/docs
 
-test-fuzz: dev ## 10 min: request bodies and cuts of text at random, many of each; attacks, and the time that they cost
+test-fuzz: dev ## 4 min: request bodies and cuts of text at random, many of each
 	$(PYTEST) --timeout 300 -m 'hypothesis and not vllm' --hypothesis-profile many tests/unit tests/app tests/process
+
+test-attacks: dev ## 3 min: what costs a server most, and the time that it costs
 	$(PYTEST) --timeout 300 tests/attacks
 
 test-tools: dev ## 1 min: tests of the doubles, the benchmarks, the examples, the container's programs, conversion, the wheel; Prometheus (Debian's, by apt)
