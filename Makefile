@@ -5,8 +5,9 @@ VENV   ?= .venv
 PORT   ?= 8080
 MODEL  ?= demo
 OPTIONS ?=
-# Test files at once. A file stays on one worker, which starts the servers that its tests share.
-PARALLEL ?= -n 2 --dist loadfile
+# Test files at once. A file stays on one worker, which starts the servers that its tests share. The order is that of
+# tests/conftest.py.
+PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
 BIN     = $(VENV)/bin
 # uv comes from PyPI; UV_DEFAULT_INDEX names a mirror.
 INSTALL = $(BIN)/uv pip install --quiet --python
@@ -75,7 +76,7 @@ PYTEST = $(BIN)/pytest $(PARALLEL)
 # Neither a language model nor an environment of its own.
 QUICK = -m 'not model and not clients and not djl and not vllm'
 
-test: PARALLEL = -n 4 --dist loadfile  # its tests wait more than they compute
+test: PARALLEL = -n 4 --dist loadfile --no-loadscope-reorder  # its tests wait more than they compute
 test: dev ## 3 min, as pytest alone: units, the app, processes, `lmi deploy` without AWS, one request a dialect on the demo model
 	$(PYTEST)
 

@@ -96,6 +96,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return ["the tests of `make test`; `make help` lists the suites of all others"] if is_bare(config) else []
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, beside which others fill the other workers' time."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden wire files anew")
     parser.addoption("--rust", help="vLLM's Rust front end, for tests/engines_by_url/rust_front_end.py")

@@ -14,7 +14,7 @@ from tests.adapter_files import write_adapter
 from tests.doubles import tiny
 from tests.doubles.requests import environment
 
-pytestmark = pytest.mark.timeout(300)  # each runs a whole acceptance, which itself notices a hang
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]  # each runs a whole acceptance, which itself notices a hang
 
 
 def run(model: Path, manners: str, *arguments: str) -> tuple[int, list[str], dict[str, object]]:

@@ -27,6 +27,8 @@ from tests.app.test_sessions import opened
 from tests.process_tree import descendants
 from tests.servers import http, wait_for
 
+pytestmark = pytest.mark.long
+
 STREAMS = 64
 ECHO = ("--engine", "echo", "-o", "option.enable_lora=true")
 

@@ -15,6 +15,8 @@ import pytest
 from handler.cli import main
 from tests.servers import LiveServer
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 SHORT = ["--seconds", "1", "--repeat", "1", "--quiet", "99", "--tokens", "16", "--prompt-words", "8", "--no-plot"]
 

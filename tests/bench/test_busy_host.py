@@ -19,7 +19,10 @@ import pytest
 
 from tests.bench.front import Front
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, binds processes to cores")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, binds processes to cores"),
+    pytest.mark.long,
+]
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"

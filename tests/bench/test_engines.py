@@ -21,7 +21,7 @@ from handler.bench.server import lmi_serve
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"), pytest.mark.long]
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"

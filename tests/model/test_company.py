@@ -15,6 +15,8 @@ from tests.app.server import serve
 from tests.app.test_engine_failures import stream
 from tests.servers import LiveServer, http, wait_for
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.model
 def test_a_killed_engine_under_sixteen_streams(demo_model: Path) -> None:

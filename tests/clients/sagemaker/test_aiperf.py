@@ -17,6 +17,7 @@ from tests.deploy.local.servers import Loop
 from tests.servers import LiveServer
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.clients,
     pytest.mark.skipif(sys.version_info < (3, 11), reason="AIPerf is for Python 3.11 and later"),
 ]

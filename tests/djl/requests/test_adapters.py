@@ -21,7 +21,7 @@ from tests.djl.processes import group_members
 from tests.djl.servers import DjlServer, djl, newer, versions
 from tests.servers import http, wait_for
 
-pytestmark = pytest.mark.djl
+pytestmark = [pytest.mark.djl, pytest.mark.long]
 
 HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 WORDS = 200

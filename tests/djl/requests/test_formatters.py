@@ -11,7 +11,7 @@ from tests.djl.servers import djl, newer, versions
 from tests.formatters_model import ANSWER, DJL, LEGACY, LEGACY_ANSWER, LINES, OWN, PAYLOADS
 from tests.servers import http
 
-pytestmark = pytest.mark.djl
+pytestmark = [pytest.mark.djl, pytest.mark.long]
 
 ECHO = {"option.entryPoint": "handler.entry", "option.llm_engine": "echo"}
 ROLLING = {**ECHO, "option.rolling_batch": "auto"}

@@ -18,7 +18,7 @@ from tests.adapter_files import write_adapter
 from tests.djl.servers import DjlServer, djl, newer, versions
 from tests.servers import http, wait_for
 
-pytestmark = pytest.mark.djl
+pytestmark = [pytest.mark.djl, pytest.mark.long]
 
 OPTIONS = {
     "option.entryPoint": "handler.entry",

@@ -9,7 +9,7 @@ import pytest
 
 from tests.djl.servers import djl, versions
 
-pytestmark = pytest.mark.djl
+pytestmark = [pytest.mark.djl, pytest.mark.long]
 
 ECHO = {"option.entryPoint": "handler.entry", "option.llm_engine": "echo", "job_queue_size": "2000"}
 SLOW = {"option.max_rolling_batch_size": "1200", "option.echo_tokens_per_second": "1"}  # all are there at once

@@ -17,7 +17,7 @@ from tests.clients.checks import CHAT, EMOJI, PARIS
 from tests.djl.servers import DjlServer, djl, newer, versions
 from tests.servers import http, serve
 
-pytestmark = pytest.mark.djl
+pytestmark = [pytest.mark.djl, pytest.mark.long]
 
 MODES = {"rolling": {"option.rolling_batch": "auto"}, "async": {"option.async_mode": "true"}}
 PLACES = [(version, mode) for mode in MODES for version in versions(since="0.31" if mode == "async" else "0")]

@@ -8,6 +8,8 @@ import pytest
 
 from tests.gpu.trtllm.streams import measure
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("manners", ["pause=0", "version=1.0.0;pause=0"])
 def test_every_request_ends(model: Path, manners: str) -> None:

@@ -28,6 +28,8 @@ from handler.engines.openvino.gguf_weights import exact_model, writable
 from tests.doubles.hub import serve_hub
 from tests.servers import ANSWER_LIMIT, serve
 
+pytestmark = pytest.mark.long
+
 GOLDEN = Path(__file__).parents[2] / "golden" / "engines" / "smollm2_f32_greedy.json"
 CASES = json.loads(GOLDEN.read_text())["cases"]
 F32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "EXECUTION_MODE_HINT": "ACCURACY"}

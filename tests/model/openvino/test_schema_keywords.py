@@ -13,7 +13,7 @@ from handler.engines.openvino.structured_output import count_logits, genai_argum
 from tests.model.openvino.scripted_model import Speaker
 from tests.unit.engines.schema_cases import CASES, NONE, Case, written
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.long]
 
 
 def lost(case: Case) -> str:

@@ -21,7 +21,7 @@ from handler.protocols.readers.structured_output import structural_tag
 from tests.model.openvino.scripted_model import Speaker
 from tests.unit.protocols.assistant.tool_texts import TOOLS, write
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.long]
 
 NOTATIONS = {
     f"{name} {text}".strip(): notation

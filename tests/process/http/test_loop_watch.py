@@ -14,6 +14,8 @@ import pytest
 from tests.process_tree import alive, descendants
 from tests.servers import PATIENCE, ServerProcess, serve, wait_for
 
+pytestmark = pytest.mark.long
+
 PROCESS = ("--engine", "echo", "-o", "option.engine_isolation=process")
 
 

@@ -29,7 +29,7 @@ print(next(line.split()[-1] for line in open("/proc/self/maps") if "/libmpi.so" 
 print(MPI.Get_library_version())
 """
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 
 
 @pytest.fixture(params=[4, 5])
