@@ -38,6 +38,10 @@ any_object ::= "{}" | "{" string ": " value (", " string ": " value)* "}"
 """
 
 
+_MAX_DEPTH = 64  # of subschemas; the same in the engine as in its check, whatever the stack holds there
+_MAX_RANGES = 1 << 16  # characters that all ranges of numbers take
+
+
 class Unsupported(Exception):
     """The schema has an unsupported keyword, or value of one."""
 
@@ -46,7 +50,7 @@ def json_grammar(schema: Any) -> str | None:
     """Convert a decoded schema to a grammar with the rule `root`; None where it is not supported."""
     try:
         return _Grammar(schema).text
-    except (Unsupported, RecursionError):
+    except Unsupported:
         return None
 
 
@@ -81,6 +85,8 @@ class _Grammar:
         self._root = schema
         self._rules: list[str] = []
         self._references: dict[str, str] = {}  # $ref -> rule
+        self._depth = 0
+        self._num_ranges = 0  # characters
         root = self._expression(schema)
         self.text = "\n".join([f"root ::= {root}", *self._rules]) + _COMMON
 
@@ -91,6 +97,14 @@ class _Grammar:
 
     def _expression(self, schema: Any) -> str:
         """Convert a subschema to one element, which may be repeated or follow others."""
+        if self._depth == _MAX_DEPTH:
+            raise Unsupported
+        self._depth += 1
+        found = self._of_schema(schema)
+        self._depth -= 1
+        return found
+
+    def _of_schema(self, schema: Any) -> str:
         if schema is True:
             return "value"
         if not isinstance(schema, dict):
@@ -123,6 +137,9 @@ class _Grammar:
         if kind in _RANGES and len(schema) > 1:
             element = _RANGES[kind]({name: value for name, value in schema.items() if name != "type"})
             if element is None:
+                raise Unsupported
+            self._num_ranges += len(element)
+            if self._num_ranges > _MAX_RANGES:
                 raise Unsupported
             return element
         if kind == "array":

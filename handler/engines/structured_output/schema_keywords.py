@@ -52,6 +52,7 @@ _FORMATS = frozenset((
 ))  # fmt: skip
 
 _MAX_PATH = 150  # characters
+_MAX_LOOKUPS = 10_000  # subschemas and values in which types are looked up, of one schema
 
 
 class _Place(NamedTuple):
@@ -63,13 +64,13 @@ class _Place(NamedTuple):
 
 def ignored(schema: Any, xgrammar: XgrammarSupport) -> str | None:
     """Return the path of the first keyword of a decoded schema that xgrammar ignores; None for none."""
-    places, seen = [_Place(schema)], set[int]()
+    places, seen, types = [_Place(schema)], set[int](), _Types(schema)
     while places:
         place = places.pop()
         if not isinstance(place.schema, dict) or id(place.schema) in seen:
             continue
         seen.add(id(place.schema))
-        keyword = _ignored(place, schema, xgrammar)
+        keyword = _ignored(place, types, xgrammar)
         if keyword is not None:
             path = ".".join((*place.path, keyword))
             return path if len(path) <= _MAX_PATH else f"...{path[-_MAX_PATH:]}"
@@ -93,7 +94,7 @@ def _below(place: _Place, root: Any) -> Iterator[_Place]:
         yield _Place(schema.get(name), (*path, name), "string" if name == "propertyNames" else None, rebased)
 
 
-def _ignored(place: _Place, root: Any, xgrammar: XgrammarSupport) -> str | None:
+def _ignored(place: _Place, known: _Types, xgrammar: XgrammarSupport) -> str | None:
     """Return an ignored keyword of this subschema, with the reason."""
     schema = {name: value for name, value in place.schema.items() if name in _LIMITING and not _idle(name, value)}
     for name in _NEVER:
@@ -101,7 +102,7 @@ def _ignored(place: _Place, root: Any, xgrammar: XgrammarSupport) -> str | None:
             return name
     for head in _HEADS:
         if head in schema:
-            return _ignored_beside(head, schema, root) or _ignored_of(head, schema[head], place)
+            return _ignored_beside(head, schema, known) or _ignored_of(head, schema[head], place)
     types = schema.pop("type", place.default or _implied(schema))
     if types is None:
         return next((f"{name} without type" for name in schema), None)
@@ -132,9 +133,9 @@ def _implied(schema: Mapping[str, Any]) -> str | None:
 # -- keywords beside a leading one -----------------------------------------------------------------------------------
 
 
-def _ignored_beside(head: str, schema: Mapping[str, Any], root: Any) -> str | None:
+def _ignored_beside(head: str, schema: Mapping[str, Any], known: _Types) -> str | None:
     for name in schema:
-        if name != head and not (name == "type" and _has_types(schema[head], head, schema["type"], root)):
+        if name != head and not (name == "type" and known.are(schema[head], head, schema["type"])):
             return f"{name} beside {head}"
     return None
 
@@ -164,44 +165,54 @@ def _target(reference: str, root: Any) -> Any:
     return target
 
 
-def _has_types(value: Any, head: str, types: Any, root: Any) -> bool:
-    """Whether a `type` beside a keyword has no effect, as all its values are of such a type."""
-    allowed, actual = _names(types), _types({head: value}, root)
-    return actual is not None and all(kind in allowed or (kind == "integer" and "number" in allowed) for kind in actual)
-
-
 def _names(value: Any) -> list[str]:
     """Return one or several names; none for a value that xgrammar refuses."""
     names = value if isinstance(value, list) else [value]
     return names if all(isinstance(name, str) for name in names) else []
 
 
-def _types(schema: Any, root: Any) -> set[str] | None:
-    """Return the types of a subschema's values; None where they are not obvious."""
-    types, places, seen = set[str](), [schema], set[int]()
-    while places:
-        schema = places.pop()
-        if not isinstance(schema, dict):
-            return None
-        if id(schema) in seen:
-            continue
-        seen.add(id(schema))
-        branches = next(
-            (schema[name] for name in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(name), list)), None
+class _Types:
+    """Looks up the types of subschemas' values; many subschemas may lead to the same ones."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._num_lookups = 0
+
+    def are(self, value: Any, head: str, types: Any) -> bool:
+        """Whether a `type` beside a keyword has no effect, as all its values are of such a type."""
+        allowed, actual = _names(types), self._of({head: value})
+        return actual is not None and all(
+            kind in allowed or (kind == "integer" and "number" in allowed) for kind in actual
         )
-        if isinstance(reference := schema.get("$ref"), str):
-            places.append(_target(reference, root))
-        elif "const" in schema:
-            types.add(_type_of(schema["const"]))
-        elif isinstance(values := schema.get("enum"), list):
-            types |= set(map(_type_of, values))
-        elif branches is not None:
-            places += branches
-        elif names := _names(schema.get("type", _implied(schema))):
-            types |= set(names)
-        else:
-            return None
-    return types
+
+    def _of(self, schema: Any) -> set[str] | None:
+        """Return the types of a subschema's values; None where they are not obvious."""
+        types, places, seen = set[str](), [schema], set[int]()
+        while places:
+            schema = places.pop()
+            self._num_lookups += 1
+            if not isinstance(schema, dict) or self._num_lookups > _MAX_LOOKUPS:
+                return None
+            if id(schema) in seen:
+                continue
+            seen.add(id(schema))
+            branches = next(
+                (schema[name] for name in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(name), list)), None
+            )
+            if isinstance(reference := schema.get("$ref"), str):
+                places.append(_target(reference, self._root))
+            elif "const" in schema:
+                types.add(_type_of(schema["const"]))
+            elif isinstance(values := schema.get("enum"), list):
+                self._num_lookups += len(values)
+                types |= set(map(_type_of, values))
+            elif branches is not None:
+                places += branches
+            elif names := _names(schema.get("type", _implied(schema))):
+                types |= set(names)
+            else:
+                return None
+        return types
 
 
 def _type_of(value: Any) -> str:

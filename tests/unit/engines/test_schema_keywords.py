@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from handler.engines.structured_output import schema_keywords
 from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
 from tests.unit.engines.schema_cases import CASES, Case
 
@@ -78,3 +81,59 @@ def test_what_is_no_schema_raises_nothing() -> None:
         ignored(some if chance.random() < 0.5 else {"type": chance.choice(["object", "array", "string"]), **some}, ALL)
     for odd in ODD:
         ignored(odd, ALL)
+
+
+TYPED: dict[str, Callable[[int], Any]] = {
+    "a chain of references": lambda n: {
+        **{str(k): {"type": "string", "$ref": f"#/{k + 1}"} for k in range(n)}, str(n): {"type": "string"},
+        "type": "string", "$ref": "#/0",
+    },
+    "many references to many branches": lambda n: {
+        "anyOf": [{"type": "string", "$ref": "#/a"}] * n, "a": {"anyOf": [{"type": "string"}] * n}
+    },
+    "many references to many values": lambda n: {
+        "anyOf": [{"type": "integer", "$ref": "#/a"}] * n, "a": {"enum": [*range(n)]}
+    },
+    "branches in branches": lambda n: nested(n, lambda inside: {"type": "string", "anyOf": [inside]}),
+    "objects in objects": lambda n: nested(n, lambda inside: {"type": "object", "properties": {"a": inside}}),
+    "many properties": lambda n: {"type": "object", "properties": {str(k): {} for k in range(20 * n)}},
+}  # fmt: skip
+
+
+def nested(depth: int, around: Callable[[Any], Any]) -> Any:
+    found: Any = {"type": "string"}
+    for _ in range(depth):
+        found = around(found)
+    return found
+
+
+def lookups(monkeypatch: pytest.MonkeyPatch, schema: Any) -> int:
+    """How often the types of a subschema are looked up."""
+    count = 0
+    real = schema_keywords._names
+
+    def names(value: Any) -> list[str]:
+        nonlocal count
+        count += 1
+        return real(value)
+
+    monkeypatch.setattr(schema_keywords, "_names", names)
+    ignored(schema, ALL)
+    monkeypatch.undo()
+    return count
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_types_are_looked_up_within_a_budget(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A schema's text has at most 16,384 characters, so it has some hundred subschemas of these."""
+    schema = json.loads(json.dumps(TYPED[name](300)))
+    assert lookups(monkeypatch, schema) <= 20_000
+    began = time.process_time()
+    ignored(schema, ALL)
+    assert time.process_time() - began < 0.1
+
+
+def test_a_type_that_is_too_costly_to_look_up_is_refused_by_its_name() -> None:
+    assert ignored(TYPED["many references to many branches"](30), ALL) is None
+    schema = json.loads(json.dumps(TYPED["many references to many branches"](300)))
+    assert str(ignored(schema, ALL)).endswith(".type beside $ref")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,43 @@ def test_a_schema_nested_beyond_python_is_left_to_xgrammar() -> None:
     for _ in range(2000):
         schema = {"type": "array", "items": schema}
     assert json_grammar(schema) is None
+
+
+@pytest.mark.parametrize("depth", [64, 65])
+def test_how_deep_a_schema_may_be_does_not_depend_on_the_stack(depth: int) -> None:
+    """The engine's stack differs from that of the check, whose verdict holds for it."""
+    schema: Any = {"type": "string"}
+    for _ in range(depth - 1):
+        schema = {"type": "array", "items": schema}
+
+    def below(frames: int) -> str | None:
+        return below(frames - 1) if frames else json_grammar(schema)
+
+    assert (below(0) is None) == (below(400) is None) == (depth > 64)
+
+
+def test_ranges_of_numbers_take_little_time_however_many_there_are() -> None:
+    """The engine converts a schema between its steps."""
+
+    def ranges(number: int) -> Any:
+        return {
+            "anyOf": [
+                {"type": "number", "minimum": -98765432.123456, "maximum": 12345678.65 + n} for n in range(number)
+            ]
+        }
+
+    assert json_grammar(ranges(10)) is not None
+    began = time.process_time()
+    assert json_grammar(ranges(200)) is None
+    assert time.process_time() - began < 0.3
+    assert (
+        json_grammar({"anyOf": [{"type": "integer", "minimum": n, "maximum": 9 * n} for n in range(200)]}) is not None
+    )
+
+
+def test_a_bound_beyond_a_double_is_a_bound() -> None:
+    assert json_grammar({"type": "integer", "maximum": 10**400}) == json_grammar({"type": "integer", "maximum": 10**30})
+    assert json_grammar({"type": "number", "maximum": 10**400}) is None
 
 
 class Drawn:
