@@ -266,7 +266,10 @@ class Tokenizer(Protocol):
 
 
 class StructuredOutputCheck(Protocol):
-    """Does with a schema or grammar what the engine would do, inside a sandbox process (`process/sandbox_tasks.py`)."""
+    """Does with a schema or grammar what the engine would do, inside a sandbox process (`process/sandbox_tasks.py`).
+
+    Where it has a method `prepare` without arguments, that is called before a text's own limits begin.
+    """
 
     def __call__(self, structured_output: StructuredOutput) -> int | None:
         """Compile it; raise any exception whose text says why the engine cannot follow it.

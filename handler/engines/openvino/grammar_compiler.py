@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
 from handler.core.values import StructuredOutput
+from handler.engines.structured_output.fair_queue import FairQueue, sort
 
 _NICE = 10  # token generation goes first
 _MAX_KNOWN = 1024
@@ -34,7 +35,7 @@ class GrammarCompiler:
 
     def __init__(self, compile: Callable[[StructuredOutput], None]) -> None:
         self._compile = compile
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting = FairQueue[_Waiting]()
         self._current: _Waiting | None = None
         self._known: OrderedDict[StructuredOutput, None] = OrderedDict()  # the one used last comes last
         self._jobs: queue.SimpleQueue[StructuredOutput] = queue.SimpleQueue()
@@ -42,11 +43,11 @@ class GrammarCompiler:
         self._started = False
 
     def add(self, key: int, structured_output: StructuredOutput) -> None:
-        self._waiting.append(_Waiting(key, structured_output))
+        self._waiting.put(sort(structured_output), _Waiting(key, structured_output))
 
     def cancel(self, key: int) -> None:
         """Forget a request; its text still gets compiled, as others may need it."""
-        self._waiting = deque(waiting for waiting in self._waiting if waiting.key != key)
+        self._waiting.drop(lambda waiting: waiting.key == key)
 
     def step(self, *, idle: bool) -> list[tuple[int, str]]:
         """Return the requests whose texts are ready, with an error or "", perhaps cancelled ones too.
@@ -56,17 +57,21 @@ class GrammarCompiler:
         """
         ready: list[tuple[int, str]] = []
         patience = 0.0  # only in the step that starts a compilation: later ones would delay other requests
-        while self._current is not None or self._waiting:
+        while True:
             if self._current is None:
-                if self._waiting[0].structured_output in self._known:
-                    key, structured_output = self._waiting.popleft()
-                    self._known.move_to_end(structured_output)
-                    ready.append((key, ""))
+                following = self._waiting.first()
+                if following is None:
+                    break
+                if following.structured_output in self._known:
+                    self._waiting.get()
+                    self._known.move_to_end(following.structured_output)
+                    ready.append((following.key, ""))
                     continue
                 if ready:
                     break
-                self._current = self._waiting.popleft()
-                self._start(self._current.structured_output)
+                self._waiting.get()
+                self._current = following
+                self._start(following.structured_output)
                 patience = _SOON
             try:
                 error = self._results.get(timeout=_IDLE if idle else patience)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from handler.core.child_processes import python
 from handler.engines.process.ipc import ChannelClosed, Messages, send
-from handler.engines.process.sandbox_tasks import Begun, Done, Job, Loaded, OutOfMemory, Raised, Work
+from handler.engines.process.sandbox_tasks import Begun, Done, Job, Loaded, OutOfMemory, Prepared, Raised, Work
 
 log = logging.getLogger("handler.trials")
 
@@ -69,7 +69,7 @@ class Sandbox:
         purpose: for messages.
     """
 
-    def __init__(self, make: Callable[[], Work], purpose: Purpose) -> None:
+    def __init__(self, make: Callable[[], Work | Prepared], purpose: Purpose) -> None:
         self._make = make
         self._purpose = purpose
         self._name = f"the process where {purpose.subject} {purpose.verb}"

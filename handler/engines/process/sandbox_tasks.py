@@ -24,6 +24,13 @@ Work = Callable[[Any, memoryview], Iterator[Any]]
 """Gets a job's subject and data, and yields results for the host; an exception is sent there too."""
 
 
+class Prepared(NamedTuple):
+    """Work that each copy of the process prepares once more, as for threads, which a fork loses. No limit counts it."""
+
+    work: Work
+    prepare: Callable[[], object]
+
+
 class Limits(NamedTuple):
     """Limits of one job.
 
@@ -90,9 +97,9 @@ def main(fd: str) -> None:
     os._exit(0)
 
 
-def _load(control: socket.socket) -> Work | None:
+def _load(control: socket.socket) -> Work | Prepared | None:
     try:
-        make: Callable[[], Work] = Messages(control).next()
+        make: Callable[[], Work | Prepared] = Messages(control).next()
         work = make()
     except ChannelClosed:
         raise
@@ -106,7 +113,7 @@ def _load(control: socket.socket) -> Work | None:
     return work
 
 
-def _serve(control: socket.socket, work: Work) -> None:
+def _serve(control: socket.socket, work: Work | Prepared) -> None:
     while True:
         data, fds, _, _ = socket.recv_fds(control, 1, 1)
         if not data:
@@ -121,12 +128,16 @@ def _serve(control: socket.socket, work: Work) -> None:
                 _run_job(channel, work)
 
 
-def _run_job(channel: socket.socket, work: Work) -> None:
+def _run_job(channel: socket.socket, work: Work | Prepared) -> None:
     """Run one job, then end the process."""
     try:
         die_with_parent()
         job: Job = Messages(channel).next()
         _silence()
+        os.nice(job.limits.nice)
+        if isinstance(work, Prepared):
+            work.prepare()
+            work = work.work
         _apply(job.limits)
         send(channel, Begun())
         send(channel, _outcome(channel, work, job))
@@ -135,10 +146,11 @@ def _run_job(channel: socket.socket, work: Work) -> None:
 
 
 def _outcome(channel: socket.socket, work: Work, job: Job) -> Done | Raised | OutOfMemory:
+    began = time.process_time()
     try:
         for result in work(job.subject, _receive(channel, job.size)):
             send(channel, result)
-        return Done(time.process_time())
+        return Done(time.process_time() - began)
     except MemoryError:
         return OutOfMemory()
     except ChannelClosed:
@@ -166,7 +178,6 @@ def _silence() -> None:
 
 
 def _apply(limits: Limits) -> None:
-    os.nice(limits.nice)
     _prefer_for_oom_kill()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     stack = resource.getrlimit(resource.RLIMIT_STACK)

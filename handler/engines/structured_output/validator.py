@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import queue
 import re
 import threading
 import time
@@ -23,13 +22,14 @@ from handler.core.values import StructuredOutput
 from handler.core.words import client_words
 from handler.engines.base import StructuredOutputCheck
 from handler.engines.process.sandbox import LimitExceeded, MemoryLimitExceeded, NotRun, Purpose, Sandbox
-from handler.engines.process.sandbox_tasks import Job, Limits, Work
+from handler.engines.process.sandbox_tasks import Job, Limits, Prepared, Work
+from handler.engines.structured_output.fair_queue import FairQueue, sort
 
 _MEMORY = 256 << 20
 _PATIENCE = 20.0  # seconds by the clock for each of CPU time: other work may have the processors
 _WAIT = 60.0  # seconds that a text may wait for its turn
 
-_QUICK = (0.2, 2.0)  # seconds of CPU time in the lanes before the last
+_QUICK = (0.2, 1.0)  # seconds of CPU time in the lanes before the last
 _CAPACITY = (256, 64, 8)  # texts that may wait in each lane
 _THREADS = (2, 2, 1)
 _NICE = (2, 5, 8)
@@ -79,15 +79,15 @@ class _Waiting(NamedTuple):
 
 class _Lane(NamedTuple):
     limits: Limits
-    capacity: int
-    waiting: queue.SimpleQueue[_Waiting | None]
+    waiting: FairQueue[_Waiting]
 
 
 class StructuredOutputValidator:
     """Checks each text once and keeps the verdict. Thread-safe.
 
     Every text starts in a lane with a fifth of a second of CPU time. One that needs more starts again in a lane with
-    more. The last lane allows all. So bad texts hardly delay good ones. A text that finds its lane full is refused.
+    more. The last lane allows all. In each lane texts of one sort wait for each other, and the sorts take turns. So bad
+    texts hardly delay good ones. Where a lane is full, the sort with the most texts loses its newest.
 
     Args:
         make: returns the engine's check, in the sandbox process; it is pickled.
@@ -113,7 +113,7 @@ class StructuredOutputValidator:
         )
         limits = [*(quick for quick in _QUICK if quick < seconds), seconds]
         self._lanes = [
-            _Lane(Limits(limit, memory, limit * _PATIENCE, nice), capacity, queue.SimpleQueue())
+            _Lane(Limits(limit, memory, limit * _PATIENCE, nice), FairQueue(capacity))
             for limit, capacity, nice in zip(limits, _CAPACITY[-len(limits) :], _NICE, strict=False)
         ]
         self._lock = threading.Lock()
@@ -136,6 +136,7 @@ class StructuredOutputValidator:
         """
         future: Future[str] = Future()
         future.set_running_or_notify_cancel()
+        is_new = False
         with self._lock:
             if not subject.value:  # nothing in it is the client's
                 future.set_result("")
@@ -149,11 +150,12 @@ class StructuredOutputValidator:
                     future.set_exception(Unavailable(_NO_SPACE))
             elif subject in self._futures:
                 self._futures[subject].append(future)
-            elif not _enter(self._lanes[0], _Waiting(subject, time.monotonic())):
-                future.set_exception(_busy())
             else:
                 self._futures[subject] = [future]
                 self._start()
+                is_new = True
+        if is_new:
+            self._enter(0, _Waiting(subject, time.monotonic()))
         return future
 
     def close(self) -> None:
@@ -163,8 +165,7 @@ class StructuredOutputValidator:
             futures, self._futures = self._futures, {}
         self._sandbox.close()
         for lane in self._lanes:
-            for _ in range(max(_THREADS)):
-                lane.waiting.put(None)
+            lane.waiting.close()
         for future in (future for several in futures.values() for future in several):
             future.set_exception(_stopping())
 
@@ -208,8 +209,13 @@ class StructuredOutputValidator:
     def _try_next_lane(self, waiting: _Waiting, number: int) -> None:
         if number == len(self._lanes):
             self._settle(waiting.subject, Verdict(self._excess))
-        elif not _enter(self._lanes[number], waiting):
-            self._settle(waiting.subject, _busy())
+        else:
+            self._enter(number, waiting)
+
+    def _enter(self, number: int, waiting: _Waiting) -> None:
+        refused = self._lanes[number].waiting.put(sort(waiting.subject), waiting)
+        if refused is not None:
+            self._settle(refused.subject, Unavailable("too many guides are to be tried at once"))
 
     def _settle(self, subject: StructuredOutput, outcome: Verdict | ServingError) -> None:
         with self._lock:
@@ -272,22 +278,11 @@ class _Kept:
         return True
 
 
-def _enter(lane: _Lane, waiting: _Waiting) -> bool:
-    if lane.waiting.qsize() >= lane.capacity:
-        return False
-    lane.waiting.put(waiting)
-    return True
-
-
 def _stopping() -> Unavailable:
     return Unavailable("guides: the server is stopping")
 
 
-def _busy() -> Unavailable:
-    return Unavailable("too many guides are to be tried at once")
-
-
-def _make_work(make: Callable[[], StructuredOutputCheck]) -> Work:
+def _make_work(make: Callable[[], StructuredOutputCheck]) -> Work | Prepared:
     check = make()
 
     def work(subject: StructuredOutput, data: memoryview) -> Iterator[Verdict]:
@@ -298,4 +293,5 @@ def _make_work(make: Callable[[], StructuredOutputCheck]) -> Work:
         except Exception as error:  # the engine's own words about the text
             yield Verdict((_PLACE.sub("", str(error).strip()) or type(error).__name__)[:_REASON_CHARACTERS])
 
-    return work
+    prepare = getattr(check, "prepare", None)
+    return work if prepare is None else Prepared(work, prepare)

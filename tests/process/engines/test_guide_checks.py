@@ -101,6 +101,34 @@ def test_good_ones_go_past_bad_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     checks.close()
 
 
+def test_a_text_of_another_sort_goes_past_a_row_of_costly_ones() -> None:
+    """Sixty of them, with a fifth of a second each in either of two places, would take it six seconds."""
+    checks = StructuredOutputValidator(fake_guides.make, seconds=0.3)
+    assert outcome(checks, "fine") == ""
+    bad = [checks.check(StructuredOutput("regex", f"compute {100 + n}")) for n in range(60)]
+    good = checks.check(StructuredOutput("json_schema", "fine in company"))
+    assert good.result(PATIENCE) == ""
+    assert sum(one.done() for one in bad) < 10
+    checks.close()
+
+
+def test_a_full_lane_has_room_for_a_text_of_another_sort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validator, "_CAPACITY", (4, 4, 4))
+    checks = StructuredOutputValidator(fake_guides.make, seconds=0.3)
+    assert outcome(checks, "fine") == ""
+    bad = [checks.check(StructuredOutput("regex", f"compute {100 + n}")) for n in range(12)]
+    assert checks.check(StructuredOutput("json_schema", "fine in company")).result(PATIENCE) == ""
+    assert any(isinstance(one.exception(PATIENCE), Unavailable) for one in bad)
+    checks.close()
+
+
+def test_what_is_prepared_for_all_counts_for_none() -> None:
+    checks = StructuredOutputValidator(fake_guides.long_prepared, seconds=0.4)
+    assert outcome(checks, "fine") == outcome(checks, "prepared") == ""
+    assert "more than 0.4 s" in outcome(checks, "compute 2")
+    checks.close()
+
+
 def test_a_dead_process_is_started_again_and_its_guide_was_not_tried() -> None:
     checks = StructuredOutputValidator(fake_guides.make, seconds=1.0)
     try:
