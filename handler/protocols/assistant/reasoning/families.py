@@ -86,7 +86,11 @@ FAMILIES = {
     for family in (
         Family("deepseek_r1"),
         Family("deepseek_v3", switch=False),
-        Family("deepseek_v4", calls=("<｜DSML｜tool_calls>", "<｜DSML｜function_calls>"), strips=True),
+        Family(
+            "deepseek_v4",
+            calls=("<｜DSML｜tool_calls>", "<｜DSML｜function_calls>", "<｜DSML｜toolcalls>", "<｜DSML｜tool>"),
+            strips=True,
+        ),
         _QWEN3,
         _GLM,
         _GLM._replace(name="glm47"),
@@ -96,7 +100,7 @@ FAMILIES = {
         Family("mistral", ("[THINK]",), ("[/THINK]",), ("[TOOL_CALLS]",), thinks=False, reopens=True, strips=True),
         Family(
             "gemma4",
-            ("<|channel>thought\n", "<|channel>"),
+            ("<|channel>thought\n", "<|channel>thought", "<|channel>"),
             ("<channel|>",),
             ("<|tool_call>",),
             thinks=False,

@@ -24,7 +24,8 @@ class Gemma4(CallParser):
 
     def calls(self, begin: str) -> Steps[None]:
         yield from self.skip()
-        yield from self.take("call:", ":")
+        if (yield from self.take(_CALL_END, "call:", ":")) == _CALL_END:
+            return
         name = yield from self.run(NAME)
         if (yield from self.skip()) != "{":
             raise Broken

@@ -18,6 +18,8 @@ class Glm(CallParser):
 
     def calls(self, begin: str) -> Steps[None]:
         yield from self.skip()
+        if (yield from self.take(_CALL_END)):
+            return
         name = yield from self.run(NAME)
         yield from self.skip()
         end = yield from self.expect(_KEY, _CALL_END)

@@ -31,9 +31,11 @@ class JsonCalls(CallParser):
 
     Attributes:
         end: the mark after the calls; without one they end where a list does, or where no other object follows.
+        marked: something before them says that they are calls. Otherwise a name alone is none, nor is an empty list.
     """
 
     end = ""
+    marked = True
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         super().__init__(tools)
@@ -53,7 +55,7 @@ class JsonCalls(CallParser):
                 listed = True
             elif sign == "]" and listed:
                 self.advance(1)
-                if self._others and self.count == count:
+                if self.count == count and (self._others or not self.marked):
                     raise Broken
                 self._show_others()
                 if not self.end:
@@ -78,7 +80,7 @@ class JsonCalls(CallParser):
             yield from self._streamed(head)
             return
         text = yield from self.whole()
-        call = _call(text)
+        call = _call(text, alone=self.marked)
         if call is None:  # nor is anything in it: to look would be to read nested ones again and again
             if not listed:
                 raise Broken
@@ -144,6 +146,7 @@ class CallsInText(JsonCalls):
 
     def calls(self, begin: str) -> Steps[None]:
         if begin not in _SIGNS:
+            self.marked = bool(begin)
             yield from super().calls(begin)
             return
         if begin == "{":
@@ -180,11 +183,15 @@ class Phi4(CallsInText):
     begins = ("functools", *_SIGNS)
 
 
-def _call(text: str) -> tuple[str, str] | None:
-    """Return a whole call's name and arguments, in any order; None when it is no call."""
+def _call(text: str, *, alone: bool) -> tuple[str, str] | None:
+    """Return a whole call's name and arguments, in any order; None when it is no call.
+
+    Args:
+        alone: a name without arguments is a call.
+    """
     try:
         value = json.loads(ControlEscapes().feed(text), parse_constant=refuse_constant)
-        name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
+        name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {} if alone else None))
         if not isinstance(name, str) or not isinstance(arguments, dict | str):
             return None
         name.encode()

@@ -6,16 +6,19 @@ from handler.protocols.assistant.tools.formats.json_calls import JsonCalls
 from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.parsing import NAME, Broken, Format, Steps
 
-_CALL_ID, _ARGUMENTS = "[CALL_ID]", "[ARGS]"
+_CALLS, _CALL_ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
 class Mistral(JsonCalls):
     """A list or an object as far as tokenizer 10; later a name, perhaps the call's id, and the arguments."""
 
-    begins = ("[TOOL_CALLS]",)
+    begins = (_CALLS,)
 
     def calls(self, begin: str) -> Steps[None]:
-        if (yield from self.skip()) in "[{":
+        yield from self.skip()
+        while (yield from self.take(_CALLS)):  # a model may write it twice; alone its bracket would be a list's
+            yield from self.skip()
+        if self.held[0] in "[{":
             yield from super().calls(begin)
             return
         name = yield from self.run(NAME)
@@ -30,9 +33,7 @@ class Mistral(JsonCalls):
         self.end_call()
 
 
-_NAMED = Notation(("[TOOL_CALLS]NAME[ARGS]", ""), mark="[TOOL_CALLS]")
-_LIST = Notation(('{"name": "NAME", "arguments": ', "}"), ("[TOOL_CALLS][", "]"), ", ", mark="[TOOL_CALLS]")
+_NAMED = Notation((f"{_CALLS}NAME{_ARGUMENTS}", ""), mark=_CALLS)
+_LIST = Notation(('{"name": "NAME", "arguments": ', "}"), (f"{_CALLS}[", "]"), ", ", mark=_CALLS)
 
-MISTRAL = Format(
-    "mistral", Mistral, ("[TOOL_CALLS]", _CALL_ID, _ARGUMENTS), r"\[TOOL_CALLS\]", {_ARGUMENTS: _NAMED, "": _LIST}
-)
+MISTRAL = Format("mistral", Mistral, (_CALLS, _CALL_ID, _ARGUMENTS), r"\[TOOL_CALLS\]", {_ARGUMENTS: _NAMED, "": _LIST})

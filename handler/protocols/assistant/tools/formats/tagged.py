@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 
+from handler.protocols.assistant.events import Ending
 from handler.protocols.assistant.tools.grammar import Notation
-from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
-from handler.protocols.assistant.tools.parsing import NAME, CallParser, Format, Steps
+from handler.protocols.assistant.tools.json_text import ParameterValue, dumps, refuse_constant
+from handler.protocols.assistant.tools.parsing import NAME, CallParser, Format, Steps, Tool
 from handler.protocols.assistant.tools.schema import ANY, ToolSchema
 
 _KEY = re.compile(r"[^>\"'\n]{1,256}")
@@ -18,7 +21,7 @@ class TaggedCalls(CallParser):
     A parameter also ends where the next one begins, or its call, or the calls end. A call may lack the marks around it.
 
     Attributes:
-        block, block_end: the marks around calls.
+        block, block_end: the marks around calls; `begins` may have other spellings of the first.
         call, parameter: the start of a tag, before the name.
         trim: a line end before a value, and one after it, belong to the tags.
     """
@@ -33,7 +36,7 @@ class TaggedCalls(CallParser):
             yield from self._call()
         while True:
             yield from self.skip()
-            mark = yield from self.expect(self.block_end, self.block, self.call)
+            mark = yield from self.expect(self.block_end, *self.begins)
             if mark == self.block_end:
                 return
             if mark == self.call:
@@ -50,7 +53,7 @@ class TaggedCalls(CallParser):
             if end == self.parameter:
                 end = yield from self._parameter(schema)
                 continue
-            ends = (self.parameter, self.call_end, self.block_end, self.block, self.call)
+            ends = (self.parameter, self.call_end, self.block_end, *self.begins)
             end = self._until_call((yield from self.stream_until(_drop, *ends)))
         self.write("}" if self._before == ", " else "{}")
         self.end_call()
@@ -63,17 +66,21 @@ class TaggedCalls(CallParser):
             types = frozenset({"string"})
         elif 'string="false"' in attributes and not types:
             types = ANY
-        self.write(f"{self._before}{dumps(key)}: ")
-        self._before = ", "
+        self.write_key(schema, key)
         value = ParameterValue(types, self.write, trim=self.trim)
-        ends = (self.parameter_end, self.parameter, self.call_end, self.block_end, self.block, self.call)
+        ends = (self.parameter_end, self.parameter, self.call_end, self.block_end, *self.begins)
         end = yield from self.stream_until(value.feed, *ends)
         value.close()
         return self._until_call(end)
 
+    def write_key(self, schema: ToolSchema, key: str) -> None:
+        """Begin a parameter of the call."""
+        self.write(f"{self._before}{dumps(key)}: ")
+        self._before = ", "
+
     def _until_call(self, mark: str) -> str:
         """Return the mark, or the call's end in place of one that ends the calls or begins another."""
-        if mark not in (self.block_end, self.block, self.call):
+        if mark not in (self.block_end, *self.begins):
             return mark
         self.held = mark + self.held
         return self.call_end
@@ -117,16 +124,64 @@ class MinimaxM2(TaggedCalls):
     begins = (block, call)
 
 
+_WRAPPERS = ("arguments", "input")
+
+
 class DeepSeekV32(TaggedCalls):
+    """The model sometimes wraps all arguments in one parameter that the tool does not have: what is in it counts."""
+
     block, block_end = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
     call, call_end = "<｜DSML｜invoke name=", "</｜DSML｜invoke>"
     parameter, parameter_end = "<｜DSML｜parameter name=", "</｜DSML｜parameter>"
-    begins = (block, call)
+    begins: tuple[str, ...] = (block, call)
+
+    def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        super().__init__(tools)
+        self._wrapper: tuple[ToolSchema, str] | None = None  # the call's first parameter, and still its only one
+        self._wrapped: list[str] = []  # the arguments' text while there is one
+
+    def write(self, text: str) -> None:
+        if self._wrapper is None:
+            super().write(text)
+        else:
+            self._wrapped.append(text)
+
+    def write_key(self, schema: ToolSchema, key: str) -> None:
+        first = self._before == "{"
+        self._write_wrapped()
+        if first and key in _WRAPPERS and schema.root is not None and schema.property(schema.root, key) is None:
+            self._wrapper = schema, key
+        super().write_key(schema, key)
+
+    def end_call(self, ending: Ending = Ending.WHOLE) -> None:
+        if self._wrapper is not None:
+            self._wrapped = [_unwrap("".join(self._wrapped), *self._wrapper)]
+        self._write_wrapped()
+        super().end_call(ending)
+
+    def _write_wrapped(self) -> None:
+        self._wrapper = None
+        self.write("".join(self._wrapped))
+        self._wrapped = []
+
+
+def _unwrap(text: str, schema: ToolSchema, wrapper: str) -> str:
+    """Return the JSON text of what one parameter wraps; all of the text if it is not the tool's arguments."""
+    try:
+        inner = json.loads(text)[wrapper]
+        if isinstance(inner, str):
+            inner = json.loads(inner, strict=False, parse_constant=refuse_constant)
+        fits = isinstance(inner, dict) and all(schema.property(schema.root, key) is not None for key in inner)
+        return dumps(inner) if fits else text
+    except (ValueError, RecursionError):
+        return text
 
 
 class DeepSeekV4(DeepSeekV32):
+    """The model sometimes misspells the first mark (vLLM 0.33)."""
+
     block, block_end = "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"
-    begins = (block, DeepSeekV32.call)
+    begins = (block, "<｜DSML｜toolcalls>", "<｜DSML｜tool>", DeepSeekV32.call)
 
 
 _QWEN = Notation(
