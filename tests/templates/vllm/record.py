@@ -176,6 +176,7 @@ class ChatRequest(Model):
     include_reasoning: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = True
+    _grammar_from_parser: bool = False
 
 
 class ResponsesRequest(Model):
@@ -250,6 +251,32 @@ class AutoTokenizer:
         return Tokenizer()
 
 
+class MistralTokenizer(Tokenizer):
+    """A tokenizer that is also the two within mistral_common's."""
+
+    version = 13
+
+    @property
+    def tokenizer(self) -> MistralTokenizer:
+        return self
+
+    @property
+    def instruct(self) -> MistralTokenizer:
+        return self
+
+    @property
+    def BEGIN_THINK(self) -> int:
+        return self.vocab["[THINK]"]
+
+    @property
+    def END_THINK(self) -> int:
+        return self.vocab["[/THINK]"]
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **options: Any) -> MistralTokenizer:
+        return cls()
+
+
 def is_list_of(value: Any, kind: Any, **options: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
@@ -304,13 +331,14 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
     "vllm.envs": {"VLLM_ENFORCE_STRICT_TOOL_CALLING": False, "VLLM_TOOL_PARSE_REGEX_TIMEOUT_SECONDS": 5},
     "vllm.tokenizers": _TOKENIZER,
     "vllm.tokenizers.detokenizer_utils": {"detokenize_incrementally": _detokenize},
+    "vllm.tokenizers.mistral": {"MistralTokenizer": MistralTokenizer},
     "mistral_common.tokens.tokenizers.base": {"SpecialTokens": SpecialTokens},
     "vllm.tokenizers.registry": _TOKENIZER,
     "vllm.exceptions": {"VLLMValidationError": ValidationError},
     "vllm.renderers.chat_utils": {"make_tool_call_id": lambda *args, **options: "call"},
     "vllm.utils": {"random_uuid": lambda: "id"},
     "vllm.utils.collection_utils": {"is_list_of": is_list_of},
-    "vllm.utils.mistral": {"is_mistral_tokenizer": lambda tokenizer: False},
+    "vllm.utils.mistral": {"is_mistral_tokenizer": lambda tokenizer: isinstance(tokenizer, MistralTokenizer)},
     "transformers": {"AutoTokenizer": AutoTokenizer, "PreTrainedTokenizerBase": Tokenizer},
 }  # fmt: skip
 
@@ -457,8 +485,8 @@ def _cases() -> Iterator[dict[str, Any]]:
                 engines.setdefault(engine, []).append(f"{kind}:{names[0]}")
     seen = set()
     for (used, tools), texts in RECORDER.texts.items():
-        users = [(kind, names[0], cls) for kind in registered for cls, names in _by_class(registered[kind]).items()
-                 if _serves(cls, used)]  # fmt: skip
+        users = [(kind, name, cls) for kind in registered for name, cls in _serving(registered[kind], used)]
+        users += _composed(registered, used)
         if used in engines and len(engines[used]) > 1:  # it reads both at once
             users = [("both", " ".join(name.split(":")[1] for name in engines[used][:2]), used)]
         for text in texts:
@@ -489,6 +517,21 @@ def _classes(names: Any, find: Any) -> dict[str, type]:
         except Exception as error:
             print("no parser", name, repr(error), file=sys.stderr)
     return found
+
+
+def _serving(names: Mapping[str, type], used: Any) -> list[tuple[str, type]]:
+    return [(names[0], cls) for cls, names in _by_class(names).items() if _serves(cls, used)]
+
+
+def _composed(registered: Mapping[str, Mapping[str, type]], used: Any) -> list[tuple[str, str, Any]]:
+    """Return the registered parsers that a class puts together; none where one of them is a test's own."""
+    parts = {"reasoning": getattr(used, "reasoning_parser_cls", None), "tools": getattr(used, "tool_parser_cls", None)}
+    found = {kind: _serving(registered[kind], part)[:1] for kind, part in parts.items() if part is not None}
+    if not all(found.values()):
+        return []
+    if len(found) == 2:
+        return [("both", " ".join(name for one in found.values() for name, _ in one), used)]
+    return [(kind, name, cls) for kind, one in found.items() for name, cls in one]
 
 
 def _serves(registered: type, used: type) -> bool:
