@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import httpx
@@ -79,6 +80,18 @@ BY_ROLLING_BATCH = {
     name: asked for name, asked in GOLDEN.items() if asked.mode == "rolling" and name not in {*ALTERNATIVES, *REFUSED}
 }
 """What a server that echoes elsewhere is asked too."""
+
+
+def one_of_each(names: Iterable[str]) -> list[str]:
+    """Of each dialect a request that is answered whole, one as a stream, and one of either that fails.
+
+    For what carries bytes whose dialect it does not know, or of which others ask all.
+    """
+    found: dict[tuple[str, bool, bool], str] = {}
+    for name in names:
+        dialect, _, case = name.partition("/")
+        found.setdefault((dialect, "stream" in case, re.search("fails|bad|wrong", case) is not None), name)
+    return list(found.values())
 
 
 def ask(server: LiveServer, asked: Asked) -> httpx.Response:

@@ -38,7 +38,7 @@ def server(dynamo: Cluster, model: Path) -> Iterator[AppServer]:
         yield found
 
 
-@pytest.mark.parametrize("name", golden.BY_ROLLING_BATCH)
+@pytest.mark.parametrize("name", golden.one_of_each(golden.BY_ROLLING_BATCH))  # test_echo.py asks all
 def test_a_golden_request_is_answered_as_by_echo(server: AppServer, echo: AppServer, name: str) -> None:
     golden.check(name, echo, server)
 
