@@ -316,9 +316,17 @@ def test_the_code_follows_the_parameters(slow_server: LiveServer, open_page: Ope
 # -- access ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("settings", [{}, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("path", ["/", "/docs"])
+@pytest.mark.parametrize(
+    ("path", "settings", "scheme"),
+    [
+        pytest.param("/", {}, "light", id="chat-desktop-light"),
+        pytest.param("/", {}, "dark", id="chat-desktop-dark"),
+        pytest.param("/", PHONE, "light", id="chat-phone-light"),
+        pytest.param("/", PHONE, "dark", id="chat-phone-dark"),
+        pytest.param("/docs", {}, "light", id="docs-desktop-light"),
+        pytest.param("/docs", PHONE, "dark", id="docs-phone-dark"),
+    ],
+)
 def test_axe_finds_nothing(
     slow_server: LiveServer, open_page: Open, path: str, settings: dict[str, Any], scheme: str
 ) -> None:
