@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 import yaml
 
@@ -81,7 +80,7 @@ def test_an_address_of_prometheus_goes_with_hyperpod_only(capsys: pytest.Capture
 def test_a_stack_of_it_is_made(cloud: Cloud) -> None:
     """moto knows SageMaker's three, no alarms, and only instance types without a GPU."""
     said = spec("cpu", instance={"type": "ml.c5.2xlarge"}, alarms=None)
-    stacks = boto3.client("cloudformation")
+    stacks = cloud.client("cloudformation")
     body = json.dumps(cloudformation_template(resources(said, decision("cpu", instance_type="ml.c5.2xlarge"))))
     stacks.create_stack(StackName="smollm2", TemplateBody=body)
     stack = stacks.describe_stacks(StackName="smollm2")["Stacks"][0]
@@ -106,9 +105,35 @@ def test_policies_all_and_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(printed(capsys, "iam", LLAMA, "--who", "invoker")) == found["invoker"]
 
 
+MANY = [{"name": f"adapter-{number:03}", "artifact": f"s3://models/{number:03}.tar.gz"} for number in range(60)]
+
+
+def test_a_policy_that_is_too_long_is_printed_in_parts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = ["--set", f"components={json.dumps([{'name': 'chat', 'adapters': MANY}])}"]
+    assert main(["iam", LLAMA, *many]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert {"trust", "execution-role-1", "deployer-1", "deployer-2", "invoker-1"} <= found.keys()
+    assert not {"execution-role", "deployer", "invoker"} & found.keys()
+    assert "note: deployer: " in said.err
+    assert "AWS takes 6,144 in a managed policy. It is in" in said.err
+    assert main(["iam", LLAMA, *many, "--who", "deployer"]) == 2
+    assert "Print one with --who deployer-1." in capsys.readouterr().err
+    assert json.loads(printed(capsys, "iam", LLAMA, *many, "--who", "deployer-2")) == found["deployer-2"]
+    assert main(["iam", LLAMA, "--who", "deployer-2"]) == 2
+    assert "there is no such part" in capsys.readouterr().err
+    assert main(["iam", LLAMA, "--check", "--who", "deployer-2"]) == 2
+    assert "Give --who deployer." in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["iam", LLAMA, "--who", "somebody"])
+    assert "must be one of trust" in capsys.readouterr().err
+
+
 def test_a_printed_policy_is_one_that_iam_takes(capsys: pytest.CaptureFixture[str], cloud: Cloud) -> None:
     """moto checks a policy's grammar as IAM does."""
-    client = boto3.client("iam")
+    client = cloud.client("iam")
     for example in sorted(EXAMPLES.glob("*.yaml")):
         found = json.loads(printed(capsys, "iam", str(example)))
         name = example.stem
