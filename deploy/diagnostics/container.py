@@ -138,7 +138,8 @@ CONTAINER = (
         "secret",
         (r"the secret \S+ (cannot be read|is binary|holds no|is a JSON|begins like)", r"SECRET_ARN.*(is no|is set)"),
         "The container cannot read the hub's token: model.token_secret must be the ARN of a secret with it, in the"
-        " endpoint's region, and the role needs secretsmanager:GetSecretValue on it (`lmi deploy iam`); with "
+        " endpoint's region, and the role needs secretsmanager:GetSecretValue on it, and kms:Decrypt if it "
+        "has a key of your own (encryption.secret_key; `lmi deploy iam` prints both); with "
         "network.subnets also the endpoint secretsmanager.",
     ),
 )

@@ -35,11 +35,13 @@ _REFUSED = {
     "network": "pods have the cluster's network; write a NetworkPolicy and a node group's subnets",
     "encryption.volume_key": "volumes of a cluster have their StorageClass's key",
     "encryption.output_key": "asynchronous answers are SageMaker's",
+    "encryption.topic_key": "asynchronous answers are SageMaker's",
     "components.adapters": "put them into adapters/ beside the model, or register them with each pod",
 }
 _NOTED = {
     "alarms": "make alarms of /metrics; an update does not roll back by them",
     "encryption.model_key": "the account's role uses it, as `lmi deploy iam` allows",
+    "encryption.secret_key": "the account's role uses it, as `lmi deploy iam` allows",
     "instance.ami": "the nodes' image must have the driver that the container needs",
     "instance.managed": "the cluster's autoscaler adds nodes",
     "instance.volume_gb": "the nodes' volume must hold the image and, for a model in S3, the model",

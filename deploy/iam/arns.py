@@ -63,6 +63,11 @@ class Arns:
             return None
         return f"arn:{self._partition}:ecr:{parts['region']}:{parts['account']}:repository/{parts['repository']}"
 
+    def is_own(self, image: str) -> bool:
+        """Whether the image is in this account's ECR."""
+        parts = ECR_URI.fullmatch(image)
+        return parts is not None and parts["account"] == self.account
+
     def objects(self, uri: str) -> str:
         """Return the ARN of one adapter's file, or of everything below another S3 URI."""
         place = uri.removeprefix("s3://")
@@ -72,13 +77,17 @@ class Arns:
     def bucket(self, name: str) -> str:
         return f"arn:{self._partition}:s3:::{name}"
 
-    def via_s3(self) -> dict[str, Any]:
-        """Return the condition that S3 of this region uses a key. The host's end differs between partitions."""
-        return {"StringLike": {"kms:ViaService": f"s3.{self._region}.*"}}
+    def via(self, service: str) -> dict[str, Any]:
+        """Return the condition that a service of this region uses a key. The host's end differs between partitions."""
+        return {"StringLike": {"kms:ViaService": f"{service}.{self._region}.*"}}
 
     def keys(self) -> list[str]:
         """Return all keys of the account in the region."""
         return [self.of("kms", "key/*")]
+
+    def is_own_key(self, arn: str) -> bool:
+        """Whether `keys` has it."""
+        return arn.startswith(self.of("kms", "key/"))
 
     def key(self, key: str, condition: dict[str, Any] | None = None) -> tuple[list[str], dict[str, Any] | None]:
         """Return a KMS key's resources and condition: IAM takes an alias as a condition, not as a resource."""

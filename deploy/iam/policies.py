@@ -14,6 +14,7 @@ from deploy.resolve.decision import Decision
 from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.s3.uri import bucket_and_key
 from deploy.spec import Spec
+from deploy.spec.sections import Async
 
 Policy = dict[str, Any]
 
@@ -67,10 +68,13 @@ def _execution(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str,
     if spec.network.subnets:
         yield _allow("Network", list(_NETWORK), ["*"])
     yield from _volume_key(spec, arns)
+    if (key := spec.encryption.volume_key) is not None:
+        yield _allow("VolumeKeyShown", ["kms:DescribeKey"], *arns.key(key))
     if spec.alarms is not None:
         yield _allow("Rollback", ["cloudwatch:DescribeAlarms"], arns.alarms())
     if spec.model.token_secret is not None:
         yield _allow("HubToken", ["secretsmanager:GetSecretValue"], [spec.model.token_secret])
+        yield from _key_via(arns, "secretsmanager", "HubTokenKey", spec.encryption.secret_key, ["kms:Decrypt"])
     if (key := spec.encryption.output_key) is not None:
         yield _allow("AnswersKey", ["kms:Decrypt", "kms:GenerateDataKey"], *arns.key(key))
 
@@ -80,7 +84,7 @@ def _reading(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, A
     if places := _places(spec, decision):
         yield _allow("ModelData", ["s3:GetObject"], [arns.objects(place) for place in places])
         yield from _listing(arns, "ModelDataListed", places)
-        yield from _model_key(spec, arns, ["kms:Decrypt"])
+        yield from _key_via(arns, "s3", "ModelKey", spec.encryption.model_key, ["kms:Decrypt"])
 
 
 def _places(spec: Spec, decision: Decision) -> list[str]:
@@ -89,10 +93,10 @@ def _places(spec: Spec, decision: Decision) -> list[str]:
     return places + [adapter.artifact for component in spec.components for adapter in component.adapters]
 
 
-def _model_key(spec: Spec, arns: Arns, actions: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The key of the model's bucket, which S3 uses in its caller's name."""
-    if (key := spec.encryption.model_key) is not None:
-        yield _allow("ModelKey", actions, *arns.key(key, arns.via_s3()))
+def _key_via(arns: Arns, service: str, sid: str, key: str | None, actions: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """A key that a service uses in its caller's name, for what it stores."""
+    if key is not None:
+        yield _allow(sid, actions, *arns.key(key, arns.via(service)))
 
 
 def _answers(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
@@ -100,13 +104,18 @@ def _answers(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
     asynchronous = spec.asynchronous
     if asynchronous is None:
         return
-    places = [asynchronous.output, *([asynchronous.failures] if asynchronous.failures else [])]
+    places = _answer_places(asynchronous)
     yield _allow("Answers", ["s3:PutObject"], [arns.objects(place) for place in places])
     # Requests are stored beside the answers; for another place the role needs s3:GetObject there too.
     yield _allow("Requests", ["s3:GetObject"], [arns.objects(asynchronous.output)])
-    topics = [topic for topic in (asynchronous.notify_success, asynchronous.notify_error) if topic is not None]
-    if topics:
+    if topics := asynchronous.topics:
         yield _allow("Notices", ["sns:Publish"], topics)
+        actions = ["kms:Decrypt", "kms:GenerateDataKey"]
+        yield from _key_via(arns, "sns", "NoticesKey", spec.encryption.topic_key, actions)
+
+
+def _answer_places(asynchronous: Async) -> list[str]:
+    return [place for place in (asynchronous.output, asynchronous.failures) if place is not None]
 
 
 def _listing(arns: Arns, sid: str, places: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -122,7 +131,34 @@ def _listing(arns: Arns, sid: str, places: Sequence[str]) -> Iterator[dict[str, 
 def deployer(spec: Spec, decision: Decision) -> Policy:
     """Return the policy of the deployer."""
     arns = Arns(spec, decision)
-    return _policy([*_making(spec, arns), *_watching(spec, arns), *_bringing(spec, arns, decision)])
+    own_image = arns.is_own(decision.image)
+    statements = [
+        *_making(spec, arns),
+        _in_general(spec, own_image),
+        *_watching(spec, arns),
+        *_bringing(spec, arns, decision, own_image),
+        *_checking_keys(spec, arns, decision),
+    ]
+    return _policy(statements)
+
+
+def _in_general(spec: Spec, own_image: bool) -> dict[str, Any]:
+    """Allow what takes no resource, or whose resources have no names of ours."""
+    # Every command looks for components: the endpoint may have some that the specification does not name (any more).
+    kinds = ("Models", "EndpointConfigs", "Endpoints", "InferenceComponents")
+    actions = [f"sagemaker:List{kind}" for kind in kinds]
+    # Scaling, not only as the specification has it: an update removes what it has no longer.
+    reads = "DescribeScalableTargets DescribeScalingActivities DescribeScalingPolicies ListTagsForResource"
+    changes = "DeleteScalingPolicy DeregisterScalableTarget PutScalingPolicy RegisterScalableTarget TagResource"
+    actions += [f"application-autoscaling:{verb}" for verb in (*reads.split(), *changes.split())]
+    actions += ["cloudwatch:DescribeAlarms", "cloudwatch:GetMetricData"]
+    actions += ["logs:DescribeLogGroups"]  # IAM knows no group by its prefix, only all of them
+    actions += ["servicequotas:ListServiceQuotas"]
+    if spec.network.subnets:
+        actions += ["ec2:DescribeSecurityGroups", "ec2:DescribeSubnets"]
+    if own_image:
+        actions += ["ecr:GetAuthorizationToken"]
+    return _allow("General", actions, ["*"])
 
 
 def _making(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
@@ -135,9 +171,6 @@ def _making(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
         actions += ["sagemaker:UpdateInferenceComponent", "sagemaker:UpdateInferenceComponentRuntimeConfig"]
     actions += ["sagemaker:AddTags", "sagemaker:DeleteTags", "sagemaker:ListTags"]
     yield _allow("SageMaker", actions, [arn for kind_arns in kinds.values() for arn in kind_arns])
-    # Every command looks for components: the endpoint may have some that the specification does not name (any more).
-    lists = ["Models", "EndpointConfigs", "Endpoints", "InferenceComponents"]
-    yield _allow("SageMakerListed", [f"sagemaker:List{kind}" for kind in lists], ["*"])
     others = [arns.of("sagemaker", "inference-component/*")]
     yield _allow("OtherComponents", ["sagemaker:DescribeInferenceComponent", "sagemaker:ListTags"], others)
     own = {"StringEquals": {f"aws:ResourceTag/{TAG_DEPLOYMENT}": spec.name}}
@@ -146,8 +179,6 @@ def _making(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
         "Role", ["iam:PassRole"], [spec.role], {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
     )
     yield _allow("RoleChecked", ["iam:GetRole", "iam:SimulatePrincipalPolicy"], [spec.role])
-    if spec.network.subnets:
-        yield _allow("NetworkChecked", ["ec2:DescribeSecurityGroups", "ec2:DescribeSubnets"], ["*"])
     if spec.model.token_secret is not None:
         yield _allow("SecretChecked", ["secretsmanager:DescribeSecret"], [spec.model.token_secret])
     yield from _volume_key(spec, arns)  # CreateEndpoint's caller needs it as the role does
@@ -158,15 +189,10 @@ def _volume_key(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
     if (key := spec.encryption.volume_key) is not None:
         grant = {"Bool": {"kms:GrantIsForAWSResource": "true"}}
         yield _allow("VolumeKey", ["kms:CreateGrant"], *arns.key(key, grant))
-        yield _allow("VolumeKeyShown", ["kms:DescribeKey"], *arns.key(key))
 
 
 def _watching(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
-    """Scaling, alarms and logs. Not only as the specification has them: an update removes what it has no longer."""
-    reads = "DescribeScalableTargets DescribeScalingActivities DescribeScalingPolicies ListTagsForResource"
-    changes = "DeleteScalingPolicy DeregisterScalableTarget PutScalingPolicy RegisterScalableTarget TagResource"
-    verbs = [*reads.split(), *changes.split()]
-    yield _allow("Scaling", [f"application-autoscaling:{verb}" for verb in verbs], ["*"])
+    """Alarms and logs. Not only as the specification has them: an update removes what it has no longer."""
     own_names = arns.alarms()
     if spec.scaling is not None:
         service = "sagemaker.application-autoscaling.amazonaws.com"
@@ -180,37 +206,43 @@ def _watching(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
         own_names = [*own_names, arns.of("cloudwatch", "alarm:TargetTracking-*")]
     alarms = ["DeleteAlarms", "ListTagsForResource", "PutMetricAlarm", "TagResource", "UntagResource"]
     yield _allow("Alarms", [f"cloudwatch:{verb}" for verb in alarms], own_names)
-    yield _allow("Metrics", ["cloudwatch:DescribeAlarms", "cloudwatch:GetMetricData"], ["*"])
-    # IAM knows no group by its prefix, only all of them.
-    yield _allow("LogsListed", ["logs:DescribeLogGroups"], ["*"])
     verbs = ["DeleteLogGroup", "DescribeLogStreams", "FilterLogEvents", "GetLogEvents"]
     yield _allow("Logs", [f"logs:{verb}" for verb in verbs], arns.logs())
-    yield _allow("Quotas", ["servicequotas:ListServiceQuotas"], ["*"])
 
 
-def _bringing(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, Any]]:
+def _bringing(spec: Spec, arns: Arns, decision: Decision, own_image: bool) -> Iterator[dict[str, Any]]:
     """Reading the image, and uploading the model's files."""
     if (repository := arns.repository(decision.image)) is not None:
-        own_names = repository.split(":")[4] == arns.account
-        yield _allow("Image", ["ecr:DescribeImages", *sorted((*_PULL, *(_PUSH if own_names else ())))], [repository])
-        if own_names:
-            yield _allow("ImageLogin", ["ecr:GetAuthorizationToken"], ["*"])
+        yield _allow("Image", ["ecr:DescribeImages", *sorted((*_PULL, *(_PUSH if own_image else ())))], [repository])
     if decision.model_data is not None:
         write = "AbortMultipartUpload DeleteObject ListMultipartUploadParts PutObject" if spec.model.upload else ""
         verbs = ["GetObject", *write.split()]
         yield _allow("ModelData", [f"s3:{verb}" for verb in verbs], [arns.objects(decision.model_data)])
         yield from _listing(arns, "ModelDataListed", [decision.model_data])
         # S3 reads the parts of a multipart upload again.
-        yield from _model_key(spec, arns, ["kms:Decrypt", *["kms:GenerateDataKey"] * (spec.model.upload is not None)])
+        actions = ["kms:Decrypt", *["kms:GenerateDataKey"] * (spec.model.upload is not None)]
+        yield from _key_via(arns, "s3", "ModelKey", spec.encryption.model_key, actions)
         if spec.model.upload is not None:  # parts of an interrupted upload
             bucket, _ = bucket_and_key(spec.model.upload)
             yield _allow("Uploads", ["s3:ListBucketMultipartUploads"], [arns.bucket(bucket)])
             # To check whether another model loads from the prefix.
             yield _allow("OtherModels", ["sagemaker:DescribeModel"], [arns.of("sagemaker", "model/*")])
-    if places := _places(spec, decision):  # to check which key encrypts them, and that it is not AWS's
+
+
+def _checking_keys(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, Any]]:
+    """Finding which key encrypts the model, the answers, the secret and the topics, and whether it is AWS's."""
+    places, topics = _places(spec, decision), spec.topics
+    if spec.asynchronous is not None:
+        places += _answer_places(spec.asynchronous)
+    if places:
         buckets = dict.fromkeys(bucket_and_key(place)[0] for place in places)
         yield _allow("EncryptionChecked", ["s3:GetEncryptionConfiguration"], [arns.bucket(name) for name in buckets])
-        yield _allow("KeysChecked", ["kms:DescribeKey"], arns.keys())
+    if topics:
+        yield _allow("TopicsChecked", ["sns:GetTopicAttributes"], topics)
+    volume_key = spec.encryption.volume_key  # which CreateEndpoint's caller describes
+    if places or topics or spec.model.token_secret is not None or volume_key is not None:
+        elsewhere = [] if volume_key is None else [arn for arn in arns.key(volume_key)[0] if not arns.is_own_key(arn)]
+        yield _allow("KeysChecked", ["kms:DescribeKey"], [*arns.keys(), *elsewhere])
 
 
 def invoker(spec: Spec, decision: Decision, *, bearer: bool = True) -> Policy:
@@ -238,7 +270,7 @@ def _submitting(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
     """Asynchronous inference: requests go to S3, and answers come from there."""
     assert spec.asynchronous is not None
     yield _allow("Invoke", ["sagemaker:InvokeEndpointAsync"], arns.endpoints())
-    places = [place for place in (spec.asynchronous.output, spec.asynchronous.failures) if place is not None]
+    places = _answer_places(spec.asynchronous)
     yield _allow("Answers", ["s3:GetObject"], [arns.objects(place) for place in places])
     yield from _listing(arns, "AnswersListed", places)  # else an answer that is not there yet looks forbidden
     yield _allow("Requests", ["s3:PutObject"], [arns.objects(spec.asynchronous.output)])

@@ -15,7 +15,7 @@ from deploy.aws import Aws, as_deploy_error, error_code, is_missing
 from deploy.errors import DeployError, NotAllowed, Refused
 from deploy.preflight.check import Check, Context, Fetch, Verdict, error, ok, warning
 from deploy.preflight.image import image
-from deploy.preflight.key import key
+from deploy.preflight.key import key, topics
 from deploy.preflight.model import model, secret
 from deploy.resolve.decision import Decision
 from deploy.resources.names import TAG_DEPLOYMENT
@@ -207,6 +207,7 @@ _CHECKS: dict[str, Callable[[Context], Check | list[Check] | None]] = {
     "model": model,
     "key": key,
     "secret": secret,
+    "topics": topics,
     "quota": _quota,
     "network": _network,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deploy.preflight.check import Check, Context, Verdict, error, ok, warning
+from deploy.preflight.key import SECRET, compared, customers
 from deploy.s3.prefix import Prefix, check_region, objects, reader
 from deploy.s3.prefix_lint import Finding, Level, lint
 from deploy.s3.upload import human, plan_upload
@@ -59,8 +60,8 @@ def _hub(context: Context, model_id: str) -> Check:
     return ok("model", f"{model_id} on the hub")
 
 
-def secret(context: Context) -> Check | None:
-    """Check that the token's secret exists in this region. Its value is not read."""
+def secret(context: Context) -> Check | list[Check] | None:
+    """Check that the token's secret exists in this region, and its key. Its value is not read."""
     arn = context.spec.model.token_secret
     if arn is None:
         return None
@@ -69,7 +70,10 @@ def secret(context: Context) -> Check | None:
         return error("secret", f"{arn} is in {region}", f"Make one in {context.aws.region} (model.token_secret).")
     client = context.aws.client("secretsmanager")
     try:
-        client.describe_secret(SecretId=arn)
+        found = client.describe_secret(SecretId=arn)
     except client.exceptions.ResourceNotFoundException:
         return error("secret", f"{arn} does not exist", "Correct model.token_secret, or make the secret.")
-    return ok("secret", arn.rpartition(":")[2])
+    return [
+        ok("secret", arn.rpartition(":")[2]),
+        *compared(context, SECRET, {arn: customers(context, found.get("KmsKeyId"))}),
+    ]

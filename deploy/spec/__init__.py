@@ -91,6 +91,12 @@ class Spec(Section):
         """Whether the model's own Python code may run."""
         return str(self.options.get("trust_remote_code", "")).lower() == "true"
 
+    @property
+    def topics(self) -> list[str]:
+        """All SNS topics, each once."""
+        alarms = [self.alarms.notify] if self.alarms is not None and self.alarms.notify is not None else []
+        return list(dict.fromkeys([*alarms, *(self.asynchronous.topics if self.asynchronous is not None else [])]))
+
     @model_validator(mode="after")
     def _agreement(self) -> Spec:
         if problems := [*self._contradictions()]:
@@ -105,8 +111,12 @@ class Spec(Section):
         in_s3 = self.model.id is None or any(component.adapters for component in self.components)
         if self.encryption.model_key is not None and not in_s3:
             yield "encryption.model_key is for a model or adapters in S3"
+        if self.encryption.secret_key is not None and self.model.token_secret is None:
+            yield "encryption.secret_key is for model.token_secret"
         if self.encryption.output_key is not None and self.asynchronous is None:
             yield "encryption.output_key is for the answers of async"
+        if self.encryption.topic_key is not None and not (self.asynchronous and self.asynchronous.topics):
+            yield "encryption.topic_key is for the topics of async"
         if self.instance.price is not None and self.instance.type == "auto":
             yield "instance.price is that of a type that instance.type names"
         yield from self._pool_contradictions()

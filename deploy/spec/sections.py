@@ -277,10 +277,17 @@ class Async(Section):
     notify_success: TopicArn | None = Field(None, description="SNS topic of answers.")
     notify_error: TopicArn | None = Field(None, description="SNS topic of failures.")
 
+    @property
+    def topics(self) -> list[str]:
+        """The topics, each once."""
+        return list(dict.fromkeys(topic for topic in (self.notify_success, self.notify_error) if topic is not None))
+
 
 class Encryption(Section):
     """Your own KMS keys, in place of AWS's."""
 
     model_key: KeyId | None = Field(None, description="KMS key of the bucket of the model and its adapters.")
+    secret_key: KeyId | None = Field(None, description="KMS key of model.token_secret.")
     volume_key: KeyId | None = Field(None, description="KMS key of the instances' EBS volume.")
     output_key: KeyId | None = Field(None, description="KMS key of asynchronous answers.")
+    topic_key: KeyId | None = Field(None, description="KMS key of the SNS topics of async.")

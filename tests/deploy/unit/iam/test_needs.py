@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
 
 from deploy.iam.policies import execution_role, invoker, policies
 from deploy.resolve.ecr import registry_suffix
-from tests.deploy.cases import CASES, KEY, SECRET, decision, spec
+from tests.deploy.cases import CASES, KEY, decision, spec
 from tests.deploy.doubles.authorization import (
     Where,
     needs_of_action,
@@ -116,15 +117,25 @@ def of_the_role(case: str, where: Where, image: str, **changes: Any) -> Iterator
     if said.alarms is not None:
         yield from needs_of_action("cloudwatch:DescribeAlarms", {"AlarmName": f"{said.name}/5xx"}, where)
     if said.model.token_secret is not None:
-        yield from needs_of_action("secretsmanager:GetSecretValue", {"SecretId": SECRET}, where)
+        yield from needs_of_action("secretsmanager:GetSecretValue", {"SecretId": said.model.token_secret}, where)
+        if (key := said.encryption.secret_key) is not None:
+            via = {"kms:ViaService": f"secretsmanager.{where.region}.{where.suffix}"}
+            yield from needs_of_action("kms:Decrypt", {"KeyId": key}, where, **via)
     if said.asynchronous is not None:
         for verb in ("PutObject", "GetObject"):
             yield from needs_of_action(f"s3:{verb}", {"Bucket": "answers", "Key": "llama/1.out"}, where)
-        for verb in ("Decrypt", "GenerateDataKey"):
-            yield from needs_of_action(f"kms:{verb}", {"KeyId": KEY}, where)
+        for topic in said.asynchronous.topics:
+            yield from needs_of_action("sns:Publish", {"TopicArn": topic}, where)
+        for verb, (key, service) in product(
+            ("Decrypt", "GenerateDataKey"),
+            ((said.encryption.output_key, "s3"), (said.encryption.topic_key, "sns")),
+        ):
+            if key is not None:
+                via = {"kms:ViaService": f"{service}.{where.region}.{where.suffix}"}
+                yield from needs_of_action(f"kms:{verb}", {"KeyId": key}, where, **via)
     if said.encryption.volume_key is not None:
         grant = {"kms:GrantIsForAWSResource": "true"}
-        yield from needs_of_action("kms:CreateGrant", {"KeyId": KEY}, where, **grant)
+        yield from needs_of_action("kms:CreateGrant", {"KeyId": said.encryption.volume_key}, where, **grant)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -144,6 +155,28 @@ def test_the_role_in_every_partition(region: str) -> None:
     said = spec("components", role=f"arn:{where.partition}:iam::{ACCOUNT}:role/lmi", encryption=encryption)
     policy = execution_role(said, decision("components", region=region, image=image))
     needs = list(of_the_role("components", where, image, encryption=encryption))
+    assert [str(need) for need in needs if not allowed([policy], need)] == []
+
+
+@pytest.mark.parametrize("region", PARTITIONS)
+def test_the_role_of_an_asynchronous_endpoint_in_every_partition(region: str) -> None:
+    """With a key for each thing that it reads, writes and publishes."""
+    where = Where(region, ACCOUNT)
+    image = f"{ACCOUNT}.dkr.ecr.{region}.{registry_suffix(region)}/lmi@sha256:{'ab' * 32}"
+    head = f"arn:{where.partition}:%s:{region}:{ACCOUNT}"
+    keys = [f"{head % 'kms'}:key/11111111-2222-3333-4444-55555555555{number}" for number in range(4)]
+    said = spec("asynchronous")
+    changes = {
+        "role": f"arn:{where.partition}:iam::{ACCOUNT}:role/lmi",
+        "model": {"id": "org/model", "token_secret": f"{head % 'secretsmanager'}:secret:hub-AbCdEf"},
+        "async": {"output": said.asynchronous.output, "notify_error": f"{head % 'sns'}:bad"}
+        if said.asynchronous
+        else {},
+        "encryption": dict(zip(("secret_key", "volume_key", "output_key", "topic_key"), keys, strict=True)),
+    }
+    policy = execution_role(spec("asynchronous", **changes), decision("asynchronous", region=region, image=image))
+    needs = list(of_the_role("asynchronous", where, image, **changes))
+    assert len([need for need in needs if need.action.startswith("kms:")]) == 6
     assert [str(need) for need in needs if not allowed([policy], need)] == []
 
 

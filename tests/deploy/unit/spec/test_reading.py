@@ -137,6 +137,8 @@ def test_variables_that_yaml_takes_for_something_else_are_to_be_quoted(file: Pat
         ("scaling={min: 3, max: 2, concurrency: 1}", "scaling: min is above max"),
         ("tags.lmi:x=a", "tags: lmi:x: names that begin with aws: or lmi: are taken"),
         ("encryption.model_key=alias/k", "encryption.model_key is for a model or adapters in S3"),
+        ("encryption.secret_key=alias/k", "encryption.secret_key is for model.token_secret"),
+        ("encryption.topic_key=alias/k", "encryption.topic_key is for the topics of async"),
         ("encryption.output_key=alias/k", "encryption.output_key is for the answers of async"),
         ("instance.price=2", "instance.price is that of a type that instance.type names"),
         ("network.isolated=true",
