@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from deploy.operations.logs import endpoint_group
-from tests.deploy.doubles.aws import Call, Cloud
+from tests.deploy.doubles.aws import CALLER, Call, Cloud
 from tests.deploy.doubles.endpoints import set_quotas
 from tests.deploy.local.processes import LocalProcess, local_process
 from tests.docs.pages import ROOT
@@ -50,6 +50,7 @@ def environment() -> Iterator[dict[str, str]]:
 def _serve() -> None:
     """Print the variables, and serve until standard input ends."""
     cloud = Cloud()
+    cloud.trusted.add(CALLER)  # readers have an account; tests/deploy/aws holds the commands to the printed policies
     cloud.sagemaker.polls = 0  # nothing takes time: `lmi deploy up` polls every 15 s
     with pytest.MonkeyPatch.context() as patch:
         set_quotas(patch, _QUOTAS)
@@ -65,8 +66,8 @@ def _variables(cloud: str, runtime: str) -> dict[str, str]:
     return {
         "AWS_ENDPOINT_URL": cloud,
         "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": runtime,
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_ACCESS_KEY_ID": CALLER,
+        "AWS_SECRET_ACCESS_KEY": CALLER,
         "AWS_REGION": "us-east-1",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",

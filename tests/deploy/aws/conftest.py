@@ -1,4 +1,4 @@
-"""A double of AWS on loopback."""
+"""A double of AWS on loopback, in which the commands under test may do what the printed policies allow."""
 
 from __future__ import annotations
 
@@ -17,8 +17,15 @@ def _cloud() -> Iterator[Cloud]:
 
 
 @pytest.fixture
-def cloud(_cloud: Cloud, _no_aws: None, monkeypatch: pytest.MonkeyPatch) -> Cloud:
-    """AWS, empty; boto3 goes there."""
+def cloud(_cloud: Cloud, _no_aws: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    """AWS, empty; boto3 goes there.
+
+    The caller may do nothing: `permit`, or `Deployer`, gives it what is printed for a specification. A call that is
+    denied fails the test, unless the test expects it and clears `denied`.
+    """
     _cloud.reset()
+    _cloud.policies.clear()
+    _cloud.denied.clear()
     monkeypatch.setenv("AWS_ENDPOINT_URL", _cloud.url)
-    return _cloud
+    yield _cloud
+    assert _cloud.denied == []

@@ -19,6 +19,7 @@ from tests.accept.aws import PASS, Ran, accept
 from tests.accept.test_aws import ALL, CONTENT
 from tests.deploy.aws.operations.test_logs import write
 from tests.deploy.doubles.aws import Cloud
+from tests.deploy.doubles.deployer import Deployer
 from tests.deploy.doubles.endpoints import IMAGE, make_ready, set_quotas
 from tests.deploy.local.servers import Loop
 from tests.servers import serve
@@ -26,7 +27,10 @@ from tests.servers import serve
 
 @pytest.fixture
 def account(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    """An account that has role, image, model and quota; whatever serves there is the echo engine."""
+    """An account that has role, image, model and quota; whatever serves there is the echo engine.
+
+    Requests go to the emulator, which has no policies: `client/` holds them to the invoker's.
+    """
     make_ready(cloud)
     set_quotas(monkeypatch, {"ml.g6e.xlarge for endpoint usage": 4.0})
     s3 = cloud.client("s3")
@@ -60,6 +64,7 @@ def test_the_whole_of_it(account: Cloud, tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     model = {**CONTENT["model"], "id": None, "s3": "s3://of-ours/llama/"}
     path.write_text(yaml.safe_dump({**CONTENT, "model": model, "image": {"uri": IMAGE, "cuda": "13.0"}}))
+    Deployer(account, cli.main).takes(str(path))
     results = accept(read_spec(path), [str(path)], in_process)
     assert [(result.point, result.why) for result in results if result.verdict != PASS] == []
     assert [result.point for result in results] == ALL

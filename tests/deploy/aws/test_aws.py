@@ -1,10 +1,9 @@
-"""The double of AWS does what the tests of `deploy` rely on."""
+"""The double of AWS does what the tests of `deploy` rely on. By the tests' own clients, who may do everything."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import boto3
 import pytest
 from botocore.exceptions import ClientError
 
@@ -14,7 +13,7 @@ ROLE = "arn:aws:iam::123456789012:role/r"
 
 
 def made(cloud: Cloud, *, model: str | None = "m") -> Any:
-    sagemaker = boto3.client("sagemaker")
+    sagemaker = cloud.client("sagemaker")
     sagemaker.create_model(ModelName="m", ExecutionRoleArn=ROLE, PrimaryContainer={"Image": "x"})
     variant = {"VariantName": "v", "InitialInstanceCount": 1, "InstanceType": "ml.p5.48xlarge"}
     if model is not None:
@@ -101,7 +100,7 @@ def test_conflicts_are_said_as_aws_says_them(cloud: Cloud) -> None:
 def test_an_endpoint_goes_by_and_by_and_its_scaling_with_it(cloud: Cloud) -> None:
     sagemaker = made(cloud)
     states(sagemaker, 2)
-    scaling = boto3.client("application-autoscaling")
+    scaling = cloud.client("application-autoscaling")
     target = {
         "ServiceNamespace": "sagemaker",
         "ResourceId": "endpoint/e/variant/v",
@@ -149,10 +148,10 @@ def test_components_live_on_an_endpoint_in_service(cloud: Cloud) -> None:
 
 def test_calls_are_recorded_and_refused(cloud: Cloud) -> None:
     cloud.refuse("ListModels", times=1)
-    assert boto3.client("sagemaker").list_models()["Models"] == []  # boto3 tries again
-    boto3.client("s3").create_bucket(Bucket="bucket")
-    boto3.client("sts").get_caller_identity()
-    boto3.client("cloudwatch").put_metric_alarm(
+    assert cloud.client("sagemaker").list_models()["Models"] == []  # boto3 tries again
+    cloud.client("s3").create_bucket(Bucket="bucket")
+    cloud.client("sts").get_caller_identity()
+    cloud.client("cloudwatch").put_metric_alarm(
         AlarmName="a", EvaluationPeriods=1, ComparisonOperator="GreaterThanThreshold", Threshold=1, Period=60,
         MetricName="m", Namespace="n", Statistic="Sum",
     )  # fmt: skip
@@ -167,7 +166,7 @@ def test_calls_are_recorded_and_refused(cloud: Cloud) -> None:
 
 
 def test_pages_have_ten_and_tags_are_kept(cloud: Cloud) -> None:
-    sagemaker = boto3.client("sagemaker")
+    sagemaker = cloud.client("sagemaker")
     for number in range(12):
         sagemaker.create_model(ModelName=f"m{number:02}", ExecutionRoleArn=ROLE, PrimaryContainer={"Image": "x"})
     assert len(sagemaker.list_models(NameContains="m")["Models"]) == 10

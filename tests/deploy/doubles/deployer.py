@@ -21,7 +21,7 @@ def printed(content: Mapping[str, Any] | Spec, who: str = "deployer", region: st
     return policies(spec, resolve(spec, spec.region or region).decision)[who]
 
 
-def permit(cloud: Cloud, *contents: Mapping[str, Any]) -> None:
+def permit(cloud: Cloud, *contents: Mapping[str, Any] | Spec) -> None:
     """Give the caller the deployer's printed policies of these specifications, and nothing else."""
     cloud.policies[CALLER] = [printed(content) for content in contents]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import boto3
 import pytest
 
 from deploy.aws import Aws
 from deploy.iam.simulation import caller
-from tests.deploy.doubles.aws import Cloud
+from tests.deploy.doubles.aws import CALLER, Cloud
+from tests.deploy.doubles.deployer import printed
+from tests.deploy.doubles.deployments import PLAIN
 
 
 @pytest.mark.parametrize(("arn", "path", "who"), [
@@ -19,7 +20,10 @@ def test_the_caller_of_a_session_is_its_role(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, arn: str, path: str | None, who: str
 ) -> None:
     if path is not None:
-        boto3.client("iam").create_role(RoleName="Dev", Path=path, AssumeRolePolicyDocument="{}")
+        cloud.client("iam").create_role(RoleName="Dev", Path=path, AssumeRolePolicyDocument="{}")
+    # The deployer's own role is in no specification: who has one with a path needs this beside the printed policy.
+    own = {"Effect": "Allow", "Action": "iam:GetRole", "Resource": "arn:aws:iam::123456789012:role/*"}
+    cloud.policies[CALLER] = [printed(PLAIN), {"Statement": [own]}]
     aws = Aws("us-east-1")
     monkeypatch.setattr(aws.client("sts"), "get_caller_identity", lambda: {"Arn": arn})
     assert caller(aws) == who

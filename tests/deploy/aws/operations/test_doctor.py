@@ -18,6 +18,7 @@ from deploy.local.endpoint import Endpoint
 from deploy.local.runtime import Runtime
 from deploy.operations.doctor import OPEN, SIZES, Finding, Target, measure, report
 from tests.deploy.doubles.aws import Cloud
+from tests.deploy.doubles.deployer import Deployer
 from tests.deploy.doubles.endpoints import IMAGE, ROLE
 from tests.deploy.local.servers import Loop
 from tests.servers import serve
@@ -144,7 +145,9 @@ def test_the_command_checks(cloud: Cloud, tmp_path: Path, capsys: pytest.Capture
     s3.create_bucket(Bucket="of-ours")
     content = {"name": "chat", "role": ROLE, "image": {"uri": IMAGE}, "model": {"s3": "s3://of-ours/llama/"},
                "instance": {"type": "ml.g5.xlarge"}}  # fmt: skip
-    (tmp_path / "chat.yaml").write_text(yaml.safe_dump(content))
+    path = tmp_path / "chat.yaml"
+    path.write_text(yaml.safe_dump(content))
+    Deployer(cloud, cli.main).takes(str(path), ["model.shape={parameters: 1e9, layers: 9, kv_heads: 8, head_dim: 64}"])
     assert cli.main(["doctor", str(tmp_path / "chat.yaml"), "--aws-only"]) == 2
     out = capsys.readouterr().out
     assert f"error   role: {ROLE} does not exist" in out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from moto.kms.models import kms_backends
 from deploy.aws import Aws
 from deploy.cli import main as cli
 from deploy.errors import Refused
+from deploy.iam.policies import policies
+from deploy.preflight import checks
 from deploy.preflight.check import Check, Verdict
-from deploy.preflight.checks import lines, preflight, refuse_errors
+from deploy.preflight.checks import lines, refuse_errors
 from deploy.resolve.decision import Decision, Pool
 from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.spec import Spec
 from tests.deploy.doubles.aws import ACCOUNT, CALLER, Cloud
+from tests.deploy.doubles.deployer import Deployer
 from tests.deploy.doubles.endpoints import IMAGE, ROLE, aws, make_endpoint, make_ready, set_quotas, settle
 
 
@@ -49,6 +53,21 @@ def ready(cloud: Cloud) -> Cloud:
     return cloud
 
 
+@pytest.fixture(autouse=True)
+def _permitted(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks has the deployer's policy that is printed for the specification, and no other."""
+
+    def permitted(aws: Aws, spec: Spec, decision: Decision, **how: Any) -> list[Check]:
+        decision = replace(decision, model_data=spec.model.s3 or spec.model.upload)
+        cloud.policies[CALLER] = [policies(spec, decision)["deployer"]]
+        return checks.preflight(aws, spec, decision, **how)
+
+    monkeypatch.setitem(globals(), "preflight", permitted)
+
+
+preflight = checks.preflight  # see above
+
+
 def run(name: str, the_spec: Spec | None = None, **how: Any) -> Check:
     """The worst that is said of one thing."""
     found = [
@@ -71,13 +90,13 @@ def hub(status: int) -> Any:
 
 
 def test_all_is_well_and_nothing_is_changed(ready: Cloud) -> None:
-    checks = preflight(aws(), spec(), decision(), fetch=hub(200))
-    assert [(check.name, check.verdict) for check in checks] == [
+    found = preflight(aws(), spec(), decision(), fetch=hub(200))
+    assert [(check.name, check.verdict) for check in found] == [
         (name, Verdict.OK) for name in ("account", "name", "role", "image", "model", "quota")
     ]
     assert ready.changes() == []
-    refuse_errors(checks)
-    assert lines(checks)[0] == f"ok      account: {ACCOUNT} in us-east-1"
+    refuse_errors(found)
+    assert lines(found)[0] == f"ok      account: {ACCOUNT} in us-east-1"
 
 
 def test_the_name_is_taken(ready: Cloud) -> None:
@@ -121,8 +140,8 @@ def test_an_image_of_another_processor(ready: Cloud, monkeypatch: pytest.MonkeyP
         aws.client("ecr"), "get_download_url_for_layer", lambda **which: {"downloadUrl": "http://there/config"}
     )
     for body, verdict in ((b'{"architecture": "arm64"}', Verdict.ERROR), (b"{}", Verdict.OK)):
-        checks = preflight(aws, spec(), decision(), fetch=lambda *asked, body=body: (200, body))  # type: ignore[misc]
-        assert [check.verdict for check in checks if check.name == "image"] == [verdict]
+        found = preflight(aws, spec(), decision(), fetch=lambda *asked, body=body: (200, body))  # type: ignore[misc]
+        assert [check.verdict for check in found if check.name == "image"] == [verdict]
 
 
 def test_a_manifest_in_ocis_format_is_a_warning(ready: Cloud) -> None:
@@ -307,8 +326,65 @@ def test_a_key_that_may_not_be_looked_at(ready: Cloud, locked: str, tmp_path: Pa
         ("kms:DescribeKey", f"s3://of-ours is encrypted with {locked}, which the specification does not name"),
     ):
         ready.policies[CALLER] = [{"Statement": [everything, {**everything, "Effect": "Deny", "Action": action}]}]
-        (found,) = keys_said(model=uploaded)
+        (found,) = [one for one in checks.preflight(aws(), spec(model=uploaded), decision()) if one.name == "key"]
         assert (found.verdict, found.says) == (Verdict.WARNING, says)
+        assert {need.action for need in ready.denied} == {action}
+        ready.denied.clear()
+
+
+def test_the_key_of_the_token_s_secret(ready: Cloud) -> None:
+    key = ready.client("kms").create_key()["KeyMetadata"]["Arn"]
+    for name, named in (("awss", {}), ("ours", {"KmsKeyId": key})):
+        arn = ready.client("secretsmanager").create_secret(Name=name, SecretString="never read", **named)["ARN"]
+        content = {"model": {"id": "org/model", "token_secret": arn}}
+        if not named:
+            assert keys_said(**content) == []
+            continue
+        (found,) = keys_said(**content)
+        assert found.says == f"{arn} is encrypted with {key}, which the specification does not name"
+        assert f"encryption.secret_key: {key}, and give the role what" in found.advice
+        (found,) = keys_said(**content, encryption={"secret_key": key})
+        assert (found.verdict, found.says) == (Verdict.OK, f"{key} encrypts model.token_secret")
+
+
+def topic(cloud: Cloud, name: str, key: str | None = None) -> str:
+    attributes = {} if key is None else {"KmsMasterKeyId": key}
+    return str(cloud.client("sns").create_topic(Name=name, Attributes=attributes)["TopicArn"])
+
+
+def test_the_key_of_topics(ready: Cloud) -> None:
+    key = str(ready.client("kms").create_key()["KeyMetadata"]["Arn"])
+    ours, awss, plain = (topic(ready, *named) for named in (("ours", key), ("awss", "alias/aws/sns"), ("plain",)))
+    ready.client("s3").create_bucket(Bucket="answers")
+    for told in ({"notify_success": awss}, {"notify_error": plain}, {}):
+        assert keys_said(**{"async": {"output": "s3://answers/", **told}}) == []
+    asynchronous = {"output": "s3://answers/", "notify_success": plain, "notify_error": ours}
+    (found,) = keys_said(**{"async": asynchronous})
+    assert found.says == f"{ours} is encrypted with {key}, which the specification does not name"
+    (found,) = keys_said(**{"async": asynchronous}, encryption={"topic_key": key})
+    assert (found.verdict, found.says) == (Verdict.OK, f"{key} encrypts the topics of async")
+
+
+def test_topics_that_are_not_there_and_keys_that_keep_cloudwatch_out(ready: Cloud) -> None:
+    key = str(ready.client("kms").create_key()["KeyMetadata"]["Arn"])
+    absent = f"arn:aws:sns:us-east-1:{ACCOUNT}:absent"
+    found = run("topics", spec(alarms={"notify": absent}))
+    assert (found.verdict, found.says) == (Verdict.WARNING, f"{absent} does not exist")
+    found = run("topics", spec(alarms={"notify": topic(ready, "awss", "alias/aws/sns")}))
+    assert found.verdict is Verdict.WARNING
+    assert "CloudWatch cannot publish" in found.says
+    found = run("topics", spec(alarms={"notify": topic(ready, "ours", key)}))
+    assert found.verdict is Verdict.OK
+    assert "must allow cloudwatch.amazonaws.com" in found.says
+
+
+def test_the_key_of_the_answers_bucket(ready: Cloud, locked: str) -> None:
+    asynchronous = {"async": {"output": "s3://of-ours/answers/"}}
+    (found,) = keys_said(**asynchronous)
+    assert f"encryption.output_key: {locked}, and give the role and the invoker" in found.advice
+    assert [one.verdict for one in keys_said(**asynchronous, encryption={"output_key": locked})] == [Verdict.OK]
+    ready.client("s3").create_bucket(Bucket="plain")  # SageMaker encrypts with the key that it is told
+    assert keys_said(**{"async": {"output": "s3://plain/"}}, encryption={"output_key": locked}) == []
 
 
 def test_quotas(ready: Cloud, quotas: dict[str, float]) -> None:
@@ -372,11 +448,12 @@ def test_plan_says_it_and_up_refuses(
     path = tmp_path / "chat.yaml"
     path.write_text(yaml.safe_dump(content))
     cloud.push("lmi", "1-cu130")
-    assert cli.main(["plan", str(path)]) == 0
+    main = Deployer(cloud, cli.main)
+    assert main(["plan", str(path)]) == 0
     assert f"error   role: {ROLE} does not exist" in capsys.readouterr().out.replace("\n", " ")
     cloud.calls.clear()
-    assert cli.main(["up", str(path), "--yes"]) == 2
+    assert main(["up", str(path), "--yes"]) == 2
     assert cloud.changes() == []
     cloud.sagemaker.polls = 0
-    assert cli.main(["up", str(path), "--yes", "--no-checks"]) == 0
+    assert main(["up", str(path), "--yes", "--no-checks"]) == 0
     assert cloud.sagemaker.names("endpoint") == ["chat"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -14,6 +13,8 @@ from deploy.resolve.images import (
 )
 from deploy.spec.sections import Image
 from tests.deploy.doubles.aws import Cloud
+from tests.deploy.doubles.deployer import permit
+from tests.deploy.doubles.deployments import PLAIN
 
 ACCOUNT = "123456789012"  # moto's
 
@@ -21,25 +22,19 @@ ACCOUNT = "123456789012"  # moto's
 HERE = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com"
 
 
-def push(aws: Aws, tag: str, manifest_type: str = "application/vnd.docker.distribution.manifest.v2+json") -> str:
-    """Put an image there; its digest."""
-    manifest = {"schemaVersion": 2, "mediaType": manifest_type, "config": {"digest": "sha256:" + "1" * 64, "size": 1}}
-    answer = aws.client("ecr").put_image(
-        repositoryName="lmi", imageManifest=json.dumps(manifest), imageManifestMediaType=manifest_type, imageTag=tag
-    )
-    return str(answer["image"]["imageId"]["imageDigest"])
+SPEC = {**PLAIN, "image": {"repository": "lmi", "tag": "1"}, "model": {"id": "demo"}}
 
 
 @pytest.fixture
 def aws(cloud: Cloud) -> Aws:
-    found = Aws("us-east-1")
-    found.client("ecr").create_repository(repositoryName="lmi")
-    return found
+    """Whoever has the printed policy asks for images of two repositories."""
+    permit(cloud, SPEC, {**SPEC, "image": {"repository": "other"}})
+    return Aws("us-east-1")
 
 
 @pytest.mark.parametrize("given", [{"repository": "lmi", "tag": "1-cu130"}, {"uri": f"{HERE}/lmi:1-cu130"}])
-def test_a_tag_becomes_its_digest(aws: Aws, given: dict[str, Any]) -> None:
-    digest = push(aws, "1-cu130")
+def test_a_tag_becomes_its_digest(cloud: Cloud, aws: Aws, given: dict[str, Any]) -> None:
+    digest = cloud.push("lmi", "1-cu130")
     found = resolve_image(Image(**given), "us-east-1", ACCOUNT, aws)
     assert found.uri == f"{HERE}/lmi@{digest}"
     assert (found.cuda, found.warnings) == ((13, 0), ())
@@ -53,8 +48,8 @@ def test_a_list_of_images_is_warned_of(aws: Aws, monkeypatch: pytest.MonkeyPatch
     assert "--provenance=false" in found.warnings[0]
 
 
-def test_an_image_that_is_not_there_comes_with_the_way_to_put_it(aws: Aws) -> None:
-    push(aws, "1")
+def test_an_image_that_is_not_there_comes_with_the_way_to_put_it(cloud: Cloud, aws: Aws) -> None:
+    cloud.push("lmi", "1")
     with pytest.raises(NotThere, match=r"there is no image lmi:2 in 123456789012's ECR of us-east-1") as caught:
         resolve_image(Image(repository="lmi", tag="2"), "us-east-1", ACCOUNT, aws)
     assert f"docker push {HERE}/lmi:2" in caught.value.advice

@@ -15,10 +15,11 @@ from deploy.s3.parts import METADATA
 from deploy.s3.upload import plan_upload, upload
 from deploy.spec import Spec
 from tests.deploy.doubles.aws import Call, Cloud
+from tests.deploy.doubles.deployer import permit
 from tests.deploy.doubles.deployments import NAME, PLAIN, up, wanted_of
 from tests.deploy.doubles.endpoints import aws
 
-TO = "s3://models/llama/"
+TO, ELSEWHERE = "s3://models/llama/", "s3://models/llama-2/"
 ROLE = "arn:aws:iam::123456789012:role/other"
 
 
@@ -27,6 +28,13 @@ def bucket(cloud: Cloud) -> Any:
     s3 = cloud.client("s3")
     s3.create_bucket(Bucket="models")
     return s3
+
+
+@pytest.fixture(autouse=True)
+def _permitted(cloud: Cloud) -> None:
+    """Whoever deploys has the policies that are printed for models that are uploaded there."""
+    model = {**PLAIN["model"], "s3": None, "path": "llama"}
+    permit(cloud, *({**PLAIN, "model": {**model, "upload": to}} for to in (TO, ELSEWHERE)))
 
 
 @pytest.fixture
@@ -47,7 +55,7 @@ def test_changed_files_do_not_come_under_an_endpoint_that_serves(cloud: Cloud, b
     with pytest.raises(Refused, match=r"1 files are new or changed, e\.g\. config\.json") as raised:
         check_data(spec, aws(), look(aws(), NAME))
     assert "model.upload" in raised.value.advice
-    elsewhere = spec.model_copy(update={"model": spec.model.model_copy(update={"upload": "s3://models/llama-2/"})})
+    elsewhere = spec.model_copy(update={"model": spec.model.model_copy(update={"upload": ELSEWHERE})})
     assert check_data(elsewhere, aws(), look(aws(), NAME)) is not None
 
 

@@ -16,6 +16,8 @@ from deploy.s3.parts import METADATA, Part, file_digest, parts_of
 from deploy.s3.prefix import Prefix, delete
 from deploy.s3.upload import UploadProgress, human, plan_upload, upload
 from tests.deploy.doubles.aws import Call, Cloud
+from tests.deploy.doubles.deployer import permit
+from tests.deploy.doubles.deployments import PLAIN
 from tests.deploy.doubles.endpoints import aws
 
 MIB = 2**20
@@ -28,6 +30,14 @@ def bucket(cloud: Cloud) -> Any:
     s3.create_bucket(Bucket="models-of-ours")
     cloud.calls.clear()
     return s3
+
+
+@pytest.fixture(autouse=True)
+def _permitted(request: pytest.FixtureRequest) -> None:
+    """Whoever uploads has the policy that is printed for a model that is uploaded there."""
+    if "cloud" in request.fixturenames:
+        uploaded = {**PLAIN["model"], "s3": None, "path": "llama", "upload": TO}
+        permit(request.getfixturevalue("cloud"), {**PLAIN, "model": uploaded})
 
 
 @pytest.fixture
