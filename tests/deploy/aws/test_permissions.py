@@ -6,19 +6,21 @@ The double denies what no statement allows. So a new call without its statement 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from moto.sns.models import sns_backends
 from moto.utilities.utils import get_partition
 
 from deploy.cli.main import main as run
+from deploy.client import Forbidden, ModelFailed, Predictor
 from deploy.resolve.ecr import registry_suffix
 from tests.deploy.aws.test_lifecycle import MODEL
-from tests.deploy.doubles.aws import ACCOUNT, Cloud
-from tests.deploy.doubles.deployer import Deployer
+from tests.deploy.doubles.aws import ACCOUNT, CALLER, Cloud
+from tests.deploy.doubles.deployer import Deployer, printed
 from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN
 from tests.deploy.doubles.endpoints import set_quotas
 
@@ -35,10 +37,9 @@ def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def main(cloud: Cloud) -> Iterator[Deployer]:
+def main(cloud: Cloud) -> Deployer:
     """`lmi deploy` by somebody whom the printed policy of the file allows every call."""
-    yield Deployer(cloud, run)
-    assert cloud.denied == []
+    return Deployer(cloud, run)
 
 
 def prepared(cloud: Cloud, region: str, content: dict[str, Any]) -> dict[str, Any]:
@@ -63,17 +64,26 @@ def written(tmp_path: Path, content: dict[str, Any], **changes: Any) -> str:
     return str(path)
 
 
-def live(main: Deployer, tmp_path: Path, content: dict[str, Any], *scale: str, also: tuple[str, ...] = ()) -> None:
-    """Every command, from the plan to the end."""
+def live(
+    main: Deployer,
+    tmp_path: Path,
+    content: dict[str, Any],
+    *scale: str,
+    also: tuple[str, ...] = (),
+    serving: Callable[[], None] = lambda: None,
+) -> None:
+    """Every command, from the plan to the end. `serving` is called when it serves, and when updated."""
     path, where = written(tmp_path, content), ["--region", content["region"]]
     assert main(["doctor", path]) == 0
     assert main(["plan", path]) == 0
     assert main(["up", path, "--yes"]) == 0
+    serving()
     assert main(["up", path, "--yes"]) == 0
     assert main(["status", NAME, *where]) == 0
     assert main(["scale", NAME, *scale, *where, "--no-wait"]) == 0
     assert main(["logs", NAME, *where]) in (0, 4)
     assert main(["update", written(tmp_path, content, options={"max_tokens": 3}), "--yes"]) == 0
+    serving()
     assert main(["iam", path]) == 0
     assert main(["down", path, *where, "--yes", "--logs", *also]) == 0
 
@@ -183,4 +193,83 @@ def test_another_deployments_component_cannot_be_deleted(cloud: Cloud, tmp_path:
     with pytest.raises(deleting.exceptions.ClientError, match="AccessDenied"):
         deleting.delete_inference_component(InferenceComponentName="second")
     assert [need.action for need in cloud.denied] == ["sagemaker:DeleteInferenceComponent"]
+    cloud.denied.clear()
+
+
+def own_key(cloud: Cloud, region: str) -> str:
+    return str(cloud.client("kms", region).create_key()["KeyMetadata"]["Arn"])
+
+
+def asynchronous(cloud: Cloud, region: str, model: dict[str, Any]) -> dict[str, Any]:
+    """An asynchronous endpoint's specification, whose answers and topics have keys of one's own."""
+    content = prepared(cloud, region, {**PLAIN, "model": model})
+    sns, s3, keys = cloud.client("sns", region), cloud.client("s3", region), [own_key(cloud, region) for _ in range(2)]
+    topics = [sns.create_topic(Name=name, Attributes={"KmsMasterKeyId": keys[0]})["TopicArn"] for name in ("ok", "bad")]
+    where = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+    s3.create_bucket(Bucket="answers", **where)
+    rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": keys[1]}}
+    s3.put_bucket_encryption(Bucket="answers", ServerSideEncryptionConfiguration={"Rules": [rule]})
+    cloud.keys["answers"] = keys[1]
+    places = {"output": "s3://answers/llama/", "failures": "s3://answers/failed/"}
+    content["async"] = {**places, "concurrency": 4, "notify_success": topics[0], "notify_error": topics[1]}
+    content["encryption"] = {"topic_key": keys[0], "output_key": keys[1]}
+    return content
+
+
+@pytest.mark.parametrize(("region", "hub"), [("us-east-1", True), ("us-isob-east-1", False)])
+def test_an_asynchronous_endpoint(
+    cloud: Cloud,
+    tmp_path: Path,
+    main: Deployer,
+    region: str,
+    hub: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Requests by somebody with the invoker's printed policy; what SageMaker does with them, by the role's."""
+    content = asynchronous(cloud, region, PLAIN["model"])
+    if hub:
+        key = own_key(cloud, region)
+        secret = cloud.client("secretsmanager").create_secret(Name="hub", SecretString="never read", KmsKeyId=key)
+        shape = PLAIN["model"]["shape"]
+        content["model"] = {"id": "org/model", "shape": shape, "token_secret": secret["ARN"]}
+        content["encryption"]["secret_key"] = key
+    else:
+        content["encryption"]["model_key"] = encrypted(cloud, region)
+    cloud.policies["invoker"] = [printed(content, "invoker")]
+    cloud.policies[content["role"]] = [printed(content, "execution-role")]
+
+    def serving() -> None:
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setenv("AWS_ACCESS_KEY_ID", "invoker")
+            for upload in ([], ["--upload", "s3://answers/llama/requests/1.json"]):
+                assert run(["invoke", NAME, "Hello", "--async", *upload, "--region", region]) == 0
+                assert json.loads(capsys.readouterr().out) == {"generated_text": "Hello"}
+        told = sns_backends[ACCOUNT][region].topics[content["async"]["notify_success"]].sent_notifications
+        assert len(told) in (2, 4)
+
+    live(main, tmp_path, content, "--max", "5", serving=serving)
+    assert not cloud.sagemaker.things
+    assert {call.caller for call in cloud.calls if "async-invocations" in call.operation} == {"invoker"}
+
+
+def test_what_asynchronous_requests_need_is_denied_without_it(cloud: Cloud, tmp_path: Path, main: Deployer) -> None:
+    """Else the test above shows nothing: another endpoint's invoker, a place that is not the role's, an unnamed key."""
+    content = asynchronous(cloud, "us-east-1", PLAIN["model"])
+    assert main(["up", written(tmp_path, content), "--yes"]) == 0
+    role, output_key = content["role"], content["encryption"]["output_key"]
+    cloud.policies[CALLER] = [printed({**content, "name": "other"}, "invoker")]
+    predictor = Predictor(NAME, "us-east-1")
+    with pytest.raises(Forbidden, match="sagemaker:InvokeEndpointAsync"):
+        predictor.predict_async({"inputs": "Hello"})
+    cloud.policies[CALLER] = [printed(content, "invoker")]
+    cloud.policies[role] = [printed({**content, "encryption": {"output_key": output_key}}, "execution-role")]
+    cloud.client("s3").put_object(Bucket="answers", Key="elsewhere/1.json", Body=b"{}")
+    with pytest.raises(ModelFailed, match="The role may not s3:GetObject"):
+        predictor.predict_async(input_location="s3://answers/elsewhere/1.json").wait(9)
+    assert predictor.predict_async({"inputs": "Hello"}).wait(9) == {"generated_text": "Hello"}
+    assert not sns_backends[ACCOUNT]["us-east-1"].topics[content["async"]["notify_success"]].sent_notifications
+    denied = ["sagemaker:InvokeEndpointAsync", "s3:GetObject", "kms:GenerateDataKey", "kms:GenerateDataKey"]
+    assert [need.action for need in cloud.denied] == denied
     cloud.denied.clear()
