@@ -32,10 +32,10 @@ _OPENAI = "openai/v1/chat/completions"
 
 
 class Runtime:
-    """The emulator.
+    """An emulator of SageMaker's runtime API.
 
     Args:
-        store: the directory in place of S3; None: asynchronous requests and transform jobs are refused.
+        store: a directory that stands in for S3. Without one, asynchronous requests and transform jobs are refused.
     """
 
     def __init__(self, endpoint: Endpoint, store: Store | None = None) -> None:

@@ -33,7 +33,14 @@ _PARAMETERS = {"MaxConcurrentTransforms": 1, "BatchStrategy": "MULTI_RECORD", "M
 
 
 class Splitting(NamedTuple):
-    """How a job makes payloads of its input; the most bytes of one, and how many are under way at a time."""
+    """How a job splits its input into payloads.
+
+    Attributes:
+        by_line: whether each line is a record; otherwise each object is one.
+        single: whether a payload holds one record only.
+        most: the maximum size of a payload in bytes.
+        concurrent: the maximum number of payloads in flight.
+    """
 
     by_line: bool
     single: bool

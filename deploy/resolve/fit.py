@@ -194,7 +194,7 @@ def _problem(
 
 
 def too_old(instance: InstanceType, built_for: tuple[int, int] | None) -> str:
-    """Return why the image has no kernels for the GPU; empty: it has, or nothing is known."""
+    """Return why the image has no kernels for the GPU, or "" if it has them or this is unknown."""
     if not instance.gpus or built_for is None or instance.compute >= built_for:
         return ""
     least, has = (".".join(map(str, version)) for version in (built_for, instance.compute))

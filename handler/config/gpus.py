@@ -12,12 +12,12 @@ vLLM's decode context parallel size divides the tensor parallel degree, as the s
 
 
 class Spread(NamedTuple):
-    """How a model is spread.
+    """How a model is distributed over GPUs.
 
     Attributes:
-        tensor: GPUs of one stage and one part of the context; None: all that there are.
-        stages: of its layers.
-        contexts: parts of a prompt.
+        tensor: GPUs per pipeline stage and context part; None for all available.
+        stages: the number of pipeline stages.
+        contexts: the number of parts into which a prompt's context is split.
     """
 
     tensor: int | None

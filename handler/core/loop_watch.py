@@ -27,13 +27,13 @@ _OPTION = "option.event_loop_timeout"
 
 
 class LoopWatch:
-    """Watches an event loop from `start` until `stop`. Linux only.
+    """Ends the process if its event loop is blocked between `start` and `stop`. Linux only.
 
-    While the process is stopped or a debugger has it, no time passes, nor while the whole machine stands still.
+    Time does not count while the process is stopped or under a debugger, or while the whole machine is paused.
 
     Args:
-        seconds: for which the loop may stand still; 0 for no watch.
-        signals: SIGTERM and SIGINT are handled on the loop. One that is not heard for 8 s ends the process too.
+        seconds: how long the loop may be blocked; 0 disables the watch.
+        signals: whether the loop handles SIGTERM and SIGINT. One left unhandled for 8 s also ends the process.
     """
 
     def __init__(self, seconds: float, *, signals: bool) -> None:
@@ -43,7 +43,7 @@ class LoopWatch:
         self._opened = contextlib.ExitStack()
 
     def start(self) -> None:
-        """Begin to watch the running loop, on the main thread: of another one, the process may have other uses."""
+        """Start watching the running loop; do nothing outside the main thread, where the process may not be ours."""
         is_main = threading.current_thread() is threading.main_thread()
         if not self._seconds or sys.platform != "linux" or not is_main or self._watcher is not None:
             return

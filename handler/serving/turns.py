@@ -107,7 +107,7 @@ class Turns:
         self._grant()
 
     def leave(self, kind: str) -> None:
-        """Give a slot back."""
+        """Release a slot."""
         with self._lock:
             self._free += 1
             self._taken[kind] -= 1
@@ -116,7 +116,7 @@ class Turns:
         self._grant()
 
     def close(self) -> None:
-        """Cancel what waits, and whatever enters later."""
+        """Cancel all waiting work, and any that enters later."""
         with self._lock:
             self._closed = True
             waiting = [one for queue in self._queues.values() for one in queue]
@@ -127,7 +127,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def turn(self, flow: Flow, cost: float, kind: str) -> AsyncIterator[None]:
-        """Hold a slot."""
+        """Wait for a slot and hold it."""
         turn: Future[None] = Future()
 
         def begin() -> None:

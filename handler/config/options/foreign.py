@@ -25,7 +25,9 @@ _IMAGES = "the model's own configuration says it"
 _TOKENIZER = "the tokenizer is the one in the model's directory"
 _SPECULATION = "say it in option.speculative_config"
 _REPLICAS = "write option.replicas, which runs whole engines side by side (documents: scaling); they do not share a model's experts"
-_MACHINE = "a model is served by one machine; a server of several can be the engine (documents: engines-by-url)"
+_MACHINE = (
+    "one machine serves a model; for several, start a server on them and make it the engine (documents: engines-by-url)"
+)
 _SERVER = "this server takes no such part; a model.py's formatters change requests and answers"
 _LOG = "LMI_LOG_LEVEL sets the log, option.log_prompts adds prompts to it"
 _METRICS = "vLLM's own logs and metrics are not written here; see /metrics"
@@ -117,7 +119,7 @@ VLLM_OWN = (
     *_idle(_LOG, "enable_log_requests", "disable_log_requests", "enable_log_outputs", "enable_log_deltas", "max_log_len", "uvicorn_log_level", "disable_uvicorn_access_log", "disable_access_log_for_endpoints", "log_error_stack", "aggregate_engine_logging"),
     *_idle(_METRICS, "show_hidden_metrics_for_version", "kv_cache_metrics", "kv_cache_metrics_sample", "cudagraph_metrics", "enable_mfu_metrics", "enable_mm_processor_stats", "per_request_spec_decode_metrics", "custom_histogram_buckets", "enable_server_load_tracking", "enable_per_request_metrics", "record_acceptance_rate", "disable_logprobs_during_spec_decoding"),
     *_idle("answers have what their API says", "enable_prompt_tokens_details", "enable_request_id_headers", "fingerprint_mode", "fingerprint_value", "enable_tokenizer_info_endpoint", "cohere_format", "cohere_is_reasoning_model", "anthropic_disabled_thinking_effort"),
-    *_idle("this server has its own limits and pages (documents: serving)", "h11_max_header_count", "h11_max_incomplete_event_size", "disable_fastapi_docs", "enable_offline_docs", "disable_frontend_multiprocessing", "renderer_num_workers", "enable_flash_late_interaction", "dp_supervisor_probe_interval_s", "dp_supervisor_probe_timeout_s", "dp_supervisor_probe_failure_threshold"),
+    *_idle("this server has its own limits and documentation pages (documents: serving)", "h11_max_header_count", "h11_max_incomplete_event_size", "disable_fastapi_docs", "enable_offline_docs", "disable_frontend_multiprocessing", "renderer_num_workers", "enable_flash_late_interaction", "dp_supervisor_probe_interval_s", "dp_supervisor_probe_timeout_s", "dp_supervisor_probe_failure_threshold"),
     # what vLLM before 0.20 had
     *_idle(_SCHEDULER, "swap_space", "use_v2_block_manager", "num_lookahead_slots", "scheduler_delay_factor", "preemption_mode", "disable_async_output_proc", "multi_step_stream_outputs", "num_scheduler_steps"),
     *_idle("the handler's own tokenizer needs none", "tokenizer_pool_size", "tokenizer_pool_type", "tokenizer_pool_extra_config"),

@@ -135,12 +135,12 @@ class Client:
 
 @dataclass
 class Found:
-    """What the servers have in common.
+    """The model that all usable servers serve.
 
     Attributes:
         model: its name.
-        max_tokens: the least that one of them takes; None where none says it.
-        out: the servers that do not serve it, with the reason.
+        max_tokens: the smallest context length of any server, in tokens; None if no server reports one.
+        out: the unusable servers, by address, and why.
     """
 
     model: str
@@ -149,10 +149,10 @@ class Found:
 
 
 def suitable(models: Sequence[Model], name: str | None, kind: str | None) -> Model:
-    """Return a server's model of this name and kind; None: of any.
+    """Return the server's model with this name and kind; None matches any.
 
     Raises:
-        Failed: it has none.
+        Failed: the server has no such model.
     """
     named = [model for model in models if name in (None, model.name)]
     if not models:

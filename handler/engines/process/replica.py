@@ -62,7 +62,7 @@ class Work(NamedTuple):
     moved_from: Replica | None = None
 
     def to_come(self, num_steps: int) -> int:
-        """Return the most tokens to come, as if each step brought one."""
+        """Return an upper bound of the tokens still to generate, assuming one per step."""
         done = num_steps - self.began
         return max(self.num_tokens - done, 1) if done else self.num_prompt_tokens + self.num_tokens
 
@@ -73,8 +73,8 @@ class Replica:
 
     Attributes:
         work: its sequences, by key.
-        fresh: the keys of those of which nothing has come yet.
-        left: the keys of those that were taken from it while it was silent: what it says of them counts no more.
+        fresh: the keys of the sequences without any output yet.
+        left: the keys of the sequences that moved away while it was silent; later output for them is ignored.
     """
 
     number: int
@@ -88,14 +88,14 @@ class Replica:
     fd: int | None = None
 
     def add(self, key: int, job: Job, moved_from: Replica | None = None) -> None:
-        """Give its engine a sequence."""
+        """Send a sequence to its engine."""
         most = 0 if isinstance(job.sampling, Pooling) else job.sampling.max_new_tokens
         self.work[key] = Work(job, len(job.ids), most, self.num_steps, moved_from)
         self.fresh.add(key)
         self.engine.add(key, job.ids, job.sampling, job.adapter, job.images)
 
     def drop(self, key: int) -> Work:
-        """Forget a sequence, which has ended here or is to."""
+        """Remove a sequence that has finished on this replica, or is about to leave it."""
         work = self.work.pop(key)
         self.fresh.discard(key)
         if work.moved_from is not None:
@@ -103,7 +103,7 @@ class Replica:
         return work
 
     def read(self, step: Step) -> Step:
-        """Note what has begun; return the step without what no longer counts."""
+        """Record which sequences have output, and return the step without those that moved away."""
         if self.left and not (
             self.left.isdisjoint(step.keys) and self.left.isdisjoint(output.key for output in step.others)
         ):
