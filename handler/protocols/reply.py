@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from handler.core.errors import ServingError
@@ -328,14 +328,16 @@ class PromptDocument(PreparedDocument):
     """A document made of a request's prompt alone.
 
     Args:
-        render: makes the document; it may take its time.
+        render: makes the document's JSON, in parts: each holds the GIL, which other threads need. It may take its time.
         refused: renders a failure before the answer is sent.
     """
 
-    def __init__(self, render: Callable[[Prompt], Any], refused: Callable[[ServingError], HttpResponse]) -> None:
+    def __init__(
+        self, render: Callable[[Prompt], Iterable[bytes]], refused: Callable[[ServingError], HttpResponse]
+    ) -> None:
         super().__init__(b"", refused)
         self._render = render
 
     def take(self, prompt: Prompt) -> None:
         """Render the document. Thread-safe: it is sent afterwards."""
-        self._body = JSON.encode(self._render(prompt))
+        self._body = b"".join(self._render(prompt))

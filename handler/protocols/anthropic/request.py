@@ -109,5 +109,5 @@ class _Chat(OpenAiChat):
 
 class _CountedChat(_Chat):
     def answer(self, chat: ParsedChat) -> ParsedRequest:
-        reply = PromptDocument(lambda prompt: {"input_tokens": len(prompt.ids)}, errors.refused)
+        reply = PromptDocument(lambda prompt: [JSON.encode({"input_tokens": len(prompt.ids)})], errors.refused)
         return ParsedRequest((chat.request,), reply, chat.ignored, take_prompt=reply.take)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from handler.core.errors import InvalidParameter, ServingError
+from handler.core.framing import JSON
 from handler.core.text import Prompt, spans
 from handler.core.values import Request
 from handler.protocols.assistant.template import READERS, read_template
@@ -27,6 +29,8 @@ _SHAPING = ("add_special_tokens", "chat_template", *READERS)
 _NO_EFFECT = HARMLESS | {"model", "stream", "stream_options", "tool_choice", "parallel_tool_calls"}
 _NO_EFFECT |= CHAT.parameters.keys() - {*_SHAPING, "truncate_prompt_tokens"}
 """What does not change it."""
+
+_PART = 1 << 10  # tokens whose JSON is made at a time; it holds the GIL, and so does freeing what it was made of
 
 _GENERATE = Tgi("tgi_generate", streams=False)
 """Whose refusals these are."""
@@ -85,15 +89,25 @@ def _read(name: str, value: Any) -> Any:
         raise OutOfRange(f"{name}={show(value)}: {error}") from None
 
 
-def _chat_tokens(prompt: Prompt) -> Mapping[str, Any]:
-    return {"tokenize_response": _tokens(prompt), "templated_text": prompt.text}
+def _chat_tokens(prompt: Prompt) -> Iterator[bytes]:
+    """Yield an object's JSON, in parts."""
+    yield b'{"tokenize_response":'
+    yield from _tokens(prompt)
+    yield b',"templated_text":' + JSON.encode(prompt.text) + b"}"
 
 
-def _tokens(prompt: Prompt) -> list[Mapping[str, Any]]:
-    """Each token with its place in the text, in bytes; no text and (0, 0) where there is no such place."""
+def _tokens(prompt: Prompt) -> Iterator[bytes]:
+    """Yield a list's JSON, in parts: each token with its place in the text, in bytes.
+
+    A token that has no such place has no text and (0, 0).
+    """
     data = prompt.text.encode()
-    places = spans(prompt) or [(0, 0)] * len(prompt.ids)
-    return [
+    places = zip(prompt.ids, spans(prompt) or [(0, 0)] * len(prompt.ids), strict=True)
+    before = b"["
+    while part := [
         {"id": id, "text": data[start:stop].decode(), "start": start, "stop": stop}
-        for id, (start, stop) in zip(prompt.ids, places, strict=True)
-    ]
+        for id, (start, stop) in islice(places, _PART)
+    ]:
+        yield before + JSON.encode(part)[1:-1]
+        before = b","
+    yield b"]" if before == b"," else b"[]"

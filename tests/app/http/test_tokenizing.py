@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from handler.core.framing import Framing
 from handler.protocols.anthropic.request import AnthropicCount
 from handler.protocols.base import Schema
 from handler.protocols.tgi.tokenize import CHAT_TOKENIZE, TOKENIZE
@@ -73,6 +74,35 @@ def test_what_is_beyond_the_bound_is_told_to_come_again(
     asyncio.run(story())
     outcomes = [record.getMessage().split("outcome=")[1].split()[0] for record in caplog.records]
     assert sorted(outcomes) == ["ok"] * (MOST_TOKENIZING + 1) + ["overloaded"] * 3 + ["refused"]
+
+
+@pytest.mark.parametrize(("schema", "beside"), [(TOKENIZE, 0), (CHAT_TOKENIZE, 1)])
+def test_a_long_answer_is_made_in_parts_that_hold_nobody_up(
+    monkeypatch: pytest.MonkeyPatch, schema: Schema, beside: int
+) -> None:
+    encoded: list[Any] = []
+    encode = Framing.encode
+    monkeypatch.setattr(Framing, "encode", lambda self, value: (encoded.append(value), encode(self, value))[1])
+    words = [f"w{number % 997}" for number in range(10_000)]
+    text = " ".join(words)
+    body = {"inputs": text} if schema is TOKENIZE else {"messages": [{"role": "user", "content": text}]}
+
+    async def story() -> tuple[int, Any]:
+        service = await echo_service()
+        answer = await ask(service, schema, body)
+        service.close()
+        return answer
+
+    status, value = asyncio.run(story())
+    assert status == 200
+    tokens = value["tokenize_response"] if beside else value
+    said = [token["text"].strip() for token in tokens]
+    assert said == (["user:", *words, "assistant:"] if beside else words)
+    data = (value["templated_text"] if beside else text).encode()
+    assert all(data[token["start"] : token["stop"]].decode() == token["text"] for token in tokens)
+    sizes = [len(part) for part in encoded if isinstance(part, list)]
+    assert sum(sizes) == len(tokens)
+    assert max(sizes) <= 1024, "JSON is made while the GIL is held, which the event loop needs"
 
 
 def test_long_prompts_of_one_client_do_not_hold_up_a_short_one() -> None:
