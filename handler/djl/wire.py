@@ -17,7 +17,7 @@ from handler.core.errors import ServingError
 from handler.core.framing import dumps
 from handler.djl.batches import Item, Piece
 from handler.djl.versions import MAX_FIELD, DjlVersion
-from handler.protocols.base import HttpResponse, front_end_error, retry_headers
+from handler.protocols.kernel.base import HttpResponse, front_end_error, retry_headers
 from handler.serving.preprocess import ignored_header
 from handler.serving.request_task import RequestTask
 

@@ -30,7 +30,7 @@ from handler.http.security.allowed_hosts import AllowedHosts
 from handler.http.security.api_keys import ApiKeys
 from handler.http.security.cors import Cors
 from handler.protocols import registry
-from handler.protocols.base import HttpResponse
+from handler.protocols.kernel.base import HttpResponse
 from handler.serving.admission import ATTRIBUTES, INVOKE, route_in_attributes
 from handler.serving.loading.check import check
 from handler.serving.loading.load import load_model

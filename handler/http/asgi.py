@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from handler.core.errors import MethodNotAllowed, ServingError, TooLarge, TooSlow
 from handler.core.event_loop import start_now
 from handler.core.framing import dumps
-from handler.protocols.base import HttpResponse, retry_headers
+from handler.protocols.kernel.base import HttpResponse, retry_headers
 
 Headers = list[tuple[bytes, bytes]]
 Handle = Callable[[Scope, Receive, Send], Awaitable[None]]

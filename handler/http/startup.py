@@ -27,7 +27,7 @@ from handler.http.security.allowed_hosts import AllowedHosts
 from handler.http.server import BACKLOG, Server, allow_connections, bind
 from handler.http.stop_signals import StopSignals
 from handler.plugins.functions import Formatters
-from handler.protocols.base import front_end_error
+from handler.protocols.kernel.base import front_end_error
 from handler.serving.loading.load import load_model
 from handler.serving.loading.model_directory import model_formatters
 from handler.serving.metrics import cloudwatch

@@ -14,8 +14,8 @@ from handler.core.values import NO_TOKEN, Delta, Finish, Token
 from handler.plugins.api import Sequence, Session, TextGenerationOutput, TextInput
 from handler.plugins.api import Token as UserToken
 from handler.plugins.functions import OutputFormatter, Style, failed, kind, run, users_objects
-from handler.protocols.base import ParsedRequest
-from handler.protocols.reply import finish_of, rank_sequences
+from handler.protocols.kernel.base import ParsedRequest
+from handler.protocols.kernel.reply import finish_of, rank_sequences
 
 _ids = itertools.count()
 

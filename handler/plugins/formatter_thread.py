@@ -15,7 +15,7 @@ from typing import Any
 
 from handler.core.errors import FormatterFailed, serving_error
 from handler.core.values import Delta, Finish
-from handler.protocols.base import Reply
+from handler.protocols.kernel.base import Reply
 
 log = logging.getLogger("handler.formatters")
 

@@ -9,7 +9,7 @@ from handler.core.errors import NotFound, ServingError
 from handler.core.values import Task, Truncation
 from handler.protocols.anthropic import errors as anthropic_errors
 from handler.protocols.anthropic.request import AnthropicCount, AnthropicMessages
-from handler.protocols.base import HttpResponse, ParsedRequest, Schema, ServerContext
+from handler.protocols.kernel.base import HttpResponse, ParsedRequest, Schema, ServerContext
 from handler.protocols.lmi.chat import Chat
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
 from handler.protocols.lmi.embedding import LmiEmbedding

@@ -15,7 +15,7 @@ from handler.core.images import Image
 from handler.core.text import Prompt
 from handler.core.values import Request
 from handler.plugins.formatter_thread import FormatterThread
-from handler.protocols.base import ParsedRequest, Schema
+from handler.protocols.kernel.base import ParsedRequest, Schema
 from handler.serving.large_bodies import LARGE, is_long
 from handler.serving.media.loader import ImageLoader, Reservation
 from handler.serving.media.rules import ImageRules

@@ -21,7 +21,7 @@ from handler.core.values import Request
 from handler.core.words import client_words
 from handler.engines.process.sandbox import LimitExceeded, MemoryLimitExceeded, NotRun, Purpose, Sandbox
 from handler.engines.process.sandbox_tasks import Job, Limits, Work
-from handler.protocols.readers.body import decode, decode_text
+from handler.protocols.kernel.readers.body import decode, decode_text
 from handler.serving.turns import Quota, TurnThreads
 
 T = TypeVar("T")

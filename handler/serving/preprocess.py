@@ -27,10 +27,10 @@ from handler.engines.structured_output.validator import StructuredOutputValidato
 from handler.plugins.custom_request import CustomReader, FormatterTokenizer
 from handler.plugins.custom_response import with_formatter
 from handler.plugins.functions import Formatters
-from handler.protocols.base import ParsedRequest, Schema, ServerContext
-from handler.protocols.readers.adapters import merge_adapters, named_adapter, quote
-from handler.protocols.readers.body import decode, decode_text
-from handler.protocols.validation import check_task
+from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
+from handler.protocols.kernel.readers.adapters import merge_adapters, named_adapter, quote
+from handler.protocols.kernel.readers.body import decode, decode_text
+from handler.protocols.kernel.validation import check_task
 from handler.serving.large_bodies import LARGE, LargeBodies
 from handler.serving.media.placing import place_images
 from handler.serving.sessions import Sessions, answer_call, session_call, session_of

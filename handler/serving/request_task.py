@@ -13,8 +13,8 @@ from handler.core.framing import JSON
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request
 from handler.plugins.formatter_thread import ThreadedReply
-from handler.protocols.base import Headers as ResponseHeaders
-from handler.protocols.base import HttpResponse, ParsedRequest, Reply, Schema
+from handler.protocols.kernel.base import Headers as ResponseHeaders
+from handler.protocols.kernel.base import HttpResponse, ParsedRequest, Reply, Schema
 from handler.scheduler.active import Channel, TokenReceiver
 from handler.serving.admission import Admission
 from handler.serving.dynamic_batcher import DynamicBatcher

@@ -27,9 +27,9 @@ from handler.config.config import Config
 from handler.core.errors import BadRequest, ConfigError, Overloaded, Problem, ServingError
 from handler.core.framing import dumps
 from handler.plugins.api import Session
-from handler.protocols.base import Headers, HttpResponse, ParsedRequest
-from handler.protocols.readers.adapters import quote
-from handler.protocols.reply import PreparedDocument
+from handler.protocols.kernel.base import Headers, HttpResponse, ParsedRequest
+from handler.protocols.kernel.readers.adapters import quote
+from handler.protocols.kernel.reply import PreparedDocument
 
 log = logging.getLogger("handler")
 

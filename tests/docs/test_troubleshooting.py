@@ -26,7 +26,7 @@ from handler.engines.process.supervisor import State
 from handler.http.security.access import read_access
 from handler.http.server import bind
 from handler.protocols import registry
-from handler.protocols.base import Schema
+from handler.protocols.kernel.base import Schema
 from handler.serving.loading.check import check
 from handler.serving.loading.replicas import replica_places
 from tests.app.server import serve

@@ -152,3 +152,38 @@ def test_deploy_imports_of_the_handler_only_its_load_generator_reports_and_optio
         "handler.config.options.variables",
     }
     assert used == {"handler.bench.load", "handler.bench.report.arguments", "handler.bench.report.progress", *options}
+
+
+# -- protocols: kernel ← assistant ← dialects ← roof ---------------------------------------------------------------
+
+PROTOCOLS = HANDLER / "protocols"
+FLOORS = {"kernel": 0, "assistant": 1, "openapi": 3, "registry": 3}
+"""The floor of each room of protocols; all other rooms are dialects."""
+_DIALECTS = 2
+
+
+def rooms_below(folder: Path) -> dict[str, set[str]]:
+    """Return the rooms of a folder, files and folders, and which others each imports."""
+    prefix = ".".join(("handler", *folder.relative_to(HANDLER).parts))
+    below: dict[str, set[str]] = {}
+    for path in files(folder):
+        room = path.relative_to(folder).with_suffix("").parts[0]
+        found = (name.removeprefix(prefix + ".") for name in imports(path, "handler") if name.startswith(prefix + "."))
+        below.setdefault(room, set()).update({name.split(".")[0] for name in found} - {room})
+    return below
+
+
+def test_no_arrow_in_protocols_runs_back_up() -> None:
+    arrows = [(room, other) for room, below in rooms_below(PROTOCOLS).items() for other in below]
+    assert [f"{room}: {other}" for room, other in arrows if _floor(other) > _floor(room)] == []
+
+
+def _floor(room: str) -> int:
+    return FLOORS.get(room, _DIALECTS)
+
+
+def test_no_two_rooms_of_protocols_reach_each_other() -> None:
+    """Not by way of others either, on any floor and within any room."""
+    folders = [PROTOCOLS, *(path.parent for path in PROTOCOLS.rglob("*/__init__.py"))]
+    for folder in folders:
+        TopologicalSorter(rooms_below(folder)).prepare()

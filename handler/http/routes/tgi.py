@@ -11,9 +11,9 @@ from handler import __version__
 from handler.core.values import Task
 from handler.http.asgi import Endpoint, send_answer, send_json
 from handler.http.routes.inference import Inference
-from handler.protocols.base import HttpResponse
+from handler.protocols.kernel.base import HttpResponse
+from handler.protocols.kernel.texts import MAX_TEXTS
 from handler.protocols.openai.completions import MAX_PROMPTS
-from handler.protocols.readers.texts import MAX_TEXTS
 from handler.protocols.tgi.errors import UNHEALTHY
 from handler.protocols.tgi.request import MAX_BEST_OF, MAX_STOPS
 from handler.protocols.tgi.tokenize import CHAT_TOKENIZE, TOKENIZE

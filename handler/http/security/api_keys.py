@@ -13,7 +13,7 @@ from handler.core.errors import ServingError, Unauthorized
 from handler.core.framing import JSON, dumps
 from handler.http.asgi import Endpoint, send_answer
 from handler.http.routes.inference import Inference
-from handler.protocols.base import HttpResponse, front_end_error
+from handler.protocols.kernel.base import HttpResponse, front_end_error
 
 CHALLENGE = [(b"www-authenticate", b"Bearer")]
 

@@ -25,7 +25,7 @@ from handler.core.errors import (
 from handler.core.framing import JSON, named_event
 from handler.protocols.anthropic.answers import AnthropicError, AnthropicErrorDetail, AnthropicErrorDetails
 from handler.protocols.anthropic.words import in_own_words
-from handler.protocols.base import HttpResponse
+from handler.protocols.kernel.base import HttpResponse
 
 
 class ThreadsUnsupported(InvalidParameter):

@@ -7,10 +7,10 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.images import ImageSource
-from handler.protocols.base import ServerContext
-from handler.protocols.readers.images import ONLY_IN, check_taken, image_of_base64, image_of_url
-from handler.protocols.readers.turns import Chat, add_to_turn, join_turns
-from handler.protocols.validation import show
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.readers.images import ONLY_IN, check_taken, image_of_base64, image_of_url
+from handler.protocols.kernel.readers.turns import Chat, add_to_turn, join_turns
+from handler.protocols.kernel.validation import show
 
 _ROLES = ("user", "assistant", "system")
 

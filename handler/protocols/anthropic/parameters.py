@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.values import StructuredOutput
+from handler.protocols.kernel.parameters import PARAMETERS, Parameter, Table, unsupported
+from handler.protocols.kernel.readers.structured_output import json_schema
+from handler.protocols.kernel.readers.values import accepts, integer, strings
 from handler.protocols.openai.parameters import CHAT
-from handler.protocols.parameters import PARAMETERS, Parameter, Table, unsupported
-from handler.protocols.readers.structured_output import json_schema
-from handler.protocols.readers.values import accepts, integer, strings
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 

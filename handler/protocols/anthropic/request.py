@@ -18,12 +18,12 @@ from handler.protocols.anthropic.response import MessageDocument, MessageStream,
 from handler.protocols.anthropic.thinking import Thinking, read_effort, read_thinking, read_thoughts_kept
 from handler.protocols.anthropic.tools import read_choice, read_tools
 from handler.protocols.anthropic.words import in_own_words
-from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.parameters import Table
+from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.reply import PromptDocument
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
 from handler.protocols.openai.parameters import CHAT
-from handler.protocols.parameters import Table
-from handler.protocols.readers.body import report_unknown
-from handler.protocols.reply import PromptDocument
 
 _READ = {"messages", "system", "tools", "tool_choice", "thinking", "context_management"} | ACCEPTED | NO_EFFECT
 _SAME = TABLE.parameters.keys() | {"model", "stream"}

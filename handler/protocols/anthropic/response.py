@@ -13,8 +13,8 @@ from handler.protocols.anthropic.answers import AnthropicMessage, AnthropicStop,
 from handler.protocols.anthropic.blocks import Blocks, gather
 from handler.protocols.assistant.answer import AnswerForm
 from handler.protocols.assistant.replies import BlockStream, read_whole
-from handler.protocols.base import HttpResponse, TokenLine
-from handler.protocols.reply import WholeReply
+from handler.protocols.kernel.base import HttpResponse, TokenLine
+from handler.protocols.kernel.reply import WholeReply
 
 
 class Settings(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from handler.protocols.assistant.reasoning.families import choose_family
 from handler.protocols.assistant.template import knows
-from handler.protocols.base import ServerContext
-from handler.protocols.validation import Named
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.validation import Named
 
 _DISPLAYS = (None, "summarized", "omitted")
 

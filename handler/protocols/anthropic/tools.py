@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidParameter
-from handler.protocols.validation import Named, show
+from handler.protocols.kernel.validation import Named, show
 
 _SERVER = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 """How the types of tools begin that run at Anthropic."""

@@ -11,7 +11,7 @@ from handler.core.framing import SSE
 from handler.core.values import NO_TOKEN, Delta, Finish, Token
 from handler.protocols.assistant.answer import AnswerForm, AnswerReader
 from handler.protocols.assistant.events import Event
-from handler.protocols.reply import SequenceOutput
+from handler.protocols.kernel.reply import SequenceOutput
 
 
 class BlockStream(ABC):

@@ -10,8 +10,8 @@ from typing import Any
 
 from handler.core.errors import ConfigError, InvalidParameter
 from handler.core.values import TemplateOptions
-from handler.protocols.base import ServerContext
-from handler.protocols.readers.values import accepts, boolean
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.readers.values import accepts, boolean
 
 log = logging.getLogger("handler.template")
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.protocols.base import ServerContext
-from handler.protocols.parameters import REQUEST_FIELDS
-from handler.protocols.readers.body import report_unknown
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.parameters import REQUEST_FIELDS
+from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.validation import show
 from handler.protocols.tensors.inputs import TABLE
-from handler.protocols.validation import show
 
 _TOP_LEVEL = {"inputs", "parameters", "stream", "adapters"}
 _KNOWN = TABLE.parameters.keys() | REQUEST_FIELDS.keys()

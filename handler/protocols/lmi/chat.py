@@ -11,15 +11,15 @@ from typing import Any, Protocol
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.core.values import Adapter
-from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.parameters import Parameter, Table
+from handler.protocols.kernel.readers.adapters import merge_adapters, read_adapters
+from handler.protocols.kernel.readers.values import string
 from handler.protocols.lmi.chat_response import ChatDocument, ChatStream, Failures, LmiChatFormat, LmiHead
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
 from handler.protocols.openai.parameters import CHAT
 from handler.protocols.openai.request import read_stream
 from handler.protocols.openai.response import Usage
-from handler.protocols.parameters import Parameter, Table
-from handler.protocols.readers.adapters import merge_adapters, read_adapters
-from handler.protocols.readers.values import string
 
 TABLE = Table(
     {

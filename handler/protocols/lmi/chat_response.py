@@ -9,7 +9,7 @@ from handler.core.errors import ServingError
 from handler.core.framing import Framing
 from handler.core.values import Finish
 from handler.protocols.assistant.events import Event
-from handler.protocols.base import HttpResponse
+from handler.protocols.kernel.base import HttpResponse
 from handler.protocols.openai import chat_response as openai
 from handler.protocols.openai.answers import OpenAiMessagePart
 from handler.protocols.openai.chat_response import ChatFormat

@@ -7,12 +7,12 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import JSON, JSON_TEXTS, JSONLINES, SLOT, fill, template
 from handler.core.values import Delta, Request
-from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext, TokenLine, front_end_error
+from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext, TokenLine, front_end_error
+from handler.protocols.kernel.readers.adapters import read_adapters
+from handler.protocols.kernel.reply import SequenceOutput, WholeReply
 from handler.protocols.lmi.answers import BatchError, BatchFailure, BatchLine, BatchText
 from handler.protocols.lmi.body import read_object, read_parameters_field, read_stream, unknown_names
 from handler.protocols.lmi.request import Lmi
-from handler.protocols.readers.adapters import read_adapters
-from handler.protocols.reply import SequenceOutput, WholeReply
 
 _LMI = Lmi()  # one request of a batch is LMI's
 _IN_ATTRIBUTES = "in X-Amzn-SageMaker-Custom-Attributes"

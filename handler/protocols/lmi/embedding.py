@@ -11,11 +11,11 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import JSON
-from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext, front_end_error
+from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext, front_end_error
+from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.reply import VectorReply
 from handler.protocols.lmi.answers import LmiPayloadError
 from handler.protocols.lmi.body import read_parameters_field
-from handler.protocols.readers.body import report_unknown
-from handler.protocols.reply import VectorReply
 from handler.protocols.tei.request import EMBED, TeiEmbed, as_lists
 
 _TEI = TeiEmbed()

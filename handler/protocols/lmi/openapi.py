@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handler.protocols.base import FrontEndError, ServerContext
+from handler.protocols.kernel.base import FrontEndError, ServerContext
+from handler.protocols.kernel.schema.description import Description
+from handler.protocols.kernel.schema.json_schema import (
+    FLAG,
+    NULL,
+    TEXT,
+    RequestShape,
+    Shape,
+    listing,
+    nullable,
+    parameters,
+    record,
+    request_fields,
+)
+from handler.protocols.kernel.schema.texts import texts
 from handler.protocols.lmi import chat
 from handler.protocols.lmi.answers import (
     BatchError,
@@ -21,20 +35,6 @@ from handler.protocols.lmi.answers import (
     LmiPayloadError,
 )
 from handler.protocols.openai.openapi import chat_request
-from handler.protocols.openapi.description import Description
-from handler.protocols.openapi.json_schema import (
-    FLAG,
-    NULL,
-    TEXT,
-    RequestShape,
-    Shape,
-    listing,
-    nullable,
-    parameters,
-    record,
-    request_fields,
-)
-from handler.protocols.openapi.texts import texts
 from handler.protocols.tei.answers import TeiError, TeiVectors
 from handler.protocols.tei.openapi import SENTENCES
 from handler.protocols.tei.request import EMBED

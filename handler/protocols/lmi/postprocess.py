@@ -7,8 +7,8 @@ from typing import Any
 
 from handler.core.framing import Framing
 from handler.core.values import Token
-from handler.protocols.base import TokenLine
-from handler.protocols.reply import ResponseFormat
+from handler.protocols.kernel.base import TokenLine
+from handler.protocols.lmi.reply import ResponseFormat
 
 
 class Postprocessor:

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple, TypeVar
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import FRAMINGS, JSON, JSONLINES, Framing
 from handler.core.values import LMI_NAMES, Adapter, FieldNames, Request, Sampling, keep_last
-from handler.protocols.base import HttpResponse, ParsedRequest, Reply, ServerContext
+from handler.protocols.kernel.base import HttpResponse, ParsedRequest, Reply, ServerContext
+from handler.protocols.kernel.parameters import ParsedParameters, read_all
+from handler.protocols.kernel.readers.adapters import merge_adapters, read_adapters
+from handler.protocols.kernel.validation import show
 from handler.protocols.lmi.body import read_field, read_object, read_parameters_field, read_stream, unknown_names
 from handler.protocols.lmi.postprocess import Postprocessor
+from handler.protocols.lmi.reply import DocumentReply, ResponseFormat, StreamReply
 from handler.protocols.lmi.response import LmiFormat
-from handler.protocols.parameters import ParsedParameters, read_all
-from handler.protocols.readers.adapters import merge_adapters, read_adapters
-from handler.protocols.reply import DocumentReply, ResponseFormat, StreamReply
 from handler.protocols.tensors.inputs import TABLE
 from handler.protocols.tensors.outputs import OutputTensors, select_tensors
-from handler.protocols.validation import show
 
 
 class ParsedPrompt(NamedTuple):

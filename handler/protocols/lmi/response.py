@@ -8,9 +8,10 @@ from typing import Any
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import JSON, JSON_TEXTS, TOKEN_SLOTS, Framing, dumps
 from handler.core.values import Finish, Request, Token
-from handler.protocols.base import HttpResponse, TokenLine, front_end_error
+from handler.protocols.kernel.base import HttpResponse, TokenLine, front_end_error
+from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.lmi.answers import LmiError, LmiFailedLine
-from handler.protocols.reply import SequenceOutput, line_template
+from handler.protocols.lmi.reply import line_template
 
 _SPECIAL_SLOTS = TOKEN_SLOTS._replace(special=True)
 

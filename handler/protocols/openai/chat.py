@@ -13,15 +13,15 @@ from handler.protocols.assistant.answer import answer_form
 from handler.protocols.assistant.template import read_template
 from handler.protocols.assistant.tools.prompt import lay_out
 from handler.protocols.assistant.tools.request import Tools, read_tools
-from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_all
+from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.messages import read_messages
 from handler.protocols.openai import errors
 from handler.protocols.openai.chat_response import ChatDocument, ChatFormat, ChatStream, Logprobs
 from handler.protocols.openai.parameters import CHAT, harmless, read_model
 from handler.protocols.openai.request import defaults, names, read_stream, streaming, unknown_fields
 from handler.protocols.openai.response import Head, Usage, identity
-from handler.protocols.parameters import Parameter, ParsedParameters, Table, read_all
-from handler.protocols.readers.body import report_unknown
-from handler.protocols.readers.messages import read_messages
 
 _ANY = 1 << 30  # new tokens: as many as there is room for
 

@@ -7,15 +7,15 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.values import Request, Sampling, keep_last
-from handler.protocols.base import HttpResponse, ParsedRequest, Reply, ServerContext
+from handler.protocols.kernel.base import HttpResponse, ParsedRequest, Reply, ServerContext
+from handler.protocols.kernel.parameters import read_all
+from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.texts import read_texts, text_of
 from handler.protocols.openai import errors
 from handler.protocols.openai.completions_response import PromptOnly, TextDocument, TextFormat, TextStream
 from handler.protocols.openai.parameters import COMPLETIONS, harmless, read_model
 from handler.protocols.openai.request import defaults, names, read_stream, streaming, unknown_fields
 from handler.protocols.openai.response import Head, identity
-from handler.protocols.parameters import read_all
-from handler.protocols.readers.body import report_unknown
-from handler.protocols.readers.texts import read_texts, text_of
 
 MAX_PROMPTS = 256
 MAX_SEQUENCES = 1024  # of all prompts together: more would hold the engine for one client

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from handler.core.values import Delta, Finish, Token
-from handler.protocols.base import Reply
+from handler.protocols.kernel.base import Reply
+from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.openai.answers import OpenAiTextChoice, TextLogprobs, TokenIds
 from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, WholeAnswer
-from handler.protocols.reply import SequenceOutput
 
 
 class TextFormat(NamedTuple):

@@ -9,21 +9,21 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.values import Pooling
-from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
-from handler.protocols.openai import errors
-from handler.protocols.openai.answers import EmbeddingAnswer
-from handler.protocols.openai.parameters import harmless, read_model
-from handler.protocols.openai.request import unknown_fields
-from handler.protocols.parameters import Parameter, Table, read_all, unsupported
-from handler.protocols.readers.body import report_unknown
-from handler.protocols.readers.texts import (
+from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
+from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.values import accepts, integer
+from handler.protocols.kernel.reply import VectorReply, Vectors
+from handler.protocols.kernel.texts import (
     VLLM_POOLING,
     embedding_requests,
     read_texts,
     vllm_truncation,
 )
-from handler.protocols.readers.values import accepts, integer
-from handler.protocols.reply import VectorReply, Vectors
+from handler.protocols.openai import errors
+from handler.protocols.openai.answers import EmbeddingAnswer
+from handler.protocols.openai.parameters import harmless, read_model
+from handler.protocols.openai.request import unknown_fields
 
 
 @accepts(enum=["float", "base64"])

@@ -20,7 +20,7 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.framing import JSON, SSE_DONE
-from handler.protocols.base import HttpResponse
+from handler.protocols.kernel.base import HttpResponse
 from handler.protocols.openai.answers import OpenAiError
 
 _INVALID = "invalid_request_error"

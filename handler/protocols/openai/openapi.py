@@ -6,7 +6,21 @@ from collections.abc import Mapping
 from functools import partial
 
 from handler.protocols.assistant.tools.request import MAX_TOOLS
-from handler.protocols.base import ServerContext
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.parameters import Table
+from handler.protocols.kernel.schema.description import Description, Operation
+from handler.protocols.kernel.schema.json_schema import (
+    COUNT,
+    FLAG,
+    TEXT,
+    Shape,
+    listing,
+    nullable,
+    parameters,
+    record,
+    ref,
+)
+from handler.protocols.kernel.schema.texts import texts
 from handler.protocols.openai import embeddings
 from handler.protocols.openai.answers import (
     EmbeddingAnswer,
@@ -18,21 +32,6 @@ from handler.protocols.openai.answers import (
 )
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.openai.parameters import CHAT, COMPLETIONS
-from handler.protocols.openapi.description import Description
-from handler.protocols.openapi.json_schema import (
-    COUNT,
-    FLAG,
-    TEXT,
-    Shape,
-    listing,
-    nullable,
-    parameters,
-    record,
-    ref,
-)
-from handler.protocols.openapi.operations import Operation
-from handler.protocols.openapi.texts import texts
-from handler.protocols.parameters import Table
 
 _STREAM = {
     "model": {**nullable(TEXT), "description": "The model's or an adapter's name; empty or an http address: the model"},

@@ -9,9 +9,9 @@ from typing import Any
 from handler.core.errors import InvalidParameter, ModelNotFound
 from handler.core.values import Adapter, StructuredOutput
 from handler.protocols.assistant import template
-from handler.protocols.base import ServerContext
-from handler.protocols.parameters import MAX_TOP_TOKENS, PARAMETERS, Parameter, Table, unsupported
-from handler.protocols.readers.structured_output import (
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.parameters import MAX_TOP_TOKENS, PARAMETERS, Parameter, Table, unsupported
+from handler.protocols.kernel.readers.structured_output import (
     choice,
     grammar,
     json_object,
@@ -20,7 +20,7 @@ from handler.protocols.readers.structured_output import (
     response_format,
     tgi_grammar,
 )
-from handler.protocols.readers.values import MAX_NAME, accepts, boolean, integer, number, string, strings
+from handler.protocols.kernel.readers.values import MAX_NAME, accepts, boolean, integer, number, string, strings
 
 
 @accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)

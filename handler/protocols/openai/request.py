@@ -8,13 +8,13 @@ from typing import Any
 from handler.core.errors import InvalidParameter
 from handler.core.framing import KEEP_ALIVE
 from handler.core.values import FieldNames, Request
-from handler.protocols.base import ParsedRequest, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, ServerContext
+from handler.protocols.kernel.parameters import ParsedParameters
+from handler.protocols.kernel.readers.values import accepts
+from handler.protocols.kernel.validation import show
 from handler.protocols.openai import errors
 from handler.protocols.openai.parameters import HARMLESS
 from handler.protocols.openai.response import Usage
-from handler.protocols.parameters import ParsedParameters
-from handler.protocols.readers.values import accepts
-from handler.protocols.validation import show
 
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 """`include_obfuscation` has no effect: this server pads no chunk."""

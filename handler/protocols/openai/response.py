@@ -10,10 +10,10 @@ from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSON_TEXTS, NUMBER, SLOT, SSE_DONE, Framing, fill, template
 from handler.core.identifiers import new_digits
 from handler.core.values import NO_TOKEN, Delta, Finish, Token
-from handler.protocols.base import HttpResponse, TokenLine
+from handler.protocols.kernel.base import HttpResponse, TokenLine
+from handler.protocols.kernel.reply import SequenceOutput, WholeReply
 from handler.protocols.openai import errors
 from handler.protocols.openai.answers import TokenUsage
-from handler.protocols.reply import SequenceOutput, WholeReply
 
 REASONS: Mapping[Finish | None, str | None] = {
     None: None,

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from handler import __version__
 from handler.protocols.anthropic import openapi as anthropic
-from handler.protocols.base import FrontEndError, Schema, ServerContext
+from handler.protocols.kernel.base import FrontEndError, Schema, ServerContext
+from handler.protocols.kernel.schema.description import Description, Operation
+from handler.protocols.kernel.schema.json_schema import TEXT, Shape, components_of, ref, schema_of_type
 from handler.protocols.lmi import openapi as lmi
 from handler.protocols.openai import openapi as openai
 from handler.protocols.openapi import operations, sessions
-from handler.protocols.openapi.description import Description
-from handler.protocols.openapi.json_schema import TEXT, Shape, components_of, ref, schema_of_type
-from handler.protocols.openapi.operations import PATH_PARAMETERS, Operation
+from handler.protocols.openapi.operations import PATH_PARAMETERS
 from handler.protocols.registry import DispatchByField
 from handler.protocols.rerank import openapi as rerank
 from handler.protocols.responses import openapi as responses

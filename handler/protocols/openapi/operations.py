@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from handler.core.errors import AdapterFailed, BadRequest, Conflict, NoRoom, NotFound, Unavailable
-from handler.protocols.openapi.json_schema import COUNT, FLAG, TEXT, Shape, listing, record
-
-
-class Operation(NamedTuple):
-    """A route that is not for inference.
-
-    Attributes:
-        answers: status -> content type, schema and example; None: an empty body.
-        query: names in the query, with their schemas.
-        body: schema of an optional JSON body.
-        open: needs no key.
-    """
-
-    tag: str
-    summary: str
-    answers: Mapping[int, tuple[str, Shape, Any] | None]
-    query: Mapping[str, Shape] = MappingProxyType({})
-    body: Shape | None = None
-    open: bool = False
-
+from handler.protocols.kernel.schema.description import Operation
+from handler.protocols.kernel.schema.json_schema import COUNT, FLAG, TEXT, Shape, listing, record
 
 _JSON, _TEXT, _HTML = "application/json", "text/plain", "text/html"
 _ERROR = {"$ref": "#/components/schemas/FrontEndError"}

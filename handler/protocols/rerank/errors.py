@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from handler.core.errors import ServingError
 from handler.core.framing import JSON
-from handler.protocols.base import HttpResponse
+from handler.protocols.kernel.base import HttpResponse
 from handler.protocols.openai.errors import status
 from handler.protocols.rerank.answers import RerankError
 

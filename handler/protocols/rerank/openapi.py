@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from handler.protocols.base import ServerContext
-from handler.protocols.openapi.description import Description
-from handler.protocols.openapi.json_schema import TEXT, Shape, nullable, parameters, record
-from handler.protocols.openapi.texts import NON_EMPTY, text_list
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.schema.description import Description
+from handler.protocols.kernel.schema.json_schema import TEXT, Shape, nullable, parameters, record
+from handler.protocols.kernel.schema.texts import NON_EMPTY, text_list
 from handler.protocols.rerank.answers import RerankAnswer, RerankError
 from handler.protocols.rerank.request import TABLE
 

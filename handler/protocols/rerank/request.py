@@ -10,20 +10,20 @@ from typing import Any
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.identifiers import new_uuid
 from handler.core.values import Pooling, Truncation
-from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
-from handler.protocols.openai.parameters import harmless, read_model
-from handler.protocols.openai.request import unknown_fields
-from handler.protocols.parameters import Parameter, Table, read_all, unsupported
-from handler.protocols.readers.body import report_unknown
-from handler.protocols.readers.texts import (
+from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
+from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.values import accepts, boolean, integer
+from handler.protocols.kernel.reply import VectorReply, Vectors
+from handler.protocols.kernel.texts import (
     VLLM_POOLING,
     read_list,
     read_string,
     score_requests,
     vllm_truncation,
 )
-from handler.protocols.readers.values import accepts, boolean, integer
-from handler.protocols.reply import VectorReply, Vectors
+from handler.protocols.openai.parameters import harmless, read_model
+from handler.protocols.openai.request import unknown_fields
 from handler.protocols.rerank import errors
 from handler.protocols.rerank.answers import RankedDocument, RerankAnswer
 

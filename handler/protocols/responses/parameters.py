@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.values import StructuredOutput
+from handler.protocols.kernel.parameters import PARAMETERS, Parameter, Table, unsupported
+from handler.protocols.kernel.readers.structured_output import response_format
+from handler.protocols.kernel.readers.values import accepts
 from handler.protocols.openai.parameters import CHAT
-from handler.protocols.parameters import PARAMETERS, Parameter, Table, unsupported
-from handler.protocols.readers.structured_output import response_format
-from handler.protocols.readers.values import accepts
 
 _KEPT = "nothing is kept between requests, which several instances may answer: send all items as input"
 

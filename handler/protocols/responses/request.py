@@ -13,18 +13,18 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import JSON, KEEP_ALIVE, dumps
 from handler.protocols.assistant.template import EFFORTS
-from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.parameters import Table
+from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.validation import Named
 from handler.protocols.openai import errors
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
 from handler.protocols.openai.parameters import CHAT
-from handler.protocols.parameters import Table
-from handler.protocols.readers.body import report_unknown
 from handler.protocols.responses.items import new_id
 from handler.protocols.responses.messages import InputReader
 from handler.protocols.responses.parameters import NO_EFFECT, TABLE
 from handler.protocols.responses.response import ResponseDocument, ResponseStream, Settings
 from handler.protocols.responses.tools import ToolsReader, read_choice
-from handler.protocols.validation import Named
 
 _OWN = {"messages": "input", "reasoning_effort": "reasoning.effort"}
 """The chat's names of what has another one here."""

@@ -10,9 +10,9 @@ from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, named_event, template
 from handler.core.values import Finish, Token
 from handler.protocols.assistant.answer import AnswerForm
 from handler.protocols.assistant.replies import BlockStream, read_whole
-from handler.protocols.base import HttpResponse, TokenLine
+from handler.protocols.kernel.base import HttpResponse, TokenLine
+from handler.protocols.kernel.reply import WholeReply
 from handler.protocols.openai import errors
-from handler.protocols.reply import WholeReply
 from handler.protocols.responses.items import Items, Value
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.errors import InvalidParameter
+from handler.protocols.kernel.validation import Named, show
 from handler.protocols.responses.messages import full_name
-from handler.protocols.validation import Named, show
 
 _HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer", "tool_search")
 """How the types of tools begin that run at OpenAI."""

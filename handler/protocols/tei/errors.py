@@ -15,8 +15,8 @@ from handler.core.errors import (
     Unavailable,
 )
 from handler.core.framing import JSON
-from handler.protocols.base import HttpResponse
-from handler.protocols.readers.texts import NoTexts, TooManyTexts
+from handler.protocols.kernel.base import HttpResponse
+from handler.protocols.kernel.texts import NoTexts, TooManyTexts
 from handler.protocols.tei.answers import TeiError, TeiErrorType
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from handler.protocols.base import ServerContext
-from handler.protocols.openapi.description import Description
-from handler.protocols.openapi.json_schema import RequestShape, Shape, listing, parameters, record
-from handler.protocols.openapi.texts import NON_EMPTY, text_list, texts
-from handler.protocols.parameters import Table
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.parameters import Table
+from handler.protocols.kernel.schema.description import Description
+from handler.protocols.kernel.schema.json_schema import RequestShape, Shape, listing, parameters, record
+from handler.protocols.kernel.schema.texts import NON_EMPTY, text_list, texts
 from handler.protocols.tei import request
 from handler.protocols.tei.answers import TeiError, TeiPrediction, TeiRank, TeiVectors
 

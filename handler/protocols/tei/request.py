@@ -8,10 +8,12 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.values import FieldNames, Pooling, Request, Truncation
-from handler.protocols.base import Headers, HttpResponse, ParsedRequest, ServerContext, Timing
-from handler.protocols.parameters import Parameter, Table, read_all, unsupported
-from handler.protocols.readers.body import report_unknown
-from handler.protocols.readers.texts import (
+from handler.protocols.kernel.base import Headers, HttpResponse, ParsedRequest, ServerContext, Timing
+from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
+from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.values import boolean, integer, string
+from handler.protocols.kernel.reply import VectorReply, Vectors
+from handler.protocols.kernel.texts import (
     check_prompt_name,
     embedding_requests,
     read_list,
@@ -21,8 +23,6 @@ from handler.protocols.readers.texts import (
     score_requests,
     truncation_side,
 )
-from handler.protocols.readers.values import boolean, integer, string
-from handler.protocols.reply import VectorReply, Vectors
 from handler.protocols.tei import errors
 from handler.protocols.tei.answers import TeiPrediction, TeiRank, TeiVectors
 

@@ -9,9 +9,9 @@ from typing import Any
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, SSE
 from handler.core.values import Request
-from handler.protocols.base import HttpResponse, ServerContext
+from handler.protocols.kernel.base import HttpResponse, ServerContext
+from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.lmi.request import Lmi
-from handler.protocols.reply import SequenceOutput
 from handler.protocols.tgi.response import TgiFormat, seed_of
 
 

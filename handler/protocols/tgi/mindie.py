@@ -12,11 +12,12 @@ from typing import Any
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSON_TEXTS, TOKEN_SLOTS, Framing
 from handler.core.values import Finish, Request, Token, keep_last
-from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext, TokenLine
-from handler.protocols.parameters import PARAMETERS as LMI
-from handler.protocols.parameters import Parameter, Table, read_all
-from handler.protocols.readers.values import integer
-from handler.protocols.reply import SequenceOutput, line_template
+from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext, TokenLine
+from handler.protocols.kernel.parameters import PARAMETERS as LMI
+from handler.protocols.kernel.parameters import Parameter, Table, read_all
+from handler.protocols.kernel.readers.values import integer
+from handler.protocols.kernel.reply import SequenceOutput
+from handler.protocols.lmi.reply import line_template
 from handler.protocols.tgi.errors import failure
 from handler.protocols.tgi.native import DEFAULTS, Document, Stream
 from handler.protocols.tgi.request import (

@@ -8,10 +8,11 @@ from typing import Any, Protocol
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, KEEP_ALIVE, SSE
 from handler.core.values import Finish, Request, keep_last
-from handler.protocols.base import Headers, HttpResponse, ParsedRequest, ServerContext, Timing
-from handler.protocols.parameters import PARAMETERS, Parameter, Table, read_all
-from handler.protocols.readers.values import integer
-from handler.protocols.reply import DocumentReply, ResponseFormat, SequenceOutput, StreamReply
+from handler.protocols.kernel.base import Headers, HttpResponse, ParsedRequest, ServerContext, Timing
+from handler.protocols.kernel.parameters import PARAMETERS, Parameter, Table, read_all
+from handler.protocols.kernel.readers.values import integer
+from handler.protocols.kernel.reply import SequenceOutput
+from handler.protocols.lmi.reply import DocumentReply, ResponseFormat, StreamReply
 from handler.protocols.tgi.answers import TgiError
 from handler.protocols.tgi.errors import SLICE, failure
 from handler.protocols.tgi.request import Body, check_limits, read_body, unknown

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handler.protocols.base import ServerContext
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.schema.description import Description, Operation
+from handler.protocols.kernel.schema.json_schema import COUNT, FLAG, TEXT, Shape, listing, nullable, record, ref
 from handler.protocols.lmi.openapi import EXAMPLE, LMI_REQUEST, chat_description
-from handler.protocols.openapi.description import Description
-from handler.protocols.openapi.json_schema import COUNT, FLAG, TEXT, Shape, listing, nullable, record, ref
-from handler.protocols.openapi.operations import Operation
 from handler.protocols.tgi.answers import (
     MindieAnswer,
     MindieError,

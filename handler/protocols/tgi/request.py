@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from handler.protocols.base import ServerContext
-from handler.protocols.readers.body import report_unknown
-from handler.protocols.readers.structured_output import tgi_grammar
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.structured_output import tgi_grammar
+from handler.protocols.kernel.validation import show
 from handler.protocols.tgi.errors import OutOfRange, WrongType
-from handler.protocols.validation import show
 
 MAX_BEST_OF, MAX_STOPS, MAX_TOP_TOKENS = 2, 4, 5
 """The defaults of TGI's launcher."""

@@ -7,8 +7,8 @@ from typing import Any
 from handler.core.errors import ServingError
 from handler.core.framing import JSON_TEXTS, SLOT, TOKEN_SLOTS, Framing, dumps
 from handler.core.values import Finish, Request, Token
-from handler.protocols.base import HttpResponse, ServerContext, TokenLine
-from handler.protocols.reply import line_template
+from handler.protocols.kernel.base import HttpResponse, ServerContext, TokenLine
+from handler.protocols.lmi.reply import line_template
 
 _SLOTS = TOKEN_SLOTS._replace(special=SLOT)
 

@@ -13,15 +13,15 @@ from handler.core.text import Prompt, spans
 from handler.core.values import Request
 from handler.protocols.assistant.template import READERS, read_template
 from handler.protocols.assistant.tools.prompt import lay_out
-from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.messages import read_messages
+from handler.protocols.kernel.reply import PromptDocument
+from handler.protocols.kernel.validation import show
 from handler.protocols.openai.parameters import CHAT, HARMLESS
-from handler.protocols.readers.body import report_unknown
-from handler.protocols.readers.messages import read_messages
-from handler.protocols.reply import PromptDocument
 from handler.protocols.tgi.errors import OutOfRange, WrongType
 from handler.protocols.tgi.native import Tgi
 from handler.protocols.tgi.request import read_body, unknown
-from handler.protocols.validation import show
 
 _SHAPING = ("add_special_tokens", "chat_template", *READERS)
 """What changes a chat's prompt, as in OpenAI's chat."""

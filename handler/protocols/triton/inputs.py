@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
 from handler.core.values import Adapter, StructuredOutput
-from handler.protocols.base import ServerContext
-from handler.protocols.parameters import Parameter, Table, top_k, unsupported
-from handler.protocols.readers.adapters import named_adapter
-from handler.protocols.readers.structured_output import grammar, json_schema, regex
-from handler.protocols.readers.values import accepts, boolean, integer, number, string, strings
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.parameters import Parameter, Table, top_k, unsupported
+from handler.protocols.kernel.readers.adapters import named_adapter
+from handler.protocols.kernel.readers.structured_output import grammar, json_schema, regex
+from handler.protocols.kernel.readers.values import accepts, boolean, integer, number, string, strings
+from handler.protocols.kernel.validation import show
 from handler.protocols.tensors.inputs import TENSORS, one_of, plain_or_tensor, single
-from handler.protocols.validation import show
 
 
 class Input(NamedTuple):

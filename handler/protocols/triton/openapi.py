@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handler.protocols.base import ServerContext
-from handler.protocols.openapi.description import Description
-from handler.protocols.openapi.json_schema import COUNT, FLAG, TEXT, Shape, listing, parameters, record, ref
-from handler.protocols.openapi.operations import Operation
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.schema.description import Description, Operation
+from handler.protocols.kernel.schema.json_schema import COUNT, FLAG, TEXT, Shape, listing, parameters, record, ref
 from handler.protocols.triton.answers import TritonError, TritonResponse
 from handler.protocols.triton.inputs import TABLE
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.values import FieldNames, Request, Sampling
-from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
-from handler.protocols.parameters import ParsedParameters, read_all
-from handler.protocols.readers.body import report_unknown
-from handler.protocols.readers.values import MAX_NAME
+from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.parameters import ParsedParameters, read_all
+from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.values import MAX_NAME
+from handler.protocols.kernel.validation import show
 from handler.protocols.tensors.outputs import select_tensors
 from handler.protocols.triton.inputs import INPUTS, LLMAPI, PROMPT, TABLE, join_guide, samples
 from handler.protocols.triton.response import (
@@ -25,7 +26,6 @@ from handler.protocols.triton.response import (
     StreamReply,
     refusal,
 )
-from handler.protocols.validation import show
 
 VERSION = "1"
 """The version of the one model."""

@@ -19,8 +19,8 @@ from handler.core.errors import (
 )
 from handler.core.framing import JSON, JSON_TEXTS, SLOT, SSE, fill, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
-from handler.protocols.base import HttpResponse, TokenLine
-from handler.protocols.reply import SequenceOutput, WholeReply, finish_of, rank_sequences
+from handler.protocols.kernel.base import HttpResponse, TokenLine
+from handler.protocols.kernel.reply import SequenceOutput, WholeReply, finish_of, rank_sequences
 from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, document
 
 EVENTS = SSE._replace(content_type="text/event-stream; charset=utf-8")

@@ -8,7 +8,7 @@ from handler.config.model_files import embedding_prompts, label_names
 from handler.core.framing import FRAMINGS
 from handler.engines.process.engine_loop import Spec
 from handler.protocols.assistant.template import DEFAULTS, default_arguments
-from handler.protocols.base import MAX_IMAGES, ServerContext
+from handler.protocols.kernel.base import MAX_IMAGES, ServerContext
 from handler.scheduler.lora.registry import AdapterRegistry
 from handler.serving.media.rules import missing_packages
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from handler.core.values import Finish
-from handler.protocols.base import ParsedRequest, Timing
+from handler.protocols.kernel.base import ParsedRequest, Timing
 from handler.serving.metrics.prometheus import Metrics
 from handler.serving.metrics.tracing import RequestRecord
 

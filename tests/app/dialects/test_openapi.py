@@ -16,7 +16,9 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from handler.core.framing import dumps
-from handler.protocols.base import Schema, ServerContext
+from handler.protocols.kernel.base import Schema, ServerContext
+from handler.protocols.kernel.readers.values import integer, number, schema_of_reader
+from handler.protocols.kernel.schema.json_schema import parameters, ref, schema_of_type
 from handler.protocols.lmi import chat
 from handler.protocols.openai import embeddings
 from handler.protocols.openai import parameters as openai_parameters
@@ -27,8 +29,6 @@ from handler.protocols.openapi.document import (
     components,
     document,
 )
-from handler.protocols.openapi.json_schema import parameters, ref, schema_of_type
-from handler.protocols.readers.values import integer, number, schema_of_reader
 from handler.protocols.registry import POOLED_ROUTES, POOLED_SCHEMAS, ROOTS, ROUTES, SCHEMAS, DispatchByField
 from handler.protocols.rerank import request as rerank
 from handler.protocols.tei import request as tei

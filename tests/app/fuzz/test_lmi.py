@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from handler.protocols.kernel.parameters import REQUEST_FIELDS
+from handler.protocols.kernel.readers.messages import ROLES
 from handler.protocols.lmi.chat import TABLE as CHAT
-from handler.protocols.parameters import REQUEST_FIELDS
-from handler.protocols.readers.messages import ROLES
 from handler.protocols.tensors.inputs import TABLE
 from handler.protocols.triton.inputs import INPUTS
 from tests.app.server import serve

@@ -19,8 +19,8 @@ from handler.core.nesting import MAX_DEPTH
 from handler.engines.base import EngineInfo
 from handler.engines.process.sandbox import Sandbox
 from handler.engines.process.sandbox_tasks import Work
-from handler.protocols.readers.body import decode
-from handler.protocols.validation import show
+from handler.protocols.kernel.readers.body import decode
+from handler.protocols.kernel.validation import show
 from handler.serving import large_bodies
 from handler.serving.large_bodies import LARGE, MAX_NUMBERS, MAX_TEXT, MAX_VALUES, MAX_WAITING, LargeBodies
 from tests.servers import PATIENCE, LiveServer, http

@@ -13,7 +13,7 @@ import pytest
 
 from handler.core.framing import Framing
 from handler.protocols.anthropic.request import AnthropicCount
-from handler.protocols.base import Schema
+from handler.protocols.kernel.base import Schema
 from handler.protocols.tgi.tokenize import CHAT_TOKENIZE, TOKENIZE
 from handler.serving.admission import MOST_TOKENIZING, TOKENIZER_THREADS, Admission
 from handler.serving.model import ServedModel

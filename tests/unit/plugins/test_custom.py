@@ -14,8 +14,8 @@ from handler.formatters import RequestInput, Sequence, TextGenerationOutput, Tex
 from handler.plugins.custom_request import CustomReader
 from handler.plugins.custom_response import with_formatter
 from handler.plugins.functions import InputFormatter, OutputFormatter, Style
-from handler.protocols.base import ParsedRequest
-from handler.protocols.readers.body import decode
+from handler.protocols.kernel.base import ParsedRequest
+from handler.protocols.kernel.readers.body import decode
 from handler.protocols.registry import SCHEMAS
 from tests.unit.protocols.answers import CONTEXT, deltas, with_tops
 

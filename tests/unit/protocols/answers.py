@@ -8,8 +8,8 @@ from typing import Any
 from handler.core.errors import GenerationFailed, ServingError
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Finish, Logits, Token
-from handler.protocols.base import HttpResponse, Schema, ServerContext
-from handler.protocols.readers.body import decode
+from handler.protocols.kernel.base import HttpResponse, Schema, ServerContext
+from handler.protocols.kernel.readers.body import decode
 from handler.protocols.registry import POOLED_ROUTES, POOLED_SCHEMAS, ROOTS, ROUTES, SCHEMAS
 
 _POOLED = [*POOLED_SCHEMAS.values(), *(schema for routes in POOLED_ROUTES.values() for schema in routes.values())]

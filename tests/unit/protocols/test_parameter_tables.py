@@ -7,12 +7,12 @@ import re
 import pytest
 
 from handler import engines
+from handler.protocols.kernel.parameters import PARAMETERS, REQUEST_FIELDS
 from handler.protocols.lmi.chat import TABLE as CHAT_TABLE
 from handler.protocols.lmi.chat import Chat
 from handler.protocols.openai import embeddings
 from handler.protocols.openai import parameters as openai_parameters
 from handler.protocols.openai.parameters import HARMLESS
-from handler.protocols.parameters import PARAMETERS, REQUEST_FIELDS
 from handler.protocols.rerank import request as rerank
 from handler.protocols.tei import request as tei
 from handler.protocols.tensors import inputs

@@ -15,7 +15,7 @@ from handler.core.errors import ServingError
 from handler.core.text import Vocabulary
 from handler.core.values import Adapter
 from handler.engines.base import EngineConfig
-from handler.protocols.base import Schema, ServerContext
+from handler.protocols.kernel.base import Schema, ServerContext
 from handler.protocols.registry import ROOTS, SCHEMAS
 from tests import parameter_matrix as matrix
 from tests.doubles import using

@@ -14,7 +14,7 @@ import pytest
 from handler.core.errors import GenerationFailed
 from handler.core.values import Delta, Finish, Logits, Request, Token
 from handler.protocols.anthropic import blocks
-from handler.protocols.base import ParsedRequest, Reply, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Reply, ServerContext
 from handler.protocols.openai import chat_response
 from handler.protocols.responses import items
 from tests.unit.protocols.answers import CAPABLE, DIALECTS

@@ -27,7 +27,7 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.values import Task
-from handler.protocols.base import Schema
+from handler.protocols.kernel.base import Schema
 from handler.protocols.openapi.document import DESCRIPTIONS, OPERATIONS
 from handler.protocols.registry import POOLED_ROUTES, POOLED_SCHEMAS, ROOTS, ROUTES, SCHEMAS, DispatchByField
 from tests.docs.pages import fill, table

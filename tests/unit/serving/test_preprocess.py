@@ -15,7 +15,7 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Pooling, Request, Sampling, Truncation
 from handler.engines.base import EngineInfo
 from handler.engines.echo.tokenizer import EchoTokenizer
-from handler.protocols.base import ParsedRequest, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, ServerContext
 from handler.protocols.registry import SCHEMAS
 from handler.serving.large_bodies import LONG, is_long
 from handler.serving.preprocess import MAX_LOGITS, Preprocessor, request_id

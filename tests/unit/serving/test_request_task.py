@@ -9,7 +9,7 @@ import pytest
 
 from handler.core.errors import GenerationFailed, ServingError, Unavailable
 from handler.core.framing import dumps
-from handler.protocols.base import Schema
+from handler.protocols.kernel.base import Schema
 from handler.protocols.registry import ROUTES
 from handler.serving.request_task import RequestTask
 from tests.stepped import Bench, ask, benches, text_of

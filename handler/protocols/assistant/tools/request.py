@@ -14,9 +14,9 @@ from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2, List
 from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text
 from handler.protocols.assistant.tools.parsing import Format, NamedCall
 from handler.protocols.assistant.tools.prompt import takes_tools
-from handler.protocols.base import ServerContext
-from handler.protocols.readers.structured_output import json_schema, structural_tag
-from handler.protocols.validation import Named
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.readers.structured_output import json_schema, structural_tag
+from handler.protocols.kernel.validation import Named
 
 MAX_TOOLS = 128  # OpenAI's limit
 
@@ -119,8 +119,9 @@ def _with_strict(tools: Tools, notation: Notation | None, strict: Collection[str
 
 def choose_format(context: ServerContext) -> Format | None:
     """Return the format of the options, a plugin first; by `auto` the chat template's, None where it shows none."""
-    if context.tool_format is not None:
-        return context.tool_format
+    given: Format | None = context.tool_format
+    if given is not None:
+        return given
     if context.tool_call_parser != "auto":
         return named(context.tool_call_parser)
     if not takes_tools(context.chat_template):

@@ -12,7 +12,7 @@ from handler.engines.openvino.structured_output import genai_arguments
 from handler.engines.structured_output.structural_tag import with_schemas, without_text
 from handler.protocols.assistant.tools.formats import FORMATS
 from handler.protocols.assistant.tools.grammar import calls, calls_in_text
-from handler.protocols.readers.structured_output import structural_tag
+from handler.protocols.kernel.readers.structured_output import structural_tag
 
 FLAG = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
 DATE = {"type": "object", "properties": {"a": {"type": "string", "format": "date"}}}

@@ -20,7 +20,7 @@ from handler.engines.huggingface.pooling import PoolingFiles, read_pooling
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer, encode_pooled, fit
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor
-from handler.protocols.validation import check_task
+from handler.protocols.kernel.validation import check_task
 from handler.scheduler.batcher import Batcher
 
 INFO = EngineInfo("able", "1", "none", "none", 8, 4)

@@ -12,7 +12,7 @@ from handler.core.text import Vocabulary
 from handler.core.values import Finish, StructuredOutput
 from handler.protocols.anthropic.blocks import Blocks, gather
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
-from handler.protocols.base import ParsedRequest
+from handler.protocols.kernel.base import ParsedRequest
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, DIALECTS, answer
 from tests.unit.protocols.anthropic.golden import ASK, CALL, TOOLS, body
 from tests.unit.protocols.openai.requests import CITY, saying

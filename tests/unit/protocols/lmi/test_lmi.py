@@ -10,9 +10,9 @@ import pytest
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import Delta, Finish, Request, Sampling
-from handler.protocols.base import ParsedRequest
-from handler.protocols.parameters import PARAMETERS
-from handler.protocols.readers.body import decode
+from handler.protocols.kernel.base import ParsedRequest
+from handler.protocols.kernel.parameters import PARAMETERS
+from handler.protocols.kernel.readers.body import decode
 from handler.protocols.registry import SCHEMAS
 from tests.unit.protocols.answers import CONTEXT, answer, deltas, value
 

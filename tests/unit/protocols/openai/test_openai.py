@@ -35,7 +35,7 @@ from handler.core.values import (
     Token,
     Truncation,
 )
-from handler.protocols.base import ParsedRequest, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, ServerContext
 from handler.protocols.openai import errors
 from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
 from handler.protocols.openai.parameters import COMPLETIONS as COMPLETIONS_TABLE

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handler.core.values import StructuredOutput
-from handler.protocols.base import ParsedRequest
+from handler.protocols.kernel.base import ParsedRequest
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, answer
 from tests.unit.protocols.openai.requests import CITY
 from tests.unit.protocols.responses.golden import ASK, TOOLS, WEATHER, body

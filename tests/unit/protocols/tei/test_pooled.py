@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from handler.core.values import Pooling, Truncation
-from handler.protocols.base import ServerContext
+from handler.protocols.kernel.base import ServerContext
 from tests.unit.protocols.answers import DIALECTS, VOCABULARY, answer
 
 CONTEXT = ServerContext("echo", vocabulary=VOCABULARY, prompts={"query": "query: "}, most_tokens=lambda: 512)

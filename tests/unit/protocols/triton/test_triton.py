@@ -21,7 +21,7 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.values import Adapter, Request, Sampling, StructuredOutput
-from handler.protocols.base import NoAdapters, ParsedRequest, ServerContext
+from handler.protocols.kernel.base import NoAdapters, ParsedRequest, ServerContext
 from handler.protocols.triton.inputs import INPUTS
 from handler.protocols.triton.request import Route, Triton, inputs, outputs
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, value

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypedDic
 from handler.core.errors import ServingError
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Request, Task, Token
-from handler.protocols.assistant.tools.parsing import Format
 
 MAX_IMAGES = 32
 """Images of one request, where option.limit_mm_per_prompt names no number."""
@@ -60,7 +59,7 @@ class ServerContext:
         model_names: names that requests may give the model, its own first; "*" among them allows any name.
         fingerprint: the `system_fingerprint` of answers.
         tool_call_parser: `option.tool_call_parser`.
-        tool_format: that of `option.tool_parser_plugin`, which comes before it.
+        tool_format: a `Format` of `assistant/`, that of `option.tool_parser_plugin`, which comes before it; or None.
         reasoning_parser: `option.reasoning_parser`; "" without one.
         template_arguments: `option.default_chat_template_kwargs`.
         structural_tags: xgrammar's styles of arguments that the engine's structural tags have.
@@ -89,7 +88,7 @@ class ServerContext:
     model_names: Sequence[str] = ("model",)
     fingerprint: str = "lmi"
     tool_call_parser: str = "auto"
-    tool_format: Format | None = None
+    tool_format: Any = None
     reasoning_parser: str = ""
     template_arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     structural_tags: frozenset[str] = frozenset()

@@ -1,10 +1,12 @@
-"""A dialect's bodies as the API's document describes them."""
+"""What the API's document says of a dialect's bodies, and of a route without inference."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from handler.protocols.openapi.json_schema import RequestShape
+from handler.protocols.kernel.schema.json_schema import RequestShape, Shape
 
 
 class Description(NamedTuple):
@@ -30,3 +32,21 @@ class Description(NamedTuple):
     chunk: Any = None
     streams: tuple[str, ...] = ()
     refuses_in_frame: bool = False
+
+
+class Operation(NamedTuple):
+    """A route that is not for inference.
+
+    Attributes:
+        answers: status -> content type, schema and example; None: an empty body.
+        query: names in the query, with their schemas.
+        body: schema of an optional JSON body.
+        open: needs no key.
+    """
+
+    tag: str
+    summary: str
+    answers: Mapping[int, tuple[str, Shape, Any] | None]
+    query: Mapping[str, Shape] = MappingProxyType({})
+    body: Shape | None = None
+    open: bool = False

@@ -7,10 +7,10 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import FieldNames, Pooling, Request, Truncation
-from handler.protocols.base import ServerContext
-from handler.protocols.parameters import PARAMETERS, Parameter, unsupported
-from handler.protocols.readers.values import accepts, boolean, integer
-from handler.protocols.validation import show
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.parameters import PARAMETERS, Parameter, unsupported
+from handler.protocols.kernel.readers.values import accepts, boolean, integer
+from handler.protocols.kernel.validation import show
 
 MAX_TEXTS = 2048
 """Texts to embed or to compare in one body: OpenAI's limit of `input`."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import Request, Sampling, Task
-from handler.protocols.base import ServerContext
+from handler.protocols.kernel.base import ServerContext
 
 SAMPLED = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p", "seed"})
 """Sampling fields without effect on a greedy choice."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.images import ImageSource
-from handler.protocols.base import ServerContext
+from handler.protocols.kernel.base import ServerContext
 
 _SCHEMES = ("http", "https", "file")
 _MAX_URL = 8192  # characters, but for data URLs

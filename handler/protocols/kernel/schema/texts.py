@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from handler.protocols.openapi.json_schema import COUNT, TEXT, Shape, listing
-from handler.protocols.readers.texts import MAX_TEXTS
+from handler.protocols.kernel.schema.json_schema import COUNT, TEXT, Shape, listing
+from handler.protocols.kernel.texts import MAX_TEXTS
 
 NON_EMPTY: Shape = {**TEXT, "minLength": 1}
 

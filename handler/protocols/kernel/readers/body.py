@@ -9,8 +9,8 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload, NotJson
 from handler.core.nesting import MAX_DEPTH, is_too_deep
-from handler.protocols.base import ServerContext
-from handler.protocols.validation import show
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.validation import show
 
 
 def decode(body: bytes | memoryview) -> Any:

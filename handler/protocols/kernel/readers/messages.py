@@ -8,8 +8,8 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.images import ImageSource
-from handler.protocols.base import ServerContext
-from handler.protocols.readers.images import IMAGE, ONLY_IN, check_number, check_taken, image_of_url
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.readers.images import IMAGE, ONLY_IN, check_number, check_taken, image_of_url
 
 ROLES = ("system", "user", "assistant", "developer", "tool")
 

@@ -12,10 +12,17 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter
 from handler.core.framing import FRAMINGS
 from handler.core.values import Sampling
-from handler.protocols.base import ServerContext
-from handler.protocols.readers.adapters import named_adapter
-from handler.protocols.readers.structured_output import choice, grammar, json_object, json_schema, regex, tgi_grammar
-from handler.protocols.readers.values import (
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.readers.adapters import named_adapter
+from handler.protocols.kernel.readers.structured_output import (
+    choice,
+    grammar,
+    json_object,
+    json_schema,
+    regex,
+    tgi_grammar,
+)
+from handler.protocols.kernel.readers.values import (
     INT32,
     INT64,
     STRING_OR_STRINGS,
@@ -27,7 +34,7 @@ from handler.protocols.readers.values import (
     strings,
     token_ids,
 )
-from handler.protocols.validation import DEFAULTS, Named, check_agreement, check_support
+from handler.protocols.kernel.validation import DEFAULTS, Named, check_agreement, check_support
 
 MAX_TOP_TOKENS = 20  # alternatives to a token: OpenAI's limit, and vLLM's default; TGI's is 5
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from handler.protocols.base import OPTIONAL, ServerContext
-from handler.protocols.parameters import REQUEST_FIELDS, Parameter
-from handler.protocols.readers.values import schema_of_reader
+from handler.protocols.kernel.base import OPTIONAL, ServerContext
+from handler.protocols.kernel.parameters import REQUEST_FIELDS, Parameter
+from handler.protocols.kernel.readers.values import schema_of_reader
 
 Shape = dict[str, Any]
 

@@ -1,0 +1,170 @@
+"""Replies: one client's answer as one document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from handler.core.errors import ServingError
+from handler.core.framing import JSON
+from handler.core.text import Prompt
+from handler.core.values import Delta, Finish, Request, Sampling, Token
+from handler.protocols.kernel.base import HttpResponse
+
+Vectors = Sequence[Sequence[float]]
+"""A vector of each request."""
+
+
+class SequenceOutput:
+    """The output of one sequence so far; `index` counts the sequences of one request."""
+
+    def __init__(self, index: int = 0, *, special_in_text: bool = True) -> None:
+        self.index = index
+        self._special_in_text = special_in_text
+        self.tokens: list[Token] = []
+        self.prefill: Sequence[Token] = ()
+        self.rows: list[Sequence[float]] = []  # of logits, for each token
+        self.finish = Finish.ERROR
+
+    @property
+    def text(self) -> str:
+        return "".join([token.text for token in self.tokens if self._special_in_text or not token.special])
+
+    @property
+    def logprob(self) -> float:
+        return sum(token.logprob or 0.0 for token in self.tokens)
+
+    @property
+    def mean_logprob(self) -> float:
+        return self.logprob / max(1, len(self.tokens))
+
+
+def finish_of(request: Request, delta: Delta) -> Finish | None:
+    """Return the reason for the client of a sequence's end; the token `eos_token_id` ends it as EOS."""
+    if delta.finish is Finish.STOP and request.eos_token_id is not None and delta.tokens:
+        return Finish.EOS if delta.tokens[-1].id == request.eos_token_id else Finish.STOP
+    return delta.finish
+
+
+class WholeReply:
+    """One JSON document, written when all sequences have ended. Subclasses render it."""
+
+    content_type = JSON.content_type
+
+    def __init__(self, num_sequences: int, *, special_in_text: bool = True) -> None:
+        self._sequences = [SequenceOutput(index, special_in_text=special_in_text) for index in range(num_sequences)]
+        self._unfinished = num_sequences
+        self._num_prompt_tokens = 0
+        self._context: Sequence[Sequence[float]] | None = None  # the prompt's logits
+        self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        assert delta.error is None, "a failed document is written by refused()"
+        sequence = self._of(index, delta)
+        sequence.tokens += delta.tokens
+        if delta.prefill is not None:
+            sequence.prefill = delta.prefill
+        if delta.logits is not None:
+            self._context = self._context if delta.logits.context is None else delta.logits.context
+            sequence.rows += delta.logits.generation or ()
+        if delta.finish is None:
+            return b""
+        sequence.finish = self._finish(delta) or delta.finish
+        self._unfinished -= 1
+        self.finished = not self._unfinished
+        return JSON.encode(self._document()) if self.finished else b""
+
+    def token_line(self) -> None:
+        """Every delta goes to `feed`."""
+
+    def _of(self, index: int, delta: Delta) -> SequenceOutput:
+        """Return the sequence of a delta of request number `index`."""
+        return self._sequences[delta.sequence]
+
+    def _finish(self, delta: Delta) -> Finish | None:
+        """Return the reason that the client sees for the end of the delta's sequence."""
+        return delta.finish
+
+    def _document(self) -> Any:
+        raise NotImplementedError
+
+
+class VectorReply(WholeReply):
+    """The document that a dialect makes of its requests' vectors.
+
+    Args:
+        render: takes the vectors, in the order of the requests, and the number of all their tokens.
+        refused: renders a failure.
+    """
+
+    def __init__(
+        self, num_requests: int, render: Callable[[Vectors, int], Any], refused: Callable[[ServingError], HttpResponse]
+    ) -> None:
+        super().__init__(num_requests)
+        self._vectors: list[Sequence[float]] = [()] * num_requests
+        self._render, self.refused = render, refused
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens += num_prompt_tokens
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        self._vectors[index] = delta.vector or ()
+        return super().feed(index, delta._replace(sequence=index))
+
+    def _document(self) -> Any:
+        return self._render(self._vectors, self._num_prompt_tokens)
+
+
+def rank_sequences(scores: Sequence[float], sampling: Sampling) -> list[int]:
+    """Return the indices of the sequences for the client, the best first; the engine has ranked beams already."""
+    ranked = list(range(len(scores)))
+    if sampling.num_beams == 1:
+        ranked.sort(key=lambda index: -scores[index])
+    return ranked[: sampling.n] if sampling.n > 1 else ranked
+
+
+class PreparedDocument:
+    """A JSON document that is there before the answer begins; no token of an engine comes.
+
+    Args:
+        refused: renders a failure before the answer is sent.
+    """
+
+    content_type = JSON.content_type
+    finished = False
+
+    def __init__(self, body: bytes, refused: Callable[[ServingError], HttpResponse]) -> None:
+        self._body = body
+        self.refused = refused
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        pass
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        self.finished = True
+        return self._body
+
+    def token_line(self) -> None:
+        pass
+
+
+class PromptDocument(PreparedDocument):
+    """A document made of a request's prompt alone.
+
+    Args:
+        render: makes the document's JSON, in parts: each holds the GIL, which other threads need. It may take its time.
+        refused: renders a failure before the answer is sent.
+    """
+
+    def __init__(
+        self, render: Callable[[Prompt], Iterable[bytes]], refused: Callable[[ServingError], HttpResponse]
+    ) -> None:
+        super().__init__(b"", refused)
+        self._render = render
+
+    def take(self, prompt: Prompt) -> None:
+        """Render the document. Thread-safe: it is sent afterwards."""
+        self._body = b"".join(self._render(prompt))

@@ -1,0 +1,1 @@
+"""JSON Schema of requests and answers, for the API's document."""
