@@ -6,11 +6,11 @@ It is a worker's model.py: every step of DJL's brings every request one token.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from handler.core.values import Adapter, Finish, Pooling, Sampling
-from handler.engines.base import EngineInfo, Output, Step
+from handler.core.values import Finish
+from handler.engines.base import EngineInfo, EngineRequest, Output, Step
 from handler.engines.process.supervisor import EngineSupervisor, Soon, State, now
 from handler.entry import handle as handle
 from handler.serving.loading import load as loading
@@ -35,16 +35,8 @@ class Free(EngineSupervisor):
         watch(self._channel.fileno())
         on_change(self.state)
 
-    def add(
-        self,
-        key: int,
-        ids: Sequence[int],
-        sampling: Sampling | Pooling,
-        adapter: Adapter | None = None,
-        images: object = None,
-    ) -> None:
-        assert isinstance(sampling, Sampling)
-        self._left[key] = sampling.max_new_tokens
+    def add(self, request: EngineRequest) -> None:
+        self._left[request.key] = request.sampling.max_new_tokens
 
     def cancel(self, key: int) -> None:
         self._left.pop(key, None)

@@ -13,7 +13,7 @@ from handler.bench.client import prompt
 from handler.bench.processes import WARM_UP_PROMPT, WARM_UP_TOKENS, Worker
 from handler.core.values import Finish, Sampling
 from handler.engines import load, load_tokenizer
-from handler.engines.base import Engine, Output, Step, Tokenizer
+from handler.engines.base import Engine, EngineRequest, Output, Step, Tokenizer
 from handler.engines.process.engine_loop import Spec
 
 
@@ -89,7 +89,7 @@ def run(engine: Engine, work: Work, prompts: list[list[int]], keys: Iterator[int
     began = time.monotonic()
     waiting = _prompts(work, prompts, began)
     for ids in itertools.islice(waiting, work.clients):
-        engine.add(key := next(keys), ids, sampling)
+        engine.add(EngineRequest(key := next(keys), ids, sampling))
         lengths[key] = 0
     while lengths:
         for output in _outputs(engine.step()):
@@ -100,7 +100,7 @@ def run(engine: Engine, work: Work, prompts: list[list[int]], keys: Iterator[int
             if output.finish is not Finish.LENGTH or lengths.pop(output.key) != work.tokens:
                 raise RuntimeError(f"the engine ended a sequence early: {output}")
             if (ids_next := next(waiting, None)) is not None:
-                engine.add(key := next(keys), ids_next, sampling)
+                engine.add(EngineRequest(key := next(keys), ids_next, sampling))
                 lengths[key] = 0
     return Run(num_tokens, time.monotonic() - began)
 

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from handler.config.environment import secrets
 from handler.core.errors import GenerationFailed, Overloaded, RefusedByEngine, ServingError
-from handler.core.images import ImagePrompt, ImageTokens
+from handler.core.images import ImageFile, ImagePrompt, ImageTokens
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import (
     PLAIN_TEMPLATE,
     Adapter,
     Finish,
     Logits,
+    Pooling,
     Sampling,
     StructuredOutput,
     Task,
@@ -153,6 +154,43 @@ class EngineInfo:
     dimensions: int = 0  # numbers of an embedding
 
 
+class EngineRequest(NamedTuple):
+    """What an engine gets of a request: one sequence, or a beam search with several.
+
+    Attributes:
+        key: the caller's id, which outputs name.
+        ids: of the prompt.
+        parameters: Pooling where the engine was loaded for that.
+        images: of the prompt, where the model takes them.
+    """
+
+    key: int
+    ids: Sequence[int]
+    parameters: Sampling | Pooling
+    adapter: Adapter | None = None
+    images: ImageFile | None = None
+
+    @property
+    def sampling(self) -> Sampling:
+        """The parameters, in an engine that generates."""
+        assert isinstance(self.parameters, Sampling)
+        return self.parameters
+
+    @property
+    def pooling(self) -> Pooling:
+        """The parameters, in an engine that pools."""
+        assert isinstance(self.parameters, Pooling)
+        return self.parameters
+
+    def read_images(self) -> ImagePrompt | None:
+        """Read the images; None where the model takes none.
+
+        Raises:
+            OSError: their owner has freed them.
+        """
+        return None if self.images is None else self.images.read()
+
+
 class Engine(Protocol):
     """Steps many sequences at once; used by one thread, which it may block while it holds the GIL.
 
@@ -162,14 +200,7 @@ class Engine(Protocol):
 
     info: EngineInfo
 
-    def add(
-        self,
-        key: int,
-        ids: Sequence[int],
-        sampling: Sampling,
-        adapter: Adapter | None = None,
-        images: ImagePrompt | None = None,
-    ) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Start a request; its first output comes from a later `step`."""
 
     def load_adapter(self, adapter: Adapter) -> None:
@@ -309,7 +340,7 @@ def warm_up(engine: Engine, id: int, sampling: Sampling = _FIRST_REQUEST) -> Non
     Raises:
         RuntimeError: the request failed; also whatever `add` and `step` raise.
     """
-    engine.add(0, [id], sampling)  # the hosts' keys begin at 1
+    engine.add(EngineRequest(0, [id], sampling))  # the hosts' keys begin at 1
     finished = False
     while not finished:
         for output in engine.step().others:

@@ -56,7 +56,7 @@ class ActiveRequest:
     unfinished: int = 0
 
 
-class EngineRequest:
+class RunningRequest:
     """A request in the engine: one sequence, or a beam search with several.
 
     All that a plain token needs lies in this object: each further one is a cache miss a token.

@@ -12,8 +12,8 @@ from handler.core.errors import GenerationFailed, InternalError, Overloaded, Ser
 from handler.core.sequence import SequenceState
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, new_delta, new_token
-from handler.engines.base import Output, Step, engine_failure
-from handler.scheduler.active import ActiveRequest, EngineRequest, TokenReceiver
+from handler.engines.base import EngineRequest, Output, Step, engine_failure
+from handler.scheduler.active import ActiveRequest, RunningRequest, TokenReceiver
 from handler.scheduler.engine import SteppedEngine, join
 from handler.scheduler.lora.registry import AdapterRegistry
 from handler.scheduler.request_queue import RequestQueue
@@ -66,7 +66,7 @@ class Batcher:
         self._ids = itertools.count(1)
         self._keys = itertools.count(1)
         self._queue = RequestQueue[ActiveRequest]()
-        self._in_engine: dict[int, EngineRequest] = {}  # by the engine's key
+        self._in_engine: dict[int, RunningRequest] = {}  # by the engine's key
         self._running: dict[int, ActiveRequest] = {}
         self._adapters = AdapterRegistry() if adapters is None else adapters
         self._adapters.bind(
@@ -230,12 +230,12 @@ class Batcher:
         self.cancel(id)
         return Delta(id, sequence, (), Finish.ERROR, error)
 
-    def _malformed(self, request: EngineRequest, error: Exception) -> Delta:
+    def _malformed(self, request: RunningRequest, error: Exception) -> Delta:
         """End a request of which the engine returned nonsense; return its last delta."""
         log.error("the engine's output for a request is malformed: %r", error)
         return self._failed(request.id, request.first, GenerationFailed(_MALFORMED))
 
-    def _unwritten(self, request: EngineRequest, error: Exception) -> Delta:
+    def _unwritten(self, request: RunningRequest, error: Exception) -> Delta:
         """End a request whose line could not be made; return its last delta."""
         log.error("an answer could not be written: a bug", exc_info=error)
         return self._failed(request.id, request.first, InternalError.of(error))
@@ -260,11 +260,14 @@ class Batcher:
         for first in range(0, active.unfinished, width):
             key = next(self._keys)
             active.keys.append(key)
-            self._in_engine[key] = EngineRequest(active, first, [SequenceState(prompt, sampling) for _ in range(width)])
+            self._in_engine[key] = RunningRequest(
+                active, first, [SequenceState(prompt, sampling) for _ in range(width)]
+            )
             own = sampling if first == 0 else sampling._replace(seed=sampling.seed_of(first), prompt_logprobs=False)
-            self._engine.add(key, prompt.ids, request.pooling or own, request.adapter, prompt.images)
+            images = None if prompt.images is None else prompt.images.file
+            self._engine.add(EngineRequest(key, prompt.ids, request.pooling or own, request.adapter, images))
 
-    def _end_sequence(self, request: EngineRequest, key: int, index: int) -> None:
+    def _end_sequence(self, request: RunningRequest, key: int, index: int) -> None:
         request.sequences[index] = None
         if not any(request.sequences):
             del self._in_engine[key]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from handler.core.images import SharedImages
 from handler.core.text import Prompt
-from handler.core.values import Adapter, Pooling, Request, Sampling
-from handler.engines.base import Output, Step
+from handler.core.values import Adapter, Request
+from handler.engines.base import EngineRequest, Output, Step
 
 
 class SteppedEngine(Protocol):
@@ -23,14 +22,7 @@ class SteppedEngine(Protocol):
     def continues(self, key: int) -> bool:
         """Whether it takes another part of a request that ran in the last step; the next call of `add` brings it."""
 
-    def add(
-        self,
-        key: int,
-        ids: Sequence[int],
-        sampling: Sampling | Pooling,
-        adapter: Adapter | None = None,
-        images: SharedImages | None = None,
-    ) -> None: ...
+    def add(self, request: EngineRequest) -> None: ...
     def cancel(self, key: int) -> None: ...
     def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None: ...
     def step(self, timeout: float = 0.0) -> list[Step]: ...

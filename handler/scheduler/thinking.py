@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from handler.core.images import SharedImages
 from handler.core.text import Detokenizer, Prompt, Vocabulary
 from handler.core.thoughts import AnswerStart, Thoughts
-from handler.core.values import Adapter, Finish, Pooling, Request, Sampling
-from handler.engines.base import Output, Step
+from handler.core.values import Adapter, Finish, Pooling, Request
+from handler.engines.base import EngineRequest, Output, Step
 from handler.scheduler.engine import SteppedEngine
 
 _FIRST = 1 << 48  # added to the key of a first part
@@ -46,27 +45,22 @@ class ThinkingEngine:
     def continues(self, key: int) -> bool:
         return self._engine.continues(key)
 
-    def add(
-        self,
-        key: int,
-        ids: Sequence[int],
-        sampling: Sampling | Pooling,
-        adapter: Adapter | None = None,
-        images: SharedImages | None = None,
-    ) -> None:
+    def add(self, request: EngineRequest) -> None:
+        sampling = request.parameters
         if isinstance(sampling, Pooling):
-            return self._engine.add(key, ids, sampling, adapter, images)
+            return self._engine.add(request)
         thoughts, budget, rule = sampling.thoughts, sampling.thinking_token_budget, sampling.structured_output
         if thoughts is None or (budget is None and (rule is None or rule.allows_text)):
-            return self._engine.add(key, ids, sampling, adapter, images)
+            return self._engine.add(request)
         assert self._vocabulary is not None  # such an engine's capabilities have no `thinking_token_budget`
-        part = _FirstPart(key, ids, sampling, adapter, images, thoughts, self._vocabulary)
+        part = _FirstPart(request, thoughts, self._vocabulary)
         if thoughts.is_open and budget == 0 and sampling.max_new_tokens > len(thoughts.closing):
-            self._continue(part, _End(thoughts.closing), Output(key, (), ()), self._late, fits=True)
+            self._continue(part, _End(thoughts.closing), Output(request.key, (), ()), self._late, fits=True)
         else:
-            self._first[key + _FIRST] = part
+            key = request.key + _FIRST
+            self._first[key] = part
             free = sampling._replace(structured_output=None, thinking_token_budget=None, thoughts=None)
-            self._engine.add(key + _FIRST, ids, free, adapter, images)
+            self._engine.add(request._replace(key=key, parameters=free))
 
     def cancel(self, key: int) -> None:
         self._engine.cancel(key if self._first.pop(key + _FIRST, None) is None else key + _FIRST)
@@ -157,7 +151,7 @@ class ThinkingEngine:
             thoughts=None,
             thinking_token_budget=None,
         )
-        self._engine.add(part.key, [*part.prompt, *ids], second, part.adapter, part.images)
+        self._engine.add(part.request._replace(ids=[*part.request.ids, *ids], parameters=second))
 
 
 class _End(NamedTuple):
@@ -183,24 +177,13 @@ class _FirstPart:
         undecided: it is not known yet whether it begins with one, and nothing of it may be shown until then.
     """
 
-    def __init__(
-        self,
-        key: int,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        adapter: Adapter | None,
-        images: SharedImages | None,
-        thoughts: Thoughts,
-        vocabulary: Vocabulary,
-    ) -> None:
-        self.key = key
-        self.prompt = prompt
-        self.sampling = sampling
-        self.adapter = adapter
-        self.images = images
+    def __init__(self, request: EngineRequest, thoughts: Thoughts, vocabulary: Vocabulary) -> None:
+        self.request = request
+        self.key = request.key
+        self.sampling = request.sampling
         self.ids: list[int] = []
         self.held: list[Output] = []
-        self._guided = sampling.structured_output is not None
+        self._guided = self.sampling.structured_output is not None
         self._thoughts = thoughts
         self._vocabulary = vocabulary
         self._detokenizer = Detokenizer(vocabulary, skip_special=False)

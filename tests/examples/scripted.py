@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from handler.core.text import Prompt
-from handler.core.values import PLAIN_TEMPLATE, Adapter, Sampling, TemplateOptions
-from handler.engines.base import EngineConfig
+from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
+from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.echo import engine as echo
 from handler.engines.echo.tokenizer import EchoTokenizer
 from tests.app.server import AppServer, serve
@@ -21,10 +21,9 @@ Messages = Sequence[Mapping[str, Any]]
 class Speaker(echo.Echo):
     """Repeats the prompt once."""
 
-    def add(
-        self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None, images: object = None
-    ) -> None:
-        super().add(key, ids, sampling._replace(max_new_tokens=len(ids)), adapter)
+    def add(self, request: EngineRequest) -> None:
+        once = request.sampling._replace(max_new_tokens=len(request.ids))
+        super().add(request._replace(parameters=once))
 
 
 class Script(EchoTokenizer):

@@ -21,9 +21,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from handler.core.errors import ConfigError
-from handler.core.images import ImagePrompt
 from handler.core.values import Adapter, Finish, Sampling, Task
-from handler.engines.base import NO_IMAGES, NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step, Tokenizer
+from handler.engines.base import (
+    NO_IMAGES,
+    NO_LORA,
+    Capabilities,
+    EngineConfig,
+    EngineInfo,
+    EngineRequest,
+    Output,
+    Step,
+    Tokenizer,
+)
 from handler.engines.echo.cues import CUES, REFUSE, act
 from handler.engines.echo.pooling import EchoPooling
 from handler.engines.echo.tokenizer import CONTEXT, EchoTokenizer
@@ -57,21 +66,15 @@ class Echo:
         self._next = 0.0
         self.info = EngineInfo("echo", "1", "none", "none", config.max_total_tokens or CONTEXT)
 
-    def add(
-        self,
-        key: int,
-        ids: Sequence[int],
-        sampling: Sampling,
-        adapter: Adapter | None = None,
-        images: ImagePrompt | None = None,
-    ) -> None:
+    def add(self, request: EngineRequest) -> None:
+        key, ids, adapter = request.key, request.ids, request.adapter
         if self._cues and REFUSE in ids:
             raise ValueError("refused on cue")
         if not self._active:
             self._next = 0.0  # restart the clock after a pause
         skip = adapter.id % len(ids) if adapter else 0
         ids = [*ids[skip:], *ids[:skip]]
-        num_tokens, finish = _length(ids, sampling)
+        num_tokens, finish = _length(ids, request.sampling)
         self._active[key] = itertools.cycle(ids)
         self._last_steps[key] = last = self._num_steps + num_tokens
         self._ends[last][key] = finish

@@ -6,9 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from handler.core.images import ImagePrompt
 from handler.core.values import Adapter, Finish, Pooling
-from handler.engines.base import EngineConfig, EngineInfo, Output, Step
+from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Output, Step
 from handler.engines.echo.cues import CUES, REFUSE, act
 from handler.engines.echo.tokenizer import CONTEXT
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, PoolingFiles
@@ -26,17 +25,10 @@ class EchoPooling:
         self._files = PoolingFiles("mean", normalize=True, most_tokens=None, exclusive=True)
         self.info = EngineInfo("echo", "1", "none", "none", config.max_total_tokens or CONTEXT, _DIMENSIONS)
 
-    def add(
-        self,
-        key: int,
-        ids: Sequence[int],
-        pooling: Pooling,
-        adapter: Adapter | None = None,
-        images: ImagePrompt | None = None,
-    ) -> None:
-        if self._cues and REFUSE in ids:
+    def add(self, request: EngineRequest) -> None:
+        if self._cues and REFUSE in request.ids:
             raise ValueError("refused on cue")
-        self._waiting[key] = ids, pooling
+        self._waiting[request.key] = request.ids, request.pooling
 
     def cancel(self, key: int) -> None:
         self._waiting.pop(key, None)

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 from handler.config.environment import secrets
 from handler.core.errors import ConfigError, Problem, Problems
-from handler.core.values import Adapter, Finish, Sampling
+from handler.core.values import Adapter, Finish
 from handler.core.words import client_words, log_words
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Interrupted, Output, Step
+from handler.engines.base import Capabilities, EngineConfig, EngineInfo, EngineRequest, Interrupted, Output, Step
 from handler.engines.huggingface.checkpoint import load_tokenizer
 from handler.engines.huggingface.hub import fetch_descriptions as fetch
 from handler.engines.huggingface.hub import is_hub_name
@@ -103,7 +103,8 @@ class UrlEngine:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling, *nothing: object) -> None:
+    def add(self, request: EngineRequest) -> None:
+        key, ids, sampling = request.key, request.ids, request.sampling
         body = completion(self._kind, self._model, ids, sampling)
         answer = Answer(
             frozenset(sampling.stop_token_ids),

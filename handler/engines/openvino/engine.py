@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core.images import ImagePrompt
 from handler.core.values import Adapter, Finish, Sampling, StructuredOutput, Task
 from handler.engines.base import (
     Capabilities,
     EngineConfig,
     EngineInfo,
+    EngineRequest,
     EngineStatistics,
     Output,
     Step,
@@ -102,24 +102,18 @@ class OpenVino:
         )
         warm_up(self, min(self._eos, default=0))
 
-    def add(
-        self,
-        key: int,
-        ids: Sequence[int],
-        sampling: Sampling,
-        adapter: Adapter | None = None,
-        images: ImagePrompt | None = None,
-    ) -> None:
+    def add(self, request: EngineRequest) -> None:
         import numpy
         import openvino
 
+        key, ids, sampling = request.key, request.ids, request.sampling
         if sampling.num_beams > self._max_beams:
             raise ValueError(f"num_beams must be at most {self._max_beams} (option.max_num_batched_tokens)")
         prompt: tuple[Any, ...]
         if self._vision is None:
             prompt = (openvino.Tensor(numpy.array([ids], dtype=numpy.int64)),)
         else:
-            prompt = self._vision.arguments(ids, images)
+            prompt = self._vision.arguments(ids, request.read_images())
         # Made here, where an exception refuses this request only.
         if sampling.prompt_logprobs:
             self._scorer.check(sampling.prompt_top_logprobs)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import socket
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from handler.core.errors import ConfigError
-from handler.core.images import ImageFile
 from handler.core.values import Adapter, Finish
 from handler.engines.base import (
     Engine,
     EngineConfig,
     EngineInfo,
+    EngineRequest,
     EngineStatistics,
     Interrupted,
     Interruptible,
@@ -31,16 +31,6 @@ from handler.engines.base import (
 from handler.engines.process.ipc import ChannelClosed, MessageReader, send
 
 _REPORT_INTERVAL = 1.0  # seconds
-
-
-class Add(NamedTuple):
-    """Start a request."""
-
-    key: int
-    ids: Sequence[int]
-    sampling: Any  # Sampling, or Pooling where the engine was loaded for that
-    adapter: Adapter | None = None
-    images: ImageFile | None = None
 
 
 class ChangeAdapter(NamedTuple):
@@ -166,11 +156,11 @@ class _Reporter:
             send(self._channel, statistics)
 
 
-def _start(engine: Engine, command: Add | ChangeAdapter) -> Output | None:
+def _start(engine: Engine, command: EngineRequest | ChangeAdapter) -> Output | None:
     """Run a command; returns its answer, or None where outputs will follow."""
     try:
-        if isinstance(command, Add):
-            engine.add(*command[:-1], None if command.images is None else command.images.read())
+        if isinstance(command, EngineRequest):
+            engine.add(command)
             return None
         change = engine.drop_adapter if command.drop else engine.load_adapter
         change(command.adapter)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from handler.core.images import SharedImages
 from handler.core.text import Prompt
-from handler.core.values import Adapter, Pooling, Request, Sampling
-from handler.engines.base import EngineStatistics, Step
+from handler.core.values import Pooling, Request
+from handler.engines.base import EngineRequest, EngineStatistics, Step
 from handler.engines.process.routing import Load
 from handler.engines.process.supervisor import EngineSupervisor
 
@@ -33,29 +31,17 @@ class ReplicaReport(NamedTuple):
     statistics: EngineStatistics | None
 
 
-class Job(NamedTuple):
-    """What an engine gets of a sequence, as in `Engine.add`.
-
-    Attributes:
-        request: the sequence's, with its prompt; None for a later part of a request.
-    """
-
-    ids: Sequence[int]
-    sampling: Sampling | Pooling
-    adapter: Adapter | None
-    images: SharedImages | None
-    request: tuple[Request, Prompt] | None
-
-
 class Work(NamedTuple):
     """A sequence in an engine.
 
     Attributes:
+        origin: the client's request and its prompt; None for a later part of one.
         began: the number of the engine's steps before it.
         moved_from: the replica that had it before; None where it is the first one.
     """
 
-    job: Job
+    request: EngineRequest
+    origin: tuple[Request, Prompt] | None
     num_prompt_tokens: int
     num_tokens: int
     began: int
@@ -87,12 +73,14 @@ class Replica:
     num_tokens: int = 0
     fd: int | None = None
 
-    def add(self, key: int, job: Job, moved_from: Replica | None = None) -> None:
+    def add(
+        self, request: EngineRequest, origin: tuple[Request, Prompt] | None, moved_from: Replica | None = None
+    ) -> None:
         """Send a sequence to its engine."""
-        most = 0 if isinstance(job.sampling, Pooling) else job.sampling.max_new_tokens
-        self.work[key] = Work(job, len(job.ids), most, self.num_steps, moved_from)
-        self.fresh.add(key)
-        self.engine.add(key, job.ids, job.sampling, job.adapter, job.images)
+        most = 0 if isinstance(request.parameters, Pooling) else request.parameters.max_new_tokens
+        self.work[request.key] = Work(request, origin, len(request.ids), most, self.num_steps, moved_from)
+        self.fresh.add(request.key)
+        self.engine.add(request)
 
     def drop(self, key: int) -> Work:
         """Remove a sequence that has finished on this replica, or is about to leave it."""

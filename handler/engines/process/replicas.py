@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from handler.core.errors import GenerationFailed
-from handler.core.images import SharedImages
 from handler.core.text import Prompt
-from handler.core.values import Adapter, Finish, Pooling, Request, Sampling
-from handler.engines.base import EngineInfo, Output, Step
-from handler.engines.process.replica import Job, Replica, ReplicaReport
+from handler.core.values import Adapter, Finish, Request
+from handler.engines.base import EngineInfo, EngineRequest, Output, Step
+from handler.engines.process.replica import Replica, ReplicaReport, Work
 from handler.engines.process.routing import Load, Router
 from handler.engines.process.supervisor import EngineSupervisor, Soon, State, now
 
@@ -62,9 +61,9 @@ class ReplicaSet:
         self._slots, self._patience = slots, patience
         self._router = Router(slots, follows_prompts=follows_prompts)
         self._chosen = self._replicas[0]
-        self._request: tuple[Request, Prompt] | None = None  # for which it was chosen
+        self._origin: tuple[Request, Prompt] | None = None  # for which it was chosen
         self._by_key: dict[int, Replica] = {}
-        self._moving: dict[int, tuple[Job, Replica, Output]] = {}  # lost by a replica, with its error; oldest first
+        self._moving: dict[int, tuple[Work, Replica, Output]] = {}  # lost by a replica, with its error; oldest first
         self._ended: dict[int, Replica] = {}  # in the last step
         self._changes: dict[int, _Change] = {}  # by key
         # Loaded, by id. One that is given up while no replica is ready is in nobody's hands then.
@@ -98,7 +97,7 @@ class ReplicaSet:
             return False
         self._chosen = self._replicas[self._router.choose(request, prompt, loads)]
         self._chosen.num_requests += 1
-        self._request = request, prompt
+        self._origin = request, prompt
         return True
 
     def continues(self, key: int) -> bool:
@@ -106,19 +105,12 @@ class ReplicaSet:
         replica = self._by_key.get(key) or self._ended.get(key)
         if replica is None or not replica.engine.ready:
             return False
-        self._chosen, self._request = replica, None
+        self._chosen, self._origin = replica, None
         return True
 
-    def add(
-        self,
-        key: int,
-        ids: Sequence[int],
-        sampling: Sampling | Pooling,
-        adapter: Adapter | None = None,
-        images: SharedImages | None = None,
-    ) -> None:
-        self._by_key[key] = self._chosen
-        self._chosen.add(key, Job(ids, sampling, adapter, images, self._request))
+    def add(self, request: EngineRequest) -> None:
+        self._by_key[request.key] = self._chosen
+        self._chosen.add(request, self._origin)
 
     def cancel(self, key: int) -> None:
         self._moving.pop(key, None)
@@ -259,10 +251,10 @@ class ReplicaSet:
         log.error("replica %d is lost with %d sequences; %d can move", replica.number, len(lost), len(moving))
         for key in lost:
             del self._by_key[key]
-            job = replica.drop(key).job
+            work = replica.drop(key)
             error = Output(key, (), (), Finish.ERROR, error=reason, detail=failure.detail)
             if key in moving:
-                self._moving[key] = job, replica, error
+                self._moving[key] = work, replica, error
             else:
                 yield error
         replica.left.clear()  # its next engine has none of them
@@ -275,39 +267,39 @@ class ReplicaSet:
     def _relieve(self, replica: Replica) -> None:
         """Move what a silent replica has not begun, as far as others have room."""
         for key in [key for key in sorted(replica.fresh) if replica.work[key].moved_from is None]:
-            if (other := self._choose(replica.work[key].job, replica)) is None:
+            if (other := self._choose(replica.work[key], replica)) is None:
                 return
             log.warning("replica %d is silent: a sequence moves to replica %d", replica.number, other.number)
             work = replica.drop(key)
             replica.engine.cancel(key)
             replica.left.add(key)
-            self._give(key, work.job, replica, other)
+            self._give(work, replica, other)
 
     def _move(self) -> Iterator[Output]:
         """Give lost sequences to replicas that have room; end them where no replica is ready."""
-        for key, (job, lost, error) in list(self._moving.items()):
+        for key, (work, lost, error) in list(self._moving.items()):
             if not self.ready:
                 del self._moving[key]
                 yield error
-            elif (other := self._choose(job)) is None:
+            elif (other := self._choose(work)) is None:
                 return
             else:
                 del self._moving[key]
-                self._give(key, job, lost, other)
+                self._give(work, lost, other)
 
-    def _give(self, key: int, job: Job, earlier: Replica, replica: Replica) -> None:
-        self._by_key[key] = replica
-        replica.num_requests += job.request is not None
-        replica.add(key, job, earlier)
+    def _give(self, work: Work, earlier: Replica, replica: Replica) -> None:
+        self._by_key[work.request.key] = replica
+        replica.num_requests += work.origin is not None
+        replica.add(work.request, work.origin, earlier)
 
-    def _choose(self, job: Job, silent: Replica | None = None) -> Replica | None:
+    def _choose(self, work: Work, silent: Replica | None = None) -> Replica | None:
         """Return the replica for a sequence that moves, perhaps from a silent one; None while none has room."""
         loads = [load for load in self._loads(1) if silent is None or load.replica != silent.number]
         if not loads:
             return None
-        if job.request is None:
+        if work.origin is None:
             return self._replicas[min(loads, key=lambda load: load.num_tokens).replica]
-        return self._replicas[self._router.choose(*job.request, loads)]
+        return self._replicas[self._router.choose(*work.origin, loads)]
 
     def _loads(self, num_sequences: int) -> list[Load]:
         return [replica.load() for replica in self._replicas if replica.takes(num_sequences, self._slots)]

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NoReturn
 
-from handler.core.images import SharedImages
 from handler.core.text import Prompt
-from handler.core.values import Adapter, Pooling, Request, Sampling
-from handler.engines.base import EngineInfo, EngineStatistics, Step, engine_failure
-from handler.engines.process.engine_loop import Add, Cancel, ChangeAdapter, Failed, Ready, Spec
+from handler.core.values import Adapter, Request
+from handler.engines.base import EngineInfo, EngineRequest, EngineStatistics, Step, engine_failure
+from handler.engines.process.engine_loop import Cancel, ChangeAdapter, Failed, Ready, Spec
 from handler.engines.process.instance import EngineInstance
 from handler.engines.process.ipc import ChannelClosed, MessageReader, wait
 from handler.engines.process.places import ANYWHERE, Place
@@ -106,16 +105,9 @@ class EngineSupervisor:
     def continues(self, key: int) -> bool:
         return self.ready
 
-    def add(
-        self,
-        key: int,
-        ids: Sequence[int],
-        sampling: Sampling | Pooling,
-        adapter: Adapter | None = None,
-        images: SharedImages | None = None,
-    ) -> None:
-        self._active.add(key)
-        self._send(Add(key, ids, sampling, adapter, None if images is None else images.file))
+    def add(self, request: EngineRequest) -> None:
+        self._active.add(request.key)
+        self._send(request)
 
     def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
         self._active.add(key)

@@ -9,16 +9,15 @@ import asyncio
 import inspect
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from handler.config.gpus import spread
-from handler.core.images import ImagePrompt
-from handler.core.values import Adapter, Sampling
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step, describe, warm_up
+from handler.core.values import Adapter
+from handler.engines.base import Capabilities, EngineConfig, EngineInfo, EngineRequest, Step, describe, warm_up
 from handler.engines.huggingface import checkpoint, hub
 from handler.engines.process.process_group import end_with_descendants, end_with_this_process
 from handler.engines.silence import Silence
@@ -89,14 +88,8 @@ class TrtLlm:
         """An id in the model's vocabulary."""
         return min(self._model.eos, default=0)
 
-    def add(
-        self,
-        key: int,
-        ids: Sequence[int],
-        sampling: Sampling,
-        adapter: Adapter | None = None,
-        images: ImagePrompt | None = None,
-    ) -> None:
+    def add(self, request: EngineRequest) -> None:
+        ids, sampling, adapter, images = request.ids, request.sampling, request.adapter, request.read_images()
         support.check_prompt(ids, self._max_prompt, self._model.vocabulary)
         inputs = list(ids) if self._vision is None else self._vision.inputs(ids, images)
         arguments = sampling_arguments(sampling, self._model)
@@ -107,14 +100,14 @@ class TrtLlm:
         if adapter is not None:
             if adapter.id not in self._checked:
                 self.load_adapter(adapter)
-            request = import_name("LoRARequest", "tensorrt_llm.executor", "tensorrt_llm.llmapi")
-            more["lora_request"] = request(adapter.name, adapter.id, adapter.path)
+            lora_request = import_name("LoRARequest", "tensorrt_llm.executor", "tensorrt_llm.llmapi")
+            more["lora_request"] = lora_request(adapter.name, adapter.id, adapter.path)
         if self._salted:
             # Tokens from the prefix cache have no logits: give such a request a cache of its own.
-            more["cache_salt"] = f"{os.getpid()}.{key}" if options.prompt_logits else cache_salt(images)
+            more["cache_salt"] = f"{os.getpid()}.{request.key}" if options.prompt_logits else cache_salt(images)
         if not self._expects_results():
             self._silence.begin()
-        self._loop.run_until_complete(self._submit(key, inputs, arguments, options, more))
+        self._loop.run_until_complete(self._submit(request.key, inputs, arguments, options, more))
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Check the adapter: TensorRT-LLM loads it only with the first request that names it."""

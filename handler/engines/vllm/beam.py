@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from handler.core.images import ImagePrompt
-from handler.core.values import Adapter, Finish, Sampling
-from handler.engines.base import Alternatives
+from handler.core.values import Finish, Sampling
+from handler.engines.base import Alternatives, EngineRequest
 from handler.engines.vllm.results import Pending
 
 
@@ -85,10 +85,12 @@ class BeamSearch:
 class Beams:
     """A request's beam search in progress; each beam's next token is a vLLM request."""
 
-    key: int
-    ids: Sequence[int]
-    adapter: Adapter | None
+    request: EngineRequest
     images: ImagePrompt | None
     search: BeamSearch
     waiting: dict[int, Pending] = field(default_factory=dict)  # by the beam's number
     alternatives: list[Sequence[tuple[int, float]]] = field(default_factory=list)
+
+    @property
+    def key(self) -> int:
+        return self.request.key

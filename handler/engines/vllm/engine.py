@@ -19,6 +19,7 @@ from handler.engines.base import (
     NO_LORA,
     Capabilities,
     EngineConfig,
+    EngineRequest,
     EngineStatistics,
     Output,
     Step,
@@ -103,27 +104,23 @@ class Vllm:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def add(
-        self,
-        key: int,
-        ids: Sequence[int],
-        sampling: Sampling,
-        adapter: Adapter | None = None,
-        images: ImagePrompt | None = None,
-    ) -> None:
+    def add(self, request: EngineRequest) -> None:
+        key, sampling, images = request.key, request.sampling, request.read_images()
         if sampling.num_beams > 1:
             search = BeamSearch(sampling, () if sampling.ignore_eos else self._eos)
-            start = partial(self._search, Beams(key, ids, adapter, images, search))
+            start = partial(self._search, Beams(request, images, search))
         else:
             scores: list[float | None] | None = [None] if sampling.prompt_logprobs else None  # no score for the first
             pending = Pending(
                 key, frozenset(sampling.stop_token_ids), sampling.top_logprobs, scores, sampling.prompt_top_logprobs
             )
-            start = partial(self._run, pending, self._prompt(ids, images), self._params(sampling), adapter)
+            start = partial(
+                self._run, pending, self._prompt(request.ids, images), self._params(sampling), request.adapter
+            )
         if self._exclusion is None:
             start()
         else:
-            self._exclusion.enter(key, adapter is not None, start)
+            self._exclusion.enter(key, request.adapter is not None, start)
 
     def _run(self, pending: Pending, prompt: Any, params: Any, adapter: Adapter | None) -> None:
         self._submit(pending, prompt, params, adapter)
@@ -205,8 +202,8 @@ class Vllm:
         sampling = search.sampling._replace(num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
         for number, beam in enumerate(search.beams):
             beams.waiting[number] = pending = Pending(beams.key, num_tops=search.width, beam=number)
-            prompt = self._prompt([*beams.ids, *beam.ids], beams.images)
-            self._submit(pending, prompt, self._params(sampling), beams.adapter)
+            prompt = self._prompt([*beams.request.ids, *beam.ids], beams.images)
+            self._submit(pending, prompt, self._params(sampling), beams.request.adapter)
 
     def _beam_output(self, token: BeamToken) -> list[Output]:
         """Advance a search by a beam's next token; the outputs come when the search has ended."""

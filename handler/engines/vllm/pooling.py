@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import ConfigError
-from handler.core.images import ImagePrompt
 from handler.core.values import Adapter, Finish, Pooling, Task
-from handler.engines.base import EngineConfig, EngineStatistics, Output, Step
+from handler.engines.base import EngineConfig, EngineRequest, EngineStatistics, Output, Step
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, read_pooling
 from handler.engines.process.process_group import end_with_children
 from handler.engines.vllm.results import Pending, Results
@@ -50,7 +48,7 @@ class VllmPooling:
 
     def _warm_up(self) -> int:
         """Compute a text of one token; return the length of its vector."""
-        self.add(0, [0], Pooling("embed", normalize=False))
+        self.add(EngineRequest(0, [0], Pooling("embed", normalize=False)))
         while True:
             for output in self.step().others:
                 if output.vector is None:
@@ -63,19 +61,13 @@ class VllmPooling:
         self._core.interrupt_on(fd)
         return True
 
-    def add(
-        self,
-        key: int,
-        ids: Sequence[int],
-        pooling: Pooling,
-        adapter: Adapter | None = None,
-        images: ImagePrompt | None = None,
-    ) -> None:
+    def add(self, request: EngineRequest) -> None:
+        pooling = request.pooling
         types = None if pooling.second is None else {"compressed_token_type_ids": pooling.second}
         params = self._params(use_activation=False, task=self._task, extra_kwargs=types)
-        self._results.next = pending = Pending(key)
-        self._engine.add_request(str(key), self._tokens_input(list(ids)), params)
-        self._running[key] = pending, pooling
+        self._results.next = pending = Pending(request.key)
+        self._engine.add_request(str(request.key), self._tokens_input(list(request.ids)), params)
+        self._running[request.key] = pending, pooling
 
     def cancel(self, key: int) -> None:
         if (running := self._running.pop(key, None)) is not None:

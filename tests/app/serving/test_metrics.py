@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,8 +12,7 @@ import pytest
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from handler.core.values import Adapter, Sampling
-from handler.engines.base import EngineStatistics
+from handler.engines.base import EngineRequest, EngineStatistics
 from handler.engines.echo import engine as echo
 from handler.engines.process import engine_loop
 from handler.serving.metrics.prometheus import REPLICA_FAMILIES
@@ -167,10 +166,8 @@ class Reporter(echo.Echo):
 
     num_added = 0
 
-    def add(
-        self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None, images: object = None
-    ) -> None:
-        super().add(key, ids, sampling, adapter)
+    def add(self, request: EngineRequest) -> None:
+        super().add(request)
         self.num_added += 1
 
     def statistics(self) -> EngineStatistics:

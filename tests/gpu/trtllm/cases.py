@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.core.images import Image, ImagePrompt, ImageSource
+from handler.core.images import Image, ImageSource
 from handler.core.values import Adapter, Finish, Request, Sampling
-from handler.engines.base import EngineConfig, Output
+from handler.engines.base import EngineConfig, EngineRequest, Output
 from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.trtllm import engine as trtllm
 from handler.serving.media.placing import place_images
@@ -51,7 +51,7 @@ class Loaded:
         self._key += 1
         ids = self.tokenizer.encode(prompt).ids if isinstance(prompt, str) else list(prompt)
         sampling.setdefault("max_new_tokens", 12)
-        self.engine.add(self._key, ids, Sampling(**sampling), adapter)
+        self.engine.add(EngineRequest(self._key, ids, Sampling(**sampling), adapter))
         return self._key
 
     def look(self, text: str, *images: Image, **sampling: Any) -> int:
@@ -63,7 +63,8 @@ class Loaded:
         sampling = {"max_new_tokens": 12, "ignore_eos": True, **sampling}
         request = Request(prompt.text, Sampling(**sampling), images=sources)
         placed = place_images(request, prompt, images, self.tokenizer.image_tokens)
-        self.engine.add(self._key, placed.ids, request.sampling, None, ImagePrompt(prompt.text, images))
+        assert placed.images is not None
+        self.engine.add(EngineRequest(self._key, placed.ids, request.sampling, images=placed.images.file))
         return self._key
 
     def run(self, *keys: int, seconds: float = 20) -> dict[int, list[Output]]:

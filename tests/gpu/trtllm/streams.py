@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from handler.core.values import Sampling
-from handler.engines.base import EngineConfig
+from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from tests.doubles import tiny, using
@@ -71,7 +71,7 @@ class Streams:
         key, length = next(self._keys), self._lengths.randint(8, _MOST)
         self._left[key] = length
         self.begun += 1
-        self._engine.add(key, [5, 6, 7], Sampling(max_new_tokens=length, ignore_eos=True))
+        self._engine.add(EngineRequest(key, [5, 6, 7], Sampling(max_new_tokens=length, ignore_eos=True)))
 
     def _step(self) -> bool:
         """Whether there was news."""

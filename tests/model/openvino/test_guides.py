@@ -13,7 +13,7 @@ import pytest
 
 from handler.core.values import Sampling, StructuredOutput
 from handler.engines import openvino
-from handler.engines.base import EngineConfig
+from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.openvino.engine import OpenVino, structured_output_check
 from handler.engines.openvino.structured_output import OpenVinoCheck, genai_arguments
 
@@ -166,9 +166,9 @@ def engine(model: Path) -> OpenVino:
 
 
 def test_the_others_go_on_while_a_guide_is_compiled(engine: OpenVino) -> None:
-    engine.add(1, [1, 2, 3], Sampling(max_new_tokens=2000, ignore_eos=True))
+    engine.add(EngineRequest(1, [1, 2, 3], Sampling(max_new_tokens=2000, ignore_eos=True)))
     engine.step()
-    engine.add(2, [1, 2, 3], Sampling(max_new_tokens=4, structured_output=SLOW))
+    engine.add(EngineRequest(2, [1, 2, 3], Sampling(max_new_tokens=4, structured_output=SLOW)))
     meanwhile, begun = 0, False
     deadline = time.monotonic() + 30
     while not begun and time.monotonic() < deadline:
@@ -183,16 +183,20 @@ def test_the_others_go_on_while_a_guide_is_compiled(engine: OpenVino) -> None:
 
 def test_a_guide_that_is_known_is_ready_in_the_step_in_which_it_comes(engine: OpenVino) -> None:
     structured_output = StructuredOutput("choice", '["yes", "no"]')
-    engine.add(3, [1, 2, 3], Sampling(max_new_tokens=5, structured_output=structured_output))
+    engine.add(EngineRequest(3, [1, 2, 3], Sampling(max_new_tokens=5, structured_output=structured_output)))
     run(engine, 1)
-    engine.add(4, [1, 2, 3], Sampling(max_new_tokens=5, structured_output=structured_output))
+    engine.add(EngineRequest(4, [1, 2, 3], Sampling(max_new_tokens=5, structured_output=structured_output)))
     assert engine.step().keys == [4]
     run(engine, 1)
 
 
 def test_a_guided_prompt_can_be_scored_too(engine: OpenVino) -> None:
     structured_output = StructuredOutput("choice", '["yes", "no"]')
-    engine.add(5, [1, 2, 3], Sampling(max_new_tokens=5, structured_output=structured_output, prompt_logprobs=True))
+    engine.add(
+        EngineRequest(
+            5, [1, 2, 3], Sampling(max_new_tokens=5, structured_output=structured_output, prompt_logprobs=True)
+        )
+    )
     scores: list[Any] = []
     ended = False
     while not ended:
@@ -205,7 +209,7 @@ def test_a_guided_prompt_can_be_scored_too(engine: OpenVino) -> None:
 @pytest.mark.parametrize("beside", [{"num_beams": 2}, {"ignore_eos": True}, {"min_new_tokens": 3}], ids=json.dumps)
 def test_what_a_guide_excludes_is_refused(engine: OpenVino, beside: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="a guide excludes"):
-        engine.add(6, [1, 2, 3], Sampling(structured_output=SLOW, **beside))
+        engine.add(EngineRequest(6, [1, 2, 3], Sampling(structured_output=SLOW, **beside)))
 
 
 def test_the_trial_leaves_no_files(trial: OpenVinoCheck, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

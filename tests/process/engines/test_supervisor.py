@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from handler.core.errors import GenerationFailed
 from handler.core.values import Sampling
-from handler.engines.base import EngineConfig
+from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.process import instance
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.instance import EngineInstance
@@ -127,7 +127,11 @@ def test_an_engine_at_rest_is_not_hung(monkeypatch: pytest.MonkeyPatch, ending: 
     engine = EngineSupervisor(Spec("echo", EngineConfig(options={"echo_cues": 1})), timeout=30)
     while engine.state is State.LOADING:
         engine.step(timeout=1)
-    engine.add(1, [3 if ending == "refused" else 4], Sampling(max_new_tokens=2 if ending == "length" else 1 << 19))
+    engine.add(
+        EngineRequest(
+            1, [3 if ending == "refused" else 4], Sampling(max_new_tokens=2 if ending == "length" else 1 << 19)
+        )
+    )
     if ending == "cancelled":
         engine.step(timeout=1)
         engine.cancel(1)
@@ -160,7 +164,7 @@ def test_an_engine_that_is_to_be_renewed_is_when_nothing_is_in_flight(isolated: 
     while engine.state is State.LOADING:
         engine.step(timeout=1)
     first = engine.pid
-    engine.add(1, [4], Sampling(max_new_tokens=1 << 19))
+    engine.add(EngineRequest(1, [4], Sampling(max_new_tokens=1 << 19)))
     engine.restart_when_idle()
     for _ in range(20):
         engine.step(timeout=1)
@@ -172,7 +176,7 @@ def test_an_engine_that_is_to_be_renewed_is_when_nothing_is_in_flight(isolated: 
         engine.step(timeout=0.1)
     assert seen == [State.LOADING, State.READY, State.RESTARTING, State.READY]
     assert first is None or engine.pid != first
-    engine.add(2, [4], Sampling(max_new_tokens=3))
+    engine.add(EngineRequest(2, [4], Sampling(max_new_tokens=3)))
     ids: list[int] = []
     while len(ids) < 3:
         for step in engine.step(timeout=1):

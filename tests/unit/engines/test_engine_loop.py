@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from handler.core.errors import ConfigError
+from handler.core.images import Image, ImagePrompt, SharedImages
 from handler.core.values import Adapter, Finish, Sampling
-from handler.engines.base import EngineInfo, Interrupted, Step
-from handler.engines.process.engine_loop import Add, Cancel, Failed, Ready, run
+from handler.engines.base import EngineInfo, EngineRequest, Interrupted, Step
+from handler.engines.process.engine_loop import Cancel, Failed, Ready, run
 from handler.engines.process.ipc import MessageReader, Messages, send, wait
 
 
@@ -26,17 +27,17 @@ class Waiting:
         self._core = core
         self._commands = -1
         self.seen: list[str] = []
+        self.requests: list[EngineRequest] = []
 
     def interrupt_on(self, fd: int) -> bool:
         self._commands = fd
         return True
 
-    def add(
-        self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None, images: object = None
-    ) -> None:
-        if not ids:
+    def add(self, request: EngineRequest) -> None:
+        if not request.ids:
             raise ValueError("no ids")
-        self.seen.append(f"add {key}")
+        self.requests.append(request)
+        self.seen.append(f"add {request.key}")
 
     def cancel(self, key: int) -> None:
         self.seen.append(f"cancel {key}")
@@ -111,11 +112,23 @@ def test_commands_are_heard_whatever_the_steps_bring(
     ours, theirs = socket.socketpair()
     engine = Scripted(theirs, *script, interruptible=interruptible)
     with ours, _running(engine) as channel:
-        send(channel, Add(1, [4], Sampling()))
+        send(channel, EngineRequest(1, [4], Sampling()))
         _wait_for(1, engine.seen)
         send(channel, Cancel(1))
         _wait_for(2, engine.seen)
     assert engine.seen == ["add 1", "cancel 1"]
+
+
+def test_a_request_arrives_whole() -> None:
+    ours, theirs = socket.socketpair()
+    engine = Scripted(theirs, TOKEN)
+    shared = SharedImages("text", [Image(1, 1, b"rgb", "digest")])
+    request = EngineRequest(1, [4], Sampling(seed=7), Adapter("a", 1, "/"), shared.file)
+    with ours, _running(engine) as channel:
+        send(channel, request)
+        _wait_for(1, engine.seen)
+    assert engine.requests == [request]
+    assert engine.requests[0].read_images() == ImagePrompt("text", (Image(1, 1, b"rgb", "digest"),))
 
 
 @pytest.fixture
@@ -138,7 +151,9 @@ def test_a_command_reaches_an_engine_in_the_middle_of_a_step(
     waiting: tuple[Waiting, socket.socket, socket.socket],
 ) -> None:
     engine, core, channel = waiting
-    for number, command in enumerate([Add(1, [4], Sampling()), Add(2, [4], Sampling()), Cancel(1)], 1):
+    for number, command in enumerate(
+        [EngineRequest(1, [4], Sampling()), EngineRequest(2, [4], Sampling()), Cancel(1)], 1
+    ):
         send(channel, command)
         _wait_for(number, engine.seen)
     assert engine.seen == ["add 1", "add 2", "cancel 1"]
@@ -148,18 +163,18 @@ def test_a_command_reaches_an_engine_in_the_middle_of_a_step(
 
 def test_a_refusal_survives_an_interruption(waiting: tuple[Waiting, socket.socket, socket.socket]) -> None:
     _, _, channel = waiting
-    send(channel, Add(1, [4], Sampling()))
-    send(channel, Add(2, [], Sampling()))
+    send(channel, EngineRequest(1, [4], Sampling()))
+    send(channel, EngineRequest(2, [], Sampling()))
     assert not wait(channel, timeout=0.1)
-    send(channel, Add(3, [4], Sampling()))
+    send(channel, EngineRequest(3, [4], Sampling()))
     assert [(output.key, output.finish) for output in Step(*Messages(channel).next()).others] == [(2, Finish.ERROR)]
 
 
 def test_an_interruption_is_no_sign_of_life(waiting: tuple[Waiting, socket.socket, socket.socket]) -> None:
     _, core, channel = waiting
-    send(channel, Add(1, [4], Sampling()))
+    send(channel, EngineRequest(1, [4], Sampling()))
     for key in range(2, 5):
-        send(channel, Add(key, [4], Sampling()))
+        send(channel, EngineRequest(key, [4], Sampling()))
         assert not wait(channel, timeout=0.1), "else an engine that hangs is never found out while requests come"
     core.send(b"!")
     assert Step(*Messages(channel).next()).keys == [1]
@@ -169,7 +184,7 @@ def test_what_is_cancelled_in_the_middle_of_a_step_is_answered(
     waiting: tuple[Waiting, socket.socket, socket.socket],
 ) -> None:
     engine, _, channel = waiting
-    send(channel, Add(1, [4], Sampling()))
+    send(channel, EngineRequest(1, [4], Sampling()))
     send(channel, Cancel(1))
     assert Messages(channel).next() == Step([], [], [], [])
     assert engine.seen == ["add 1", "cancel 1"]

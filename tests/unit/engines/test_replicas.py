@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from handler.core.errors import AdapterFailed, GenerationFailed
+from handler.core.images import ImageFile
 from handler.core.values import Adapter, Delta, Finish, Request, Sampling
-from handler.engines.base import Output, Step
+from handler.engines.base import EngineRequest, Output, Step
 from handler.engines.process.replicas import ReplicaSet
 from handler.engines.process.supervisor import State
 from handler.scheduler.batcher import Batcher
@@ -33,7 +34,7 @@ class Engine(Scripted):
         self.restarts_wanted = 0
         self.frozen = False
         self.order: list[int] = []
-        self.added: list[tuple[object, ...]] = []
+        self.added: list[EngineRequest] = []
         self._on_change: Callable[[State], None] = lambda state: None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -60,10 +61,10 @@ class Engine(Scripted):
             self.answers.append(Output(key, (), (), finish, error=error, detail=detail))
         self.changes.clear()
 
-    def add(self, key: int, *job: Any) -> None:
-        self.order.append(key)
-        self.added.append((key, *job))
-        super().add(key, *job)
+    def add(self, request: EngineRequest) -> None:
+        self.order.append(request.key)
+        self.added.append(request)
+        super().add(request)
 
     def step(self, timeout: float = 0.0) -> list[Step]:
         if self.frozen:
@@ -254,15 +255,16 @@ def test_a_session_follows_a_request_that_moves() -> None:
 
 def test_adapters_images_and_rules_move_too() -> None:
     rig = Rig()
-    seen: list[tuple[object, ...]] = []
+    seen: list[EngineRequest] = []
     for engine in rig.engines:
         engine.added = seen
-    adapter, images, sampling = Adapter("a", 3, ""), object(), Sampling(max_new_tokens=2, seed=7)
+    sampling = Sampling(max_new_tokens=2, seed=7)
+    request = EngineRequest(5, [1, 2], sampling, Adapter("a", 3, ""), ImageFile("", "", "", ()))
     assert rig.set.admits(Request("x", sampling), prompt("x"))
-    rig.set.add(5, [1, 2], sampling, adapter, images)  # type: ignore[arg-type]
+    rig.set.add(request)
     rig.engines[0].die()
     rig.set.step()
-    assert seen == [(5, [1, 2], sampling, adapter, images)] * 2
+    assert seen == [request] * 2
 
 
 def test_a_request_of_several_sequences_is_lost_once_and_on_one_replica() -> None:
@@ -409,7 +411,7 @@ def test_a_part_goes_to_the_replica_that_has_the_request() -> None:
     rig.set.step()  # "a" ends
     for key, engine in ((first, rig.engines[0]), (second, rig.engines[1])):
         assert rig.set.continues(key)
-        rig.set.add(100 + key, [1], Sampling(max_new_tokens=2))
+        rig.set.add(EngineRequest(100 + key, [1], Sampling(max_new_tokens=2)))
         assert 100 + key in engine.active
     rig.engines[0].die()
     rig.set.step()

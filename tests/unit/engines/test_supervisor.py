@@ -11,8 +11,8 @@ import pytest
 
 from handler.core.errors import GenerationFailed
 from handler.core.values import Finish, Sampling
-from handler.engines.base import EngineConfig, EngineInfo, Output, Step
-from handler.engines.process.engine_loop import Add, Cancel, Failed, Ready, Spec
+from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Output, Step
+from handler.engines.process.engine_loop import Cancel, Failed, Ready, Spec
 from handler.engines.process.ipc import encode
 from handler.engines.process.places import Place
 from handler.engines.process.supervisor import EngineSupervisor, State
@@ -80,7 +80,7 @@ class Supervised:
         assert self.engine.ready
 
     def add(self, key: int = 1) -> None:
-        self.engine.add(key, [65], Sampling())
+        self.engine.add(EngineRequest(key, [65], Sampling()))
 
     def wait(self, seconds: float) -> None:
         """Look at the clock each second, as the driver does; nothing is said."""
@@ -193,7 +193,7 @@ def test_a_request_that_has_ended_is_neither_expected_nor_cancelled(supervised: 
     supervised.engine.step()
     supervised.engine.cancel(1)
     supervised.wait(2 * TIMEOUT)
-    assert [type(command) for command in supervised.instance.commands] == [Add]
+    assert [type(command) for command in supervised.instance.commands] == [EngineRequest]
 
 
 def test_a_restart_waits_for_the_last_request(supervised: Supervised) -> None:
@@ -206,7 +206,7 @@ def test_a_restart_waits_for_the_last_request(supervised: Supervised) -> None:
     supervised.engine.cancel(2)
     supervised.engine.step()
     assert (supervised.engine.state, supervised.engine.restarts) == (State.RESTARTING, 1)
-    assert [type(command) for command in supervised.instance.commands] == [Add, Add, Cancel]
+    assert [type(command) for command in supervised.instance.commands] == [EngineRequest, EngineRequest, Cancel]
 
 
 def test_a_restart_waits_for_a_request_that_follows_the_last_one(supervised: Supervised) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 
 from handler.core.errors import GenerationFailed, Unavailable
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Delta, Finish, Request, Sampling
-from handler.engines.base import Output, Step
+from handler.core.values import Delta, Finish, Request, Sampling
+from handler.engines.base import EngineRequest, Output, Step
 from handler.scheduler.batcher import Batcher
 
 LETTERS = Vocabulary([bytes([code]) for code in range(256)])
@@ -36,12 +35,10 @@ class Scripted:
     def continues(self, key: int) -> bool:
         return self.ready
 
-    def add(
-        self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None, images: object = None
-    ) -> None:
-        self.active[key] = list(ids)
-        self.left[key] = sampling.max_new_tokens
-        self.seeds.append(sampling.seed)
+    def add(self, request: EngineRequest) -> None:
+        self.active[request.key] = list(request.ids)
+        self.left[request.key] = request.sampling.max_new_tokens
+        self.seeds.append(request.sampling.seed)
 
     def cancel(self, key: int) -> None:
         self.active.pop(key, None)

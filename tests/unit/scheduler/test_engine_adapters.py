@@ -10,7 +10,7 @@ import pytest
 
 from handler.core.errors import AdapterFailed, Conflict, GenerationFailed, InvalidPayload, Unavailable
 from handler.core.values import Adapter, Finish, Request, Sampling
-from handler.engines.base import Output, Step
+from handler.engines.base import EngineRequest, Output, Step
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora.registry import AdapterRegistry, Outcome, Registered
 from tests.unit.scheduler.test_batcher import Scripted, prompt, run, submit, text
@@ -27,8 +27,9 @@ class Adapting(Scripted):
     drops: list[int] = field(default_factory=list)
     due: list[Output] = field(default_factory=list)
 
-    def add(self, key, ids, sampling, adapter=None, images=None):  # type: ignore[no-untyped-def]
-        super().add(key, ids, sampling, adapter)
+    def add(self, request: EngineRequest) -> None:
+        super().add(request)
+        adapter = request.adapter
         self.used.append(adapter.name if adapter else "")
         self.used_ids.append(adapter.id if adapter else 0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import AdapterFailed, BadRequest, ConfigError, Conflict, NoRoom, NotFound, ServingError
-from handler.core.values import Adapter, Finish, Sampling
-from handler.engines.base import Output, Step
+from handler.core.values import Adapter, Finish
+from handler.engines.base import EngineRequest, Output, Step
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora.files import adapter_path, adapters_of, check_name
 from handler.scheduler.lora.registry import AdapterRegistry, Outcome, Registered
@@ -28,9 +28,7 @@ class Engine:
         self.answers: list[Output] = []
         self.keys: dict[int, int] = {}  # by the adapter's id
 
-    def add(
-        self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None, images: object = None
-    ) -> None: ...
+    def add(self, request: EngineRequest) -> None: ...
 
     def cancel(self, key: int) -> None: ...
 

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import GenerationFailed
+from handler.core.images import ImageFile
 from handler.core.text import Prompt, Vocabulary
 from handler.core.thoughts import Thoughts
 from handler.core.values import Adapter, Finish, Request, Sampling, StructuredOutput
-from handler.engines.base import Output, Step
+from handler.engines.base import EngineRequest, Output, Step
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.thinking import ThinkingEngine
 
@@ -44,6 +45,7 @@ class Scripted:
     requests: list[tuple[list[int], Sampling, Adapter | None]] = field(default_factory=list)
     running: dict[int, tuple[list[int], int]] = field(default_factory=dict)  # what is left to say, and how much of it
     cancelled: list[int] = field(default_factory=list)
+    whole: list[EngineRequest] = field(default_factory=list)
 
     def admits(self, request: Request, prompt: Prompt) -> bool:
         return self.ready
@@ -51,12 +53,12 @@ class Scripted:
     def continues(self, key: int) -> bool:
         return self.ready
 
-    def add(
-        self, key: int, ids_: Sequence[int], sampling: Sampling, adapter: Adapter | None = None, images: object = None
-    ) -> None:
-        self.requests.append((list(ids_), sampling, adapter))
+    def add(self, request: EngineRequest) -> None:
+        sampling = request.sampling
+        self.requests.append((list(request.ids), sampling, request.adapter))
+        self.whole.append(request)
         said = [] if sampling.structured_output or len(self.requests) > 1 else self.thought
-        self.running[key] = ids(*said, *ANSWER, "<end>"), sampling.max_new_tokens
+        self.running[request.key] = ids(*said, *ANSWER, "<end>"), sampling.max_new_tokens
 
     def cancel(self, key: int) -> None:
         self.running.pop(key, None)
@@ -88,7 +90,7 @@ class Scripted:
 def run(script: Scripted, prompt: str = "p", **sampling: Any) -> tuple[list[str], Finish | None]:
     """What the batcher gets: the answer's pieces, and why it ended."""
     engine = ThinkingEngine(script, VOCABULARY)
-    engine.add(7, ids(*prompt), Sampling(max_new_tokens=sampling.pop("most", 20), **sampling))
+    engine.add(EngineRequest(7, ids(*prompt), Sampling(max_new_tokens=sampling.pop("most", 20), **sampling)))
     pieces: list[str] = []
     for _ in range(40):
         for step in engine.step():
@@ -225,19 +227,31 @@ def test_other_requests_and_calls_pass_unchanged() -> None:
     engine, adapter = ThinkingEngine(script, None), Adapter("a", 1, "/")
     for sampling in (Sampling(), Sampling(structured_output=RULE), Sampling(thoughts=thoughts(is_open=True))):
         script.requests.clear()
-        engine.add(3, [1], sampling, adapter)
+        engine.add(EngineRequest(3, [1], sampling, adapter))
         assert script.requests == [([1], sampling, adapter)]
     engine.change_adapter(4, adapter, drop=True)
     engine.cancel(3)
     assert (script.cancelled, engine.ready) == ([-4, 3], True)
 
 
+def test_both_parts_keep_what_they_do_not_change() -> None:
+    script = Scripted(CLOSED)
+    engine = ThinkingEngine(script, VOCABULARY)
+    sampling = Sampling(structured_output=RULE, thoughts=thoughts(is_open=True))
+    whole = EngineRequest(7, ids("p"), sampling, Adapter("a", 1, "/"), ImageFile("", "", "text", ()))
+    engine.add(whole)
+    while len(script.whole) < 2:
+        engine.step()
+    own = {"key": 0, "ids": (), "parameters": Sampling()}
+    assert [part._replace(**own) for part in script.whole] == [whole._replace(**own)] * 2
+
+
 def test_cancelling_and_failing_end_both_parts() -> None:
     script = Scripted("Hmmmm")
     engine = ThinkingEngine(script, VOCABULARY)
     sampling = Sampling(structured_output=RULE, thoughts=thoughts(is_open=True))
-    engine.add(7, [1], sampling)
-    engine.add(8, [1], sampling)
+    engine.add(EngineRequest(7, [1], sampling))
+    engine.add(EngineRequest(8, [1], sampling))
     engine.cancel(7)
     assert len(script.running) == 1
     script.fail = GenerationFailed("lost")
@@ -250,7 +264,7 @@ def test_cancelling_and_failing_end_both_parts() -> None:
 def test_an_engine_that_restarts_between_the_parts_fails_the_request() -> None:
     script = Scripted([*HM, "<end>"])
     engine = ThinkingEngine(script, VOCABULARY)
-    engine.add(7, [1], Sampling(structured_output=RULE, thoughts=thoughts(is_open=True)))
+    engine.add(EngineRequest(7, [1], Sampling(structured_output=RULE, thoughts=thoughts(is_open=True))))
     engine.step()
     engine.step()
     script.ready = False
@@ -300,7 +314,7 @@ def test_a_budget_of_0_without_room_for_an_answer_is_answered_by_a_step() -> Non
 def test_an_end_without_its_token_loses_none_of_the_thought(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Scripted()
     engine = ThinkingEngine(script, VOCABULARY)
-    engine.add(7, [1], Sampling(structured_output=RULE, thoughts=thoughts(is_open=True)))
+    engine.add(EngineRequest(7, [1], Sampling(structured_output=RULE, thoughts=thoughts(is_open=True))))
     (key,) = script.running
     last = Step([], [], [], [Output(key, ids("m"), [-1.0], Finish.EOS)])
     monkeypatch.setattr(script, "step", lambda timeout: [last])

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from handler.config import model_files
 from handler.core.errors import ConfigError
-from handler.core.images import ImagePrompt
 from handler.core.values import Adapter, Finish, Pooling, Task
-from handler.engines.base import EngineConfig, EngineInfo, Output, Step
+from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Output, Step
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, read_pooling
 from handler.engines.openvino.pooling.bert_graph import bert_graph
 
@@ -63,15 +62,8 @@ class OpenVinoPooling:
             dimensions=numbers.shape[1],
         )
 
-    def add(
-        self,
-        key: int,
-        ids: Sequence[int],
-        pooling: Pooling,
-        adapter: Adapter | None = None,
-        images: ImagePrompt | None = None,
-    ) -> None:
-        self._waiting[key] = _Text(key, ids, pooling)
+    def add(self, request: EngineRequest) -> None:
+        self._waiting[request.key] = _Text(request.key, request.ids, request.pooling)
 
     def cancel(self, key: int) -> None:
         self._waiting.pop(key, None)

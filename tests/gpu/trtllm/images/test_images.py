@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from handler.core.images import Image, ImagePrompt
+from handler.core.images import Image, SharedImages
 from handler.core.values import Finish, Sampling
-from handler.engines.base import EngineConfig
+from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.trtllm import engine as trtllm
 from tests.doubles import tiny, using
 from tests.doubles.requests import environment
@@ -126,9 +126,9 @@ def test_other_ids_than_counted_end_their_request_alone(
 def test_wrong_numbers_of_placeholders_do_not_reach_it(
     now: Loaded, text: str, images: tuple[Image, ...], error: str
 ) -> None:
-    ids = now.tokenizer.encode(text).ids
+    ids, shared = now.tokenizer.encode(text).ids, SharedImages(text, images)
     with pytest.raises(ValueError, match=error):
-        now.engine.add(7, ids, Sampling(), None, ImagePrompt(text, images))
+        now.engine.add(EngineRequest(7, ids, Sampling(), images=shared.file))
     assert now.engine._llm.input_processor.hashes is None
 
 

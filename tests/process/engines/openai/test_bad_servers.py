@@ -14,7 +14,7 @@ import pytest
 
 from handler.core.errors import ConfigError
 from handler.core.values import Finish, Sampling
-from handler.engines.base import EngineConfig, Output
+from handler.engines.base import EngineConfig, EngineRequest, Output
 from handler.engines.openai import events, servers
 from handler.engines.openai.client import find_kind
 from handler.engines.openai.engine import UrlEngine
@@ -79,7 +79,7 @@ def _words(output: Output) -> Words:
 
 
 def one(found: UrlEngine, sampling: Sampling = SAMPLING, key: int = 1) -> Result:
-    found.add(key, [1, 2], sampling)
+    found.add(EngineRequest(key, [1, 2], sampling))
     return run(found, key)[key]
 
 
@@ -271,7 +271,7 @@ def test_after_the_first_token_a_failure_ends_the_request_and_no_other(
     script = (begun + rest,) if at_once else (begun, rest)
     with listening(script) as server, engine(server) as found:
         for key in (1, 2):
-            found.add(key, [1], SAMPLING)
+            found.add(EngineRequest(key, [1], SAMPLING))
         broken, whole = sorted(run(found, 1, 2).values(), key=lambda result: len(result.ids))
         assert (broken.ids, broken.finish) == ([5], Finish.ERROR)
         assert broken.error == f"the vllm server {plain}"
@@ -293,7 +293,7 @@ def test_a_standstill_of_this_machine_is_no_silence_of_the_server(monkeypatch: p
     clock, ahead = time.monotonic, [0.0]
     monkeypatch.setattr("handler.engines.silence.time", SimpleNamespace(monotonic=lambda: clock() + ahead[0]))
     with listening((HEAD, FIVE, HANG)) as server, engine(server, timeout=3.0) as found:
-        found.add(1, [1], SAMPLING)
+        found.add(EngineRequest(1, [1], SAMPLING))
         while not found.step().keys:
             pass
         ahead[0] = 100.0
@@ -343,8 +343,8 @@ def test_what_a_server_keeps_open_after_the_end_delays_nobody() -> None:
 
 def test_who_leaves_is_left_there_too() -> None:
     with listening((HEAD, FIVE, HANG), (HANG,)) as server, engine(server) as found:
-        found.add(1, [1], SAMPLING)
-        found.add(2, [1], SAMPLING)
+        found.add(EngineRequest(1, [1], SAMPLING))
+        found.add(EngineRequest(2, [1], SAMPLING))
         while not found.step().keys:
             pass
         for key in (1, 2, 3):
@@ -369,7 +369,7 @@ def test_a_server_that_fails_is_left_out_for_a_pause(
 def test_requests_go_where_the_fewest_tokens_are() -> None:
     with listening() as first, listening() as second, engine(first, second) as found:
         for key, tokens in enumerate((40, 10, 10, 10)):
-            found.add(key, [1], SAMPLING._replace(max_new_tokens=tokens))
+            found.add(EngineRequest(key, [1], SAMPLING._replace(max_new_tokens=tokens)))
         run(found, *range(4))
         assert (len(first.received), len(second.received)) == (1, 3)
 
@@ -389,14 +389,14 @@ def test_a_body_says_every_neutral_value() -> None:
 
 def test_a_bias_that_the_server_would_cut_is_refused() -> None:
     with listening() as server, engine(server) as found, pytest.raises(ValueError, match="logit_bias"):
-        found.add(1, [1], SAMPLING._replace(logit_bias=((3, 101.0),)))
+        found.add(EngineRequest(1, [1], SAMPLING._replace(logit_bias=((3, 101.0),))))
 
 
 def test_alternatives_have_the_ids_that_their_names_say() -> None:
     tops = {"token_id:5": -3.0, "token_id:7": -0.5, "token_id:8": -1.0}
     scores = {"tokens": ["token_id:5"], "token_logprobs": [-3.0], "top_logprobs": [tops]}
     with listening((HEAD, event(5, finish="length", logprobs=scores))) as server, engine(server) as found:
-        found.add(1, [1], SAMPLING._replace(top_logprobs=2))
+        found.add(EngineRequest(1, [1], SAMPLING._replace(top_logprobs=2)))
         while not (step := found.step()).others:
             pass
         assert step.others[0].tops == [[(7, -0.5), (8, -1.0)]]

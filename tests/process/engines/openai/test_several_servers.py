@@ -10,6 +10,7 @@ import pytest
 
 from handler.core.errors import ConfigError
 from handler.core.values import Finish
+from handler.engines.base import EngineRequest
 from handler.engines.openai import client, servers
 from handler.engines.openai import engine as url_engine
 from handler.engines.openai.client import find_kind
@@ -41,7 +42,7 @@ def burst(found: UrlEngine, count: int, at_once: int = 16) -> int:
     for first in range(1, count, at_once):
         keys = range(first, first + at_once)
         for key in keys:
-            found.add(key, [1, 2], SAMPLING)
+            found.add(EngineRequest(key, [1, 2], SAMPLING))
         whole += sum(result == WHOLE for result in run(found, *keys).values())
     return whole
 
@@ -65,7 +66,7 @@ def test_a_server_that_answers_again_is_asked_and_gets_one_request_first(monkeyp
         assert one(found, key=2) == WHOLE, "this one has it asked"
         assert ill.num_asked == 2
         for key in range(3, 9):
-            found.add(key, [1, 2], SAMPLING)
+            found.add(EngineRequest(key, [1, 2], SAMPLING))
         assert list(run(found, *range(3, 9)).values()) == [WHOLE] * 6
         assert 1 < len(ill.received) <= 4
 

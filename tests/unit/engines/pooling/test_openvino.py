@@ -13,7 +13,7 @@ import pytest
 from handler import engines
 from handler.core.errors import ConfigError
 from handler.core.values import Finish, Pooling, Task
-from handler.engines.base import EngineConfig, Output
+from handler.engines.base import EngineConfig, EngineRequest, Output
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
 from handler.engines.openvino.pooling.engine import OpenVinoPooling
 from tests.unit.engines.pooling.models import GOLDEN, MODES, TEXTS, second, write_model
@@ -35,7 +35,7 @@ def run(engine: Any) -> list[Output]:
 
 def computed(engine: Any, requests: Iterable[tuple[int, list[int], Pooling]]) -> dict[int, Any]:
     for key, ids, pooling in requests:
-        engine.add(key, ids, pooling)
+        engine.add(EngineRequest(key, ids, pooling))
     outputs = run(engine)
     assert all(output.finish is Finish.EOS and not output.ids for output in outputs)
     return {output.key: output.vector for output in outputs}
@@ -66,7 +66,7 @@ def test_texts_of_like_length_share_a_step(tmp_path: Path) -> None:
     assert (engine.info.dimensions, engine.info.max_total_tokens) == (64, 40)
     lengths = [10, 30, 11, 9, 10, 31, 40]
     for key, length in enumerate(lengths):
-        engine.add(key, [5] * length, Pooling("embed"))
+        engine.add(EngineRequest(key, [5] * length, Pooling("embed")))
     engine.cancel(4)
     steps = []
     while outputs := engine.step().others:
