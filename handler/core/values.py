@@ -111,6 +111,16 @@ class Sampling(NamedTuple):
         return max(self.n, self.best_of, self.num_beams)
 
 
+SAMPLED = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p", "seed"})
+"""Fields of Sampling that have no effect on a greedy choice."""
+
+BY_HANDLER = frozenset({
+    "stop", "include_stop", "skip_special_tokens", "marks", "n", "best_of", "thoughts", "thinking_token_budget",
+    "logprobs",
+})  # fmt: skip
+"""Fields of Sampling that the handler follows, whatever the engine; without `logprobs` one only has less to do."""
+
+
 class Task(str, Enum):
     """What a server computes (`option.task`); the values are Hugging Face's names, as in `HF_TASK`."""
 

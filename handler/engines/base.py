@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from handler.core.errors import GenerationFailed, Overloaded, RefusedByEngine, S
 from handler.core.images import ImageFile, ImagePrompt, ImageTokens
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import (
+    BY_HANDLER,
     PLAIN_TEMPLATE,
     Adapter,
     Finish,
@@ -310,12 +311,16 @@ class StructuredOutputCheck(Protocol):
         """
 
 
+_UNMAPPED = "it has no such parameter"
+
+
 @dataclass(frozen=True)
 class Capabilities:
-    """Generation parameters that an engine does not support.
+    """What an engine follows of a request.
 
     Attributes:
-        unsupported: Sampling field -> reason; a value that would have an effect is refused.
+        supports: the fields of Sampling that its table maps (`engines/sampling.py`); without the handler's own.
+        reasons: Sampling field -> why a value that would have an effect is refused; also of fields in `supports`.
         limits: Sampling field -> largest value.
         no_adapters: the reason why the engine serves no LoRA adapters; "" where it does.
         no_images: the reason why it takes no images; "" where it does.
@@ -323,12 +328,19 @@ class Capabilities:
         structural_tags: xgrammar's styles of arguments that its structural tags have; empty where it takes none.
     """
 
-    unsupported: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    supports: Collection[str] = frozenset()
+    reasons: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = ""
     no_images: str = NO_IMAGES
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     structural_tags: frozenset[str] = frozenset()
+
+    @property
+    def unsupported(self) -> Mapping[str, str]:
+        """Sampling field -> why it is refused: each field that has a reason, or that nobody maps."""
+        mapped = {*self.supports, *self.reasons, *BY_HANDLER}
+        return {**self.reasons, **{name: _UNMAPPED for name in Sampling._fields if name not in mapped}}
 
 
 _FIRST_REQUEST = Sampling(max_new_tokens=2, ignore_eos=True)

@@ -38,7 +38,15 @@ from handler.engines.echo.pooling import EchoPooling
 from handler.engines.echo.tokenizer import CONTEXT, EchoTokenizer
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
 
-_UNSUPPORTED = {
+_SUPPORTS = frozenset({
+    "max_new_tokens", "min_new_tokens", "stop_token_ids",  # `_length`
+    "ignore_eos",  # it has no end token
+    # These only shape a distribution, and it has one token to choose from.
+    "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "logit_bias",
+})  # fmt: skip
+
+_REASONS = {
     "num_beams": "it has no beam search",
     "bad_sequences": "it only ever echoes",
     "bad_token_ids": "it only ever echoes",
@@ -152,7 +160,8 @@ def prepare(model_id: str | None, config: EngineConfig) -> None:
 
 def capabilities(config: EngineConfig) -> Capabilities:
     return Capabilities(
-        _UNSUPPORTED,
+        _SUPPORTS,
+        _REASONS,
         no_adapters="" if config.options.get("enable_lora") else NO_LORA,
         no_images=NO_IMAGES if config.options.get("echo_tokenizer") else "",
     )

@@ -10,13 +10,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from handler.core.values import Sampling, StructuredOutput
+from handler.core.values import Sampling
 from handler.engines.base import Capabilities
+from handler.engines.sampling import Rule, arguments, unless_neutral
 
 _MOST_BIAS = 100.0
 """vLLM moves a larger one to this limit without a word."""
 
-_UNSUPPORTED = {
+_REASONS = {
     "num_beams": "there is no beam search in a stream",
     "typical_p": "there is no typical decoding",
     "no_repeat_ngram_size": "repeated n-grams cannot be forbidden",
@@ -25,7 +26,7 @@ _UNSUPPORTED = {
     "return_context_logits": "there are no logits",
     "return_generation_logits": "there are no logits",
 }
-"""Fields of Sampling that no server has, with the reason."""
+"""Why no server has these fields of Sampling."""
 
 
 class Kind(NamedTuple):
@@ -33,14 +34,14 @@ class Kind(NamedTuple):
 
     Attributes:
         owner: the beginning of its models' `owned_by`; vLLM's Rust front end has `vllm-frontend-rs`.
-        unsupported: the fields of Sampling that it lacks or drops, with the reason.
+        reasons: why it lacks or drops fields of Sampling, as in `Capabilities`.
         limits: as in `Capabilities`.
         ask: fields of a request that have it return token ids.
         ranked: its log-probabilities name tokens by their ids.
     """
 
     owner: str
-    unsupported: Mapping[str, str]
+    reasons: Mapping[str, str]
     limits: Mapping[str, float]
     ask: Mapping[str, Any]
     ranked: bool = True
@@ -48,7 +49,8 @@ class Kind(NamedTuple):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            {**_UNSUPPORTED, **self.unsupported},
+            SUPPORTS,
+            {**_REASONS, **self.reasons},
             limits={"temperature": 2.0, **self.limits},
             no_adapters="its adapters are loaded at option.base_url, and are models there",
             no_images="the server at option.base_url gets tokens only",
@@ -77,58 +79,46 @@ KINDS = {
 """By the value of option.base_url_kind."""
 
 
-def completion(kind: str, model: str, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
-    """Make the body of /v1/completions; it names every neutral value, as the server may have defaults of its own.
-
-    Raises:
-        ValueError: the server would not do what `sampling` says; the message says why.
-    """
-    known = KINDS[kind]
-    body: dict[str, Any] = {
-        "model": model,
-        "prompt": list(ids),
-        "stream": True,
-        "n": 1,
-        "max_tokens": max(sampling.max_new_tokens, 1),
-        "min_tokens": sampling.min_new_tokens,
-        "temperature": 0.0,
-        "top_p": 1.0,
-        "top_k": -1,
-        "min_p": 0.0,
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "ignore_eos": sampling.ignore_eos,
-        **known.ask,
-    }
-    if sampling.do_sample and sampling.temperature > 0:
-        body |= {
-            "temperature": sampling.temperature,
-            "top_k": 1 if sampling.top_p == 0 else sampling.top_k or -1,  # the smallest nucleus is one token
-            "top_p": sampling.top_p or 1.0,
-            "min_p": sampling.min_p,
-        }
-        if sampling.seed is not None:
-            body["seed"] = sampling.signed_seed
-    if sampling.logprobs or sampling.top_logprobs:
-        body["logprobs"] = sampling.top_logprobs  # 0: the chosen token's alone
-        if known.ranked:
-            body["return_tokens_as_token_ids"] = True
-    if sampling.stop_token_ids:
-        body["stop_token_ids"] = list(sampling.stop_token_ids)
-    if sampling.bad_sequences:
-        body["bad_words"] = list(sampling.bad_sequences)
-    if sampling.logit_bias:
-        if any(abs(bias) > _MOST_BIAS for _, bias in sampling.logit_bias):
-            raise ValueError(f"logit_bias: the server takes -{_MOST_BIAS:g} to {_MOST_BIAS:g}")
-        body["logit_bias"] = {str(id): bias for id, bias in sampling.logit_bias}
-    if sampling.structured_output is not None:
-        body |= _guide(kind, sampling.structured_output)
-    return body
+def _length(sampling: Sampling, kind: str) -> dict[str, Any]:
+    return {"max_tokens": max(sampling.max_new_tokens, 1)}
 
 
-def _guide(kind: str, rule: StructuredOutput) -> dict[str, Any]:
+def _choice(sampling: Sampling, kind: str) -> dict[str, Any]:
+    neutral = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
+    drawn = sampling.do_sample and sampling.temperature > 0
+    return neutral | (arguments(_DRAWN, sampling) if drawn else {})
+
+
+def _top(sampling: Sampling) -> dict[str, Any]:
+    if sampling.top_p == 0:  # the smallest nucleus is one token
+        return {"top_k": 1, "top_p": 1.0}
+    return {"top_k": sampling.top_k or -1, "top_p": sampling.top_p}
+
+
+def _seed(sampling: Sampling) -> dict[str, Any]:
+    return {} if sampling.seed is None else {"seed": sampling.signed_seed}
+
+
+def _logprobs(sampling: Sampling, kind: str) -> dict[str, Any]:
+    if not (sampling.logprobs or sampling.top_logprobs):
+        return {}
+    ranked = {"return_tokens_as_token_ids": True} if KINDS[kind].ranked else {}
+    return {"logprobs": sampling.top_logprobs, **ranked}  # 0: the chosen token's alone
+
+
+def _bias(sampling: Sampling, kind: str) -> dict[str, Any]:
+    if not sampling.logit_bias:
+        return {}
+    if any(abs(bias) > _MOST_BIAS for _, bias in sampling.logit_bias):
+        raise ValueError(f"logit_bias: the server takes -{_MOST_BIAS:g} to {_MOST_BIAS:g}")
+    return {"logit_bias": {str(id): bias for id, bias in sampling.logit_bias}}
+
+
+def _guide(sampling: Sampling, kind: str) -> dict[str, Any]:
     """Ask for structured output: by `structured_outputs`, or for Dynamo by vLLM's older names."""
+    rule = sampling.structured_output
+    if rule is None:
+        return {}
     name = {"json_schema": "json"}.get(rule.kind, rule.kind)
     value: Any = rule.value
     if rule.kind in ("json_schema", "choice"):
@@ -138,3 +128,41 @@ def _guide(kind: str, rule: StructuredOutput) -> dict[str, Any]:
     if rule.kind == "json_object":
         return {"guided_json": {"type": "object"}}
     return {f"guided_{name}": value}
+
+
+_DRAWN: Mapping[str, Rule] = {
+    "temperature": "temperature",
+    "top_k": _top,
+    "top_p": _top,
+    "min_p": "min_p",
+    "seed": _seed,
+}
+"""Fields that count where tokens are drawn."""
+
+_TABLE: Mapping[str, Rule] = {
+    "max_new_tokens": _length,
+    "min_new_tokens": "min_tokens",
+    "do_sample": _choice,
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "ignore_eos": "ignore_eos",
+    "logprobs": _logprobs,
+    "top_logprobs": _logprobs,
+    "stop_token_ids": unless_neutral("stop_token_ids", make=list),
+    "bad_sequences": unless_neutral("bad_sequences", "bad_words", list),
+    "logit_bias": _bias,
+    "structured_output": _guide,
+}
+
+SUPPORTS = frozenset({*_TABLE, *_DRAWN})
+
+
+def completion(kind: str, model: str, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
+    """Make the body of /v1/completions; it names neutral values too, as the server may have defaults of its own.
+
+    Raises:
+        ValueError: the server would not do what `sampling` says; the message says why.
+    """
+    beside = {"model": model, "prompt": list(ids), "stream": True, "n": 1}
+    return {**beside, **KINDS[kind].ask, **arguments(_TABLE, sampling, kind)}

@@ -30,7 +30,7 @@ from handler.engines.openvino.ir_files import is_vision
 from handler.engines.openvino.model import OpenVinoTokenizer, check, context_length, eos_ids, prepare_model
 from handler.engines.openvino.pipeline import TOKENS_PER_STEP, make_pipeline, make_scorer, properties
 from handler.engines.openvino.pooling.engine import OpenVinoPooling
-from handler.engines.openvino.sampling import generation_config
+from handler.engines.openvino.sampling import SUPPORTS, generation_config
 from handler.engines.openvino.scorers.logit_scorer import Scores, has_logits
 from handler.engines.openvino.scorers.pipeline_scorer import NO_TOPS
 from handler.engines.openvino.structured_output import OpenVinoCheck, structured_output_check
@@ -41,8 +41,9 @@ __all__ = ["OpenVino", "capabilities", "check", "fetch", "load", "load_tokenizer
 _NO_ADAPTERS = "it ignores LoRA adapters that are chosen by request"
 
 _CAPABILITIES = Capabilities(
+    SUPPORTS,
     structural_tags=frozenset({"json"}),  # its qwen_xml allows no line ends, which models write
-    unsupported={
+    reasons={
         "typical_p": "it has no typical decoding",
         "bad_sequences": "it cannot forbid token sequences",
         "bad_token_ids": "it cannot forbid tokens",
@@ -269,9 +270,9 @@ def capabilities(config: EngineConfig) -> Capabilities:
     if config.model is None or has_logits(config.model):
         return _CAPABILITIES
     if is_vision(config.model):
-        unsupported = {**_CAPABILITIES.unsupported, "prompt_logprobs": "of a vision model it cannot score prompts"}
-        return replace(_CAPABILITIES, unsupported=unsupported, no_images=no_images(config.model))
-    return replace(_CAPABILITIES, unsupported={**_CAPABILITIES.unsupported, "prompt_top_logprobs": NO_TOPS})
+        reasons = {**_CAPABILITIES.reasons, "prompt_logprobs": "of a vision model it cannot score prompts"}
+        return replace(_CAPABILITIES, reasons=reasons, no_images=no_images(config.model))
+    return replace(_CAPABILITIES, reasons={**_CAPABILITIES.reasons, "prompt_top_logprobs": NO_TOPS})
 
 
 def load(config: EngineConfig) -> OpenVino | OpenVinoPooling:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from handler.core.values import Sampling, StructuredOutput
+from handler.engines.sampling import Rule, arguments, unless_neutral
 
 _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
 _ESCAPED = r"\\\g<0>"  # with a backslash in front
@@ -51,56 +53,22 @@ def _by_tokenizer(sampling: Sampling) -> bool:
     return bool(sampling.bad_sequences)
 
 
-def sampling_arguments(sampling: Sampling, model: Model) -> dict[str, Any]:
-    """Make the keywords of SamplingParams; `guided_decoding` holds those of GuidedDecodingParams.
-
-    Raises:
-        ValueError: the engine would refuse a value, or fail on it, after the request was submitted.
-    """
-    _check(sampling, model)
-    arguments: dict[str, Any] = {
-        "max_tokens": sampling.max_new_tokens,
-        # We turn ids into text and find stop strings, so the engine makes no text.
-        "detokenize": False,
-        # Else the id that ends the answer is cut from token_ids, but not from logprobs.
-        "include_stop_str_in_output": True,
-        **_ends(sampling, model),
-        **_choice(sampling, model),
-        **_penalties(sampling),
-    }
-    if (model.torch_sampler and (sampling.logprobs or sampling.top_logprobs)) or sampling.num_beams > 1:
-        arguments["logprobs"] = max(1, sampling.top_logprobs)  # 0 gives none
-    if sampling.prompt_logprobs or sampling.return_context_logits:
-        # A prompt's log-probabilities are computed from its logits: before 1.3 `prompt_logprobs` has the most likely
-        # tokens only, not the prompt's own (NVIDIA/TensorRT-LLM pull request 11235).
-        arguments["return_context_logits"] = True
-    if sampling.return_generation_logits:
-        arguments["return_generation_logits"] = True
-    if sampling.structured_output is not None:
-        arguments["guided_decoding"] = guided_decoding_arguments(sampling.structured_output)
-    if (bias := _bias(sampling, model)) is not None:
-        arguments["embedding_bias"] = bias
-    return arguments
-
-
 def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
     """Make the keywords for end tokens and forbidden tokens.
 
     With `end_id` TensorRT-LLM adds no stop ids of its own, and -1 is no end. It reads forbidden words as text only
     where it sets `end_id` itself.
     """
-    arguments: dict[str, Any] = {}
+    made: dict[str, Any] = {}
     if _by_tokenizer(sampling):
-        arguments |= {"bad": list(sampling.bad_sequences), "ignore_eos": sampling.ignore_eos}
+        made |= {"bad": list(sampling.bad_sequences), "ignore_eos": sampling.ignore_eos}
     else:
-        arguments |= {"end_id": -1 if sampling.ignore_eos else model.end_id, "pad_id": max(model.end_id, 0)}
-    if sampling.bad_token_ids and not model.torch_sampler:
-        arguments["bad_token_ids"] = list(sampling.bad_token_ids)
+        made |= {"end_id": -1 if sampling.ignore_eos else model.end_id, "pad_id": max(model.end_id, 0)}
     if not own_stops(sampling, model) and (ids := stops(sampling, model)):
-        arguments["stop_token_ids"] = sorted(ids)
+        made["stop_token_ids"] = sorted(ids)
     if sampling.min_new_tokens and not sampling.ignore_eos:  # with no end_id it would hold back the id -1
-        arguments["min_tokens"] = sampling.min_new_tokens
-    return arguments
+        made["min_tokens"] = sampling.min_new_tokens
+    return made
 
 
 def _choice(sampling: Sampling, model: Model) -> dict[str, Any]:
@@ -115,35 +83,57 @@ def _choice(sampling: Sampling, model: Model) -> dict[str, Any]:
         }
     if not sampling.do_sample or sampling.temperature < _COLDEST or sampling.top_p == 0 or sampling.top_k == 1:
         return {"top_k": 1}
-    arguments: dict[str, Any] = {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k if sampling.top_k < model.vocabulary else 0,  # 0: all
-        "top_p": sampling.top_p,
-        "seed": sampling.seed or 0,
-    }
-    return arguments | ({"min_p": sampling.min_p} if sampling.min_p else {})
+    return arguments(_DRAWN, sampling, model)
 
 
-def _penalties(sampling: Sampling) -> dict[str, Any]:
-    neutral = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "no_repeat_ngram_size": 0}
-    return {name: getattr(sampling, name) for name, value in neutral.items() if getattr(sampling, name) != value}
+def _top_k(sampling: Sampling, model: Model) -> dict[str, Any]:
+    return {"top_k": sampling.top_k if sampling.top_k < model.vocabulary else 0}  # 0: all
 
 
-def _bias(sampling: Sampling, model: Model) -> Any:
-    """Make the numbers added to each id's logit: numpy float32 [vocabulary], or None.
+def _seed(sampling: Sampling, model: Model) -> dict[str, Any]:
+    return {"seed": sampling.seed or 0}
 
-    TorchSampler has no forbidden ids, so they get a large negative bias.
+
+def _logprobs(sampling: Sampling, model: Model) -> dict[str, Any]:
+    if (model.torch_sampler and (sampling.logprobs or sampling.top_logprobs)) or sampling.num_beams > 1:
+        return {"logprobs": max(1, sampling.top_logprobs)}  # 0 gives none
+    return {}
+
+
+def _context_logits(sampling: Sampling, model: Model) -> dict[str, Any]:
+    """Compute a prompt's log-probabilities from its logits.
+
+    Before 1.3 `prompt_logprobs` has the most likely tokens only, not the prompt's own (NVIDIA/TensorRT-LLM pull request
+    11235).
     """
+    return {"return_context_logits": True} if sampling.prompt_logprobs or sampling.return_context_logits else {}
+
+
+def _guided_decoding(sampling: Sampling, model: Model) -> dict[str, Any]:
+    if sampling.structured_output is None:
+        return {}
+    return {"guided_decoding": guided_decoding_arguments(sampling.structured_output)}
+
+
+def _forbidden(sampling: Sampling, model: Model) -> dict[str, Any]:
+    """Forbid ids. TorchSampler cannot, so there they get a large negative bias."""
+    if model.torch_sampler or not sampling.bad_token_ids:
+        return {}
+    return {"bad_token_ids": list(sampling.bad_token_ids)}
+
+
+def _bias(sampling: Sampling, model: Model) -> dict[str, Any]:
+    """Make the numbers added to each id's logit: numpy float32 [vocabulary]."""
     changes = dict(sampling.logit_bias)
     if model.torch_sampler:
         changes |= dict.fromkeys(sampling.bad_token_ids, _FORBIDDEN)
     if not changes:
-        return None
+        return {}
     import numpy
 
     bias = numpy.zeros(model.vocabulary, dtype=numpy.float32)
     bias[list(changes)] = list(changes.values())
-    return bias
+    return {"embedding_bias": bias}
 
 
 def guided_decoding_arguments(structured_output: StructuredOutput) -> dict[str, Any]:
@@ -167,6 +157,59 @@ def guided_decoding_arguments(structured_output: StructuredOutput) -> dict[str, 
             choices = json.loads(structured_output.value)
             return {"regex": f"({'|'.join(_SPECIAL.sub(_ESCAPED, choice) for choice in choices)})"}
     raise ValueError(f"TensorRT-LLM has no guide of the kind {structured_output.kind!r}")
+
+
+_DRAWN: Mapping[str, Rule] = {
+    "temperature": "temperature",
+    "top_k": _top_k,
+    "top_p": "top_p",
+    "seed": _seed,
+    "min_p": unless_neutral("min_p"),
+}
+"""Fields that count where tokens are drawn."""
+
+_TABLE: Mapping[str, Rule] = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": _ends,
+    "ignore_eos": _ends,
+    "stop_token_ids": _ends,
+    "bad_sequences": _ends,
+    "bad_token_ids": _forbidden,
+    "logit_bias": _bias,
+    "do_sample": _choice,
+    "num_beams": _choice,
+    "length_penalty": _choice,
+    "early_stopping": _choice,
+    "repetition_penalty": unless_neutral("repetition_penalty"),
+    "presence_penalty": unless_neutral("presence_penalty"),
+    "frequency_penalty": unless_neutral("frequency_penalty"),
+    "no_repeat_ngram_size": unless_neutral("no_repeat_ngram_size"),
+    "logprobs": _logprobs,
+    "top_logprobs": _logprobs,
+    "prompt_logprobs": _context_logits,
+    "prompt_top_logprobs": _context_logits,
+    "return_context_logits": _context_logits,
+    "return_generation_logits": unless_neutral("return_generation_logits"),
+    "structured_output": _guided_decoding,
+}
+
+SUPPORTS = frozenset({*_TABLE, *_DRAWN})
+
+
+def sampling_arguments(sampling: Sampling, model: Model) -> dict[str, Any]:
+    """Make the keywords of SamplingParams; `guided_decoding` holds those of GuidedDecodingParams.
+
+    Raises:
+        ValueError: the engine would refuse a value, or fail on it, after the request was submitted.
+    """
+    _check(sampling, model)
+    return {
+        # We turn ids into text and find stop strings, so the engine makes no text.
+        "detokenize": False,
+        # Else the id that ends the answer is cut from token_ids, but not from logprobs.
+        "include_stop_str_in_output": True,
+        **arguments(_TABLE, sampling, model),
+    }
 
 
 def _check(sampling: Sampling, model: Model) -> None:

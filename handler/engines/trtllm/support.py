@@ -16,6 +16,7 @@ from handler.core.errors import ConfigError
 from handler.engines.base import NO_LORA, Capabilities
 from handler.engines.trtllm.arguments import NEWEST, Release
 from handler.engines.trtllm.images import refusal
+from handler.engines.trtllm.sampling import SUPPORTS
 from handler.engines.trtllm.setup import max_prompt
 
 log = logging.getLogger("handler.engine")
@@ -86,34 +87,33 @@ def whole_prompts(arguments: Mapping[str, Any], release: Release) -> bool:
 
 
 def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilities:
-    unsupported = {"typical_p": "it has no typical decoding"}
+    reasons = {"typical_p": "it has no typical decoding"}
     if torch_sampler(arguments):
-        unsupported["bad_sequences"] = "TorchSampler cannot forbid sequences of tokens"
+        reasons["bad_sequences"] = "TorchSampler cannot forbid sequences of tokens"
         if release < (1, 3):
-            unsupported["bad_sequences"] += f"; {_OTHER_SAMPLER}"
-            unsupported |= dict.fromkeys(_IGNORED if release >= (1, 2) else (*_IGNORED, "min_p"), _IGNORES)
+            reasons["bad_sequences"] += f"; {_OTHER_SAMPLER}"
+            reasons |= dict.fromkeys(_IGNORED if release >= (1, 2) else (*_IGNORED, "min_p"), _IGNORES)
     else:
-        unsupported |= {"top_logprobs": _NO_LOGPROBS, "best_of": f"{_NO_LOGPROBS}, by which the best would be chosen"}
+        reasons |= {"top_logprobs": _NO_LOGPROBS, "best_of": f"{_NO_LOGPROBS}, by which the best would be chosen"}
     if (arguments.get("max_beam_width") or 1) < 2:
-        unsupported["num_beams"] = "it was started without option.max_beam_width"
+        reasons["num_beams"] = "it was started without option.max_beam_width"
     if not arguments.get("guided_decoding_backend"):
-        unsupported["structured_output"] = (
-            "it was started without option.guided_decoding_backend=xgrammar or llguidance"
-        )
+        reasons["structured_output"] = "it was started without option.guided_decoding_backend=xgrammar or llguidance"
     if max_prompt(arguments) < arguments["max_seq_len"]:
-        unsupported["thinking_token_budget"] = (
+        reasons["thinking_token_budget"] = (
             "a prompt with its thought may be too long for a step (option.enable_chunked_prefill=true)"
         )
     if not arguments.get("gather_generation_logits"):
-        unsupported["return_generation_logits"] = "it was started without option.gather_generation_logits=true"
+        reasons["return_generation_logits"] = "it was started without option.gather_generation_logits=true"
     if not whole_prompts(arguments, release):
         why = "before TensorRT-LLM 1.2 it needs option.enable_prefix_caching=false"
-        unsupported |= {"prompt_logprobs": why, "return_context_logits": why}
+        reasons |= {"prompt_logprobs": why, "return_context_logits": why}
     lora = arguments.get("enable_lora") or arguments.get("lora_config")
     # Since NVIDIA/TensorRT-LLM pull request 7893, and only by xgrammar; its version has no other styles for sure.
     tags = release >= (1, 2) and arguments.get("guided_decoding_backend") == "xgrammar"
     return Capabilities(
-        unsupported,
+        SUPPORTS,
+        reasons,
         no_adapters="" if lora else NO_LORA,
         no_images=refusal(Path(arguments["model"]), own_caches=whole_prompts(arguments, release)),
         sampling_defaults=SAMPLING_DEFAULTS,

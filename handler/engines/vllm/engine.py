@@ -40,14 +40,14 @@ from handler.engines.vllm.images import engine_input
 from handler.engines.vllm.lora_exclusion import LoraExclusion
 from handler.engines.vllm.pooling import VllmPooling
 from handler.engines.vllm.results import BeamToken, Pending, Results
-from handler.engines.vllm.sampling import sampling_arguments, structured_output_arguments
+from handler.engines.vllm.sampling import SUPPORTS, sampling_arguments
 from handler.engines.vllm.starting import engine_info, start_engine
 from handler.engines.vllm.statistics import Statistics
 from handler.engines.vllm.structured_output import structural_tags, structured_output_check
 
 __all__ = ["Vllm", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
-_UNSUPPORTED = {
+_REASONS = {
     "typical_p": "it has no typical decoding",
     "no_repeat_ngram_size": "it cannot forbid repeated n-grams",
     "return_context_logits": "it does not give its logits",
@@ -138,10 +138,8 @@ class Vllm:
 
     def _params(self, sampling: Sampling) -> Any:
         arguments = sampling_arguments(sampling)
-        if sampling.structured_output is not None:
-            arguments["structured_outputs"] = self._structured_outputs(
-                **structured_output_arguments(sampling.structured_output)
-            )
+        if (rule := arguments.get("structured_outputs")) is not None:
+            arguments["structured_outputs"] = self._structured_outputs(**rule)
         return self._sampling_params(**arguments)
 
     def _submit(self, pending: Pending, prompt: Any, params: Any, adapter: Adapter | None) -> None:
@@ -261,17 +259,18 @@ def prepare(model_id: str | None, config: EngineConfig) -> Path:
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    unsupported, no_adapters = dict(_UNSUPPORTED), NO_LORA
+    reasons, no_adapters = dict(_REASONS), NO_LORA
     arguments = engine_arguments(config, 1, cpu=False)
     if arguments.get("enable_lora"):
         # Measured with vLLM 0.32: beside other requests such a request crashes the engine.
-        unsupported["prompt_logprobs"] = "it cannot score prompts while it serves LoRA adapters"
+        reasons["prompt_logprobs"] = "it cannot score prompts while it serves LoRA adapters"
         no_adapters = ""
     if not config.options.get("guided_decoding", True):
-        unsupported["structured_output"] = "option.guided_decoding=false"
+        reasons["structured_output"] = "option.guided_decoding=false"
     tags = structural_tags(arguments)
     return Capabilities(
-        unsupported,
+        SUPPORTS,
+        reasons,
         limits={"temperature": 2.0},
         no_adapters=no_adapters,
         no_images=no_images(config.model),

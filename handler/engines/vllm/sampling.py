@@ -3,48 +3,100 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from handler.core.values import Sampling, StructuredOutput
+from handler.engines.sampling import Rule, arguments, unless_neutral
 
 _FORBIDDEN = -1e9  # added to a logit
 
 
+def _choice(sampling: Sampling) -> dict[str, Any]:
+    if sampling.do_sample and sampling.temperature > 0:
+        return arguments(_DRAWN, sampling)
+    return {"temperature": 0.0}
+
+
+def _top(sampling: Sampling) -> dict[str, Any]:
+    if sampling.top_p == 0:  # the smallest nucleus is one token
+        return {"top_k": 1, "top_p": 1.0}
+    return {"top_k": sampling.top_k, "top_p": sampling.top_p}
+
+
+def _seed(sampling: Sampling) -> dict[str, Any]:
+    return {"seed": sampling.signed_seed}
+
+
+def _logprobs(sampling: Sampling) -> dict[str, Any]:
+    if not (sampling.logprobs or sampling.top_logprobs):
+        return {}
+    return {"logprobs": sampling.top_logprobs}  # 0: the chosen token's alone
+
+
+def _prompt_logprobs(sampling: Sampling) -> dict[str, Any]:
+    if not sampling.prompt_logprobs:
+        return {}
+    return {"prompt_logprobs": sampling.prompt_top_logprobs}  # 0: its own tokens' alone
+
+
+def _bias(sampling: Sampling) -> dict[str, Any]:
+    """Forbid tokens by a large negative bias."""
+    bias = dict(sampling.logit_bias) | dict.fromkeys(sampling.bad_token_ids, _FORBIDDEN)
+    return {"logit_bias": bias} if bias else {}
+
+
+def _structured_outputs(sampling: Sampling) -> dict[str, Any]:
+    if sampling.structured_output is None:
+        return {}
+    return {"structured_outputs": structured_output_arguments(sampling.structured_output)}
+
+
+def _by_beam_search(sampling: Sampling) -> dict[str, Any]:
+    """Leave it to `beam.py`, which asks vLLM for single tokens."""
+    return {}
+
+
+_DRAWN: Mapping[str, Rule] = {
+    "temperature": "temperature",
+    "top_k": _top,
+    "top_p": _top,
+    "min_p": "min_p",
+    "seed": _seed,
+}
+"""Fields that count where tokens are drawn."""
+
+_TABLE: Mapping[str, Rule] = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "ignore_eos": "ignore_eos",
+    "do_sample": _choice,
+    "logprobs": _logprobs,
+    "top_logprobs": _logprobs,
+    "stop_token_ids": unless_neutral("stop_token_ids", make=list),
+    "bad_sequences": unless_neutral("bad_sequences", "bad_words", list),
+    "bad_token_ids": _bias,
+    "logit_bias": _bias,
+    "prompt_logprobs": _prompt_logprobs,
+    "prompt_top_logprobs": _prompt_logprobs,
+    "structured_output": _structured_outputs,
+    "num_beams": _by_beam_search,
+    "length_penalty": _by_beam_search,
+    "early_stopping": _by_beam_search,
+}
+
+SUPPORTS = frozenset({*_TABLE, *_DRAWN})
+
+
 def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
-    """Make the keywords of SamplingParams, except output kind and structured output.
+    """Make the keywords of SamplingParams, except the output kind; `structured_outputs` holds those of its class.
 
     Stop strings are left out: `core/sequence.py` finds them, so that vLLM need not make text at all.
     """
-    arguments: dict[str, Any] = {
-        "max_tokens": sampling.max_new_tokens,
-        "min_tokens": sampling.min_new_tokens,
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "ignore_eos": sampling.ignore_eos,
-        "detokenize": False,
-        "temperature": 0.0,
-    }
-    if sampling.do_sample and sampling.temperature > 0:
-        arguments |= {
-            "temperature": sampling.temperature,
-            "top_k": 1 if sampling.top_p == 0 else sampling.top_k,  # the smallest nucleus is one token
-            "top_p": sampling.top_p or 1.0,
-            "min_p": sampling.min_p,
-            "seed": sampling.signed_seed,
-        }
-    if sampling.logprobs or sampling.top_logprobs:
-        arguments["logprobs"] = sampling.top_logprobs  # 0: the chosen token's alone
-    if sampling.stop_token_ids:
-        arguments["stop_token_ids"] = list(sampling.stop_token_ids)
-    if sampling.bad_sequences:
-        arguments["bad_words"] = list(sampling.bad_sequences)
-    if sampling.logit_bias or sampling.bad_token_ids:
-        # A large negative bias forbids a token.
-        arguments["logit_bias"] = dict(sampling.logit_bias) | dict.fromkeys(sampling.bad_token_ids, _FORBIDDEN)
-    if sampling.prompt_logprobs:
-        arguments["prompt_logprobs"] = sampling.prompt_top_logprobs  # 0: its own tokens' alone
-    return arguments
+    return {"detokenize": False, **arguments(_TABLE, sampling)}
 
 
 def structured_output_arguments(structured_output: StructuredOutput) -> dict[str, Any]:

@@ -7,20 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.values import Request, Sampling, Task
+from handler.core.values import BY_HANDLER, SAMPLED, Request, Sampling, Task
 from handler.protocols.kernel.base import ServerContext
 
-SAMPLED = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p", "seed"})
-"""Sampling fields without effect on a greedy choice."""
-
-_NOT_WITH_BEAMS: Sequence[str] = (
-    "prompt_logprobs", "top_logprobs", "min_new_tokens", "ignore_eos", "structured_output", "logit_bias",
-    "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "bad_sequences",
-    "bad_token_ids",
-)  # fmt: skip
-"""Sampling fields that the engines' beam searches do not honour."""
-
 _ONLY_WITH_BEAMS: Sequence[str] = ("length_penalty", "early_stopping")
+
+_WITH_BEAMS = frozenset({
+    "num_beams", *_ONLY_WITH_BEAMS, "n", "best_of", "max_new_tokens", "stop_token_ids",
+    "return_context_logits", "return_generation_logits", "prompt_top_logprobs", "do_sample", *SAMPLED, *BY_HANDLER,
+})  # fmt: skip
+"""Sampling fields that the engines' beam searches honour, or that have no effect there."""
 
 DEFAULTS = Sampling._field_defaults
 
@@ -77,12 +73,13 @@ def check_agreement(sampling: Sampling, names: Mapping[str, Named], context: Ser
                 raise named(field).refused(
                     f"a guide says itself where an answer ends; leave out {named('structured_output').name}"
                 )
+    refuse: Sequence[str]
     if sampling.num_beams > 1:
         if sampling.do_sample:
             raise named("num_beams").refused(f"beam search does not sample; leave out {named('do_sample')}")
         if max(sampling.n, sampling.best_of) > sampling.num_beams:
             raise named("num_beams").refused(f"must be at least n={sampling.n} and best_of={sampling.best_of}")
-        refuse, why = _NOT_WITH_BEAMS, "is not available with num_beams > 1"
+        refuse, why = [name for name in DEFAULTS if name not in _WITH_BEAMS], "is not available with num_beams > 1"
     else:
         refuse, why = _ONLY_WITH_BEAMS, "has an effect only with num_beams > 1"
     for field in refuse:

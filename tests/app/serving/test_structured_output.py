@@ -196,7 +196,7 @@ def test_how_long_a_guide_may_take_is_an_option_of_all_that_try_them(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # installed or not
-    monkeypatch.setattr(engines, "capabilities", lambda name, config: Capabilities())
+    monkeypatch.setattr(engines, "capabilities", lambda name, config: Capabilities({"structured_output"}))
 
     def checked(**more: str) -> StructuredOutputValidator | None:
         given = [f"option.{name}={value}" for name, value in more.items()]

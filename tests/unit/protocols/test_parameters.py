@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from collections import namedtuple
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,12 +12,16 @@ import pytest
 
 from handler import engines
 from handler.config.loader import read_config
-from handler.core.errors import ServingError
+from handler.core.errors import InvalidParameter, ServingError
 from handler.core.text import Vocabulary
-from handler.core.values import Adapter
-from handler.engines.base import EngineConfig
+from handler.core.values import BY_HANDLER, Adapter, Sampling
+from handler.engines.base import Capabilities, EngineConfig
+from handler.engines.openai.kinds import KINDS
 from handler.protocols.kernel.base import Schema, ServerContext
+from handler.protocols.kernel.parameters import Parameter
+from handler.protocols.kernel.readers.values import number
 from handler.protocols.registry import ROOTS, SCHEMAS
+from handler.protocols.tensors import inputs
 from tests import parameter_matrix as matrix
 from tests.doubles import using
 
@@ -59,12 +64,17 @@ class Registered:
         return Adapter("mine", number, "/nowhere")
 
 
-def context(engine: str, options: Mapping[str, str]) -> ServerContext:
-    """Without the engine itself, which need not be installed."""
+def capabilities(engine: str, options: Mapping[str, str]) -> Capabilities:
     given = [f"option.llm_engine={engine}", *(f"{key}={value}" for key, value in options.items())]
     config = read_config(overrides=given, environ={}).checked()
     module: Any = importlib.import_module(engines.ENGINES[engine].module)
-    able = module.capabilities(EngineConfig(model=None, options=config.engine_options))
+    able: Capabilities = module.capabilities(EngineConfig(model=None, options=config.engine_options))
+    return able
+
+
+def context(engine: str, options: Mapping[str, str]) -> ServerContext:
+    """Without the engine itself, which need not be installed."""
+    able = capabilities(engine, options)
     return ServerContext(
         engine=engine,
         unsupported=able.unsupported,
@@ -117,3 +127,47 @@ def test_every_cell_is_true(setting: str, heading: str) -> None:
             if found != ("refused" if wanted == "refused" else "ignored" if reported else "accepted"):
                 wrong[name] = (wanted, found)
     assert wrong == {}
+
+
+_FIELDS = [*Sampling._field_defaults.items(), ("pretended", 0.5)]
+
+
+class Later(namedtuple("Later", [name for name, _ in _FIELDS], defaults=[value for _, value in _FIELDS])):  # type: ignore[misc]
+    """Sampling with one field more, of which no engine knows."""
+
+    num_sequences = Sampling.num_sequences
+
+
+@pytest.mark.parametrize("setting", [*SETTINGS, *KINDS])
+def test_a_field_that_no_engine_maps_is_refused_by_name(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("handler.engines.base", "handler.protocols.kernel.parameters"):
+        monkeypatch.setattr(f"{place}.Sampling", Later)
+    monkeypatch.setattr("handler.protocols.kernel.validation.DEFAULTS", Later._field_defaults)
+    monkeypatch.setattr("handler.protocols.kernel.parameters.DEFAULTS", Later._field_defaults)
+    parameter = Parameter("pretended", number(0, 0.5))
+    monkeypatch.setitem(inputs.TABLE.parameters, "pretended", parameter)  # type: ignore[arg-type]
+    servers = {"option.base_url": "http://x/v1", "option.base_url_kind": setting}
+    engine, version, options = SETTINGS.get(setting, ("openai", "", servers))
+    with using.tensorrt_llm(f"version={version}") if version else contextlib.nullcontext():
+        server = context(engine, options)
+
+    def parse(value: float, server: ServerContext = server, **beside: object) -> None:
+        SCHEMAS["lmi"].parse({"inputs": "a", "parameters": {"pretended": value, **beside}}, server)
+
+    with pytest.raises(InvalidParameter, match=r"pretended=0\.1: is not available with num_beams > 1"):
+        parse(0.1, ServerContext("any", unsupported={}), num_beams=2)
+    parse(0.5)  # the neutral value
+    with pytest.raises(InvalidParameter) as refused:
+        parse(0.1)
+    assert refused.value.message == (
+        f"parameters.pretended=0.1: the engine {engine} lacks it: it has no such parameter"
+    )
+
+
+@pytest.mark.parametrize("engine", engines.ENGINES)
+def test_an_engine_names_fields_of_sampling_alone(engine: str) -> None:
+    servers = {"option.base_url": "http://x/v1", "option.base_url_kind": "vllm"}
+    with using.tensorrt_llm("version=1.3.0"):
+        able = capabilities(engine, servers if engine == "openai" else {})
+    assert {*able.supports, *able.reasons, *able.limits, *BY_HANDLER} <= set(Sampling._fields)
+    assert BY_HANDLER.isdisjoint(able.supports - {"logprobs"}), "the handler does so"

@@ -314,7 +314,7 @@ def test_what_a_version_cannot_do_is_known_before_it_is_asked(
     model: Path, release: tuple[int, int], options: tuple[str, ...], lacks: set[str]
 ) -> None:
     found = capabilities_of(arguments(model, *options, release=release), release)
-    assert set(found.unsupported) == lacks
+    assert set(found.reasons) == lacks
     assert found.sampling_defaults == {"top_k": 5, "top_p": 0.85, "temperature": 0.8}
     assert "enable_lora" in found.no_adapters
 
