@@ -12,6 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from handler.core import values
+from handler.core.values import Sampling
+from handler.protocols.kernel.parameters import ROWS, Row
+from handler.protocols.kernel.readers.values import schema_of_reader
 from tests.docs import pages
 from tests.servers import LiveServer
 
@@ -26,8 +30,20 @@ SAMPLED = {"do_sample": True}
 BEAMS = {"num_beams": 2}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
+
+def _example(row: Row) -> tuple[Any, dict[str, Any]]:
+    """Return a value of a number or boolean that is not neutral, with what it needs beside it."""
+    neutral, shape = Sampling._field_defaults[row.field], schema_of_reader(row.read)
+    beside = SAMPLED if row.field in values.SAMPLED else {}
+    if shape["type"] == "boolean":
+        return not neutral, beside
+    least, most = (shape.get(name, shape.get(f"exclusive{name.title()}")) for name in ("minimum", "maximum"))
+    middle, upper = (least + most) / 2, (least + 3 * most) / 4
+    return upper if middle == neutral else middle, beside
+
+
 # A value of each parameter that is not neutral, with what it needs beside it.
-VALUES: Values = {
+_VALUES: Values = {
     "do_sample": (True, {}),
     "seed": (7, SAMPLED),
     "temperature": (0.5, SAMPLED),
@@ -41,10 +57,6 @@ VALUES: Values = {
     "decoder_input_details": (True, {}),
     "output_formatter": ("sse", {}),
     "truncate": (1, {}),
-    "typical_p": (0.5, SAMPLED),
-    "min_p": (0.1, SAMPLED),
-    "presence_penalty": (0.5, {}),
-    "frequency_penalty": (0.5, {}),
     "n": (2, {}),
     "best_of": (2, {}),
     "num_beams": (2, {}),
@@ -52,10 +64,8 @@ VALUES: Values = {
     "early_stopping": (True, BEAMS),
     "stop_token_ids": ([4], {}),
     "include_stop_str_in_output": (True, {"stop_sequences": ["b"]}),
-    "ignore_eos_token": (True, {}),
     "logprobs": (2, {}),
     "prompt_logprobs": (1, {}),
-    "skip_special_tokens": (False, {}),
     "spaces_between_special_tokens": (False, {}),
     "logit_bias": ({"4": -5}, {}),
     "guided_json": (SCHEMA, {}),
@@ -73,6 +83,8 @@ VALUES: Values = {
     "priority": (-1, {}),
     "outputs": (["output_ids", "cum_log_probs"], {}),
 }
+
+VALUES: Values = {**{row.lmi: _example(row) for row in ROWS if row.lmi not in _VALUES}, **_VALUES}
 
 TENSOR_VALUES: Values = {
     "request_output_len": ([[2]], {}),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.values import StructuredOutput
-from handler.protocols.kernel.parameters import PARAMETERS, Parameter, Table, unsupported
+from handler.protocols.kernel.parameters import Parameter, Table, named, unsupported
 from handler.protocols.kernel.readers.structured_output import json_schema
-from handler.protocols.kernel.readers.values import accepts, integer, strings
+from handler.protocols.kernel.readers.values import accepts, integer
 from handler.protocols.openai.parameters import CHAT
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -36,11 +36,9 @@ def _output_config(value: Any) -> StructuredOutput | None:
 
 TABLE = Table(
     {
+        **named("anthropic"),
         "max_tokens": Parameter("max_new_tokens", integer(1)),
-        "stop_sequences": Parameter("stop", strings),
         "temperature": CHAT.parameters["temperature"],
-        "top_k": PARAMETERS["top_k"],
-        "top_p": PARAMETERS["top_p"],
         "output_config": Parameter("structured_output", _output_config),
         "speed": unsupported("there is one speed", "standard"),
         "compaction": unsupported("no conversation is summarized here"),

@@ -1,4 +1,4 @@
-"""LMI's generation parameters, one a line: type, range, neutral value, and the Sampling field that it sets.
+"""Generation parameters, one a row: the Sampling field that it sets, type and range, and its name in each dialect.
 
 Source: docs.djl.ai, "LMI handlers Inference API Schema" (0.28). Null means absent. A value that the engine does not
 support is refused by name, unless it is neutral. Without `do_sample`, sampling values are checked and have no effect.
@@ -116,52 +116,93 @@ def _top_tokens(value: Any, context: ServerContext) -> int:
     return count
 
 
-PARAMETERS: dict[str, Parameter] = {
+class Row(NamedTuple):
+    """One parameter, and its name in each dialect that reads it so; "" where it has none.
+
+    Attributes:
+        field, read, informed: as in `Parameter`.
+        openai: that of chats and completions, of vLLM's clients too.
+    """
+
+    field: str
+    read: Callable[..., Any]
+    lmi: str
+    openai: str = ""
+    tgi: str = ""
+    mindie: str = ""
+    anthropic: str = ""
+    responses: str = ""
+    informed: bool = False
+
+
+ROWS = (
     # common to all of LMI's backends
-    "do_sample": Parameter("do_sample", boolean),
-    "seed": Parameter("seed", integer(0, (1 << 64) - 1)),
-    "temperature": Parameter("temperature", number(0)),
-    "repetition_penalty": Parameter("repetition_penalty", number(0, above=True)),
-    "top_k": Parameter("top_k", top_k),
-    "top_p": Parameter("top_p", number(0, 1)),
-    "max_new_tokens": Parameter("max_new_tokens", integer(1)),
-    "stop_sequences": Parameter("stop", strings),
+    Row("do_sample", boolean, lmi="do_sample", tgi="do_sample", mindie="do_sample"),
+    Row("seed", integer(0, (1 << 64) - 1), lmi="seed", tgi="seed", mindie="seed"),
+    Row("temperature", number(0), lmi="temperature", tgi="temperature", mindie="temperature"),
+    Row(
+        "repetition_penalty", number(0, above=True), lmi="repetition_penalty", openai="repetition_penalty",
+        tgi="repetition_penalty", mindie="repetition_penalty",
+    ),
+    Row("top_k", top_k, lmi="top_k", openai="top_k", tgi="top_k", mindie="top_k", anthropic="top_k"),
+    Row(
+        "top_p", number(0, 1), lmi="top_p", openai="top_p", tgi="top_p", mindie="top_p", anthropic="top_p",
+        responses="top_p",
+    ),
+    Row("max_new_tokens", integer(1), lmi="max_new_tokens", openai="max_tokens", responses="max_output_tokens"),
+    Row("stop", strings, lmi="stop_sequences", openai="stop", anthropic="stop_sequences"),
     # LmiDist and vLLM
-    "typical_p": Parameter("typical_p", number(0, 1, above=True)),
-    "min_p": Parameter("min_p", number(0, 1, below=True)),
-    "presence_penalty": Parameter("presence_penalty", number(-2, 2)),
-    "frequency_penalty": Parameter("frequency_penalty", number(-2, 2)),
-    "n": Parameter("n", integer(1)),
-    "best_of": Parameter("best_of", integer(1)),
-    "num_beams": Parameter("num_beams", integer(1)),
-    "length_penalty": Parameter("length_penalty", number(-20, 20)),
-    "early_stopping": Parameter("early_stopping", boolean),
-    "ignore_eos_token": Parameter("ignore_eos", boolean),
-    "stop_token_ids": Parameter("stop_token_ids", token_ids),
-    "include_stop_str_in_output": Parameter("include_stop", boolean),
-    "logprobs": Parameter("top_logprobs", _alternatives),
-    "prompt_logprobs": Parameter("prompt_logprobs", _flag_of_count),
-    "decoder_input_details": Parameter("prompt_logprobs", boolean),
-    "skip_special_tokens": Parameter("skip_special_tokens", boolean),
-    "spaces_between_special_tokens": Parameter("", boolean),  # tokens are joined as bytes; nothing is put between
-    "logit_bias": Parameter("logit_bias", logit_bias),
-    "guided_json": Parameter("structured_output", json_schema),
-    "guided_json_object": Parameter("structured_output", json_object),
-    "guided_regex": Parameter("structured_output", regex),
-    "guided_choice": Parameter("structured_output", choice),
-    "guided_grammar": Parameter("structured_output", grammar),
+    Row("typical_p", number(0, 1, above=True), lmi="typical_p", tgi="typical_p"),
+    Row("min_p", number(0, 1, below=True), lmi="min_p", openai="min_p"),
+    Row("presence_penalty", number(-2, 2), lmi="presence_penalty", openai="presence_penalty"),
+    Row(
+        "frequency_penalty", number(-2, 2), lmi="frequency_penalty", openai="frequency_penalty",
+        tgi="frequency_penalty",
+    ),
+    Row("n", integer(1), lmi="n", openai="n"),
+    Row("best_of", integer(1), lmi="best_of", tgi="best_of"),
+    Row("num_beams", integer(1), lmi="num_beams"),
+    Row("length_penalty", number(-20, 20), lmi="length_penalty"),
+    Row("early_stopping", boolean, lmi="early_stopping"),
+    Row("ignore_eos", boolean, lmi="ignore_eos_token", openai="ignore_eos"),
+    Row("stop_token_ids", token_ids, lmi="stop_token_ids", openai="stop_token_ids"),
+    Row("include_stop", boolean, lmi="include_stop_str_in_output", openai="include_stop_str_in_output"),
+    Row("top_logprobs", _alternatives, lmi="logprobs"),
+    Row("prompt_logprobs", _flag_of_count, lmi="prompt_logprobs"),
+    Row(
+        "prompt_logprobs", boolean, lmi="decoder_input_details", tgi="decoder_input_details",
+        mindie="decoder_input_details",
+    ),
+    Row("skip_special_tokens", boolean, lmi="skip_special_tokens", openai="skip_special_tokens"),
+    # Tokens are joined as bytes; nothing is put between.
+    Row("", boolean, lmi="spaces_between_special_tokens", openai="spaces_between_special_tokens"),
+    Row("logit_bias", logit_bias, lmi="logit_bias", openai="logit_bias"),
+    Row("structured_output", json_schema, lmi="guided_json", openai="guided_json"),
+    Row("structured_output", json_object, lmi="guided_json_object", openai="guided_json_object"),
+    Row("structured_output", regex, lmi="guided_regex", openai="guided_regex"),
+    Row("structured_output", choice, lmi="guided_choice", openai="guided_choice"),
+    Row("structured_output", grammar, lmi="guided_grammar", openai="guided_grammar"),
     # TensorRT-LLM
-    "min_length": Parameter("min_new_tokens", integer(0)),
-    "bad_sequences": Parameter("bad_sequences", strings),
-    "stop": Parameter("stop", stop),
+    Row("min_new_tokens", integer(0), lmi="min_length", openai="min_tokens"),
+    Row("bad_sequences", strings, lmi="bad_sequences", openai="bad_words"),
+    Row("stop", stop, lmi="stop", tgi="stop", mindie="stop"),
     # TGI's, which its clients send to LMI too
-    "top_n_tokens": Parameter("top_logprobs", _top_tokens, informed=True),
-    "watermark": unsupported("no engine here marks its text", False),
-    "grammar": Parameter("structured_output", tgi_grammar),
-    "adapter_id": Parameter("adapter", named_adapter, informed=True),
+    Row("top_logprobs", _top_tokens, lmi="top_n_tokens", tgi="top_n_tokens", informed=True),
+    Row("", unsupported("no engine here marks its text", False).read, lmi="watermark", tgi="watermark"),
+    Row("structured_output", tgi_grammar, lmi="grammar", tgi="grammar"),
+    Row("adapter", named_adapter, lmi="adapter_id", tgi="adapter_id", mindie="adapter_id", informed=True),
     # vLLM's, for its chats and completions
-    "priority": Parameter("priority", integer(-INT64 - 1, INT64)),
-}
+    Row("priority", integer(-INT64 - 1, INT64), lmi="priority", openai="priority"),
+)  # fmt: skip
+"""The parameters of LMI, and those of other dialects that mean the same within the same range."""
+
+
+def named(dialect: str) -> dict[str, Parameter]:
+    """Return a dialect's parameters by its names for them, which `Row` has."""
+    return {name: Parameter(row.field, row.read, row.informed) for row in ROWS if (name := getattr(row, dialect))}
+
+
+PARAMETERS: Mapping[str, Parameter] = named("lmi")
 
 LMI = Table(PARAMETERS, "parameters.")
 

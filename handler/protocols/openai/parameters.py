@@ -10,7 +10,7 @@ from handler.core.errors import InvalidParameter, ModelNotFound
 from handler.core.values import Adapter, StructuredOutput
 from handler.protocols.assistant import template
 from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.parameters import MAX_TOP_TOKENS, PARAMETERS, Parameter, Table, unsupported
+from handler.protocols.kernel.parameters import MAX_TOP_TOKENS, PARAMETERS, Parameter, Table, named, unsupported
 from handler.protocols.kernel.readers.structured_output import (
     choice,
     grammar,
@@ -20,7 +20,7 @@ from handler.protocols.kernel.readers.structured_output import (
     response_format,
     tgi_grammar,
 )
-from handler.protocols.kernel.readers.values import MAX_NAME, accepts, boolean, integer, number, string, strings
+from handler.protocols.kernel.readers.values import MAX_NAME, accepts, boolean, integer, number, string
 
 
 @accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
@@ -70,19 +70,8 @@ def _budget(value: Any) -> int | None:
 
 
 _OF_VLLM: Mapping[str, Parameter] = {
-    "top_k": PARAMETERS["top_k"],
-    "min_p": PARAMETERS["min_p"],
-    "repetition_penalty": PARAMETERS["repetition_penalty"],
-    "min_tokens": PARAMETERS["min_length"],
-    "stop_token_ids": PARAMETERS["stop_token_ids"],
-    "include_stop_str_in_output": PARAMETERS["include_stop_str_in_output"],
-    "skip_special_tokens": PARAMETERS["skip_special_tokens"],
-    "spaces_between_special_tokens": PARAMETERS["spaces_between_special_tokens"],
-    "bad_words": PARAMETERS["bad_sequences"],
     "truncate_prompt_tokens": Parameter("truncate", integer(1)),
     "structured_outputs": Parameter("structured_output", _structured_outputs),
-    **{name: PARAMETERS[name] for name in PARAMETERS if name.startswith("guided_")},
-    "priority": PARAMETERS["priority"],
     "use_beam_search": unsupported("there is no beam search on this route", False),
     "prompt_logprobs": unsupported("ask for echo with logprobs on /v1/completions", [], {}),
     "allowed_token_ids": unsupported("the engines have no such thing", [], {}),
@@ -112,18 +101,11 @@ _FOREIGN: Mapping[str, Parameter] = {
 """Names of LMI, of TGI and of OpenAI's Responses API whose meaning is plain: to ignore them would change the answer."""
 
 _BOTH = {
-    "frequency_penalty": PARAMETERS["frequency_penalty"],
-    "presence_penalty": PARAMETERS["presence_penalty"],
-    "max_tokens": PARAMETERS["max_new_tokens"],
-    "n": PARAMETERS["n"],
+    **named("openai"),
     "seed": Parameter("seed", _seed),
-    "stop": Parameter("stop", strings),
     "temperature": Parameter("temperature", number(0, 2)),
-    "top_p": PARAMETERS["top_p"],
-    "ignore_eos": PARAMETERS["ignore_eos_token"],
     "logprobs": Parameter("", boolean),
     "top_logprobs": Parameter("top_logprobs", top_logprobs, informed=True),
-    "logit_bias": PARAMETERS["logit_bias"],
     "response_format": Parameter("structured_output", _format),
     **_OF_VLLM,
     **_FOREIGN,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.values import StructuredOutput
-from handler.protocols.kernel.parameters import PARAMETERS, Parameter, Table, unsupported
+from handler.protocols.kernel.parameters import Parameter, Table, named, unsupported
 from handler.protocols.kernel.readers.structured_output import response_format
 from handler.protocols.kernel.readers.values import accepts
 from handler.protocols.openai.parameters import CHAT
@@ -26,9 +26,8 @@ def _text(value: Any) -> StructuredOutput | None:
 
 TABLE = Table(
     {
-        "max_output_tokens": PARAMETERS["max_new_tokens"],
+        **named("responses"),
         "temperature": CHAT.parameters["temperature"],
-        "top_p": CHAT.parameters["top_p"],
         "text": Parameter("structured_output", _text),
         "previous_response_id": unsupported(_KEPT),
         "conversation": unsupported(_KEPT),

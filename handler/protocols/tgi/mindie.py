@@ -13,8 +13,7 @@ from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSON_TEXTS, TOKEN_SLOTS, Framing
 from handler.core.values import Finish, Request, Token, keep_last
 from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext, TokenLine
-from handler.protocols.kernel.parameters import PARAMETERS as LMI
-from handler.protocols.kernel.parameters import Parameter, Table, read_all
+from handler.protocols.kernel.parameters import Parameter, Table, named, read_all
 from handler.protocols.kernel.readers.values import integer
 from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.lmi.reply import line_template
@@ -54,14 +53,9 @@ _TOP_LEVEL: Mapping[str, Kind] = {
     **{name: TOP_LEVEL[name]._replace(null=True) for name in ("parameters", "stream")},
 }
 
-_AS_LMI = (
-    "temperature", "repetition_penalty", "top_k", "top_p", "do_sample", "stop", "decoder_input_details", "seed",
-    "adapter_id",
-)  # fmt: skip
-
 TABLE = Table(
     {
-        **{name: LMI[name] for name in _AS_LMI},
+        **named("mindie"),
         "max_new_tokens": Parameter("max_new_tokens", integer(1, (1 << 32) - 1)),
     },
     "parameters.",

@@ -9,7 +9,7 @@ from handler.core.errors import ServingError
 from handler.core.framing import JSON, KEEP_ALIVE, SSE
 from handler.core.values import Finish, Request, keep_last
 from handler.protocols.kernel.base import Headers, HttpResponse, ParsedRequest, ServerContext, Timing
-from handler.protocols.kernel.parameters import PARAMETERS, Parameter, Table, read_all
+from handler.protocols.kernel.parameters import Parameter, Table, named, read_all
 from handler.protocols.kernel.readers.values import integer
 from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.lmi.reply import DocumentReply, ResponseFormat, StreamReply
@@ -18,14 +18,9 @@ from handler.protocols.tgi.errors import SLICE, failure
 from handler.protocols.tgi.request import Body, check_limits, read_body, unknown
 from handler.protocols.tgi.response import TgiFormat, finish_shown, seed_of
 
-_AS_LMI = (
-    "temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p", "do_sample", "stop",
-    "watermark", "decoder_input_details", "seed", "top_n_tokens", "grammar", "adapter_id", "best_of",
-)  # fmt: skip
-
 TABLE = Table(
     {
-        **{name: PARAMETERS[name] for name in _AS_LMI},
+        **named("tgi"),
         "max_new_tokens": Parameter("max_new_tokens", integer(1, (1 << 32) - 1)),
     },
     "parameters.",
