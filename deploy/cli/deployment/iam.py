@@ -66,7 +66,7 @@ def _print(documents: dict[str, Policy], who: str | None) -> int:
         printed |= dict(zip(names, pieces, strict=True))
         if len(pieces) > 1 and who in (None, party):
             says = f"{party}: {length(document):,} characters, and AWS takes {MOST:,} in a managed policy"
-            advice = f"It is in {len(pieces)} parts, {' and '.join(names)}: make a policy of each, and attach them all."
+            advice = f"It is in {len(pieces)} parts, {' and '.join(names)}: create and attach a policy from each."
             if who == party:
                 raise Refused(says, f"{advice} Print one with --who {names[0]}.")
             print(f"note: {says}. {advice}", file=sys.stderr)
