@@ -13,7 +13,8 @@ from pathlib import Path
 from handler.config.config import Config
 from handler.config.loader import read_config
 from handler.config.model_files import locate
-from handler.config.options.common import BY_ROLLING_BATCH, HANDLERS
+from handler.config.options.common import BY_ROLLING_BATCH
+from handler.config.options.foreign import ENTRY_POINTS
 from handler.config.sources import Setting, from_environment, from_file
 from handler.container.arguments import Arguments
 from handler.container.model import ModelSource
@@ -93,7 +94,7 @@ def make_model(
         lines.append(_ENTRY)
     if source.model_id:
         lines.append(f"option.model_id={_model_id(source.model_id, target.parent / 'weights')}")
-    if named.lower() in HANDLERS:  # LMI's own, which its image has too, would serve in our place
+    if named.lower() in ENTRY_POINTS:  # LMI's own, which its image has too, would serve in our place
         own = f"{own}\n{_ENTRY}"
     file.write_text("\n".join([*lines, own, *arguments.options, ""]), encoding="utf-8")
     config = read_config(properties=file, environ=environ, java=True).checked()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from handler.config.options.option import (
-    OF_JAVA,
-    Gone,
     Option,
     boolean,
     hosts,
@@ -68,12 +66,6 @@ def _parser(known: Collection[str], vllm: Collection[str], remedy: str) -> Calla
 _NO_TOOLS = "leave the option out, and send tools with tool_choice 'required' or a tool's name, or set option.tool_parser_plugin"
 _NO_REASONING = "leave the option out, and the model's thoughts stay in the text"
 
-
-HANDLERS = (
-    "handler.entry", "djl_python.huggingface", "djl_python.tensorrt_llm", "djl_python.lmi_vllm.vllm_async_service",
-    "djl_python.lmi_trtllm.trtllm_async_service",
-)  # fmt: skip
-"""Values of option.entryPoint that this handler serves: its own name, and those of LMI's handlers."""
 
 BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
 """Values of option.rolling_batch that name an engine; LMI itself serves lmi-dist by vLLM."""
@@ -172,24 +164,4 @@ COMMON = (
     Option("option.tgi_metrics", "tgi_metrics", boolean, False, "the embedded server's /metrics has TGI's names too, for autoscalers: tgi_queue_size, tgi_batch_current_size, tgi_request_count, tgi_request_success, tgi_request_duration"),
     Option("option.cloudwatch_metrics_interval", "cloudwatch_metrics_interval", number(0), 0.0, "the embedded server writes its metrics to stdout every so many seconds, in CloudWatch's embedded metric format; 0 is never"),
     Option("option.otlp_traces_endpoint", "otlp_traces_endpoint", string, None, "URL that gets OpenTelemetry's traces by OTLP, over HTTP as http://localhost:4318/v1/traces; by default as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says; needs pip install 'lmi-handler[tracing]'"),
-    # read by DJL Serving's Java side only
-    Option("engine", None, Gone("DJL's own engines are not served here; write engine=Python, or leave it out", ("python", "mpi", "deepspeed")), None, OF_JAVA, of_java=True),
-    Option("option.entryPoint", None, Gone("no other handler runs here, and a model.py's formatters need no entry point (documents: formatters); leave it out", HANDLERS), None, OF_JAVA, of_java=True),
-    *(
-        Option(key, None, str, None, OF_JAVA, of_java=True)
-        for key in (
-            "option.handler", "option.pythonExecutable", "option.env", "option.mpi_mode",
-            "option.parallel_loading", "option.enable_venv", "option.async_mode", "option.use_passive_workers",
-            "max_idle_time", "load_on_devices", "retry_threshold", "required_memory_mb", "reserved_memory_mb",
-            "log_request_metric", "metrics_aggregation",
-            "gpu.required_memory_mb", "gpu.reserved_memory_mb", "option.max_output_size",
-        )
-    ),
-    *(
-        Option(key, None, str, None, f"{OF_JAVA}; in the embedded server option.replicas says it", tuple(aliases), of_java=True)
-        for key, *aliases in (
-            ("minWorkers", "min_workers"), ("maxWorkers", "max_workers"),
-            ("gpu.minWorkers",), ("gpu.maxWorkers",), ("cpu.minWorkers",), ("cpu.maxWorkers",),
-        )
-    ),
 )  # fmt: skip

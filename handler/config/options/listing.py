@@ -9,7 +9,7 @@ from handler.config.options import ENVIRONMENT, OPTIONS
 from handler.config.options.common import LLM_ENGINES
 from handler.config.options.lookup import find_option, key_of, unknown_option, variable
 from handler.config.options.option import Gone, Option
-from handler.config.options.variables import SECRET, SM_VLLM, UNREAD, VARIABLES, Own, answer, translate
+from handler.config.options.variables import SECRET, SM_VLLM, VARIABLES, Own, translate
 from handler.core.errors import ConfigError
 
 _WIDTH = 120
@@ -42,7 +42,7 @@ def describe(name: str) -> str:
     Raises:
         ConfigError: nobody has it; the message has the nearest name.
     """
-    paragraphs = [f"{name}\n  {answer(name)}"] if name in VARIABLES or name in UNREAD else []
+    paragraphs = [f"{name}\n  {VARIABLES[name].answer}"] if name in VARIABLES else []
     engines = ("vllm",) if name.startswith(SM_VLLM) else ("", *LLM_ENGINES)
     for key in _keys(name):
         found = [option for engine in engines if (option := find_option(key, engine))]
@@ -55,11 +55,7 @@ def describe(name: str) -> str:
 def _keys(name: str) -> list[str]:
     """Return the names that serving.properties has for it; none for a foreign variable without an option."""
     if name in VARIABLES:
-        variable = VARIABLES[name]
-        owns = {*variable.by_engine.values(), variable.own} - {"", *SECRET}
-        return [key_of(own) for own in sorted(owns)]
-    if name in UNREAD:
-        return []
+        return [key_of(own) for own in sorted({*VARIABLES[name].owns.values()} - SECRET)]
     if name.startswith(SM_VLLM):
         return [key_of(item.name) for item in translate({name: "true"}, "vllm") if isinstance(item, Own)]
     if name in ENVIRONMENT or name.startswith(("OPTION_", "SERVING_")):

@@ -1,4 +1,4 @@
-"""LMI's options for TensorRT-LLM alone; an option of its former TensorRT engines is refused with its replacement.
+"""LMI's options for TensorRT-LLM alone; foreign.json has those of its former TensorRT engines.
 
 `engines/trtllm/arguments.py` turns them into the arguments of `tensorrt_llm.LLM`.
 """
@@ -7,16 +7,9 @@ from __future__ import annotations
 
 import json
 
-from handler.config.options.option import Gone, Option, boolean, integer, names, number, one_of, string
+from handler.config.options.option import Option, boolean, integer, names, number, one_of, string
 
 _TRTLLM = ("trtllm",)
-
-_BUILT = "TensorRT engines are not built any more"
-_ARGS = "if the installed version still has it, option.engine_args takes it by TensorRT-LLM's own name"
-_CHECKPOINT = "the checkpoint says how it is quantized: serve one made by ModelOpt (hf_quant_config.json)"
-_CONFIG = "the model's config.json says it"
-_TOKENIZER = "the tokenizer is the one in the model's directory"
-_DRAFT = 'use option.engine_args={"speculative_config": {"decoding_type": ...}}'
 
 
 def policy(text: str) -> str:
@@ -38,15 +31,11 @@ def integers(text: str) -> list[int]:
 
 def pytorch(text: str) -> str:
     if text != "pytorch":
-        raise ValueError(f"must be pytorch: {_BUILT}")
+        raise ValueError("must be pytorch: TensorRT engines are not built any more")
     return text
 
 
-def _gone(why: str, *keys: str) -> tuple[Option, ...]:
-    return tuple(Option(f"option.{key}", key, Gone(why), None, f"refused: {why}", engines=_TRTLLM) for key in keys)
-
-
-TRTLLM: tuple[Option, ...] = (
+TRTLLM = (
     # lengths and sizes
     Option("option.max_output_len", "max_output_len", integer(1), None, "largest number of an answer's tokens; with option.max_input_len (then 1024 by default) it gives the length of both together", engines=_TRTLLM),
     Option("option.max_seq_len", "max_seq_len", integer(2), None, "option.max_model_len by TensorRT-LLM's name", engines=_TRTLLM),
@@ -97,17 +86,4 @@ TRTLLM: tuple[Option, ...] = (
     Option("option.iter_stats_max_iterations", "iter_stats_max_iterations", integer(1), None, "number of steps whose statistics are kept", engines=_TRTLLM),
     Option("option.request_stats_max_iterations", "request_stats_max_iterations", integer(1), None, "number of steps whose request statistics are kept", engines=_TRTLLM),
     Option("option.usage_stats", "usage_stats", boolean, False, "let TensorRT-LLM 1.3 and later report its use to NVIDIA; its own variables, such as DO_NOT_TRACK, still forbid it", engines=_TRTLLM),
-    # refused: options of TensorRT engines
-    *_gone(_CHECKPOINT, "quantize", "q_format", "calib_size", "calib_batch_size", "calib_dataset", "awq_format", "awq_calib_size", "awq_block_size", "smoothquant_alpha", "smoothquant_per_token", "smoothquant_per_channel", "multi_query_mode", "use_fp8_context_fmha"),
-    *_gone(_CONFIG, "rotary_base", "rotary_dim", "rotary_scaling_type", "rotary_scaling_factor", "baichuan_model_version", "chatglm_model_version", "gpt_model_version", "logits_dtype"),
-    *_gone(f"{_BUILT}; the attention kernels choose for themselves", "multi_block_mode", "use_fused_mlp", "extended_runtime_perf_knob_config"),
-    *_gone(f"{_BUILT}; a Hugging Face directory is served as it is", "trtllm_checkpoint_path", "num_checkpoint_workers", "num_engine_workers", "load_by_shard", "build_config", "fast_build", "enable_build_cache", "embedding_parallel_mode", "workspace", "calib_config", "quant_config"),
-    *_gone("use option.max_rolling_batch_size", "max_num_sequences", "max_batch_size"),
-    *_gone(_DRAFT, "max_draft_len", "speculative_draft_model", "draft_model_id", "speculative_length", "speculative_model", "num_speculative_tokens"),
-    *_gone("use option.enable_prefix_caching", "enable_block_reuse"),
-    *_gone("use option.sampler_type", "enable_trtllm_decoder", "enable_trtllm_sampler", "enable_mixed_sampler", "mixed_decoder", "mixed_sampler"),
-    *_gone("use option.tensor_parallel_degree", "auto_parallel", "auto_parallel_world_size"),
-    *_gone(_TOKENIZER, "tokenizer", "tokenizer_mode", "tokenizer_revision", "skip_tokenizer_init"),
-    *_gone(f"it went with the TensorRT engines; {_ARGS}", "batching_type", "normalize_log_probs", "enable_prompt_adapter", "max_prompt_adapter_token"),
-    *_gone("its keys are arguments by themselves now: use option.engine_args", "pytorch_backend_config", "pytorch_config"),
 )  # fmt: skip

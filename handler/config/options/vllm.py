@@ -1,4 +1,4 @@
-"""LMI's options for vLLM alone; foreign.py has those that vLLM dropped."""
+"""LMI's options for vLLM alone; foreign.json has those that vLLM dropped."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ import pytest
 
 from handler.config.options import OPTIONS
 from handler.config.options.engine_arguments import shipped
+from handler.config.options.foreign import VARIABLES_OF
 from handler.config.options.lookup import find_option
 from handler.config.options.option import OF_JAVA, Gone
-from handler.config.options.variables import OF_VLLMS_IMAGE, UNREAD, VARIABLES
-from handler.config.options.variables import answer as answer_of_variable
+from handler.config.options.variables import VARIABLES
 from tests.docs.pages import fill, table
 
 DOCUMENTS = Path(__file__).parents[3] / "docs" / "migrating"
@@ -83,7 +83,7 @@ def render() -> dict[Path, str]:
     parts = {
         "lmi": {"options": _lmi()},
         "tgi": {"variables": _tgi()},
-        "aws-vllm": {"variables": _variables(OF_VLLMS_IMAGE), "arguments": _vllm()},
+        "aws-vllm": {"variables": _variables(VARIABLES_OF["aws-vllm"]), "arguments": _vllm()},
     }
     pages = {}
     for page, named in parts.items():
@@ -100,11 +100,11 @@ def _lmi() -> str:
 
 
 def _tgi() -> str:
-    return _variables((VARIABLES.keys() - OF_VLLMS_IMAGE.keys()) | UNREAD.keys())
+    return _variables(VARIABLES.keys() - VARIABLES_OF["aws-vllm"].keys())
 
 
 def _variables(names: Iterable[str]) -> str:
-    return table(("variable", "here"), ((f"`{name}`", answer_of_variable(name)) for name in sorted(names)))
+    return table(("variable", "here"), ((f"`{name}`", VARIABLES[name].answer) for name in sorted(names)))
 
 
 def _vllm() -> str:
