@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.config.config import Config
-from handler.config.options import KNOWN, OPTIONS, Option
+from handler.config.options import COMMON, KNOWN, OPTIONS, Option
 from handler.config.options.common import BY_ROLLING_BATCH
 from handler.config.options.lookup import find_option, unknown_option, wrong_arguments
 from handler.config.options.option import shown
@@ -27,9 +27,6 @@ from handler.config.sources import (
     named_engine,
 )
 from handler.core.errors import ConfigError, Problem
-
-_SEQUENCES = {"vllm": 256, "trtllm": 256, "openai": 256}
-"""The default of option.max_rolling_batch_size where it is not 32: LMI's, and for openai as for the servers there."""
 
 
 class Reading(NamedTuple):
@@ -89,9 +86,7 @@ def read_config(
     sources = sources if java else from_lmis_handler(sources)
     engine = named_engine([*sources, *settings], auto)
     chosen = _choose(sources, settings, engine, problems)
-    common = [option for option in OPTIONS if option.field and not option.engines]
-    fields = {str(option.field): _value(option, chosen, problems) for option in common}
-    fields["max_rolling_batch_size"] = fields["max_rolling_batch_size"] or _SEQUENCES.get(engine, 32)
+    fields = {str(option.field): _value(option, engine, chosen, problems) for option in COMMON}
     engine_options = _engine_options(engine, chosen, problems)
     notes = [f"{item.foreign} has no effect here: {item.message}" for item in found if isinstance(item, Note)]
     config = Config(
@@ -151,9 +146,9 @@ def _choose(
 def _engine_options(engine: str, chosen: Mapping[str, _Chosen], problems: list[Problem]) -> dict[str, Any]:
     """Read the engine's options; `engine_args` are the arguments of its own class, checked by name and type."""
     own = [option for option in OPTIONS if option.field and engine in option.engines]
-    values = {str(option.field): _value(option, chosen, problems) for option in own}
+    values = {str(option.field): _value(option, engine, chosen, problems) for option in own}
     arguments = [option for option, _ in chosen.values() if option.argument and engine in option.engines]
-    passed = {option.key.removeprefix("option."): _value(option, chosen, problems) for option in arguments}
+    passed = {option.key.removeprefix("option."): _value(option, engine, chosen, problems) for option in arguments}
     given = values.get("engine_args") or {}
     for message in wrong_arguments(given, engine):
         key = "option.engine_args"
@@ -192,16 +187,16 @@ def _without_effect(chosen: Iterable[_Chosen], engine: str, problems: list[Probl
     return tuple(f"without effect here: {', '.join(keys)}; {why}" for why, keys in idle.items())
 
 
-def _value(option: Option, chosen: Mapping[str, _Chosen], problems: list[Problem]) -> Any:
+def _value(option: Option, engine: str, chosen: Mapping[str, _Chosen], problems: list[Problem]) -> Any:
     """Parse an option's value. A wrong one becomes a problem; the default stands in for it."""
     if option.key not in chosen:
-        return option.default
+        return option.default_with(engine)
     setting = chosen[option.key].setting
     try:
         return option.parse(setting.value.strip())
     except ValueError as error:
         problems.append(_wrong_value(option, setting, str(error)))
-        return option.default
+        return option.default_with(engine)
 
 
 def _refusal(option: Option, setting: Setting) -> str:
@@ -247,9 +242,8 @@ def _contradictions(config: Config, wrong: set[str]) -> Iterator[Problem]:
                 f"but option.rolling_batch=disable ({where('option.rolling_batch')})",
             )
         return
-    for key in ("option.enable_streaming", "batch_size"):
-        default = next(option.default for option in OPTIONS if option.key == key)
-        if getattr(config, key.removeprefix("option.")) != default:
+    for key, is_set in (("option.enable_streaming", config.enable_streaming), ("batch_size", config.batch_size > 1)):
+        if is_set:
             yield Problem(
                 where(key),
                 key,

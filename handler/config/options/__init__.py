@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from handler.config.options.common import COMMON
+from handler.config.options.common import Options
 from handler.config.options.engines import ECHO, GPU, GUIDED, MEDIA
 from handler.config.options.foreign import ENVIRONMENT, FOREIGN, JAVA, SERVER_ENVIRONMENT
 from handler.config.options.openai import OPENAI
-from handler.config.options.option import Option
+from handler.config.options.option import Option, declared
 from handler.config.options.trtllm import TRTLLM
 from handler.config.options.vllm import VLLM
 
-__all__ = ["ENVIRONMENT", "KNOWN", "OPTIONS", "SERVER_ENVIRONMENT", "Option"]
+__all__ = ["COMMON", "ENVIRONMENT", "KNOWN", "OPTIONS", "SERVER_ENVIRONMENT", "Option"]
+
+COMMON = declared(Options)
 
 OPTIONS = (*COMMON, *ECHO, *GUIDED, *MEDIA, *GPU, *VLLM, *TRTLLM, *OPENAI, *JAVA, *FOREIGN)
 

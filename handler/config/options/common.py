@@ -1,11 +1,12 @@
-"""Options of all engines, a line each."""
+"""Options of all engines: the fields of `Options`, and what their values may be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from handler.config.options.option import (
-    Option,
     boolean,
     hosts,
     integer,
@@ -14,6 +15,7 @@ from handler.config.options.option import (
     number,
     number_or_auto,
     one_of,
+    option,
     parallel_degree,
     path,
     precision,
@@ -79,12 +81,12 @@ def engine_name(llm_engine: str, rolling_batch: str) -> str:
     return llm_engine if by_batch in (None, llm_engine) else ""
 
 
-def rolling_batch(text: str) -> str:
+def _rolling_batch(text: str) -> str:
     value = one_of(*ROLLING_BATCHES)(text)
     return "auto" if value == "scheduler" else value
 
 
-def switch(text: str) -> bool:
+def _switch(text: str) -> bool:
     """Parse a boolean; AWS's images also take 1."""
     return text == "1" or boolean(text)
 
@@ -98,70 +100,74 @@ TASKS = {
 """Tasks with the other names that LMI, vLLM and Hugging Face give them."""
 
 
-def task(text: str) -> str:
+def _task(text: str) -> str:
     one_of("auto", *(name for own, others in TASKS.items() for name in (own, *others)))(text)
     return next((own for own, others in TASKS.items() if text in others), text)
 
 
-COMMON = (
+@dataclass(frozen=True)
+class Options:
+    """Options of all engines, a line each: name, type, parser, default, meaning, other names."""
+
+    # fmt: off
     # what is served
-    Option("option.model_id", "model_id", path, None, "a .gguf file, a model directory, a name on the Hugging Face hub (owner/model; openvino: also owner/model/file.gguf), or `demo`; with openai a directory or name with the tokenizer and config of the server's model", ("option.model",)),
-    Option("option.model_name", "model_name", string, "model", "the name in /predictions/{name} and /models", ("option.modelName",)),
-    Option("option.served_model_name", "served_model_name", names, None, "further model names for OpenAI's clients, with commas between them (on SageMaker the endpoint's name, which a container cannot know); * for any"),
-    Option("option.llm_engine", "llm_engine", one_of(*LLM_ENGINES), "auto", "the engine; auto: the one that option.rolling_batch names, else openvino"),
-    Option("option.rolling_batch", "rolling_batch", rolling_batch, "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler means auto, and DJL Serving does not change it"),
-    Option("option.task", "task", task, "auto", "what the model computes (embeddings.md): text-generation, text-embedding (or feature-extraction), text-classification (or classify) or rerank (or score); auto: by its configuration"),
-    Option("option.dtype", "dtype", precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available)", ("option.data_type",)),
-    Option("option.tensor_parallel_degree", "tensor_parallel_degree", parallel_degree, "1", "number of devices for a model, or max; CPU engines have one", ("option.tensor_parallel_size",)),
-    Option("option.replicas", "replicas", number_or_auto, "1", "engines side by side, each a process with its own devices or its share of the cores, behind one queue (scaling.md); auto: as many as the devices allow; option.max_rolling_batch_size and option.kv_cache_gib are each one's"),
+    model_id: str | None = option(path, None, "a .gguf file, a model directory, a name on the Hugging Face hub (owner/model; openvino: also owner/model/file.gguf), or `demo`; with openai a directory or name with the tokenizer and config of the server's model", "option.model")
+    model_name: str = option(string, "model", "the name in /predictions/{name} and /models", "option.modelName")
+    served_model_name: tuple[str, ...] | None = option(names, None, "further model names for OpenAI's clients, with commas between them (on SageMaker the endpoint's name, which a container cannot know); * for any")
+    llm_engine: str = option(one_of(*LLM_ENGINES), "auto", "the engine; auto: the one that option.rolling_batch names, else openvino")
+    rolling_batch: str = option(_rolling_batch, "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler means auto, and DJL Serving does not change it")
+    task: str = option(_task, "auto", "what the model computes (embeddings.md): text-generation, text-embedding (or feature-extraction), text-classification (or classify) or rerank (or score); auto: by its configuration")
+    dtype: str = option(precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available)", "option.data_type")
+    tensor_parallel_degree: str = option(parallel_degree, "1", "number of devices for a model, or max; CPU engines have one", "option.tensor_parallel_size")
+    replicas: str = option(number_or_auto, "1", "engines side by side, each a process with its own devices or its share of the cores, behind one queue (scaling.md); auto: as many as the devices allow; option.max_rolling_batch_size and option.kv_cache_gib are each one's")
     # how answers look
-    Option("option.output_formatter", "output_formatter", string, None, "framing of answers: json, jsonlines or sse, by default json, or jsonlines (tgi_compat: sse) for streams; or the name of a model.py's output formatter (formatters.md), by default its only one"),
-    Option("option.input_formatter", "input_formatter", string, None, "the name of a model.py's input formatter (formatters.md), by default its only one"),
-    Option("option.tgi_compat", "tgi_compat", boolean, False, "answers in TGI's format"),
-    Option("option.openai_compat", "openai_compat", boolean, False, "chats on /invocations are answered as on /v1/chat/completions; the variables of AWS's vLLM image and TGI's MESSAGES_API_ENABLED set it"),
-    Option("option.root_schema", "root_schema", one_of("tgi", "mindie"), "tgi", "the embedded server's route /: TGI's, or MindIE's text and stream inference"),
-    Option("option.enable_streaming", "enable_streaming", boolean, False, "dynamic batching only: answers as {\"outputs\": [...]} lines"),
-    Option("option.enable_force_include_usage", "enable_force_include_usage", switch, False, "every streamed chat and completion ends with its token counts, as with stream_options.include_usage"),
-    Option("option.tool_call_parser", "tool_call_parser", _parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of the model's tool calls; auto: by its chat template"),
-    Option("option.tool_parser_plugin", "tool_parser_plugin", string, None, "a Python file with a parser of tool calls of one's own (models.md), relative to serving.properties, else to the working directory"),
-    Option("option.reasoning_parser", "reasoning_parser", _parser(REASONING_PARSERS, VLLM_REASONING_PARSERS, _NO_REASONING), None, "family of the model's thoughts, which chats then show apart from the text (documents: wire/reasoning); auto: by the chat template; by default they stay in the text, as in vLLM and LMI"),
-    Option("option.chat_template", "chat_template", string, None, "a chat template in place of the model's own: its text, or a file (relative to serving.properties, else to the working directory)"),
-    Option("option.default_chat_template_kwargs", "default_chat_template_kwargs", json_object, None, "arguments of the chat template for requests that do not set them: {\"enable_thinking\": false}"),
-    Option("option.unknown_parameters", "unknown_parameters", one_of("report", "refuse"), "report", "unknown parameters: report them in x-lmi-ignored-parameters, or refuse the request"),
+    output_formatter: str | None = option(string, None, "framing of answers: json, jsonlines or sse, by default json, or jsonlines (tgi_compat: sse) for streams; or the name of a model.py's output formatter (formatters.md), by default its only one")
+    input_formatter: str | None = option(string, None, "the name of a model.py's input formatter (formatters.md), by default its only one")
+    tgi_compat: bool = option(boolean, False, "answers in TGI's format")
+    openai_compat: bool = option(boolean, False, "chats on /invocations are answered as on /v1/chat/completions; the variables of AWS's vLLM image and TGI's MESSAGES_API_ENABLED set it")
+    root_schema: str = option(one_of("tgi", "mindie"), "tgi", "the embedded server's route /: TGI's, or MindIE's text and stream inference")
+    enable_streaming: bool = option(boolean, False, "dynamic batching only: answers as {\"outputs\": [...]} lines")
+    enable_force_include_usage: bool = option(_switch, False, "every streamed chat and completion ends with its token counts, as with stream_options.include_usage")
+    tool_call_parser: str = option(_parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of the model's tool calls; auto: by its chat template")
+    tool_parser_plugin: str | None = option(string, None, "a Python file with a parser of tool calls of one's own (models.md), relative to serving.properties, else to the working directory")
+    reasoning_parser: str | None = option(_parser(REASONING_PARSERS, VLLM_REASONING_PARSERS, _NO_REASONING), None, "family of the model's thoughts, which chats then show apart from the text (documents: wire/reasoning); auto: by the chat template; by default they stay in the text, as in vLLM and LMI")
+    chat_template: str | None = option(string, None, "a chat template in place of the model's own: its text, or a file (relative to serving.properties, else to the working directory)")
+    default_chat_template_kwargs: Mapping[str, Any] | None = option(json_object, None, "arguments of the chat template for requests that do not set them: {\"enable_thinking\": false}")
+    unknown_parameters: str = option(one_of("report", "refuse"), "report", "unknown parameters: report them in x-lmi-ignored-parameters, or refuse the request")
     # sessions
-    Option("option.enable_stateful_sessions", "enable_stateful_sessions", switch, False, "stateful sessions (sessions.md); off as in AWS's images, while LMI's async handler has them on"),
-    Option("option.sessions_expiration", "sessions_expiration", integer(1, 10**9), 1200, "seconds that a session lives"),
-    Option("option.sessions_max", "sessions_max", integer(1, 10**6), 10000, "sessions that may be open; beyond, NEW_SESSION gets 503"),
-    Option("option.sessions_path", "sessions_path", path, None, "directory of the sessions' directories; by default /dev/shm/sagemaker_sessions, in memory"),
+    enable_stateful_sessions: bool = option(_switch, False, "stateful sessions (sessions.md); off as in AWS's images, while LMI's async handler has them on")
+    sessions_expiration: int = option(integer(1, 10**9), 1200, "seconds that a session lives")
+    sessions_max: int = option(integer(1, 10**6), 10000, "sessions that may be open; beyond, NEW_SESSION gets 503")
+    sessions_path: str | None = option(path, None, "directory of the sessions' directories; by default /dev/shm/sagemaker_sessions, in memory")
     # images (images.md)
-    Option("option.allowed_media_domains", "allowed_media_domains", hosts, None, "hosts from which images are fetched by http and https, with commas between them: `name` for their usual ports, or `name:port`; * for any public host; by default none, and images come in the body as data URLs"),
-    Option("option.allowed_local_media_path", "allowed_local_media_path", path, None, "a directory whose files requests may name by `file:` URLs; by default none"),
-    Option("option.max_image_bytes", "max_image_bytes", integer(1, 1 << 28), 20 << 20, "bytes of an image's file that is fetched; longer ones are refused"),
-    Option("option.max_image_pixels", "max_image_pixels", integer(1, 178_956_970), 1 << 25, "width times height of an image; larger ones are refused before their pixels are decoded"),
-    Option("option.image_fetch_timeout", "image_fetch_timeout", number(0.1, 600), 5.0, "seconds that fetching an image may take"),
+    allowed_media_domains: tuple[str, ...] | None = option(hosts, None, "hosts from which images are fetched by http and https, with commas between them: `name` for their usual ports, or `name:port`; * for any public host; by default none, and images come in the body as data URLs")
+    allowed_local_media_path: str | None = option(path, None, "a directory whose files requests may name by `file:` URLs; by default none")
+    max_image_bytes: int = option(integer(1, 1 << 28), 20 << 20, "bytes of an image's file that is fetched; longer ones are refused")
+    max_image_pixels: int = option(integer(1, 178_956_970), 1 << 25, "width times height of an image; larger ones are refused before their pixels are decoded")
+    image_fetch_timeout: float = option(number(0.1, 600), 5.0, "seconds that fetching an image may take")
     # how much at once
-    Option("option.max_rolling_batch_size", "max_rolling_batch_size", integer(1, 4096), None, "sequences in the engine at once; by default 32, with vllm, trtllm and openai 256", ("option.max_num_seqs",)),
-    Option("job_queue_size", "job_queue_size", integer(1), 1000, "requests that may wait; others get 503, 429 or 529, by dialect"),
-    Option("batch_size", "batch_size", integer(1, 4096), 1, "dynamic batching: requests in a batch", ("max_dynamic_batch_size",)),
-    Option("max_batch_delay", "max_batch_delay", integer(0, 3_600_000), 100, "dynamic batching: milliseconds to wait for a full batch"),
-    Option("max_request_size", "max_request_size", integer(1), 67_108_864, "bytes of a request body; longer ones get 413"),
-    Option("option.max_model_len", "max_model_len", integer(2), None, "tokens of prompt and answer together; by default the model's context length"),
-    Option("option.max_input_len", "max_input_len", integer(1), None, "tokens of a prompt; by default all that option.max_model_len leaves"),
-    Option("option.max_num_batched_tokens", "max_num_batched_tokens", integer(16), None, "tokens that one engine step computes; fewer shorten other requests' waits during long prompts; by default openvino 256, others as they choose", ("option.max_rolling_batch_prefill_tokens",)),
-    Option("option.kv_cache_gib", "kv_cache_gib", integer(0), 0, "GiB for the KV cache; 0 leaves it to the engine (openvino: grows as needed; vllm: on a GPU by option.gpu_memory_utilization, on a CPU 4)"),
-    Option("option.enable_prefix_caching", "enable_prefix_caching", boolean, None, "reuse the KV cache of equal prompt beginnings; by default as the engine does (openvino: no, vllm and trtllm: yes)", ("option.enable_kv_cache_reuse",)),
+    max_rolling_batch_size: int = option(integer(1, 4096), 32, "sequences in the engine at once", "option.max_num_seqs", by_engine={"vllm": 256, "trtllm": 256, "openai": 256})
+    job_queue_size: int = option(integer(1), 1000, "requests that may wait; others get 503, 429 or 529, by dialect", prefix="")
+    batch_size: int = option(integer(1, 4096), 1, "dynamic batching: requests in a batch", "max_dynamic_batch_size", prefix="")
+    max_batch_delay: int = option(integer(0, 3_600_000), 100, "dynamic batching: milliseconds to wait for a full batch", prefix="")
+    max_request_size: int = option(integer(1), 67_108_864, "bytes of a request body; longer ones get 413", prefix="")
+    max_model_len: int | None = option(integer(2), None, "tokens of prompt and answer together; by default the model's context length")
+    max_input_len: int | None = option(integer(1), None, "tokens of a prompt; by default all that option.max_model_len leaves")
+    max_num_batched_tokens: int | None = option(integer(16), None, "tokens that one engine step computes; fewer shorten other requests' waits during long prompts; by default openvino 256, others as they choose", "option.max_rolling_batch_prefill_tokens")
+    kv_cache_gib: int = option(integer(0), 0, "GiB for the KV cache; 0 leaves it to the engine (openvino: grows as needed; vllm: on a GPU by option.gpu_memory_utilization, on a CPU 4)")
+    enable_prefix_caching: bool | None = option(boolean, None, "reuse the KV cache of equal prompt beginnings; by default as the engine does (openvino: no, vllm and trtllm: yes)", "option.enable_kv_cache_reuse")
     # how long
-    Option("option.predict_timeout", "predict_timeout", number(0.1), 120.0, "seconds that a request may wait for its start; under DJL also the limit of a dynamic batch", ("option.predictTimeout",)),
-    Option("option.request_time_limit", "request_time_limit", number(0), None, "seconds that a request may take in total, 0 for no limit; by default 900 under DJL Serving, which does not report that a client has left, and no limit in the embedded server"),
-    Option("option.model_loading_timeout", "model_loading_timeout", number(1), 240.0, "seconds that the engine may take to load"),
-    Option("option.engine_timeout", "engine_timeout", number(0.1), 60.0, "seconds without a step after which the engine counts as hung"),
-    Option("option.event_loop_timeout", "event_loop_timeout", number(0), 30.0, "seconds for which the server may answer nobody, not even /ping, before it writes where its threads stand and aborts itself; 0: any time"),
-    Option("option.client_timeout", "client_timeout", number(0.1), 120.0, "seconds that a client may take to send its body, or to read nothing of its stream, before its connection is closed"),
-    Option("option.keep_alive_timeout", "keep_alive_timeout", number(1), 75.0, "seconds that an HTTP connection may be idle between two requests; set it above the load balancer's own limit (usually 60), which would otherwise use a closed connection"),
+    predict_timeout: float = option(number(0.1), 120.0, "seconds that a request may wait for its start; under DJL also the limit of a dynamic batch", "option.predictTimeout")
+    request_time_limit: float | None = option(number(0), None, "seconds that a request may take in total, 0 for no limit; by default 900 under DJL Serving, which does not report that a client has left, and no limit in the embedded server")
+    model_loading_timeout: float = option(number(1), 240.0, "seconds that the engine may take to load")
+    engine_timeout: float = option(number(0.1), 60.0, "seconds without a step after which the engine counts as hung")
+    event_loop_timeout: float = option(number(0), 30.0, "seconds for which the server may answer nobody, not even /ping, before it writes where its threads stand and aborts itself; 0: any time")
+    client_timeout: float = option(number(0.1), 120.0, "seconds that a client may take to send its body, or to read nothing of its stream, before its connection is closed")
+    keep_alive_timeout: float = option(number(1), 75.0, "seconds that an HTTP connection may be idle between two requests; set it above the load balancer's own limit (usually 60), which would otherwise use a closed connection")
     # the rest
-    Option("option.engine_isolation", "engine_isolation", one_of("auto", "process", "thread"), "auto", "place of the engine; auto: a process, for echo a thread"),
-    Option("option.log_prompts", "log_prompts", boolean, False, "write prompts to the log"),
-    Option("option.tgi_metrics", "tgi_metrics", boolean, False, "the embedded server's /metrics has TGI's names too, for autoscalers: tgi_queue_size, tgi_batch_current_size, tgi_request_count, tgi_request_success, tgi_request_duration"),
-    Option("option.cloudwatch_metrics_interval", "cloudwatch_metrics_interval", number(0), 0.0, "the embedded server writes its metrics to stdout every so many seconds, in CloudWatch's embedded metric format; 0 is never"),
-    Option("option.otlp_traces_endpoint", "otlp_traces_endpoint", string, None, "URL that gets OpenTelemetry's traces by OTLP, over HTTP as http://localhost:4318/v1/traces; by default as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says; needs pip install 'lmi-handler[tracing]'"),
-)  # fmt: skip
+    engine_isolation: str = option(one_of("auto", "process", "thread"), "auto", "place of the engine; auto: a process, for echo a thread")
+    log_prompts: bool = option(boolean, False, "write prompts to the log")
+    tgi_metrics: bool = option(boolean, False, "the embedded server's /metrics has TGI's names too, for autoscalers: tgi_queue_size, tgi_batch_current_size, tgi_request_count, tgi_request_success, tgi_request_duration")
+    cloudwatch_metrics_interval: float = option(number(0), 0.0, "the embedded server writes its metrics to stdout every so many seconds, in CloudWatch's embedded metric format; 0 is never")
+    otlp_traces_endpoint: str | None = option(string, None, "URL that gets OpenTelemetry's traces by OTLP, over HTTP as http://localhost:4318/v1/traces; by default as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says; needs pip install 'lmi-handler[tracing]'")
+    # fmt: on

@@ -33,7 +33,8 @@ def _group(engines: Sequence[str], options: Sequence[Option]) -> Iterator[str]:
     width = max(len(option.key) for option in options)
     yield f"Only with {', '.join(engines)}:" if engines else "With every engine:"
     for option in options:
-        yield f"  {option.key:{width}}  {option.help}{_default(option, ' (default {})')}"
+        default = default_of(option)
+        yield f"  {option.key:{width}}  {option.help}{f' (default {default})' if default else ''}"
 
 
 def describe(name: str) -> str:
@@ -76,7 +77,7 @@ def _lines(option: Option) -> Iterator[str]:
     facts = {
         "meaning": option.help or "an argument of the engine's own",
         "type": _type(option),
-        "default": _default(option, "{}") or "none",
+        "default": default_of(option) or "none",
         "engines": _engines(option),
         "environment": ", ".join(
             [variable(option.key), *(name for name, key in ENVIRONMENT.items() if key == option.key)]
@@ -97,10 +98,12 @@ def _type(option: Option) -> str:
     return "a text"
 
 
-def _default(option: Option, form: str) -> str:
+def default_of(option: Option) -> str:
+    """Return the default as a user writes it, and those of engines that have another; "" where there is none."""
     if option.default is None:
         return ""
-    return form.format(str(option.default).lower() if isinstance(option.default, bool) else option.default)
+    others = "".join(f"; {engine}: {value}" for engine, value in option.by_engine.items())
+    return f"{str(option.default).lower() if isinstance(option.default, bool) else option.default}{others}"
 
 
 def _engines(option: Option) -> str:

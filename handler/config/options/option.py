@@ -6,9 +6,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar, cast
+
+_T = TypeVar("_T")
+_D = TypeVar("_D")
 
 OF_JAVA = "DJL Serving's Java side reads it"
 
@@ -26,6 +30,7 @@ class Option(NamedTuple):
         argument: whether it is an argument of the engine's own constructor, by its own name.
         of_java: DJL Serving's own.
         harmless: values that ask for nothing, which engines without the option accept.
+        by_engine: defaults of engines where another one is the usual.
     """
 
     key: str
@@ -39,6 +44,29 @@ class Option(NamedTuple):
     argument: bool = False
     of_java: bool = False
     harmless: tuple[str, ...] = ()
+    by_engine: Mapping[str, Any] = MappingProxyType({})
+
+    def default_with(self, engine: str) -> Any:
+        return self.by_engine.get(engine, self.default)
+
+
+def option(
+    parse: Callable[[str], _T],
+    default: _D,
+    help: str,
+    *aliases: str,
+    prefix: str = "option.",
+    by_engine: Mapping[str, _T] = MappingProxyType({}),
+) -> _T | _D:
+    """Declare an option as a field of a dataclass, which gives it its name and type; the rest is as in `Option`."""
+    row = Option(prefix, None, parse, default, help, aliases, by_engine=by_engine)
+    return cast("_T | _D", field(default=default, metadata={"option": row}))
+
+
+def declared(table: type) -> tuple[Option, ...]:
+    """Return the options that a dataclass declares."""
+    rows = ((one.name, one.metadata["option"]) for one in fields(table))
+    return tuple(row._replace(key=row.key + name, field=name) for name, row in rows)
 
 
 _SECRET = re.compile(r"(?i)(\b|_)(token|api_?keys?|password|secret)[\"']?\s*[:=]|\bhf_[a-z0-9]{8}|://[^/\s]*@")

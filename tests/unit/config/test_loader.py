@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -154,13 +153,6 @@ def test_more_devices_than_the_engine_uses_are_refused() -> None:
     with pytest.raises(ConfigError, match="tensor_parallel_degree=4"):
         choose_engine(config("option.tensor_parallel_degree=4"))
     assert choose_engine(config("option.tensor_parallel_degree=max")) == "openvino"
-
-
-def test_every_option_has_its_field() -> None:
-    others = {"engine_options", "warnings", "directory", "origins"}
-    assert {option.field for option in OPTIONS if option.field and not option.engines} == {
-        field.name for field in fields(Config)
-    } - others
 
 
 @pytest.mark.parametrize("engine", ["echo", "openvino", "openai", "vllm", "trtllm"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from handler.config.options import ENVIRONMENT, OPTIONS, Option
 from handler.config.options.engine_arguments import shipped
-from handler.config.options.listing import engines_of
+from handler.config.options.listing import default_of, engines_of
 from handler.config.options.option import Gone
 from tests.docs.pages import fill, table
 
@@ -51,19 +51,13 @@ def _table(options: list[Option]) -> str:
     for option in options:
         others = [*option.aliases, *([by_key[option.key]] if option.key in by_key else [])]
         names = ", ".join(f"`{name}`" for name in others)
-        rows.append((f"`{option.key}`", _shown(option.default), _linked(option.help), names))
+        rows.append((f"`{option.key}`", default_of(option), _linked(option.help), names))
     return table(("option", "default", "meaning", "other names"), rows)
 
 
 def _linked(text: str) -> str:
     """Return an option's description as Markdown, with links to the pages that it names."""
     return _PAGE.sub(r"[\1](\1)", text.replace("<", "&lt;"))
-
-
-def _shown(default: object) -> str:
-    if default is None:
-        return ""
-    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def test_the_document_is_up_to_date() -> None:
