@@ -137,7 +137,7 @@ def bare_engine(pipe: Connection, clients: int) -> None:
     done = abandoned = 0
     pipe.send("ready")
     for new in itertools.count():
-        if len(running) < min(clients, spec.config.max_sequences):
+        if len(running) < min(clients, spec.config.options.max_rolling_batch_size):
             number, leaves = choose(rng, fresh)
             words, tokens = lengths(number)
             ids = [rng.randrange(1000, 40_000) for _ in range(rng.randint(words, words * 2))]  # as words have

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from handler.config.config import Config
 from handler.config.environment import secrets
 from handler.core.errors import GenerationFailed, Overloaded, RefusedByEngine, ServingError
 from handler.core.images import ImageFile, ImagePrompt, ImageTokens
@@ -127,19 +128,18 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Configuration of an engine. None leaves a value to the engine; `options` are its own, already validated."""
+    """What an engine loads.
 
+    Attributes:
+        options: every option by its name; None leaves a value to the engine. `engine_options` are its own.
+        model: the files that `option.model_id` stands for.
+        chat_template: replaces the model's own.
+        task: what the model computes, by `option.task` and its files.
+    """
+
+    options: Config = field(default_factory=Config)
     model: Path | None = None
-    dtype: str = "auto"
-    max_sequences: int = 32
-    max_tokens_per_step: int | None = None
-    max_total_tokens: int | None = None
-    max_input_len: int | None = None
-    cache_gib: int = 0
-    prefix_cache: bool | None = None
-    devices: str = "1"  # a number, or max
-    options: Mapping[str, Any] = field(default_factory=dict)
-    chat_template: str | None = None  # replaces the model's own
+    chat_template: str | None = None
     task: Task = Task.GENERATION
 
 

@@ -65,7 +65,7 @@ class Served:
             raise
         self.capabilities = engines.capabilities("trtllm", config)
         self.unsupported = self.capabilities.unsupported
-        self.batcher = Batcher(self.engine, max_active=config.max_sequences)
+        self.batcher = Batcher(self.engine, max_active=config.options.max_rolling_batch_size)
 
     def needs(self, *fields: str) -> None:
         for field in fields:

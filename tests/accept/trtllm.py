@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from handler.config.config import Config
 from handler.config.options import OPTIONS
 from handler.core.errors import ConfigError
 from handler.engines import entry, prepare
@@ -202,7 +203,9 @@ def _all(model: Path, release: tuple[int, int], arguments: Any, more: dict[str, 
     if with_conformance:
         yield from conformance(model)
     for setup in chosen:
-        config = EngineConfig(model=model, max_sequences=16, options={**_DEFAULTS, **setup.options, **more})
+        config = EngineConfig(
+            Config(max_rolling_batch_size=16, engine_options={**_DEFAULTS, **setup.options, **more}), model=model
+        )
         yield from tried(setup, config, arguments.timeout)
     if with_other_sampler:
         yield log_probabilities_of_the_other_sampler(model, arguments.timeout)

@@ -18,6 +18,7 @@ import pytest
 
 from handler.bench.client import Target
 from handler.bench.server import lmi_serve
+from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
 
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
 STAND_IN = Path(__file__).with_name("completions_server.py")
-MODEL = EngineConfig(model=Path("/nowhere"), devices="1")
+MODEL = EngineConfig(Config(tensor_parallel_degree="1"), model=Path("/nowhere"))
 
 
 @pytest.fixture(autouse=True)

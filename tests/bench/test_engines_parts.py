@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from handler.bench.load import Result
+from handler.config.config import Config
 from handler.engines.base import EngineConfig
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -322,7 +323,7 @@ def test_keywords_are_flags_too() -> None:
 
 def test_the_cache_is_of_the_same_size_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = importlib.import_module("systems.vllm_settings")
-    config = EngineConfig(model=Path("m"), cache_gib=2)
+    config = EngineConfig(Config(kv_cache_gib=2), model=Path("m"))
     assert settings.environment(config)["VLLM_CPU_KVCACHE_SPACE"] == "2"
     assert "kv_cache_memory_bytes" not in settings.keywords(config, 0)
     assert settings.keywords(config, 1)["kv_cache_memory_bytes"] == 2 << 30

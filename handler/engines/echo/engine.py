@@ -64,15 +64,15 @@ class Echo:
     """See `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
-        rate = config.options.get("echo_tokens_per_second", 0.0)
+        rate = config.options.engine_options.get("echo_tokens_per_second", 0.0)
         self._pause = 1.0 / rate if rate else 0.0
-        self._cues = bool(config.options.get("echo_cues", 0))
+        self._cues = bool(config.options.engine_options.get("echo_cues", 0))
         self._active: dict[int, Iterator[int]] = {}  # each sequence's ids to come, by its key
         self._num_steps = 0
         self._last_steps: dict[int, int] = {}  # by key
         self._ends: defaultdict[int, dict[int, Finish]] = defaultdict(dict)  # by their step, then by key
         self._next = 0.0
-        self.info = EngineInfo("echo", "1", "none", "none", config.max_total_tokens or CONTEXT)
+        self.info = EngineInfo("echo", "1", "none", "none", config.options.max_model_len or CONTEXT)
 
     def add(self, request: EngineRequest) -> None:
         key, ids, adapter = request.key, request.ids, request.adapter
@@ -143,10 +143,10 @@ def _length(ids: Sequence[int], sampling: Sampling) -> tuple[int, Finish]:
 
 def check(model_id: str | None, config: EngineConfig) -> None:
     """Check the tokenizer; cues, which are words of echo's own, come without another one."""
-    directory = config.options.get("echo_tokenizer")
+    directory = config.options.engine_options.get("echo_tokenizer")
     if directory is None:
         return
-    if config.options.get("echo_cues"):
+    if config.options.engine_options.get("echo_cues"):
         raise ConfigError("option.echo_cues: has no words with option.echo_tokenizer")
     if not Path(directory).is_dir():
         raise ConfigError(f"option.echo_tokenizer={directory}: there is no such directory")
@@ -162,8 +162,8 @@ def capabilities(config: EngineConfig) -> Capabilities:
     return Capabilities(
         _SUPPORTS,
         _REASONS,
-        no_adapters="" if config.options.get("enable_lora") else NO_LORA,
-        no_images=NO_IMAGES if config.options.get("echo_tokenizer") else "",
+        no_adapters="" if config.options.engine_options.get("enable_lora") else NO_LORA,
+        no_images=NO_IMAGES if config.options.engine_options.get("echo_tokenizer") else "",
     )
 
 
@@ -172,7 +172,7 @@ def load(config: EngineConfig) -> Echo | EchoPooling:
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
-    directory = config.options.get("echo_tokenizer")
+    directory = config.options.engine_options.get("echo_tokenizer")
     if directory is None:
         return EchoTokenizer()
     if config.task is not Task.GENERATION:

@@ -20,10 +20,10 @@ class EchoPooling:
     """Computes numbers of a text's words: equal texts have equal ones, and the order of the words counts."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._cues = bool(config.options.get("echo_cues", 0))
+        self._cues = bool(config.options.engine_options.get("echo_cues", 0))
         self._waiting: dict[int, tuple[Sequence[int], Pooling]] = {}
         self._files = PoolingFiles("mean", normalize=True, most_tokens=None, exclusive=True)
-        self.info = EngineInfo("echo", "1", "none", "none", config.max_total_tokens or CONTEXT, _DIMENSIONS)
+        self.info = EngineInfo("echo", "1", "none", "none", config.options.max_model_len or CONTEXT, _DIMENSIONS)
 
     def add(self, request: EngineRequest) -> None:
         if self._cues and REFUSE in request.ids:

@@ -107,7 +107,7 @@ def load_tokenizer(config: EngineConfig) -> HfTokenizer:
     assert config.model is not None
     return HfTokenizer(
         config.model,
-        trust_remote_code=bool(config.options.get("trust_remote_code")),
+        trust_remote_code=bool(config.options.engine_options.get("trust_remote_code")),
         chat_template=config.chat_template,
     )
 

@@ -157,7 +157,7 @@ def fetch(
     if not is_name(model_id):
         return model_id
     log.info("fetching %s from the hub, unless it is in the cache", model_id)
-    call = json.dumps([download.__module__, download.__name__, model_id, config.options.get("revision")])
+    call = json.dumps([download.__module__, download.__name__, model_id, config.options.engine_options.get("revision")])
     command = child_processes.python(f"{__name__}:download_process", call)
     try:
         process = child_processes.run(command, stop=_STOP, stdout=subprocess.PIPE)

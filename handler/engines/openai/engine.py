@@ -64,7 +64,7 @@ class UrlEngine:
     """See `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
-        options = config.options
+        options = config.options.engine_options
         self._loop = _new_loop()
         self._kind = options["base_url_kind"]
         self._wanted_kind: str | None = None  # any: the operator knows better
@@ -84,7 +84,7 @@ class UrlEngine:
             asked = find_model(self._client, options["base_url"], options.get("base_url_model"), self._wanted_kind)
             found = self._complete(asked)
             self._model = found.model
-            limits = [limit for limit in (found.max_tokens, config.max_total_tokens) if limit]
+            limits = [limit for limit in (found.max_tokens, config.options.max_model_len) if limit]
             if not limits:
                 raise ConfigError(
                     f"{self._servers[0].url} does not say how many tokens it takes: set option.max_model_len"
@@ -427,12 +427,12 @@ def capabilities(config: EngineConfig) -> Capabilities:
     Raises:
         ConfigError: it does not answer, or is of no known kind.
     """
-    kind = config.options.get("base_url_kind", "auto")
+    kind = config.options.engine_options.get("base_url_kind", "auto")
     return KINDS[find_kind(_urls(config)) if kind == "auto" else kind].capabilities
 
 
 def _urls(config: EngineConfig) -> tuple[str, ...]:
-    urls: tuple[str, ...] = config.options.get("base_url", ())
+    urls: tuple[str, ...] = config.options.engine_options.get("base_url", ())
     if not urls:
         key = "option.base_url"
         raise ConfigError(Problem("", key, f"the engine openai needs {key}, as -o {key}=http://host:8000/v1"))

@@ -80,9 +80,9 @@ class OpenVino:
         self._genai = openvino_genai
         self._in_progress = openvino_genai.GenerationStatus.RUNNING
         self._ignored = openvino_genai.GenerationStatus.IGNORED
-        self._max_beams = config.max_tokens_per_step or TOKENS_PER_STEP
+        self._max_beams = config.options.max_num_batched_tokens or TOKENS_PER_STEP
         self._pipeline = make_pipeline(config)
-        self._cache_is_fixed = config.cache_gib > 0
+        self._cache_is_fixed = config.options.kv_cache_gib > 0
         self._compiler = GrammarCompiler(partial(self._compile, config.model))
         self._check: OpenVinoCheck | None = None
         self._uncompiled: dict[int, Callable[[], None]] = {}  # functions that start requests, once compiled
@@ -98,8 +98,10 @@ class OpenVino:
             name="openvino",
             version=importlib.metadata.version("openvino-genai"),
             device="CPU",
-            dtype=config.dtype,
-            max_total_tokens=min(context_length(config.model) or _DEFAULT_CONTEXT, config.max_total_tokens or 1 << 62),
+            dtype=config.options.dtype,
+            max_total_tokens=min(
+                context_length(config.model) or _DEFAULT_CONTEXT, config.options.max_model_len or 1 << 62
+            ),
         )
         warm_up(self, min(self._eos, default=0))
 
@@ -263,7 +265,7 @@ def _is_one_token(output: Output) -> bool:
 
 
 def prepare(model_id: str | None, config: EngineConfig) -> Path:
-    return prepare_model(model_id, config.dtype, config.task)
+    return prepare_model(model_id, config.options.dtype, config.task)
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
@@ -277,7 +279,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
 
 def load(config: EngineConfig) -> OpenVino | OpenVinoPooling:
     if config.task is not Task.GENERATION:
-        return OpenVinoPooling(config, properties(config.dtype))
+        return OpenVinoPooling(config, properties(config.options.dtype))
     return OpenVino(config)
 
 

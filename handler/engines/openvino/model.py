@@ -58,7 +58,7 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     if is_hub_reference(model_id) or (config.task is Task.GENERATION and model_id in (None, model_files.DEMO)):
         return
     model = find_model(model_id or model_files.DEMO, config.task)
-    if config.prefix_cache and model.path.is_dir() and not no_images(model.path):
+    if config.options.enable_prefix_caching and model.path.is_dir() and not no_images(model.path):
         raise ConfigError(
             "option.enable_prefix_caching: OpenVINO GenAI's prefix cache could take one image for another: "
             "leave it out for a vision model"

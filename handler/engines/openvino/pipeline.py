@@ -18,20 +18,23 @@ _PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
 
 def make_scorer(config: EngineConfig, model: Path) -> LogitScorer | PipelineScorer:
     if has_logits(model):
-        return LogitScorer(model, properties(config.dtype))
-    return PipelineScorer(lambda: make_pipeline(replace(config, prefix_cache=False, max_sequences=1)))
+        return LogitScorer(model, properties(config.options.dtype))
+    options = replace(config.options, enable_prefix_caching=False, max_rolling_batch_size=1)
+    return PipelineScorer(lambda: make_pipeline(replace(config, options=options)))
 
 
 def make_pipeline(config: EngineConfig) -> Any:
     import openvino_genai
 
     scheduler = openvino_genai.SchedulerConfig()
-    scheduler.max_num_seqs = config.max_sequences
-    scheduler.max_num_batched_tokens = config.max_tokens_per_step or TOKENS_PER_STEP
-    scheduler.enable_prefix_caching = bool(config.prefix_cache)
-    if config.cache_gib:
-        scheduler.cache_size = config.cache_gib
-    return openvino_genai.ContinuousBatchingPipeline(str(config.model), scheduler, "CPU", properties(config.dtype))
+    scheduler.max_num_seqs = config.options.max_rolling_batch_size
+    scheduler.max_num_batched_tokens = config.options.max_num_batched_tokens or TOKENS_PER_STEP
+    scheduler.enable_prefix_caching = bool(config.options.enable_prefix_caching)
+    if config.options.kv_cache_gib:
+        scheduler.cache_size = config.options.kv_cache_gib
+    return openvino_genai.ContinuousBatchingPipeline(
+        str(config.model), scheduler, "CPU", properties(config.options.dtype)
+    )
 
 
 def properties(dtype: str) -> dict[str, str]:

@@ -80,15 +80,15 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
     Raises:
         ConfigError: options contradict each other, or this version has no such thing; with all such problems.
     """
-    options, problems = config.options, Problems()
+    options, problems = config.options.engine_options, Problems()
     for name, (first, last) in _RELEASES.items():
         if options.get(name) is not None and not first <= release <= last:
             message = f"option.{name}: TensorRT-LLM {release[0]}.{release[1]} has no such argument"
             problems.append(Problem("", f"option.{name}", message))
     arguments: dict[str, Any] = {
         "model": str(config.model),
-        "dtype": TORCH_DTYPES[config.dtype],
-        "max_batch_size": config.max_sequences,
+        "dtype": TORCH_DTYPES[config.options.dtype],
+        "max_batch_size": config.options.max_rolling_batch_size,
         **_parallelism(config, gpus, problems),
         **_lengths(config, problems),
         **{name: options[name] for name in _SAME_NAME if options.get(name) is not None},
@@ -119,34 +119,34 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
 
 
 def _parallelism(config: EngineConfig, gpus: int, problems: Problems) -> dict[str, Any]:
-    options = config.options
+    options = config.options.engine_options
     stages = _either(
         problems,
         options.get("pipeline_parallel_size"), "option.pipeline_parallel_degree",
         options.get("trtllm_pipeline_parallel_size"), "option.pipeline_parallel_size",
     )  # fmt: skip
-    model = spread(config.devices, options)
+    model = spread(config.options.tensor_parallel_degree, options)
     degree = max(gpus // model.least, 1) if model.tensor is None else model.tensor
     return {"tensor_parallel_size": degree, "pipeline_parallel_size": stages or 1}
 
 
 def _lengths(config: EngineConfig, problems: Problems) -> dict[str, Any]:
     """Make the token limits; `max_seq_len` is always set, so that the engine's limit is ours."""
-    options = config.options
+    options = config.options.engine_options
     arguments: dict[str, Any] = {}
     limit = _either(
         problems,
-        config.max_total_tokens, "option.max_model_len", options.get("max_seq_len"), "option.max_seq_len",
+        config.options.max_model_len, "option.max_model_len", options.get("max_seq_len"), "option.max_seq_len",
     )  # fmt: skip
-    if config.max_input_len is not None:
-        arguments["max_input_len"] = config.max_input_len
+    if config.options.max_input_len is not None:
+        arguments["max_input_len"] = config.options.max_input_len
     if options.get("max_output_len") is not None:
         arguments.setdefault("max_input_len", _MAX_INPUT_LEN)
         limit = limit or arguments["max_input_len"] + options["max_output_len"]
     arguments["max_seq_len"] = limit or (context_length(config.model) if config.model else None) or _CONTEXT_LENGTH
     step = _either(
         problems,
-        config.max_tokens_per_step, "option.max_num_batched_tokens",
+        config.options.max_num_batched_tokens, "option.max_num_batched_tokens",
         options.get("max_num_tokens"), "option.max_num_tokens",
     )  # fmt: skip
     if step is not None:
@@ -162,12 +162,12 @@ def _either(problems: Problems, first: int | None, key: str, second: int | None,
 
 
 def _kv_cache(config: EngineConfig) -> dict[str, Any]:
-    options = config.options
+    options = config.options.engine_options
     cache = {name: options[option] for option, name in _KV_CACHE.items() if options.get(option) is not None}
-    if config.prefix_cache is not None:
-        cache["enable_block_reuse"] = config.prefix_cache
-    if config.cache_gib:
-        cache["max_gpu_total_bytes"] = config.cache_gib << 30
+    if config.options.enable_prefix_caching is not None:
+        cache["enable_block_reuse"] = config.options.enable_prefix_caching
+    if config.options.kv_cache_gib:
+        cache["max_gpu_total_bytes"] = config.options.kv_cache_gib << 30
     return cache
 
 

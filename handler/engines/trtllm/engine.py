@@ -56,7 +56,7 @@ class TrtLlm:
         self._fresh: dict[int, RunningRequest] = {}  # requests with new results, in order of arrival
         self._broken: BaseException | None = None
         self._silence = Silence()
-        self._inactivity = float(config.options.get("inactivity_timeout", math.inf))
+        self._inactivity = float(config.options.engine_options.get("inactivity_timeout", math.inf))
         self._sampling_params = tensorrt_llm.SamplingParams
         self._refusal = import_name("RequestError", "tensorrt_llm.executor.utils", "tensorrt_llm.executor")
         classes = construct(arguments)
@@ -78,8 +78,8 @@ class TrtLlm:
         self.info = EngineInfo(
             name="trtllm",
             version=version,
-            device=f"{spread(str(arguments['tensor_parallel_size']), config.options).least} GPU",
-            dtype=config.dtype,
+            device=f"{spread(str(arguments['tensor_parallel_size']), config.options.engine_options).least} GPU",
+            dtype=config.options.dtype,
             max_total_tokens=arguments["max_seq_len"],
         )
 

@@ -18,7 +18,7 @@ _MAX_NUM_TOKENS = 8192  # TensorRT-LLM's default
 def environment(config: EngineConfig) -> dict[str, str]:
     """Make the variables of TensorRT-LLM and its MPI workers."""
     variables = {}
-    if not config.options.get("usage_stats"):
+    if not config.options.engine_options.get("usage_stats"):
         # Since 1.3 it reports its use to NVIDIA by default (`is_usage_stats_enabled` in usage/usage_lib.py).
         variables["TRTLLM_NO_USAGE_STATS"] = "1"
     if os.geteuid() == 0:
@@ -66,8 +66,8 @@ def vocabulary_size(model: Path) -> int:
 
 
 def visible_gpus(config: EngineConfig) -> int:
-    if config.devices != "max":
-        return int(config.devices)
+    if config.options.tensor_parallel_degree != "max":
+        return int(config.options.tensor_parallel_degree)
     from torch import cuda  # counting them does not start CUDA in this process
 
     return int(cuda.device_count())

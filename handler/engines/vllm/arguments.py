@@ -32,7 +32,7 @@ def environment(config: EngineConfig, given: Mapping[str, str]) -> dict[str, str
     }
     if "gpu_memory_utilization" not in engine_arguments(config, 1, cpu=True):
         defaults["VLLM_CPU_KVCACHE_SPACE"] = str(_CPU_CACHE_GIB)
-    own = {"VLLM_CPU_KVCACHE_SPACE": str(config.cache_gib)} if config.cache_gib else {}
+    own = {"VLLM_CPU_KVCACHE_SPACE": str(config.options.kv_cache_gib)} if config.options.kv_cache_gib else {}
     return {**defaults, **given, **own}
 
 
@@ -46,23 +46,23 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
     Raises:
         ConfigError: the options contradict each other; with all such problems.
     """
-    options, problems = config.options, Problems()
-    model = spread(config.devices, options)
+    options, problems = config.options.engine_options, Problems()
+    model = spread(config.options.tensor_parallel_degree, options)
     arguments: dict[str, Any] = {
         "model": str(config.model),
-        "dtype": TORCH_DTYPES[config.dtype],
-        "max_num_seqs": config.max_sequences,
+        "dtype": TORCH_DTYPES[config.options.dtype],
+        "max_num_seqs": config.options.max_rolling_batch_size,
         "tensor_parallel_size": max(num_devices // model.least, 1) if model.tensor is None else model.tensor,
         "disable_log_stats": False,  # the core's statistics, for /metrics; vLLM's own loggers get none
         "generation_config": "auto",  # for its end tokens; sampling parameters are always the request's
     }
     limits = {
-        "max_num_batched_tokens": config.max_tokens_per_step,
-        "max_model_len": config.max_total_tokens,
-        "enable_prefix_caching": config.prefix_cache,
+        "max_num_batched_tokens": config.options.max_num_batched_tokens,
+        "max_model_len": config.options.max_model_len,
+        "enable_prefix_caching": config.options.enable_prefix_caching,
     }
-    if config.cache_gib and not cpu:
-        limits["kv_cache_memory_bytes"] = config.cache_gib << 30
+    if config.options.kv_cache_gib and not cpu:
+        limits["kv_cache_memory_bytes"] = config.options.kv_cache_gib << 30
     arguments |= {name: value for name, value in limits.items() if value is not None}
     arguments |= {name: value for name, value in options.items() if name not in _OWN}
     if options.get("enable_lora"):

@@ -86,7 +86,7 @@ class Vllm:
         self.info = engine_info(self._engine)
         first = min(self._eos, default=0)
         warm_up(self, first)
-        if config.options.get("guided_decoding", True):
+        if config.options.engine_options.get("guided_decoding", True):
             self._warm_up_structured_output(first)
 
     def _warm_up_structured_output(self, id: int) -> None:
@@ -265,7 +265,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
         # Measured with vLLM 0.32: beside other requests such a request crashes the engine.
         reasons["prompt_logprobs"] = "it cannot score prompts while it serves LoRA adapters"
         no_adapters = ""
-    if not config.options.get("guided_decoding", True):
+    if not config.options.engine_options.get("guided_decoding", True):
         reasons["structured_output"] = "option.guided_decoding=false"
     tags = structural_tags(arguments)
     return Capabilities(

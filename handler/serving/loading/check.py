@@ -13,10 +13,11 @@ from handler.config.config import Config
 from handler.config.loader import Reading
 from handler.config.model_files import chat_template
 from handler.core.errors import ConfigError, Problem, Problems
+from handler.engines.base import EngineConfig
 from handler.plugins.functions import check_model_py, check_syntax, model_py
 from handler.plugins.tool_parser import find_tool_parser
 from handler.scheduler.lora.files import adapters_in
-from handler.serving.loading.engine_spec import choose_engine, engine_config, served_task
+from handler.serving.loading.engine_spec import choose_engine, served_task
 from handler.serving.loading.model_directory import adapter_directories, model_py_directory, plugin_directories
 from handler.serving.loading.replicas import check_replicas
 from handler.serving.media.rules import image_rules
@@ -45,7 +46,7 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
             part()
     if not reading.engine:
         return problems
-    arguments = engine_config(config)
+    arguments = EngineConfig(config)
     with problems:
         found = Problems()
         with found:

@@ -22,12 +22,12 @@ def engine_spec(config: Config) -> Spec:
     name = choose_engine(config)
     served_task(config, name, config.model_id)  # refuses before anything is fetched
     try:
-        model_id = engines.fetch(name, config.model_id, engine_config(config))
+        model_id = engines.fetch(name, config.model_id, EngineConfig(config))
         task = served_task(config, name, model_id)
-        model = engines.prepare(name, model_id, engine_config(config, task=task))
+        model = engines.prepare(name, model_id, EngineConfig(config, task=task))
     except OSError as error:
         raise ConfigError(f"the model's files cannot be fetched: {error}") from error
-    return Spec(name, engine_config(config, model, chat_template(config), task))
+    return Spec(name, EngineConfig(config, model, chat_template(config), task))
 
 
 def choose_engine(config: Config) -> str:
@@ -59,22 +59,3 @@ def served_task(config: Config, engine: str, model_id: str | None) -> Task:
     task = find_task(config.task, Path(model_id) if model_id else None)
     engines.check_task(engine, task, config.task)
     return task
-
-
-def engine_config(
-    config: Config, model: Path | None = None, template: str | None = None, task: Task = Task.GENERATION
-) -> EngineConfig:
-    return EngineConfig(
-        model=model,
-        dtype=config.dtype,
-        max_sequences=config.max_rolling_batch_size,
-        max_tokens_per_step=config.max_num_batched_tokens,
-        max_total_tokens=config.max_model_len,
-        max_input_len=config.max_input_len,
-        cache_gib=config.kv_cache_gib,
-        prefix_cache=config.enable_prefix_caching,
-        devices=config.tensor_parallel_degree,
-        options=config.engine_options,
-        chat_template=template,
-        task=task,
-    )

@@ -80,7 +80,7 @@ def make_validator(spec: Spec, engine: Restartable | None = None) -> StructuredO
         or "structured_output" in engines.capabilities(spec.engine, spec.config).unsupported
     ):
         return None
-    seconds = spec.config.options["guide_timeout"]
+    seconds = spec.config.options.engine_options["guide_timeout"]
     if not seconds:
         return None
     return StructuredOutputValidator(

@@ -201,7 +201,7 @@ def test_how_long_a_guide_may_take_is_an_option_of_all_that_try_them(
     def checked(**more: str) -> StructuredOutputValidator | None:
         given = [f"option.{name}={value}" for name, value in more.items()]
         config = read_config(overrides=[f"option.llm_engine={engine}", *given], environ={}).checked()
-        return make_validator(Spec(engine, EngineConfig(options=config.engine_options)))
+        return make_validator(Spec(engine, EngineConfig(config)))
 
     for given, wanted in (({}, 5.0), ({"guide_timeout": "2"}, 2.0)):
         found = checked(**given)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 import pytest
 
+from handler.config.config import Config
 from handler.engines.base import EngineConfig
 from handler.engines.openvino.engine import prepare
 from tests.clients.checks import PARIS, PARIS_IDS
@@ -47,7 +48,7 @@ def logits(model: Path, ids: list[int]) -> Any:
 
 def test_a_log_likelihood_is_the_models(lm_eval: Driver, openai_server: LiveServer, demo_model: Path) -> None:
     paris, rome, sentence, words = likelihoods(lm_eval, openai_server.url)
-    row = logits(prepare(str(demo_model), EngineConfig(dtype="fp32")), PARIS_IDS)[-1].astype(numpy.float64)
+    row = logits(prepare(str(demo_model), EngineConfig(Config(dtype="fp32"))), PARIS_IDS)[-1].astype(numpy.float64)
     ids = [token["id"] for token in openai_server.post({"inputs": " Paris Rome"}, "/tokenize").json()]
     wanted = row[ids] - math.log(numpy.exp(row - row.max()).sum()) - row.max()
     assert [paris[0], rome[0]] == pytest.approx(wanted.tolist(), abs=1e-3)

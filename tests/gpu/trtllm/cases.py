@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from handler.config.config import Config
 from handler.core.images import Image, ImageSource
 from handler.core.values import Adapter, Finish, Request, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, Output
@@ -107,10 +108,10 @@ def joined(outputs: Sequence[Output]) -> Answer:
 
 
 @contextlib.contextmanager
-def loaded(model: Path, manners: str = "", **config: Any) -> Iterator[Loaded]:
+def loaded(model: Path, manners: str = "", **options: Any) -> Iterator[Loaded]:
     """The double's own count of misuses must be nothing in the end."""
     with using.tensorrt_llm(manners):
-        found = Loaded(EngineConfig(model=model, max_sequences=16, **config))
+        found = Loaded(EngineConfig(Config(max_rolling_batch_size=16, **options), model))
         try:
             yield found
             import tensorrt_llm

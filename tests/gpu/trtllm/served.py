@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from handler import engines
+from handler.config.config import Config
 from handler.core.values import Delta, Request, Sampling
 from handler.engines.base import EngineConfig
 from handler.engines.process.engine_loop import Spec
@@ -39,7 +40,7 @@ class Served:
 
 @contextlib.contextmanager
 def served(model: Path, manners: str, timeout: float = 60.0, **options: Any) -> Iterator[Served]:
-    config = EngineConfig(model=model, max_sequences=16, options=options)
+    config = EngineConfig(Config(max_rolling_batch_size=16, engine_options=options), model=model)
     with using.tensorrt_llm(manners):
         engine = EngineSupervisor(Spec("trtllm", config), timeout=timeout, load_timeout=60)
         try:

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from handler.config.config import Config
 from handler.core.values import Sampling
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.process.engine_loop import Spec
@@ -100,7 +101,9 @@ def _cpu(pid: int) -> float:
 
 
 def measure(model: Path, streams: int, seconds: float, manners: str = "") -> Figures:
-    config = EngineConfig(model=model, max_sequences=streams, options={"inactivity_timeout": 600.0})
+    config = EngineConfig(
+        Config(max_rolling_batch_size=streams, engine_options={"inactivity_timeout": 600.0}), model=model
+    )
     with using.tensorrt_llm(f"fast;{manners}"):
         engine = EngineSupervisor(Spec("trtllm", config), load_timeout=60)
         try:

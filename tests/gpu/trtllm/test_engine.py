@@ -195,7 +195,7 @@ def test_the_length_limit_is_the_engines(each: Loaded) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_prompts_log_probabilities_are_its_own_tokens_also_the_second_time(model: Path, version: str) -> None:
-    with loaded(model, f"version={version}", prefix_cache=None if version > "1.2" else False) as found:
+    with loaded(model, f"version={version}", enable_prefix_caching=None if version > "1.2" else False) as found:
         prompt = "Once upon a time there was a little town by the sea, and the people of the town told stories. " * 3
         ids = found.tokenizer.encode(prompt).ids
         assert len(ids) > 64  # two blocks of the KV cache

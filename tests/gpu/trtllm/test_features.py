@@ -20,14 +20,14 @@ TRTLLM = {"sampler_type": "TRTLLMSampler"}
 @pytest.fixture
 def newest(model: Path) -> Iterator[Loaded]:
     more = {"gather_generation_logits": True, "guided_decoding_backend": "xgrammar", "max_beam_width": 4}
-    with loaded(model, "version=1.3.0", options=more) as found:
+    with loaded(model, "version=1.3.0", engine_options=more) as found:
         yield found
 
 
 @pytest.fixture
 def other(model: Path) -> Iterator[Loaded]:
     """1.2 with the sampler that has penalties and no log-probabilities."""
-    with loaded(model, options=TRTLLM) as found:
+    with loaded(model, engine_options=TRTLLM) as found:
         yield found
 
 
@@ -65,7 +65,7 @@ def test_forbidden_words(other: Loaded) -> None:
 
 
 def test_forbidden_words_without_an_end(model: Path, tmp_path: Path) -> None:
-    with loaded(one_eos(model, tmp_path / "one"), options=TRTLLM) as found:
+    with loaded(one_eos(model, tmp_path / "one"), engine_options=TRTLLM) as found:
         plain = found.one(ignore_eos=True, max_new_tokens=40).ids
         assert found.one(bad_sequences=("zzz",), ignore_eos=True, max_new_tokens=40).ids == plain
         stopped = found.one(bad_sequences=("zzz",), ignore_eos=True, max_new_tokens=40, stop_token_ids=(plain[5],))
@@ -79,7 +79,7 @@ def test_the_sampler_without_log_probabilities_says_none(other: Loaded) -> None:
 
 @pytest.mark.parametrize("manners", ["version=1.2.1", "version=1.3.0"])
 def test_beams_come_at_the_end_the_best_first(model: Path, manners: str) -> None:
-    with loaded(model, manners, options={"max_beam_width": 4}) as found:
+    with loaded(model, manners, engine_options={"max_beam_width": 4}) as found:
         greedy = found.one(ignore_eos=True, max_new_tokens=8).ids
         outputs = found.run(key := found.add(num_beams=4, max_new_tokens=8, ignore_eos=True))[key]
         assert [output.sequence for output in outputs] == [0, 1, 2, 3]
@@ -147,7 +147,7 @@ def test_nothing_that_a_client_may_say_ends_the_engine(newest: Loaded) -> None:
 
 def test_adapters(model: Path, tmp_path: Path) -> None:
     good, large = write_adapter(tmp_path / "good"), write_adapter(tmp_path / "large", r=64)
-    with loaded(model, "version=1.3.0", options={"enable_lora": True, "max_lora_rank": 16}) as found:
+    with loaded(model, "version=1.3.0", engine_options={"enable_lora": True, "max_lora_rank": 16}) as found:
         adapter = Adapter("good", 1, str(good))
         found.engine.load_adapter(adapter)
         plain = found.one(ignore_eos=True).ids
@@ -165,7 +165,7 @@ def test_adapters(model: Path, tmp_path: Path) -> None:
 def test_an_adapter_that_was_not_loaded_before_is_looked_at_with_its_first_request(model: Path, tmp_path: Path) -> None:
     """One registered with preload=false, or any after a restart."""
     large = Adapter("large", 1, str(write_adapter(tmp_path / "large", r=64)))
-    with loaded(model, "version=1.3.0", options={"enable_lora": True, "max_lora_rank": 16}) as found:
+    with loaded(model, "version=1.3.0", engine_options={"enable_lora": True, "max_lora_rank": 16}) as found:
         with pytest.raises(ValueError, match=r"rank is 64; option\.max_lora_rank=16"):
             found.add(adapter=large)
         good = write_adapter(tmp_path / "good")
@@ -182,7 +182,7 @@ def test_an_adapter_that_was_not_loaded_before_is_looked_at_with_its_first_reque
 def test_an_adapter_without_a_rank_is_refused(model: Path, tmp_path: Path) -> None:
     adapter = Adapter("none", 1, str(write_adapter(tmp_path / "none", r=None)))
     with (
-        loaded(model, "version=1.3.0", options={"enable_lora": True, "max_lora_rank": 16}) as found,
+        loaded(model, "version=1.3.0", engine_options={"enable_lora": True, "max_lora_rank": 16}) as found,
         pytest.raises(ValueError, match="rank is None"),
     ):
         found.engine.load_adapter(adapter)

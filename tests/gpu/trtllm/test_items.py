@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from handler.config.config import Config
 from handler.core.values import Finish
 from handler.engines.base import EngineConfig
 from handler.engines.trtllm import engine as trtllm
@@ -121,24 +123,22 @@ def test_it_starts_under_mpirun(model: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("manners", "config", "message"),
+    ("manners", "options", "message"),
     [
         ("init_fails", {}, "Executor worker died during initialization"),
-        ("", {"devices": "2"}, "Only 1 GPUs are available, but 2 are required."),
-        ("", {"options": {"engine_args": {"no_such_thing": 1}}}, "LLM got invalid argument: no_such_thing"),
-        ("", {"options": {"engine_args": {"kv_cache_config": {"nope": 1}}}}, "nope"),
-        ("", {"options": {"engine_args": {"batching_type": "x"}}}, "batching_type"),
+        ("", {"tensor_parallel_degree": "2"}, "Only 1 GPUs are available, but 2 are required."),
+        ("", {"engine_options": {"engine_args": {"no_such_thing": 1}}}, "LLM got invalid argument: no_such_thing"),
+        ("", {"engine_options": {"engine_args": {"kv_cache_config": {"nope": 1}}}}, "nope"),
+        ("", {"engine_options": {"engine_args": {"batching_type": "x"}}}, "batching_type"),
         ("die_after=1", {}, "the executor died"),
-        ("stall_after=1", {"options": {"inactivity_timeout": 0.3}}, "no request got anywhere for 0.3 s"),
+        ("stall_after=1", {"engine_options": {"inactivity_timeout": 0.3}}, "no request got anywhere for 0.3 s"),
     ],
 )
-def test_what_keeps_it_from_starting_is_said(
-    model: Path, manners: str, config: dict[str, object], message: str
-) -> None:
+def test_what_keeps_it_from_starting_is_said(model: Path, manners: str, options: dict[str, Any], message: str) -> None:
     with using.tensorrt_llm(manners), pytest.raises((ValueError, RuntimeError, TimeoutError), match=message):
-        trtllm.load(EngineConfig(model=model, **config))
+        trtllm.load(EngineConfig(Config(**options), model))
 
 
 def test_several_gpus(model: Path) -> None:
-    with loaded(model, "gpus=4", devices="2", options={"pipeline_parallel_size": 2}) as found:
+    with loaded(model, "gpus=4", tensor_parallel_degree="2", engine_options={"pipeline_parallel_size": 2}) as found:
         assert found.engine.info.device == "4 GPU"

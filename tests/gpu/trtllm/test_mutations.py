@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from handler.config.config import Config
 from handler.core.values import Finish
 from handler.engines.trtllm import engine as trtllm
 from handler.engines.trtllm import results as trtllm_results
@@ -19,7 +20,7 @@ from tests.gpu.trtllm.cases import Loaded, joined, loaded
 
 
 def load(model: Path) -> Loaded:
-    return Loaded(trtllm.EngineConfig(model=model, max_sequences=16))
+    return Loaded(trtllm.EngineConfig(Config(max_rolling_batch_size=16), model=model))
 
 
 def test_a_shared_sampling_params_shows(model: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from handler.config.config import Config
 from handler.core.errors import GenerationFailed
 from handler.core.values import Finish
 from handler.engines.base import EngineConfig
@@ -71,7 +72,7 @@ def test_a_dead_worker_is_the_engines_end(model: Path, capfd: pytest.CaptureFixt
 def test_open_mpi_5_starts_as_root_and_nothing_is_told_of_the_use(monkeypatch: pytest.MonkeyPatch) -> None:
     def of(user: int, **options: object) -> dict[str, str]:
         monkeypatch.setattr(os, "geteuid", lambda: user)
-        return environment(EngineConfig(options=options))
+        return environment(EngineConfig(Config(engine_options=options)))
 
     root = {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     assert of(0, usage_stats=True) == root

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from handler import engines
+from handler.config.config import Config
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.structured_output.validator import StructuredOutputValidator
@@ -76,7 +77,9 @@ def kind(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def checks(hf_demo: Path) -> Iterator[StructuredOutputValidator]:
-    config = EngineConfig(model=hf_demo, max_total_tokens=2048, cache_gib=1, options={"enforce_eager": True})
+    config = EngineConfig(
+        Config(max_model_len=2048, kv_cache_gib=1, engine_options={"enforce_eager": True}), model=hf_demo
+    )
     found = StructuredOutputValidator(partial(engines.structured_output_check, "vllm", config), seconds=5.0)
     found.start()
     yield found

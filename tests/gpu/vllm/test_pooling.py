@@ -10,6 +10,7 @@ import numpy
 import pytest
 
 from handler import engines
+from handler.config.config import Config
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Pooling, Request, Task
 from handler.engines.base import EngineConfig
@@ -40,13 +41,15 @@ def test_numbers_are_those_of_transformers_alone_and_in_company(
 ) -> None:
     model = write_model(tmp_path, name, mode)
     config = EngineConfig(
-        model=model, dtype="fp32", task=task, cache_gib=1, max_sequences=8, options={"enforce_eager": True}
+        Config(dtype="fp32", kv_cache_gib=1, max_rolling_batch_size=8, engine_options={"enforce_eager": True}),
+        model=model,
+        task=task,
     )
     kind = "embed" if task is Task.EMBEDDING else "score"
     requests = [
         (ids, Pooling(kind, normalize=False, second=second(ids) if task is Task.RERANK else None)) for ids in TEXTS
     ]
-    assert engines.prepare("vllm", str(model), EngineConfig(dtype="fp32", task=task)) == model
+    assert engines.prepare("vllm", str(model), EngineConfig(Config(dtype="fp32"), task=task)) == model
     engine = EngineSupervisor(Spec("vllm", config), load_timeout=280)
     try:
         batcher = Batcher(engine)

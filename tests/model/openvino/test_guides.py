@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from handler.config.config import Config
 from handler.core.values import Sampling, StructuredOutput
 from handler.engines import openvino
 from handler.engines.base import EngineConfig, EngineRequest
@@ -162,7 +163,7 @@ def run(engine: OpenVino, wanted: int) -> dict[int, list[int]]:
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> OpenVino:
-    return OpenVino(EngineConfig(model=model, max_sequences=8, cache_gib=1))
+    return OpenVino(EngineConfig(Config(max_rolling_batch_size=8, kv_cache_gib=1), model=model))
 
 
 def test_the_others_go_on_while_a_guide_is_compiled(engine: OpenVino) -> None:

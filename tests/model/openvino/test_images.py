@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from handler.config.config import Config
 from handler.core.errors import ConfigError, InvalidPayload
 from handler.core.images import ImageSource
 from handler.core.values import Request, Sampling
@@ -98,5 +99,5 @@ def test_images_that_do_not_fit_are_refused_by_name(vision: Vision) -> None:
 def test_the_prefix_cache_stays_off(model: Path) -> None:
     """GenAI finds blocks by a few numbers of each embedding, without positions (sequence_group.cpp)."""
     with pytest.raises(ConfigError, match="enable_prefix_caching"):
-        check(str(model), EngineConfig(prefix_cache=True))
-    check(str(model), EngineConfig(prefix_cache=False))
+        check(str(model), EngineConfig(Config(enable_prefix_caching=True)))
+    check(str(model), EngineConfig(Config(enable_prefix_caching=False)))

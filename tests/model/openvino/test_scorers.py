@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
+from handler.config.config import Config
 from handler.engines.base import EngineConfig
 from handler.engines.logprobs import score
 from handler.engines.openvino.engine import capabilities, prepare
@@ -21,7 +22,7 @@ LONG = [(7 * at) % 1000 + 300 for at in range(290)]  # more than one step reads
 
 @pytest.fixture(scope="module")
 def config(demo_model: Path) -> EngineConfig:
-    return EngineConfig(model=prepare(str(demo_model), EngineConfig(dtype="fp32")), dtype="fp32")
+    return EngineConfig(Config(dtype="fp32"), model=prepare(str(demo_model), EngineConfig(Config(dtype="fp32"))))
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from handler.config.config import Config
 from handler.core.values import Sampling
 from handler.engines.base import EngineConfig, EngineRequest, EngineStatistics
 from handler.engines.openvino.engine import OpenVino, prepare
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.model
 
 @pytest.mark.parametrize("gib", [0, 1])
 def test_a_cache_with_a_size_is_used_while_a_request_runs(gib: int) -> None:
-    engine = OpenVino(EngineConfig(model=prepare("demo", EngineConfig()), cache_gib=gib))
+    engine = OpenVino(EngineConfig(Config(kv_cache_gib=gib), model=prepare("demo", EngineConfig())))
     idle = EngineStatistics(kv_cache_usage=0.0) if gib else EngineStatistics()
     assert engine.statistics() == idle
     engine.add(EngineRequest(1, list(range(100, 200)), Sampling(max_new_tokens=4, ignore_eos=True)))

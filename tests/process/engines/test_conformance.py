@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from handler import engines
+from handler.config.config import Config
 from handler.core.errors import GenerationFailed, PromptTooLong
 from handler.core.text import Prompt
 from handler.core.thoughts import Thoughts
@@ -98,12 +99,14 @@ class Driver:
 
 def start(name: str, model: Path | None, **options: Any) -> Driver:
     config = EngineConfig(
+        Config(
+            dtype=SETUPS[name].dtype,
+            max_rolling_batch_size=16,
+            max_model_len=2048,
+            kv_cache_gib=2,
+            engine_options={**SETUPS[name].options, **options},
+        ),
         model=model,
-        dtype=SETUPS[name].dtype,
-        max_sequences=16,
-        max_total_tokens=2048,
-        cache_gib=2,
-        options={**SETUPS[name].options, **options},
     )
     engine = EngineSupervisor(Spec(name, config), isolated=engines.entry(name).isolated)
     while engine.state is State.LOADING:

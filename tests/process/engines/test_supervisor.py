@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from handler.config.config import Config
 from handler.core.errors import GenerationFailed
 from handler.core.values import Sampling
 from handler.engines.base import EngineConfig, EngineRequest
@@ -124,7 +125,7 @@ def test_a_load_that_takes_too_long_is_given_up() -> None:
 @pytest.mark.parametrize("ending", ["length", "cancelled", "refused"])
 def test_an_engine_at_rest_is_not_hung(monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
     """However its last request ended, nothing more is due."""
-    engine = EngineSupervisor(Spec("echo", EngineConfig(options={"echo_cues": 1})), timeout=30)
+    engine = EngineSupervisor(Spec("echo", EngineConfig(Config(engine_options={"echo_cues": 1}))), timeout=30)
     while engine.state is State.LOADING:
         engine.step(timeout=1)
     engine.add(

@@ -24,7 +24,6 @@ from handler.engines.base import EngineConfig
 from handler.engines.trtllm.arguments import construct, llm_arguments
 from handler.engines.trtllm.support import release_of
 from handler.engines.vllm.arguments import engine_arguments
-from handler.serving.loading.engine_spec import engine_config
 from tests.container.images.dockerfile import read
 from tests.doubles import tiny, using
 
@@ -76,11 +75,11 @@ def _start(image: str, properties: dict[str, str], environ: dict[str, str], mode
     reading = read_config(properties=file, environ={**_IMAGES[image], **environ}, settings=settings)
     problems = list(reading.problems)
     try:
-        engines.check(reading.engine, str(model), engine_config(reading.config))
+        engines.check(reading.engine, str(model), EngineConfig(reading.config))
     except ConfigError as error:
         problems += error.problems
     if not problems:
-        _construct(reading, engine_config(reading.config, model))
+        _construct(reading, EngineConfig(reading.config, model))
     return problems
 
 

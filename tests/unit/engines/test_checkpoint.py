@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from handler.config import model_files
+from handler.config.config import Config
 from handler.core import child_processes
 from handler.core.errors import ConfigError
 from handler.engines import ENGINES
@@ -70,7 +71,7 @@ def fetch(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pyt
     def fetch(engine: str, name: str, revision: str | None = None) -> Path:
         caplog.clear()
         with caplog.at_level("INFO"):
-            found = MODULES[engine].fetch(name, EngineConfig(options={"revision": revision}))
+            found = MODULES[engine].fetch(name, EngineConfig(Config(engine_options={"revision": revision})))
         assert caplog.messages == [f"fetching {name} from the hub, unless it is in the cache"]
         return Path(found)
 
@@ -151,7 +152,7 @@ def test_what_a_hub_answers_instead_is_told_in_short(
         for name, value in hub.environment(tmp_path).items():
             monkeypatch.setenv(name, value)
         with pytest.raises(ConfigError, match=wanted) as told:
-            MODULES["vllm"].fetch("someone/model", EngineConfig(options={"revision": None}))
+            MODULES["vllm"].fetch("someone/model", EngineConfig(Config(engine_options={"revision": None})))
     assert len(str(told.value)) < 800
     assert str(told.value).isprintable()
 

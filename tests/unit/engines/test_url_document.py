@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from handler.config.config import Config
 from handler.config.options.openai import OPENAI
 from handler.core.values import Sampling, StructuredOutput
 from handler.engines.base import EngineConfig
@@ -36,7 +37,7 @@ GUIDES = {"json_schema": "{}", "json_object": "", "regex": "a", "grammar": "root
 
 
 def _able(kind: str) -> tuple[dict[str, str], dict[str, float]]:
-    found = capabilities(EngineConfig(options={"base_url": ("http://x/v1",), "base_url_kind": kind}))
+    found = capabilities(EngineConfig(Config(engine_options={"base_url": ("http://x/v1",), "base_url_kind": kind})))
     return dict(found.unsupported), dict(found.limits)
 
 

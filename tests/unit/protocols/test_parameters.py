@@ -68,7 +68,7 @@ def capabilities(engine: str, options: Mapping[str, str]) -> Capabilities:
     given = [f"option.llm_engine={engine}", *(f"{key}={value}" for key, value in options.items())]
     config = read_config(overrides=given, environ={}).checked()
     module: Any = importlib.import_module(engines.ENGINES[engine].module)
-    able: Capabilities = module.capabilities(EngineConfig(model=None, options=config.engine_options))
+    able: Capabilities = module.capabilities(EngineConfig(config))
     return able
 
 

@@ -125,5 +125,7 @@ def test_parts_of_the_context_are_gpus_of_an_engine(options: list[str], wanted: 
 
 def test_max_leaves_gpus_for_stages_and_parts_of_the_context() -> None:
     for options in ({"pipeline_parallel_size": 2}, {"prefill_context_parallel_size": 2}):
-        arguments = engine_arguments(EngineConfig(devices="max", options=options), 4, cpu=False)
+        arguments = engine_arguments(
+            EngineConfig(Config(tensor_parallel_degree="max", engine_options=options)), 4, cpu=False
+        )
         assert arguments["tensor_parallel_size"] == 2

@@ -44,20 +44,20 @@ class OpenVinoPooling:
         compiled = openvino.Core().compile_model(graph, "CPU", dict(properties))
         self._inputs = {port.any_name for port in compiled.inputs}
         self._request: Any = compiled.create_infer_request()
-        self._most_texts = config.max_sequences
-        self._most_tokens = config.max_tokens_per_step or _TOKENS_PER_STEP
+        self._most_texts = config.options.max_rolling_batch_size
+        self._most_tokens = config.options.max_num_batched_tokens or _TOKENS_PER_STEP
         self._waiting: dict[int, _Text] = {}
         own = model_files.read_json(config.model / "config.json")
         # RoBERTa's positions begin after that of padding.
         self._shifted = "roberta" in str(own.get("model_type"))
         self._padding = int(own.get("pad_token_id") or self._shifted)
-        limits = (self._files.most_tokens, config.max_total_tokens)
+        limits = (self._files.most_tokens, config.options.max_model_len)
         numbers = self._compute([_Text(0, [self._padding + 1], Pooling("embed"))])  # compiles kernels, too
         self.info = EngineInfo(
             name="openvino",
             version=importlib.metadata.version("openvino"),
             device="CPU",
-            dtype=config.dtype,
+            dtype=config.options.dtype,
             max_total_tokens=min((limit for limit in limits if limit), default=_ANY),
             dimensions=numbers.shape[1],
         )

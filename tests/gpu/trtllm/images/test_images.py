@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from handler.config.config import Config
 from handler.core.images import Image, SharedImages
 from handler.core.values import Finish, Sampling
 from handler.engines.base import EngineConfig, EngineRequest
@@ -40,7 +41,7 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=["1.0.0", "1.1.0", "1.2.1", "1.3.0rc29"])
 def each(request: pytest.FixtureRequest, vision: Path) -> Iterator[Loaded]:
     cached = request.param >= "1.2"
-    with loaded(vision, f"version={request.param}", prefix_cache=cached) as found:
+    with loaded(vision, f"version={request.param}", enable_prefix_caching=cached) as found:
         yield found
 
 
@@ -199,5 +200,5 @@ def test_what_takes_no_images_says_why(
     config = {**json.loads((vision / "config.json").read_text()), **change}
     (tmp_path / "config.json").write_text(json.dumps({name: one for name, one in config.items() if one is not None}))
     with using.tensorrt_llm(f"version={version}"):
-        found = trtllm.capabilities(EngineConfig(model=tmp_path, prefix_cache=prefix_cache)).no_images
+        found = trtllm.capabilities(EngineConfig(Config(enable_prefix_caching=prefix_cache), model=tmp_path)).no_images
     assert (why in found) if why else found == ""

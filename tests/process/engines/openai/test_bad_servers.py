@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.values import Finish, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, Output
@@ -33,7 +34,7 @@ def engine(*servers: Server, timeout: float = PATIENCE, **options: Any) -> Itera
         "base_url_timeout": timeout,
         **options,
     }
-    found = UrlEngine(EngineConfig(options=given))
+    found = UrlEngine(EngineConfig(Config(engine_options=given)))
     try:
         yield found
     finally:

@@ -11,6 +11,7 @@ import numpy
 import pytest
 
 from handler import engines
+from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.values import Finish, Pooling, Task
 from handler.engines.base import EngineConfig, EngineRequest, Output
@@ -22,8 +23,8 @@ WANTED = json.loads(GOLDEN.read_text())
 KINDS = {"bert classifier": Task.CLASSIFICATION, "bert reranker": Task.RERANK, "xlm-roberta reranker": Task.RERANK}
 
 
-def load(model: Path, task: Task, **more: Any) -> Any:
-    return engines.load("openvino", EngineConfig(model=model, dtype="fp32", task=task, **more))
+def load(model: Path, task: Task, **options: Any) -> Any:
+    return engines.load("openvino", EngineConfig(Config(dtype="fp32", **options), model, task=task))
 
 
 def run(engine: Any) -> list[Output]:
@@ -62,7 +63,7 @@ def test_numbers_are_those_of_transformers_alone_and_in_company(tmp_path: Path, 
 
 
 def test_texts_of_like_length_share_a_step(tmp_path: Path) -> None:
-    engine = load(write_model(tmp_path, "bert"), Task.EMBEDDING, max_tokens_per_step=40, max_sequences=3)
+    engine = load(write_model(tmp_path, "bert"), Task.EMBEDDING, max_num_batched_tokens=40, max_rolling_batch_size=3)
     assert (engine.info.dimensions, engine.info.max_total_tokens) == (64, 40)
     lengths = [10, 30, 11, 9, 10, 31, 40]
     for key, length in enumerate(lengths):
@@ -88,7 +89,7 @@ def test_a_directory_of_openvinos_serves_too(tmp_path: Path) -> None:
     model = write_model(tmp_path, "bert")
     openvino.save_model(bert_graph(model), model / "openvino_model.xml", compress_to_fp16=False)
     (model / "model.safetensors").unlink()
-    assert engines.prepare("openvino", str(model), EngineConfig(dtype="fp32", task=Task.EMBEDDING)) == model
+    assert engines.prepare("openvino", str(model), EngineConfig(Config(dtype="fp32"), task=Task.EMBEDDING)) == model
     found = computed(load(model, Task.EMBEDDING), [(1, TEXTS[0], Pooling("embed", normalize=False))])
     numpy.testing.assert_allclose(found[1], WANTED["bert"]["mean"][0], atol=1e-4)
 

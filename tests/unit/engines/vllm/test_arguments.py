@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from handler.config.config import Config
 from handler.config.loader import read_config
 from handler.config.options import OPTIONS
 from handler.core.errors import ConfigError
@@ -16,7 +17,12 @@ from handler.engines.base import EngineConfig
 from handler.engines.vllm.arguments import engine_arguments, environment
 from handler.engines.vllm.engine import capabilities
 
-CONFIG = EngineConfig(model=Path("model"), max_sequences=7)
+CONFIG = EngineConfig(Config(max_rolling_batch_size=7), model=Path("model"))
+
+
+def config_with(**options: Any) -> EngineConfig:
+    return replace(CONFIG, options=replace(CONFIG.options, **options))
+
 
 # An option as serving.properties writes it, and what it adds to vLLM's arguments.
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -58,7 +64,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def arguments(*overrides: str) -> dict[str, Any]:
     config = read_config(overrides=["option.llm_engine=vllm", *overrides], environ={}).checked()
-    return engine_arguments(replace(CONFIG, options=config.engine_options), 1, cpu=True)
+    return engine_arguments(config_with(engine_options=config.engine_options), 1, cpu=True)
 
 
 PLAIN = arguments()
@@ -109,14 +115,18 @@ def test_what_belongs_together() -> None:
 
 
 def test_what_all_engines_have() -> None:
-    config = replace(
-        CONFIG, dtype="fp32", max_tokens_per_step=64, max_total_tokens=512, prefix_cache=False, devices="max"
+    config = config_with(
+        dtype="fp32",
+        max_num_batched_tokens=64,
+        max_model_len=512,
+        enable_prefix_caching=False,
+        tensor_parallel_degree="max",
     )
     found = engine_arguments(config, 4, cpu=True)
     assert found["dtype"] == "float32"
     assert (found["max_num_batched_tokens"], found["max_model_len"]) == (64, 512)
     assert (found["enable_prefix_caching"], found["tensor_parallel_size"]) == (False, 4)
-    assert engine_arguments(replace(CONFIG, devices="2"), 4, cpu=True)["tensor_parallel_size"] == 2
+    assert engine_arguments(config_with(tensor_parallel_degree="2"), 4, cpu=True)["tensor_parallel_size"] == 2
 
 
 @pytest.mark.parametrize("without", [True, False])
@@ -139,27 +149,27 @@ def test_further_arguments_beat_options_setting_by_setting_but_not_the_model() -
 
 
 def test_the_cache_is_the_gpus_by_argument_and_the_cpus_by_environment() -> None:
-    small = replace(CONFIG, cache_gib=2)
+    small = config_with(kv_cache_gib=2)
     assert engine_arguments(small, 1, cpu=False)["kv_cache_memory_bytes"] == 2 << 30
     assert "kv_cache_memory_bytes" not in engine_arguments(small, 1, cpu=True)
     space = "VLLM_CPU_KVCACHE_SPACE"
     assert environment(small, {space: "7"})[space] == "2"
     assert environment(CONFIG, {space: "7"})[space] == "7"
     assert environment(CONFIG, {})[space] == "4"
-    shared = replace(CONFIG, options={"gpu_memory_utilization": 0.5})
+    shared = config_with(engine_options={"gpu_memory_utilization": 0.5})
     assert space not in environment(shared, {})
     assert environment(CONFIG, {"VLLM_LOGGING_LEVEL": "DEBUG"})["VLLM_LOGGING_LEVEL"] == "DEBUG"
 
 
 def test_adapters_are_served_however_they_were_asked_for() -> None:
     assert capabilities(CONFIG).no_adapters
-    assert not capabilities(replace(CONFIG, options={"enable_lora": True})).no_adapters
-    assert not capabilities(replace(CONFIG, options={"engine_args": {"enable_lora": True}})).no_adapters
+    assert not capabilities(config_with(engine_options={"enable_lora": True})).no_adapters
+    assert not capabilities(config_with(engine_options={"engine_args": {"enable_lora": True}})).no_adapters
 
 
 def test_guides_can_be_switched_off() -> None:
     assert "structured_output" not in capabilities(CONFIG).unsupported
-    assert "structured_output" in capabilities(replace(CONFIG, options={"guided_decoding": False})).unsupported
+    assert "structured_output" in capabilities(config_with(engine_options={"guided_decoding": False})).unsupported
 
 
 @pytest.mark.parametrize(
@@ -183,4 +193,4 @@ def test_structural_tags_are_xgrammars(
 ) -> None:
     monkeypatch.setattr("handler.engines.vllm.structured_output.find_spec", lambda name: name if version else None)
     monkeypatch.setattr("handler.engines.vllm.structured_output.version", lambda name: version)
-    assert capabilities(replace(CONFIG, options=options)).structural_tags == styles
+    assert capabilities(config_with(engine_options=options)).structural_tags == styles
