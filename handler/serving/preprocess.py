@@ -201,7 +201,7 @@ class Preprocessor:
             InvalidPayload, InvalidParameter: engines clamp or fail late where we refuse at once.
         """
         if request.pooling is not None:
-            return encode_pooled(request, self._tokenizer, self._engine_info(), self.context.max_input_len)
+            return encode_pooled(request, self._tokenizer, self._engine_info(), self.context.config.max_input_len)
         prompt = self.tokenize(request, images)
         if request.read_prompt is not None:
             request = request.read_prompt(request, prompt.text)
@@ -264,7 +264,7 @@ class Preprocessor:
         if info is None:  # nothing was ever loaded: the host turns requests away
             return
         limit = info.max_total_tokens
-        most = min(limit - 1, self.context.max_input_len or limit)
+        most = min(limit - 1, self.context.config.max_input_len or limit)
         if num_prompt > most:
             raise PromptTooLong(names.prompt, num_prompt, most)
         needed = wanted if request.min_free_tokens is None else min(wanted, request.min_free_tokens)

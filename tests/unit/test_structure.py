@@ -15,7 +15,7 @@ OF_HANDLER = {
     "config": {"core"},
     "engines": {"core", "config"},
     "scheduler": {"core", "engines.base"},
-    "protocols": {"__version__", "core"},
+    "protocols": {"__version__", "core", "config.config"},
     "plugins": {"core", "protocols", "formatters"},
     "formatters": {"plugins"},
     "serving": BELOW_HOSTS - {"serving"},

@@ -52,7 +52,7 @@ class AnthropicMessages:
             raise InvalidPayload("the body must be a JSON object with 'messages' and 'max_tokens'")
         if body.get("thread") is not None:
             raise errors.ThreadsUnsupported("thread: is not supported: no conversations are kept; send all messages")
-        context = replace(context, reasoning_parser=context.reasoning_parser or "auto")  # thoughts are never text
+        context = replace(context, separates_thoughts=True)
         thinking = read_thinking(body.get("thinking"))
         reader = MessagesReader(context)
         reader.read(body)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from handler.config.config import Config
 from handler.core.errors import ConfigError, InvalidParameter
 from handler.core.values import TemplateOptions
 from handler.protocols.kernel.base import ServerContext
@@ -56,19 +57,16 @@ def arguments(value: Any) -> Mapping[str, Any]:
     return value
 
 
-def default_arguments(value: Mapping[str, Any] | None, origin: str) -> Mapping[str, Any]:
+def check_defaults(config: Config) -> None:
     """Check `option.default_chat_template_kwargs`.
-
-    Args:
-        origin: where it was set, for the message.
 
     Raises:
         ConfigError: one of them is the renderer's own.
     """
     try:
-        return arguments({} if value is None else value)
+        arguments(config.default_chat_template_kwargs or {})
     except ValueError as error:
-        raise ConfigError(f"{origin}: {DEFAULTS}: {error}") from None
+        raise ConfigError(f"{config.where(DEFAULTS)}: {DEFAULTS}: {error}") from None
 
 
 @accepts(type="array", items={"type": "object"})
@@ -124,7 +122,9 @@ def read_template(
     ):
         unknown.append("messages[].reasoning")
     known = {
-        name: value for name, value in {**context.template_arguments, **read, **own}.items() if knows(template, name)
+        name: value
+        for name, value in {**(context.config.default_chat_template_kwargs or {}), **read, **own}.items()
+        if knows(template, name)
     }
     options = TemplateOptions(
         tuple(known.items()),

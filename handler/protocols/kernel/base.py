@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypedDict
 
+from handler.config.config import Config
 from handler.core.errors import ServingError
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Request, Task, Token
@@ -43,6 +44,7 @@ class ServerContext:
 
     Attributes:
         engine: the engine's name.
+        config: the options.
         unsupported: Sampling field -> why the engine does not support it.
         limits: Sampling field -> the largest value that the engine takes.
         no_adapters: why the engine serves no LoRA adapters; "" where it does.
@@ -50,18 +52,12 @@ class ServerContext:
         sampling_defaults: Sampling fields for a request that has `do_sample` true and no value of its own.
         vocabulary: the tokens that ids stand for; None where each prompt brings its own vocabulary.
         most_tokens: tokens of prompt and answer together that the model takes; None until it has been loaded.
-        output_formatter: `option.output_formatter`; None when unset.
-        refuse_unknown: refuse names that no dialect knows, instead of listing them in a header.
-        max_sequences: the most sequences that one request may ask for.
-        max_input_len: tokens that a prompt may have; None leaves it to `most_tokens`.
-        force_usage: every stream of OpenAI's chats and completions, and of LMI's chats, ends with its token counts.
         chat_template: the model's own chat template; "" without one.
         model_names: names that requests may give the model, its own first; "*" among them allows any name.
         fingerprint: the `system_fingerprint` of answers.
-        tool_call_parser: `option.tool_call_parser`.
-        tool_format: a `Format` of `assistant/`, that of `option.tool_parser_plugin`, which comes before it; or None.
-        reasoning_parser: `option.reasoning_parser`; "" without one.
-        template_arguments: `option.default_chat_template_kwargs`.
+        tool_format: a `Format` of `assistant/`, that of `option.tool_parser_plugin`, which comes before
+            `option.tool_call_parser`; or None.
+        separates_thoughts: thoughts are never part of the text, whatever `option.reasoning_parser` says.
         structural_tags: xgrammar's styles of arguments that the engine's structural tags have.
         task: what the model computes; requests for anything else are refused when they have been parsed.
         labels: names of the numbers of a classification.
@@ -71,6 +67,7 @@ class ServerContext:
     """
 
     engine: str
+    config: Config = field(default_factory=Config)
     unsupported: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = "it has none"
@@ -78,25 +75,22 @@ class ServerContext:
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     vocabulary: Vocabulary | None = None
     most_tokens: Callable[[], int | None] = lambda: None
-    output_formatter: str | None = None
-    refuse_unknown: bool = False
-    max_sequences: int = 32
-    max_input_len: int | None = None
-    enable_streaming: bool = False
-    force_usage: bool = False
     chat_template: str = ""
     model_names: Sequence[str] = ("model",)
     fingerprint: str = "lmi"
-    tool_call_parser: str = "auto"
     tool_format: Any = None
-    reasoning_parser: str = ""
-    template_arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    separates_thoughts: bool = False
     structural_tags: frozenset[str] = frozenset()
     task: Task = Task.GENERATION
     labels: Sequence[str] = ()
     no_images: str = "the engine reads text only"
     max_images: int = MAX_IMAGES
     prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def reasoning_parser(self) -> str:
+        """Name of the thoughts' family, or auto; "" leaves thoughts in the text."""
+        return self.config.reasoning_parser or ("auto" if self.separates_thoughts else "")
 
 
 Headers = Sequence[tuple[str, str]]

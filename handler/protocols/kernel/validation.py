@@ -64,9 +64,10 @@ def check_agreement(sampling: Sampling, names: Mapping[str, Named], context: Ser
         raise named("min_new_tokens").refused(f"must be at most max_new_tokens={sampling.max_new_tokens}")
     if "best_of" in names and sampling.best_of < sampling.n:
         raise named("best_of").refused(f"must be at least n={sampling.n}")
+    most = context.config.max_rolling_batch_size
     for field in ("n", "best_of", "num_beams"):
-        if getattr(sampling, field) > context.max_sequences:
-            raise named(field).refused(f"must be at most {context.max_sequences} (option.max_rolling_batch_size)")
+        if getattr(sampling, field) > most:
+            raise named(field).refused(f"must be at most {most} (option.max_rolling_batch_size)")
     if sampling.structured_output is not None:
         for field in ("ignore_eos", "min_new_tokens"):
             if getattr(sampling, field) != DEFAULTS[field]:

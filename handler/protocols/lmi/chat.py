@@ -64,7 +64,7 @@ class Chat(OpenAiChat):
         """Choose the framing: `option.output_formatter` beats the client's `stream`, except that `json` leaves it to
         the client.
         """
-        configured = _FRAMINGS.get(context.output_formatter or "")
+        configured = _FRAMINGS.get(context.config.output_formatter or "")
         stream, usage = read_stream(body, context, always=configured is not None)
         return configured or (_FRAMINGS[self._mode.stream_framing.name] if stream else JSON), usage
 

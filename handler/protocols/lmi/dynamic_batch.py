@@ -33,10 +33,9 @@ class DynamicBatch:
         prompts = [inputs] if inputs is None or isinstance(inputs, str) else inputs
         if inputs is not None and not _are_prompts(prompts):
             raise InvalidPayload("'inputs' must be a non-empty string or a non-empty list of them")
-        if len(prompts) > context.max_sequences:
-            raise InvalidPayload(
-                f"'inputs' holds {len(prompts)} prompts; the most is {context.max_sequences} (max_rolling_batch_size)"
-            )
+        most = context.config.max_rolling_batch_size
+        if len(prompts) > most:
+            raise InvalidPayload(f"'inputs' holds {len(prompts)} prompts; the most is {most} (max_rolling_batch_size)")
         for name in ("details", "decoder_input_details", "output_formatter"):
             if parameters.get(name) not in (None, False):
                 raise InvalidParameter(f"parameters.{name}: {_NOT_HERE}")
@@ -60,7 +59,7 @@ class DynamicBatch:
             raise InvalidParameter("parameters.outputs and return_...: are only available with rolling batch")
         if requests[0].sampling.num_sequences > 1:
             raise InvalidParameter("parameters.n, best_of and num_beams must be 1: an answer holds one text a prompt")
-        if context.enable_streaming:
+        if context.config.enable_streaming:
             if len(requests) > 1:
                 raise InvalidPayload("'inputs' must be one string with option.enable_streaming=true")
             return ParsedRequest(requests, BatchStream(self, requests[0]), ignored, streams=True)

@@ -75,7 +75,7 @@ class Lmi(LmiFormat):
         return ParsedRequest((request,), reply(self), ignored, streams, None if named else postprocess)
 
     def _framing(self, named: Framing | None, context: ServerContext, stream: bool | None) -> Framing:
-        return named or FRAMINGS.get(context.output_formatter or "") or (self.stream_framing if stream else JSON)
+        return named or FRAMINGS.get(context.config.output_formatter or "") or (self.stream_framing if stream else JSON)
 
     def _framing_of_refused(self, body: Any, context: ServerContext) -> Framing:
         """Choose the framing for a refusal, from what can be read of a wrong body."""

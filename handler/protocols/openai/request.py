@@ -57,11 +57,11 @@ def read_stream(body: Mapping[str, Any], context: ServerContext, *, always: bool
         raise InvalidParameter(f"stream={show(stream)}: must be true or false")
     stream = stream or always
     if options is None:
-        return stream, read_usage({}, force=context.force_usage)
+        return stream, read_usage({}, force=context.config.enable_force_include_usage)
     if not stream:
         raise InvalidParameter(f"stream_options={show(options)}: needs stream=true")
     try:
-        return True, read_usage(options, force=context.force_usage)
+        return True, read_usage(options, force=context.config.enable_force_include_usage)
     except ValueError as error:
         raise InvalidParameter(f"stream_options={show(options)}: {error}") from None
 

@@ -46,7 +46,7 @@ class OpenAiResponses:
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'input'")
-        context = replace(context, reasoning_parser=context.reasoning_parser or "auto")  # thoughts are items
+        context = replace(context, separates_thoughts=True)
         for name, own in _OWN.items():
             if body.get(name) is not None:
                 raise InvalidParameter(f"{name}: is not supported: write {own}")

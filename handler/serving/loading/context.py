@@ -5,37 +5,29 @@ from __future__ import annotations
 from handler import __version__, engines
 from handler.config.config import Config
 from handler.config.model_files import embedding_prompts, label_names
-from handler.core.framing import FRAMINGS
 from handler.engines.process.engine_loop import Spec
-from handler.protocols.assistant.template import DEFAULTS, default_arguments
+from handler.protocols.assistant.template import check_defaults
 from handler.protocols.kernel.base import MAX_IMAGES, ServerContext
 from handler.scheduler.lora.registry import AdapterRegistry
 from handler.serving.media.rules import missing_packages
 
 
 def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
+    check_defaults(config)
     able = engines.capabilities(spec.engine, spec.config)
     names = (config.model_name, config.model_id, *(config.served_model_name or ()))
     options = {**config.engine_options, **config.engine_options.get("engine_args", {})}
     max_images = options.get("limit_mm_per_prompt", {}).get("image", MAX_IMAGES)
     return ServerContext(
         engine=spec.engine,
+        config=config,
         unsupported=able.unsupported,
         limits=able.limits,
         no_adapters=able.no_adapters,
         sampling_defaults=able.sampling_defaults,
         adapters=adapters,
-        output_formatter=config.output_formatter if config.output_formatter in FRAMINGS else None,
-        refuse_unknown=config.unknown_parameters == "refuse",
-        max_sequences=config.max_rolling_batch_size,
-        max_input_len=config.max_input_len,
-        enable_streaming=config.enable_streaming,
-        force_usage=config.enable_force_include_usage,
         model_names=tuple(filter(None, names)),
         fingerprint=f"lmi-{__version__}-{spec.engine}",
-        tool_call_parser=config.tool_call_parser,
-        reasoning_parser=config.reasoning_parser or "",
-        template_arguments=default_arguments(config.default_chat_template_kwargs, config.where(DEFAULTS)),
         task=spec.config.task,
         prompts=embedding_prompts(spec.config.model),
         labels=label_names(spec.config.model) or ("LABEL_0", "LABEL_1"),

@@ -64,7 +64,7 @@ async def load_model(
             on_failure.callback(sessions.end)
         tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
         context = replace(schema_context(config, spec, adapters.registry), tool_format=formatters.tool_format)
-        warn_of_unread(context.template_arguments, tokenizer.chat_template)
+        warn_of_unread(config.default_chat_template_kwargs or (), tokenizer.chat_template)
         validator = make_validator(spec, engine)
         make = functools.partial(ServedModel, stepped=stepped, tracer=tracer)
         model = make(config, engine, tokenizer, context, adapters, formatters, validator, sessions)

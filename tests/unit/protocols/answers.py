@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import GenerationFailed, ServingError
@@ -23,6 +24,11 @@ CONTEXT = ServerContext(
 VOCABULARY = Vocabulary([b"a", b" b", "\u00e9".encode()[:1], "\u00e9".encode()[1:], b"c", b"<end>"], special={5})
 CAPABLE = ServerContext(engine="able", vocabulary=VOCABULARY)
 """An engine that lacks nothing, with a vocabulary of six tokens."""
+
+
+def with_options(context: ServerContext, **options: Any) -> ServerContext:
+    return replace(context, config=replace(context.config, **options))
+
 
 TOKENS = (
     Token(304, "Deep", -0.05, False),

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from handler.config.config import Config
 from handler.core.errors import AnswerTooLong, PromptTooLong
 from handler.core.values import Delta
 from handler.protocols.anthropic import blocks
@@ -191,9 +192,11 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
     schema, body, script = CASES[name]
     context = replace(
         CONTEXT,
-        enable_streaming=schema.endswith("_streaming"),
-        output_formatter="sse" if schema.endswith("_sse") else None,
-        reasoning_parser="qwen3" if schema.endswith("_reasoning") else "",
+        config=Config(
+            enable_streaming=schema.endswith("_streaming"),
+            output_formatter="sse" if schema.endswith("_sse") else None,
+            reasoning_parser="qwen3" if schema.endswith("_reasoning") else None,
+        ),
         chat_template=golden_anthropic.TEMPLATE if schema.endswith("_thinking") else "",
         labels=("no", "yes", "perhaps"),
         vocabulary=VOCABULARY if "embed" in schema else None,

@@ -17,7 +17,7 @@ from handler.protocols.anthropic import blocks
 from handler.protocols.kernel.base import ParsedRequest, Reply, ServerContext
 from handler.protocols.openai import chat_response
 from handler.protocols.responses import items
-from tests.unit.protocols.answers import CAPABLE, DIALECTS
+from tests.unit.protocols.answers import CAPABLE, DIALECTS, with_options
 from tests.unit.protocols.anthropic.golden import TOOLS as ANTHROPIC_TOOLS
 from tests.unit.protocols.openai.requests import NAME_IT, TOOLS, USER
 from tests.unit.protocols.responses.golden import TOOLS as RESPONSES_TOOLS
@@ -25,7 +25,7 @@ from tests.unit.protocols.responses.golden import TOOLS as RESPONSES_TOOLS
 TENSORS = ["output_ids", "sequence_length", "output_log_probs", "cum_log_probs", "context_logits", "generation_logits"]
 EXTRAS = [f"return_{name}" for name in ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens")]
 ALWAYS = {"include_usage": True, "continuous_usage_stats": True}
-BATCHES = replace(CAPABLE, enable_streaming=True)
+BATCHES = with_options(CAPABLE, enable_streaming=True)
 
 
 def lmi(parameters: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from handler.config.config import Config
 from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong, ServingError
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Pooling, Request, Sampling, Truncation
@@ -175,7 +176,7 @@ def test_the_context_holds_prompt_and_answer_to_the_last_token() -> None:
 
 
 def test_a_prompt_may_have_a_limit_of_its_own() -> None:
-    limited = intake(max_input_len=10)
+    limited = intake(config=Config(max_input_len=10))
     assert limited.encode(Request("a" * 10, Sampling(max_new_tokens=500)))
     with pytest.raises(PromptTooLong, match="at most 10"):
         limited.encode(Request("a" * 11, Sampling(max_new_tokens=1)))

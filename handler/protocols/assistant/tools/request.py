@@ -122,8 +122,8 @@ def choose_format(context: ServerContext) -> Format | None:
     given: Format | None = context.tool_format
     if given is not None:
         return given
-    if context.tool_call_parser != "auto":
-        return named(context.tool_call_parser)
+    if context.config.tool_call_parser != "auto":
+        return named(context.config.tool_call_parser)
     if not takes_tools(context.chat_template):
         return SMOLLM2  # which our own words about the tools ask for
     return find(context.chat_template)

@@ -96,7 +96,7 @@ def report_unknown(names: list[str], body: Mapping[str, Any], context: ServerCon
             raise InvalidParameter(
                 f"{name}: is not supported: nothing is kept between requests; send the whole request"
             )
-    if names and context.refuse_unknown:
+    if names and context.config.unknown_parameters == "refuse":
         some = ", ".join(name[:64] for name in names[:8])
         raise InvalidPayload(f"unknown names: {some} (option.unknown_parameters=refuse)")
     return names

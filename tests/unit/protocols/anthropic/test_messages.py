@@ -13,7 +13,7 @@ from handler.core.values import Finish, StructuredOutput
 from handler.protocols.anthropic.blocks import Blocks, gather
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
 from handler.protocols.kernel.base import ParsedRequest
-from tests.unit.protocols.answers import CAPABLE, CONTEXT, DIALECTS, answer
+from tests.unit.protocols.answers import CAPABLE, CONTEXT, DIALECTS, answer, with_options
 from tests.unit.protocols.anthropic.golden import ASK, CALL, TOOLS, body
 from tests.unit.protocols.openai.requests import CITY, saying
 
@@ -272,7 +272,7 @@ def test_thoughts_are_cleared_but_the_last(edit: dict[str, Any], kept: list[bool
 
 
 def test_a_strict_server_refuses_unknown_names() -> None:
-    strict = replace(HERMES, refuse_unknown=True)
+    strict = with_options(HERMES, unknown_parameters="refuse")
     assert parse(body(metadata={}), context=strict).ignored == ["metadata"]
     for more, name in (
         ({"seed": 1}, "seed"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from handler.config.config import Config
 from handler.core.errors import InvalidParameter
 from handler.core.values import StructuredOutput
 from handler.protocols.assistant.tools.formats import FORMATS
@@ -16,7 +17,7 @@ from handler.protocols.assistant.tools.grammar import calls
 from handler.protocols.assistant.tools.parsing import NamedCall
 from handler.protocols.assistant.tools.request import Tools, read_tools
 from handler.protocols.openai.chat import OpenAiChat
-from tests.unit.protocols.answers import CAPABLE
+from tests.unit.protocols.answers import CAPABLE, with_options
 from tests.unit.protocols.assistant.tool_texts import TOOLS, read, write
 
 TEMPLATE = "{% if tools %}<tool_call>{% endif %}"
@@ -70,8 +71,8 @@ def test_strict_ones_rule_the_calls_in_a_text() -> None:
     ("changes", "body"),
     [
         ({"structural_tags": frozenset()}, {}),
-        ({"tool_call_parser": "pythonic"}, {}),
-        ({"tool_call_parser": "llama3_json"}, {}),
+        ({"config": Config(tool_call_parser="pythonic")}, {}),
+        ({"config": Config(tool_call_parser="llama3_json")}, {}),
     ],
     ids=["the engine has none", "the format has none", "no mark"],
 )
@@ -80,7 +81,7 @@ def test_strict_without_a_rule_is_reported(changes: dict[str, Any], body: dict[s
     assert (found.structured_output, found.unheeded) == (None, ["tools[].function.strict"])
 
 
-@pytest.mark.parametrize("changes", [{"structural_tags": frozenset()}, {"tool_call_parser": "pythonic"}])
+@pytest.mark.parametrize("changes", [{"structural_tags": frozenset()}, {"config": Config(tool_call_parser="pythonic")}])
 def test_without_a_notation_required_calls_are_json(changes: dict[str, Any]) -> None:
     for choice in ("required", "weather"):
         found = read_tools({"tools": TOOLS, "tool_choice": choice}, replace(TAGS, **changes))
@@ -128,7 +129,7 @@ def test_the_formats_parser_reads_what_its_notation_writes(name: str) -> None:
 
 
 def test_a_thought_comes_before_calls_in_a_text() -> None:
-    context = replace(TAGS, chat_template=TEMPLATE + "<think></think>", reasoning_parser="qwen3")
+    context = with_options(replace(TAGS, chat_template=TEMPLATE + "<think></think>"), reasoning_parser="qwen3")
     body = {"model": "model", "messages": [{"role": "user", "content": "a"}], "tools": [STRICT], "presence_penalty": 1}
     request = OpenAiChat().parse(body, context).requests[0]
     assert request.read_prompt is not None

@@ -15,7 +15,7 @@ from handler.protocols.assistant.tools.formats.json_calls import HERMES, LLAMA3_
 from handler.protocols.assistant.tools.parsing import Format
 from handler.protocols.assistant.tools.prompt import lay_out, plain_messages
 from handler.protocols.assistant.tools.request import Tools, choose_format, read_tools
-from tests.unit.protocols.answers import CAPABLE
+from tests.unit.protocols.answers import CAPABLE, with_options
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": CITY}}
@@ -131,7 +131,7 @@ def test_what_is_wrong_is_named(body: dict[str, Any], wanted: str) -> None:
     ],
 )
 def test_the_format_is_the_options_or_the_templates(name: str, template: str, format: Format | None) -> None:
-    context = replace(CAPABLE, chat_template=template, tool_call_parser=name)
+    context = with_options(replace(CAPABLE, chat_template=template), tool_call_parser=name)
     assert choose_format(context) is format
     if format is None:
         with pytest.raises(InvalidParameter, match=r"option\.tool_call_parser may name one"):

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from handler.config.config import Config
 from handler.config.options.common import REASONING_PARSERS
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload
 from handler.core.sequence import SequenceState
@@ -21,9 +22,10 @@ from handler.protocols.assistant.events import Arguments, CallStart, Event, Reas
 from handler.protocols.assistant.reasoning.families import ALIASES, FAMILIES, choose_family
 from handler.protocols.assistant.reasoning.parsing import thinking_parser
 from handler.protocols.assistant.reasoning.request import Thinking
-from handler.protocols.assistant.template import default_arguments
+from handler.protocols.assistant.template import check_defaults
 from handler.protocols.assistant.tools.formats import FORMATS
 from handler.protocols.kernel.base import ServerContext
+from tests.unit.protocols.answers import with_options
 from tests.unit.protocols.assistant import tool_texts
 from tests.unit.protocols.openai.requests import CHAT, NAMED, TOOLS, USER, chat, choices, events, saying
 
@@ -282,7 +284,7 @@ def test_stop_strings_do_not_end_a_thought(open_: bool, answer: str, shown: str)
 
 # -- answers ----------------------------------------------------------------------------------------------------------
 
-QWEN = replace(NAMED, reasoning_parser="qwen3", chat_template="{{ tools }} <tool_call> enable_thinking")
+QWEN = with_options(replace(NAMED, chat_template="{{ tools }} <tool_call> enable_thinking"), reasoning_parser="qwen3")
 ANSWER = f"<think>Hm. So\n</think>\n\nWait. {CALL}"
 
 
@@ -335,8 +337,9 @@ def test_auto_goes_by_the_template(template: str, family: str | None) -> None:
 
 # -- the template's arguments -----------------------------------------------------------------------------------------
 
-SHOWN = replace(
-    QWEN, chat_template="a enable_thinking reasoning_effort reasoning_content", template_arguments={"a": 1, "b": 1}
+SHOWN = with_options(
+    replace(QWEN, chat_template="a enable_thinking reasoning_effort reasoning_content"),
+    default_chat_template_kwargs={"a": 1, "b": 1},
 )
 THOUGHT = {"role": "assistant", "content": None, "reasoning_content": "Hm."}
 OFF = {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": 0}}
@@ -365,7 +368,7 @@ def test_what_the_template_does_not_read_is_reported(
     assert [name.removeprefix("chat_template_kwargs.") for name in call.ignored] == unknown
     if unknown:
         with pytest.raises(InvalidPayload, match="unknown names: "):
-            CHAT.parse({"messages": [USER], **body}, replace(context, refuse_unknown=True))
+            CHAT.parse({"messages": [USER], **body}, with_options(context, unknown_parameters="refuse"))
 
 
 def test_thoughts_in_messages_reach_the_template() -> None:
@@ -375,6 +378,6 @@ def test_thoughts_in_messages_reach_the_template() -> None:
 
 
 def test_default_arguments_of_the_renderer_are_refused_at_the_start() -> None:
-    assert default_arguments({"enable_thinking": False}, "o") == {"enable_thinking": False}
-    with pytest.raises(ConfigError, match="kwargs: may not set 'tools'"):
-        default_arguments({"tools": []}, "o")
+    check_defaults(Config(default_chat_template_kwargs={"enable_thinking": False}))
+    with pytest.raises(ConfigError, match=r"^default: .*kwargs: may not set 'tools'"):
+        check_defaults(Config(default_chat_template_kwargs={"tools": []}))

@@ -13,7 +13,7 @@ from handler.protocols.kernel.base import NoAdapters, ParsedRequest
 from handler.protocols.lmi.chat import TABLE
 from handler.protocols.openai.parameters import CHAT
 from handler.protocols.registry import SCHEMAS
-from tests.unit.protocols.answers import CONTEXT, answer, deltas, value
+from tests.unit.protocols.answers import CONTEXT, answer, deltas, value, with_options
 
 USER = {"role": "user", "content": "hi"}
 ASK = {"messages": [USER]}
@@ -84,7 +84,7 @@ def test_unknown_names_are_reported_wherever_they_stand() -> None:
     named = {**USER, "name": "Ann"}
     found = parse(messages=[named, named], other=5, metadata={"a": "b"})
     assert list(found.ignored) == ["other", "messages[].name", "metadata"]
-    strict = replace(CONTEXT, refuse_unknown=True)
+    strict = with_options(CONTEXT, unknown_parameters="refuse")
     error = value("lmi", {**ASK, "messages": [named]}, context=strict)["error"]
     assert "messages[].name" in error
 
@@ -148,7 +148,7 @@ def test_choices_keep_the_order_of_their_seeds() -> None:
     ],
 )
 def test_framing(schema: str, option: str | None, stream: bool | None, wanted: str) -> None:
-    found = answer(schema, {**ASK, "stream": stream}, context=replace(CONTEXT, output_formatter=option))
+    found = answer(schema, {**ASK, "stream": stream}, context=with_options(CONTEXT, output_formatter=option))
     assert found.content_type == wanted
     assert found.body.endswith(b"data: [DONE]\n\n") == (wanted == "text/event-stream")
 

@@ -14,7 +14,7 @@ from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.parameters import PARAMETERS
 from handler.protocols.kernel.readers.body import decode
 from handler.protocols.registry import SCHEMAS
-from tests.unit.protocols.answers import CONTEXT, answer, deltas, value
+from tests.unit.protocols.answers import CONTEXT, answer, deltas, value, with_options
 
 
 def parse(parameters: dict[str, Any] | None = None, *, schema: str = "lmi", **body: Any) -> ParsedRequest:
@@ -287,7 +287,9 @@ def test_unknown_names_are_reported() -> None:
 
 def test_unknown_names_are_refused_where_that_is_asked() -> None:
     with pytest.raises(InvalidPayload, match=r"unknown names: parameters.temprature"):
-        SCHEMAS["lmi"].parse({"inputs": "a", "parameters": {"temprature": 1}}, replace(CONTEXT, refuse_unknown=True))
+        SCHEMAS["lmi"].parse(
+            {"inputs": "a", "parameters": {"temprature": 1}}, with_options(CONTEXT, unknown_parameters="refuse")
+        )
 
 
 @pytest.mark.parametrize(
@@ -306,7 +308,7 @@ def test_the_formatter_of_the_request_beats_the_options_beats_stream(
     option: str | None, parameter: str | None, stream: bool, wanted: str
 ) -> None:
     body = {"inputs": "a", "stream": stream, "parameters": {"output_formatter": parameter}}
-    assert answer("lmi", body, context=replace(CONTEXT, output_formatter=option)).content_type == wanted
+    assert answer("lmi", body, context=with_options(CONTEXT, output_formatter=option)).content_type == wanted
 
 
 def test_stream_may_stand_among_the_parameters() -> None:
@@ -378,5 +380,5 @@ def test_dynamic_batching_refuses_with_the_seeds_document(body: Any, wanted: str
 
 def test_a_dynamic_stream_may_end_without_a_token() -> None:
     script = [*deltas()[:1], Delta(1, 0, (), Finish.LENGTH)]
-    found = answer("dynamic_batch", {"inputs": "a"}, script, replace(CONTEXT, enable_streaming=True))
+    found = answer("dynamic_batch", {"inputs": "a"}, script, with_options(CONTEXT, enable_streaming=True))
     assert found.body == b'{"outputs":["Deep"]}\n'

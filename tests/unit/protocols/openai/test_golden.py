@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from handler.core.values import Delta, Finish
 from handler.protocols.kernel.base import HttpResponse
 from handler.protocols.openai import chat as openai_chat
 from handler.protocols.openai import chat_response, completions
-from tests.unit.protocols.answers import deltas, failing, shorter, with_tops
+from tests.unit.protocols.answers import deltas, failing, shorter, with_options, with_tops
 from tests.unit.protocols.openai.requests import NAME_IT, NAMED, TOOLS, chat, completion, saying
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "openai"
@@ -92,7 +91,7 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
     monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
     body, script = CASES[name]
     family = name.partition("reasoning_")[2]
-    context = replace(NAMED, reasoning_parser=family)
+    context = with_options(NAMED, reasoning_parser=family)
     found: HttpResponse = {"chat": chat, "completion": completion}[name.split("/")[0]](body, script, context)
     asked = json.dumps(body, ensure_ascii=False)
     wire = f"> {asked}\n< {found.status} {found.content_type}\n".encode() + found.body

@@ -40,7 +40,7 @@ from handler.protocols.openai import errors
 from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
 from handler.protocols.openai.parameters import COMPLETIONS as COMPLETIONS_TABLE
 from handler.protocols.openai.parameters import HARMLESS
-from tests.unit.protocols.answers import CONTEXT, answer
+from tests.unit.protocols.answers import CONTEXT, answer, with_options
 from tests.unit.protocols.openai.requests import (
     CHAT,
     COMPLETIONS,
@@ -342,7 +342,7 @@ def test_unknown_names_are_reported_and_harmless_ones_too() -> None:
     message = {"role": "user", "content": "hi", "name": "Ann", "refusal": None}
     body = {"messages": [message], "user": "u", "store": True, "frobnicate": 1, "metadata": {}}
     assert parse(**body).ignored == ["frobnicate", "messages[].name", "user", "store", "metadata"]
-    strict = replace(NAMED, refuse_unknown=True)
+    strict = with_options(NAMED, unknown_parameters="refuse")
     assert "unknown names: frobnicate" in error(chat({"frobnicate": 1}, context=strict))["message"]
     assert parse(strict, user="u").ignored == ["user"]
     assert complete(user="u", frobnicate=1).ignored == ["frobnicate", "user"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from handler.core.values import Pooling, Truncation
 from handler.protocols.kernel.base import ServerContext
-from tests.unit.protocols.answers import DIALECTS, VOCABULARY, answer
+from tests.unit.protocols.answers import DIALECTS, VOCABULARY, answer, with_options
 
 CONTEXT = ServerContext("echo", vocabulary=VOCABULARY, prompts={"query": "query: "}, most_tokens=lambda: 512)
 PAIR = {"query": "a", "texts": ["b", "c"]}
@@ -130,5 +129,5 @@ def test_what_is_refused_by_name(dialect: str, body: Any, message: str) -> None:
 )
 def test_unknown_names_are_reported_or_refused(dialect: str, body: dict[str, Any], unknown: Sequence[str]) -> None:
     assert DIALECTS[dialect].parse(body, CONTEXT).ignored == unknown
-    refused = answer(dialect, body, context=replace(CONTEXT, refuse_unknown=True))
+    refused = answer(dialect, body, context=with_options(CONTEXT, unknown_parameters="refuse"))
     assert b"unknown names: foo" in refused.body

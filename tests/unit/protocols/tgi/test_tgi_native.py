@@ -24,7 +24,7 @@ from handler.core.values import Delta, Finish, Request, StructuredOutput, Trunca
 from handler.protocols.kernel.base import ServerContext, Timing
 from handler.protocols.registry import ROUTES, routes
 from handler.protocols.tgi.errors import OutOfRange, WrongType
-from tests.unit.protocols.answers import CAPABLE, deltas, value
+from tests.unit.protocols.answers import CAPABLE, deltas, value, with_options
 
 ROOT, GENERATE, STREAM = routes("tgi")["/"], ROUTES["/generate"], ROUTES["/generate_stream"]
 ABLE = replace(CAPABLE, most_tokens=lambda: 100)
@@ -183,7 +183,7 @@ def test_unknown_names_are_reported_or_refused() -> None:
     body = {"inputs": "a", "parameters": {"stop_sequences": ["a"], "details": True}, "model": "x"}
     assert ROOT.parse(body, ABLE).ignored == ["model", "parameters.stop_sequences"]
     with pytest.raises(InvalidPayload, match=r"parameters\.stop_sequences"):
-        ROOT.parse(body, replace(ABLE, refuse_unknown=True))
+        ROOT.parse(body, with_options(ABLE, unknown_parameters="refuse"))
 
 
 # -- meaning -----------------------------------------------------------------------------------------------------

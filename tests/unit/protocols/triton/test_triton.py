@@ -24,7 +24,7 @@ from handler.core.values import Adapter, Request, Sampling, StructuredOutput
 from handler.protocols.kernel.base import NoAdapters, ParsedRequest, ServerContext
 from handler.protocols.triton.inputs import INPUTS
 from handler.protocols.triton.request import Route, Triton, inputs, outputs
-from tests.unit.protocols.answers import CAPABLE, CONTEXT, value
+from tests.unit.protocols.answers import CAPABLE, CONTEXT, value, with_options
 
 GENERATE, STREAM, SHAPE = (Triton(route) for route in Route)
 
@@ -297,7 +297,7 @@ def test_unknown_primitives_are_taken_and_reported() -> None:
 
 
 def test_unknown_names_are_refused_where_that_is_wanted() -> None:
-    strict = replace(CAPABLE, refuse_unknown=True)
+    strict = with_options(CAPABLE, unknown_parameters="refuse")
     assert "unknown names: x" in refused({"text_input": "a", "x": 1}, strict)
 
 
