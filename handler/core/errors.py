@@ -3,11 +3,11 @@
     Exception
     ├── ConfigError                 the start is refused: a wrong option, a missing package, a model that cannot load
     └── ServingError                one request fails; carries its HTTP status
-        ├── InvalidPayload   424    the body does not fit the dialect
+        ├── InvalidPayload   400    the body does not fit the dialect
         │   └── NotJson             it is not JSON at all
-        ├── InvalidParameter 424    a parameter has a wrong type or range, or the engine does not support it
+        ├── InvalidParameter 400    a parameter has a wrong type or range, or the engine does not support it
         │   └── RefusedByEngine     the server that is the engine does not take the request
-        ├── TooLong          424    more tokens than the model takes
+        ├── TooLong          400    more tokens than the model takes
         │   ├── PromptTooLong       the prompt leaves no token to answer with
         │   └── AnswerTooLong       prompt and answer together
         ├── UnsupportedMedia 415    a content type that no dialect reads
@@ -27,8 +27,8 @@
         └── Unavailable      503    not accepted: the engine is down, the server is stopping
             └── Overloaded          the queue is full, the wait was too long, or the engine's servers are busy
 
-LMI answers 424 to handler failures (djl_python of DJL Serving); the statuses of calls about adapters are those of DJL
-Serving's adapter API. Other dialects have statuses of their own for the same errors.
+A dialect answers with these statuses but for those that its `ErrorFormat` lists: LMI has 424 for whatever its handler
+finds wrong (djl_python of DJL Serving). The statuses of calls about adapters are those of DJL Serving's adapter API.
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ class Problems(list[Problem]):
 class ServingError(Exception):
     """One request fails. `status` is its HTTP status, `kind` TGI's `error_type`, `type` DJL's exception name.
 
+    A subclass with a status of its own has it in every dialect, unless the dialect's table names that very class.
+
     Args:
         detail: what only the log may say: a foreign program's own words.
     """
@@ -127,6 +129,7 @@ class ServingError(Exception):
 
 
 class InvalidPayload(ServingError):
+    status = 400
     kind = "validation"
     type = "BadRequestException"
 
@@ -134,6 +137,7 @@ class InvalidPayload(ServingError):
 class InvalidParameter(ServingError):
     """The message begins with the client's `NAME=VALUE`: `parameters.top_p=2`."""
 
+    status = 400
     kind = "validation"
     type = "BadRequestException"
 
@@ -162,6 +166,7 @@ class RefusedByEngine(InvalidParameter):
 class TooLong(ServingError):
     """More tokens than the model takes."""
 
+    status = 400
     kind = "validation"
     type = "BadRequestException"
 

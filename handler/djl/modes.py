@@ -30,7 +30,7 @@ from handler.djl.wire import (
     whole,
 )
 from handler.djl.worker_loop import WorkerLoop
-from handler.protocols.kernel.base import HttpResponse, front_end_error
+from handler.protocols.kernel.base import FRONT_END
 from handler.serving.model import ServedModel
 from handler.serving.request_task import RequestTask
 
@@ -212,9 +212,7 @@ class Async:
             _, value = await self._adapters.answer(inputs, what)
             return output(self._writer.piece(dumps(value), last=True), _JSON)
         except Exception as bug:  # djl_python's own answer could not be read
-            error = serving_error(bug)
-            failure = HttpResponse(error.status, JSON.content_type, dumps(front_end_error(error)))
-            return output(self._writer.failure(failure), _JSON)
+            return output(self._writer.failure(FRONT_END.whole(serving_error(bug))), _JSON)
 
     def _open(self, item: Item) -> None:
         try:

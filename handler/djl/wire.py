@@ -17,7 +17,7 @@ from handler.core.errors import ServingError
 from handler.core.framing import dumps
 from handler.djl.batches import Item, Piece
 from handler.djl.versions import MAX_FIELD, DjlVersion
-from handler.protocols.kernel.base import HttpResponse, front_end_error, retry_headers
+from handler.protocols.kernel.base import FRONT_END, HttpResponse, retry_headers
 from handler.serving.preprocess import ignored_header
 from handler.serving.request_task import RequestTask
 
@@ -200,8 +200,8 @@ def streamed(pieces: Iterator[bytes], headers: Mapping[str, str]) -> Output:
 
 def refusal(error: ServingError) -> Output:
     """A failure that has no dialect."""
-    headers = {"Content-Type": "application/json"}
-    return output(dumps(front_end_error(error)), headers, status=error.status, message=one_line(error.message))
+    answer, message = FRONT_END.whole(error), one_line(error.message)
+    return output(answer.body, {"Content-Type": answer.content_type}, status=answer.status, message=message)
 
 
 def output(body: bytes, headers: Mapping[str, str], *, status: int = 200, message: str = "OK") -> Output:

@@ -57,7 +57,7 @@ class App:
         invoke = Endpoint({"POST": Inference(model)})
         page = PageRoutes(model, lambda: self.routes, locked=bool(access.keys))
         own = [
-            Route(path, Endpoint({"POST": Inference(model, schema), **page.beside(path)}, refused=schema.refused))
+            Route(path, Endpoint({"POST": Inference(model, schema), **page.beside(path)}, errors=schema.errors))
             for path, schema in model.routes.schemas.items()
         ]
         self.routes = [
@@ -164,7 +164,7 @@ class App:
         await send_answer(scope, send, HttpResponse(200, metrics.content_type, metrics.render()))
 
     async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (refused := registry.refused(scope["path"], self._model.context.task)) is not None:
+        if (refused := registry.refuse_path(scope["path"], self._model.context.task)) is not None:
             return await send_answer(scope, send, refused)
         message = "Requested resource is not found, please refer to API document."
         await send_error(scope, send, 404, "ResourceNotFoundException", message)

@@ -9,10 +9,10 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from handler.core.errors import MethodNotAllowed, ServingError, TooLarge, TooSlow
+from handler.core.errors import MethodNotAllowed, TooLarge, TooSlow
 from handler.core.event_loop import start_now
 from handler.core.framing import dumps
-from handler.protocols.kernel.base import HttpResponse, retry_headers
+from handler.protocols.kernel.base import ErrorFormat, HttpResponse, retry_headers
 
 Headers = list[tuple[bytes, bytes]]
 Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -33,11 +33,11 @@ class Endpoint:
     """A route's handlers, by method, as an ASGI application.
 
     Attributes:
-        refused: how the route's dialect answers other methods; None: as DJL does.
+        errors: how the route's dialect refuses other methods; None: as DJL does.
     """
 
     handlers: Mapping[str, Handle]
-    refused: Callable[[ServingError], HttpResponse] | None = None
+    errors: ErrorFormat | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method = scope["method"]
@@ -50,8 +50,8 @@ class Endpoint:
             error = MethodNotAllowed("Request method is not allowed, please refer to API document.")
             allowed = [name for method in self.handlers for name in (method, *(("HEAD",) if method == "GET" else ()))]
             allow = [(b"allow", ", ".join(allowed).encode())]
-            if self.refused is not None:
-                await send_answer(scope, send, self.refused(error), allow)
+            if self.errors is not None:
+                await send_answer(scope, send, self.errors.whole(error), allow)
             else:
                 await send_error(scope, send, error.status, error.type, error.message, allow)
 

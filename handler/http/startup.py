@@ -21,13 +21,13 @@ from handler.core.values import Task
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import State
 from handler.http.app import App
-from handler.http.asgi import headers_by_name, send_json
+from handler.http.asgi import headers_by_name, send_answer, send_json
 from handler.http.security.access import OPEN, Access
 from handler.http.security.allowed_hosts import AllowedHosts
 from handler.http.server import BACKLOG, Server, allow_connections, bind
 from handler.http.stop_signals import StopSignals
 from handler.plugins.functions import Formatters
-from handler.protocols.kernel.base import front_end_error
+from handler.protocols.kernel.base import FRONT_END
 from handler.serving.loading.load import load_model
 from handler.serving.loading.model_directory import model_formatters
 from handler.serving.metrics import cloudwatch
@@ -228,7 +228,7 @@ class StartingApp:
             await send_json(scope, send, 503, {"status": "Unhealthy", "state": state})
         else:
             message = "the server is stopping" if self._draining else f"Model is not ready: {self._model_name}"
-            await send_json(scope, send, 503, front_end_error(Unavailable(message)))
+            await send_answer(scope, send, FRONT_END.whole(Unavailable(message)))
 
 
 CLEAR = "\r\033[K" if sys.stderr.isatty() else ""

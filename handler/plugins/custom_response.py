@@ -69,7 +69,7 @@ class CustomReply:
     The formatter runs for each token as it comes; docs/formatters.md states how often exactly.
 
     Args:
-        call: the request, whose own reply renders failures before anything was sent.
+        call: the request.
         formatter: the user's function.
         output: the formatter's argument, still empty.
     """
@@ -83,7 +83,7 @@ class CustomReply:
         output.sequences = {index: Sequence() for index in range(self._unfinished)}
         self._parts: list[str] = []
         self._num_prompt_tokens = 0
-        self.refused = call.reply.refused
+        self._errors = call.errors
         self.content_type = (JSONLINES if call.streams else JSON).content_type
         self.finished = False
 
@@ -111,7 +111,7 @@ class CustomReply:
     def _failure(self, error: ServingError) -> bytes:
         """Render the end of a stream that broke off, without the user's code, which might report it as a success."""
         self.finished = True
-        return JSONLINES.encode({"error": error.message, "code": error.status})
+        return JSONLINES.encode({"error": error.message, "code": self._errors.status(error)})
 
     def _add(self, index: int, token: Token, finish: Finish | None) -> None:
         """Add a token. The formatter runs for the first sequence's tokens, and when all sequences have ended."""

@@ -147,7 +147,6 @@ class ThreadedReply:
         self.content_type = reply.content_type
         self.finished = False
         self.start = reply.start
-        self.refused = reply.refused
 
     def put(self, index: int, delta: Delta) -> None:
         self._waiting.append((index, delta))

@@ -5,32 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handler.core.errors import NotFound, ServingError
+from handler.core.errors import NotFound
 from handler.core.values import Task, Truncation
-from handler.protocols.anthropic import errors as anthropic_errors
 from handler.protocols.anthropic.request import AnthropicCount, AnthropicMessages
-from handler.protocols.kernel.base import HttpResponse, ParsedRequest, Schema, ServerContext
+from handler.protocols.kernel.base import ErrorFormat, HttpResponse, ParsedRequest, Schema, ServerContext
 from handler.protocols.lmi.chat import Chat
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
 from handler.protocols.lmi.embedding import LmiEmbedding
 from handler.protocols.lmi.request import Lmi
-from handler.protocols.openai import errors as openai_errors
 from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.completions import OpenAiCompletions
 from handler.protocols.openai.embeddings import OpenAiEmbeddings
-from handler.protocols.rerank import errors as rerank_errors
 from handler.protocols.rerank.request import Rerank
 from handler.protocols.responses.request import OpenAiResponses
-from handler.protocols.tei import errors as tei_errors
 from handler.protocols.tei.request import TeiEmbed, TeiPredict, TeiRerank, TeiSimilarity
 from handler.protocols.tgi.compat import TgiCompat
 from handler.protocols.tgi.mindie import Mindie
 from handler.protocols.tgi.native import Tgi
 from handler.protocols.triton.request import Route, Triton
-from handler.protocols.triton.response import not_found
 
 
-class DispatchByField:
+class DispatchByField(Schema):
     """A route with several dialects. A body with `inputs` is the mode's; otherwise the first known field decides.
 
     Null means absent.
@@ -42,7 +37,7 @@ class DispatchByField:
 
     def __init__(self, mode: Schema, others: Mapping[str, Schema]) -> None:
         self.name = mode.name
-        self.any_media = mode.any_media
+        self.any_media, self.errors = mode.any_media, mode.errors
         self._mode = mode
         self._others = others
 
@@ -61,8 +56,8 @@ class DispatchByField:
                     return dialect
         return self._mode
 
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        return self._dialect(body).refused(error, body, context)
+    def errors_of(self, body: Any, context: ServerContext) -> ErrorFormat:
+        return self._dialect(body).errors_of(body, context)
 
 
 TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
@@ -156,26 +151,26 @@ _TEI_PATHS = {
 }
 """Other routes of text-embeddings-inference, and why they are not served."""
 
-_FAMILIES = {
-    "/v1/messages": anthropic_errors.refused,
-    "/v1/complete": anthropic_errors.refused,
-    "/v1/rerank": rerank_errors.refused,
-    "/v2/rerank": rerank_errors.refused,
-    "/v1": openai_errors.refused,
-    "/v2": not_found,
-    **dict.fromkeys(("/embed", "/similarity", "/rerank", "/predict", *_TEI_PATHS), tei_errors.refused),
+_FAMILIES: dict[str, ErrorFormat] = {
+    "/v1/messages": _MESSAGES.errors,
+    "/v1/complete": _MESSAGES.errors,
+    "/v1/rerank": _RERANK.errors,
+    "/v2/rerank": _RERANK.errors,
+    "/v1": _COMPLETIONS.errors,
+    "/v2": _TRITON.errors,
+    **dict.fromkeys(("/embed", "/similarity", "/rerank", "/predict", *_TEI_PATHS), _EMBED.errors),
 }
-"""Where a dialect's paths begin, and how it refuses; the longer ones first."""
+"""Where a dialect's paths begin, and how it tells errors; the longer ones first."""
 
 
-def refused(path: str, task: Task) -> HttpResponse | None:
+def refuse_path(path: str, task: Task) -> HttpResponse | None:
     """Return the refusal of a path that is not served, in its dialect's form; None where it is of no dialect."""
     error = NotFound(f"{path[:64]} is not served here{_why(path, task)}; /docs lists the routes that are")
     for other in (ROUTES, *POOLED_ROUTES.values()):
         if path in other:
-            return other[path].refused(error)
-    families = (refuse for family, refuse in _FAMILIES.items() if path == family or path.startswith(f"{family}/"))
-    return next((refuse(error) for refuse in families), None)
+            return other[path].errors.whole(error)
+    families = (errors for family, errors in _FAMILIES.items() if path == family or path.startswith(f"{family}/"))
+    return next((errors.whole(error) for errors in families), None)
 
 
 def _why(path: str, task: Task) -> str:

@@ -178,7 +178,7 @@ class Preprocessor:
             ServingError: what the schema says of a body that it refuses.
         """
         if body.session_call:
-            return answer_call(self._sessions, body.session_call, headers, self.schema.refused)
+            return answer_call(self._sessions, body.session_call, headers, self.schema.errors)
         call = (schema or self.schema).parse(body.value, self.context)
         if call.take_prompt is None:  # every model has a prompt's tokens
             for request in call.requests:

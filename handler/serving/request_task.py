@@ -131,6 +131,11 @@ class RequestTask:
         """Return the whole answer of a request that does not stream, or was refused."""
         return HttpResponse(self.status, self.content_type, self.take(), self.retry_after)
 
+    def stream_end(self) -> bytes:
+        """Return the end of a stream whose request was refused when the host had sent signs of life already."""
+        assert self._reply is not None, "its stream has begun"
+        return self._reply.feed(0, Delta(0, 0, (), Finish.ERROR, self.error))
+
     # -- admission -----------------------------------------------------------------------------------------------
 
     async def parse(self, body: bytes) -> None:
@@ -278,11 +283,12 @@ class RequestTask:
         self.unsent.append(self._reply.feed(index, delta))
 
     def _refuse(self, error: ServingError, body: Any = None) -> None:
-        if self._reply is not None:
-            answer = self._reply.refused(error)
+        if self.parsed is not None:
+            errors = self.parsed.errors
         else:
             preprocessor = self._admission.preprocessor
-            answer = (self._schema or preprocessor.schema).refused(error, body, preprocessor.context)
+            errors = (self._schema or preprocessor.schema).errors_of(body, preprocessor.context)
+        answer = errors.whole(error)
         self.status, self._content_type = answer.status, answer.content_type
         self.error = error.with_traceback(None)  # a traceback names this task: a cycle
         self.unsent[:] = [answer.body]

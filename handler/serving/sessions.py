@@ -27,7 +27,7 @@ from handler.config.config import Config
 from handler.core.errors import BadRequest, ConfigError, Overloaded, Problem, ServingError
 from handler.core.framing import dumps
 from handler.plugins.api import Session
-from handler.protocols.kernel.base import Headers, HttpResponse, ParsedRequest
+from handler.protocols.kernel.base import ErrorFormat, Headers, ParsedRequest
 from handler.protocols.kernel.readers.adapters import quote
 from handler.protocols.kernel.reply import PreparedDocument
 
@@ -274,13 +274,11 @@ def session_call(body: bytes) -> str:
     return str(call)
 
 
-def answer_call(
-    sessions: Sessions | None, call: str, headers: Mapping[str, str], refused: Callable[[ServingError], HttpResponse]
-) -> ParsedRequest:
+def answer_call(sessions: Sessions | None, call: str, headers: Mapping[str, str], errors: ErrorFormat) -> ParsedRequest:
     """Open or close a session.
 
     Args:
-        refused: renders a failure before the answer is sent.
+        errors: renders a failure before the answer is sent.
 
     Raises:
         ServingError: sessions are off, the call names no session, or its directory cannot be made.
@@ -298,4 +296,4 @@ def answer_call(
             raise BadRequest("Session ID is required in request headers to close a session")
         sessions.close(id)
         done, told = f"Session {id} closed", [("x-amzn-sagemaker-closed-session-id", id)]
-    return ParsedRequest((), PreparedDocument(dumps({"result": done}), refused), headers=lambda timing: told)
+    return ParsedRequest((), PreparedDocument(dumps({"result": done})), errors, headers=lambda timing: told)

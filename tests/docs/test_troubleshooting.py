@@ -267,7 +267,7 @@ def test_a_server_sends_the_statuses(cause: str, limited: LiveServer) -> None:
     body, error = SENT[cause]
     sent = {**body, "headers": {"content-type": "application/json", **body.get("headers", {})}}
     statuses = {path: POST(limited.url + path, **sent).status_code for path in PATHS}
-    assert statuses == {path: schema.refused(error).status for path, schema in PATHS.items()}
+    assert statuses == {path: schema.errors.status(error) for path, schema in PATHS.items()}
 
 
 BODIES = {

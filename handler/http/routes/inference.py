@@ -116,8 +116,7 @@ async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTa
     if not task.streams:
         answer = task.take_whole()
         if started:  # what is refused now is the stream's end
-            late = parsed.failed(task.error) if parsed.failed and task.error else answer.body
-            await send({"type": "http.response.body", "body": late})
+            await send({"type": "http.response.body", "body": task.stream_end()})
         else:
             await send_answer(scope, send, answer, _bytes([*task.dialect_headers(), *ignored]))
     elif not chunked:  # the stream in one piece
@@ -131,7 +130,7 @@ async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTa
         body = whole.done.result()
         if body is None:
             error = GenerationFailed("the answer is too large to be sent whole; HTTP/1.1 has streams")
-            return await send_answer(scope, send, parsed.reply.refused(error))
+            return await send_answer(scope, send, parsed.errors.whole(error))
         answer = HttpResponse(200, task.content_type, body)
         await send_answer(scope, send, answer, _bytes([*task.dialect_headers(), *ignored]))
     else:

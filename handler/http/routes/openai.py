@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from handler.core.errors import ModelNotFound
 from handler.http.asgi import Endpoint, send_answer, send_json
-from handler.protocols.openai import errors
+from handler.protocols.openai.errors import ERRORS
 from handler.serving.model import ServedModel
 
 
@@ -19,8 +19,8 @@ class OpenAiRoutes:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self.routes = [
-            Route("/v1/models", Endpoint({"GET": self._list}, refused=errors.refused)),
-            Route("/v1/models/{id:path}", Endpoint({"GET": self._one}, refused=errors.refused)),
+            Route("/v1/models", Endpoint({"GET": self._list}, errors=ERRORS)),
+            Route("/v1/models/{id:path}", Endpoint({"GET": self._one}, errors=ERRORS)),
         ]
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -30,7 +30,7 @@ class OpenAiRoutes:
         id = scope["path_params"]["id"]
         model = self._models().get(id)
         if model is None:
-            return await send_answer(scope, send, errors.refused(ModelNotFound(id[:200])))
+            return await send_answer(scope, send, ERRORS.whole(ModelNotFound(id[:200])))
         return await send_json(scope, send, 200, model)
 
     def _models(self) -> dict[str, dict[str, Any]]:

@@ -35,7 +35,7 @@ class TgiRoutes:
         ]
 
     def _endpoint(self, method: str, handle: Callable[[Scope, Receive, Send], Awaitable[None]]) -> Endpoint:
-        return Endpoint({method: handle}, refused=TOKENIZE.refused)
+        return Endpoint({method: handle}, errors=TOKENIZE.errors)
 
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._model.healthy:

@@ -13,8 +13,8 @@ from handler.core.values import Task
 from handler.http.asgi import Endpoint, send_answer, send_json
 from handler.protocols.kernel.base import HttpResponse
 from handler.protocols.registry import TRITON_MODEL
+from handler.protocols.triton.errors import ERRORS
 from handler.protocols.triton.request import VERSION, Datatypes, inputs, outputs
-from handler.protocols.triton.response import refusal
 from handler.serving.model import ServedModel
 
 _EXTENSIONS = ["model_repository"]
@@ -98,12 +98,12 @@ class TritonRoutes:
         name, version = scope["path_params"]["model"], scope["path_params"].get("version", VERSION)
         if name == self._model.config.model_name and version == VERSION:
             return True
-        await send_answer(scope, send, refusal(ModelNotFound(name, version)))
+        await send_answer(scope, send, ERRORS.whole(ModelNotFound(name, version)))
         return False
 
 
 def _route(path: str, method: str, handle: Any) -> Route:
-    return Route(path, Endpoint({method: handle}, refused=refusal))
+    return Route(path, Endpoint({method: handle}, errors=ERRORS))
 
 
 async def _send_state(scope: Scope, send: Send, *, fine: bool) -> None:

@@ -10,10 +10,9 @@ from starlette.routing import Match, Route
 from starlette.types import Scope, Send
 
 from handler.core.errors import ServingError, Unauthorized
-from handler.core.framing import JSON, dumps
 from handler.http.asgi import Endpoint, send_answer
 from handler.http.routes.inference import Inference
-from handler.protocols.kernel.base import HttpResponse, front_end_error
+from handler.protocols.kernel.base import FRONT_END, HttpResponse
 
 CHALLENGE = [(b"www-authenticate", b"Bearer")]
 
@@ -70,7 +69,7 @@ class ApiKeys:
             return False
         error = Unauthorized("this server wants a key: send the header Authorization: Bearer KEY, or x-api-key: KEY")
         answer = _answer(scope, [route, *_kin(route, routes)], error)
-        await send_answer(scope, send, answer._replace(status=error.status), CHALLENGE)
+        await send_answer(scope, send, answer, CHALLENGE)
         return True
 
 
@@ -81,15 +80,11 @@ def _answer(scope: Scope, routes: Sequence[Route], error: ServingError) -> HttpR
         handler = endpoints[0].handlers.get(scope["method"])
         if isinstance(handler, Inference):  # counted, and in the log
             return handler.refused(error, scope["request_id"])
-    forms = (endpoint.refused for endpoint in endpoints)
-    return next(filter(None, forms), _plain)(error)
+    formats = (endpoint.errors for endpoint in endpoints)
+    return next(filter(None, formats), FRONT_END).whole(error)
 
 
 def _kin(route: Route, routes: Sequence[Route]) -> list[Route]:
     """Those under the same name: GET /v1/models is refused as POST /v1/chat/completions is."""
     family = f"/{route.path.split('/')[1]}/"
     return [one for one in routes if one.path.startswith(family)]
-
-
-def _plain(error: ServingError) -> HttpResponse:
-    return HttpResponse(error.status, JSON.content_type, dumps(front_end_error(error)))

@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from handler.core.errors import InvalidPayload, ServingError
+from handler.core.errors import InvalidPayload
 from handler.core.framing import JSON, named_event
-from handler.protocols.anthropic import errors
+from handler.protocols.anthropic.errors import ERRORS, ThreadsUnsupported
 from handler.protocols.anthropic.messages import MessagesReader
 from handler.protocols.anthropic.parameters import ACCEPTED, NO_EFFECT, TABLE
 from handler.protocols.anthropic.response import MessageDocument, MessageStream, Settings
 from handler.protocols.anthropic.thinking import Thinking, read_effort, read_thinking, read_thoughts_kept
 from handler.protocols.anthropic.tools import read_choice, read_tools
 from handler.protocols.anthropic.words import in_own_words
-from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.reply import PromptDocument
@@ -36,11 +36,11 @@ _TRANSLATED = ("chat_template_kwargs", "reasoning_effort", "continue_final_messa
 """The chat's names that a body's own are translated to, beside those of every chat."""
 
 
-class AnthropicMessages:
+class AnthropicMessages(Schema):
     """It samples unless `temperature` is 0. Tokens beyond the model's context are cut off, and the answer says so."""
 
     name = "anthropic_messages"
-    any_media = False
+    errors = ERRORS
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if isinstance(body, dict) and body.get("max_tokens") is None:
@@ -51,7 +51,7 @@ class AnthropicMessages:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'messages' and 'max_tokens'")
         if body.get("thread") is not None:
-            raise errors.ThreadsUnsupported("thread: is not supported: no conversations are kept; send all messages")
+            raise ThreadsUnsupported("thread: is not supported: no conversations are kept; send all messages")
         context = replace(context, separates_thoughts=True)
         thinking = read_thinking(body.get("thinking"))
         reader = MessagesReader(context)
@@ -74,9 +74,6 @@ class AnthropicMessages:
         no_effect = [name for name in body if name in NO_EFFECT and body[name] is not None]
         return parsed._replace(ignored=[*ignored, *map(in_own_words, parsed.ignored), *no_effect])
 
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        return errors.refused(error)
-
 
 class AnthropicCount(AnthropicMessages):
     """The tokens of the same prompt; what shapes an answer is checked and has no effect."""
@@ -90,6 +87,8 @@ class AnthropicCount(AnthropicMessages):
 class _Chat(OpenAiChat):
     """One translated body."""
 
+    errors = ERRORS
+
     table = Table({**TABLE.parameters, **{name: CHAT.parameters[name] for name in _TRANSLATED}})
     fields = frozenset({"messages", "model", "stream", "tools", "tool_choice", "parallel_tool_calls"})
 
@@ -102,12 +101,12 @@ class _Chat(OpenAiChat):
         id = chat.head.id.replace("chatcmpl-", "msg_")
         settings = Settings(id, chat.head.model, form, sampling.max_new_tokens, sampling.stop, self._thinking.show)
         if chat.framing is JSON:
-            return ParsedRequest((request,), MessageDocument(settings), chat.ignored)
+            return ParsedRequest((request,), MessageDocument(settings), self.errors, chat.ignored)
         stream = MessageStream(settings)
-        return ParsedRequest((request,), stream, chat.ignored, streams=True, keep_alive=PING, failed=errors.stream_end)
+        return ParsedRequest((request,), stream, self.errors, chat.ignored, streams=True, keep_alive=PING)
 
 
 class _CountedChat(_Chat):
     def answer(self, chat: ParsedChat) -> ParsedRequest:
-        reply = PromptDocument(lambda prompt: [JSON.encode({"input_tokens": len(prompt.ids)})], errors.refused)
-        return ParsedRequest((chat.request,), reply, chat.ignored, take_prompt=reply.take)
+        reply = PromptDocument(lambda prompt: [JSON.encode({"input_tokens": len(prompt.ids)})])
+        return ParsedRequest((chat.request,), reply, self.errors, chat.ignored, take_prompt=reply.take)

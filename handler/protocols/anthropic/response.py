@@ -8,12 +8,12 @@ from typing import NamedTuple
 from handler.core.errors import ServingError
 from handler.core.framing import JSON_TEXTS, SLOT, named_event, template
 from handler.core.values import Finish, Token
-from handler.protocols.anthropic import errors
 from handler.protocols.anthropic.answers import AnthropicMessage, AnthropicStop, AnthropicUsage, BlockEvent, StopReason
 from handler.protocols.anthropic.blocks import Blocks, gather
+from handler.protocols.anthropic.errors import ERRORS
 from handler.protocols.assistant.answer import AnswerForm
 from handler.protocols.assistant.replies import BlockStream, read_whole
-from handler.protocols.kernel.base import HttpResponse, TokenLine
+from handler.protocols.kernel.base import TokenLine
 from handler.protocols.kernel.reply import WholeReply
 
 
@@ -81,8 +81,6 @@ class Settings(NamedTuple):
 class MessageStream(BlockStream):
     """`message_start`, the events of each block, `message_delta`, `message_stop`. A token of text is an event."""
 
-    failed = staticmethod(errors.stream_end)
-
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings.form)
         self._settings = settings
@@ -102,6 +100,9 @@ class MessageStream(BlockStream):
             return event % JSON_TEXTS[token.text]
 
         return line
+
+    def _failed(self, error: ServingError) -> bytes:
+        return named_event(ERRORS.tail(error))
 
     def _start(self) -> bytes:
         return named_event({"type": "message_start", "message": self._settings.message(self._num_prompt_tokens)})
@@ -140,9 +141,6 @@ class MessageStream(BlockStream):
         end = named_event({"type": "message_delta", "delta": stop, "usage": counts})
         return rest + end + named_event({"type": "message_stop"})
 
-    def refused(self, error: ServingError) -> HttpResponse:
-        return errors.refused(error)
-
 
 class MessageDocument(WholeReply):
     """A whole message."""
@@ -159,6 +157,3 @@ class MessageDocument(WholeReply):
         called = blocks.called and sum(block["type"] == "tool_use" for block in content) == blocks.num_calls
         stop = settings.stop(sequence.finish, sequence.text, answer.num_tokens, called=called)
         return {**settings.message(0), "content": content, "usage": counts, **stop}
-
-    def refused(self, error: ServingError) -> HttpResponse:
-        return errors.refused(error)

@@ -34,7 +34,7 @@ class BlockStream(ABC):
     def feed(self, index: int, delta: Delta) -> bytes:
         if delta.error is not None:
             self.finished = True
-            return self.failed(delta.error)
+            return self._failed(delta.error)
         chunks = [] if self._begun else [self._start()]
         self._begun = True
         if delta.finish is None:
@@ -49,7 +49,7 @@ class BlockStream(ABC):
         return self._reader.num_thoughts if self._reader is not None else 0
 
     @abstractmethod
-    def failed(self, error: ServingError) -> bytes:
+    def _failed(self, error: ServingError) -> bytes:
         """Render the end of a stream that broke off."""
 
     @abstractmethod

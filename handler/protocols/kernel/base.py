@@ -1,16 +1,18 @@
-"""The protocol of a dialect: read a body into requests, and write one client's answer from their deltas."""
+"""The protocol of a dialect: read a body into requests, write one client's answer from their deltas, tell failures."""
 
 from __future__ import annotations
 
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypedDict
 
 from handler.config.config import Config
-from handler.core.errors import ServingError
+from handler.core.errors import InvalidParameter, InvalidPayload, ServingError, TooLong
+from handler.core.framing import JSON
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Request, Task, Token
 
@@ -173,10 +175,52 @@ class FrontEndError(TypedDict):
     error: NotRequired[str]
 
 
-def front_end_error(error: ServingError) -> FrontEndError:
-    """Render an error as DJL Serving's front end renders a request that it turns away."""
-    return {"code": error.status, "type": error.type, "message": error.message, "error": error.message}
+class ErrorFormat:
+    """How a dialect tells that a request failed.
 
+    Attributes:
+        statuses: class of error -> the dialect's status, where it is not the error's own.
+    """
+
+    statuses: Mapping[type[ServingError], int] = MappingProxyType({})
+
+    def status(self, error: ServingError) -> int:
+        """Return the status of the nearest class that has one, in the dialect's table or of its own."""
+        for kind in type(error).__mro__:
+            if kind in self.statuses:
+                return self.statuses[kind]
+            if "status" in vars(kind):
+                break
+        return error.status
+
+    def body(self, error: ServingError) -> Any:
+        """Render the body of an answer that is nothing but the error."""
+        raise NotImplementedError
+
+    def tail(self, error: ServingError) -> Any:
+        """Render the last value of a stream that broke off."""
+        return self.body(error)
+
+    def whole(self, error: ServingError) -> HttpResponse:
+        """Render the answer where nothing has been sent."""
+        return HttpResponse(self.status(error), JSON.content_type, JSON.encode(self.body(error)))
+
+
+class FrontEndErrors(ErrorFormat):
+    """Those of DJL Serving's front end, and of routes that have no dialect. A handler's own refusals have 424 there."""
+
+    statuses = MappingProxyType({InvalidPayload: 424, InvalidParameter: 424, TooLong: 424})
+
+    def body(self, error: ServingError) -> Any:
+        return self.front_end(error)
+
+    def front_end(self, error: ServingError) -> FrontEndError:
+        """Render an error as the front end renders a request that it turns away."""
+        message = error.message
+        return {"code": self.status(error), "type": error.type, "message": message, "error": message}
+
+
+FRONT_END = FrontEndErrors()
 
 TokenLine = Callable[[Token], bytes]
 """Encodes a token as the next bytes of a stream."""
@@ -186,7 +230,7 @@ class Reply(Protocol):
     """The answer to one client, in progress.
 
     `feed` takes the client's deltas in order and returns the bytes to send now, possibly none. After the last delta
-    `finished` is true. Before anything was sent, `refused` renders a failure as a whole response.
+    `finished` is true. An error ends a stream; before anything was sent, `ParsedRequest.errors` renders it.
     """
 
     content_type: str
@@ -196,7 +240,7 @@ class Reply(Protocol):
         """Note that request number `index` was accepted."""
 
     def feed(self, index: int, delta: Delta) -> bytes:
-        """Return the bytes for the next delta of request number `index`."""
+        """Return the bytes for the next delta of request number `index`. Only a stream is fed an error."""
 
     def token_line(self) -> TokenLine | None:
         """Return an encoder of the only sequence's next tokens; None where, or while, `feed` has to be asked.
@@ -204,15 +248,13 @@ class Reply(Protocol):
         It does what `feed` does with a delta of one token and nothing else, at less cost.
         """
 
-    def refused(self, error: ServingError) -> HttpResponse:
-        """Render a failure before anything has been sent."""
-
 
 class ParsedRequest(NamedTuple):
     """One HTTP request: its prompts, and the reply that writes their answer.
 
     Attributes:
         requests: empty where the answer needs no engine; the reply then ends with the first delta, which has no tokens.
+        errors: renders a failure before anything was sent.
         ignored: names in the body that no dialect knows.
         postprocess: makes the same reply with a function that changes its values before framing. None: a user's
             output formatter does not apply to this answer.
@@ -220,44 +262,46 @@ class ParsedRequest(NamedTuple):
             takes its time and may raise FormatterFailed; feed it a delta with that error, as for any failure.
         headers: the dialect's own headers; called with None when a stream starts, before the timing is known.
         keep_alive: bytes that a stream sends when it has been silent for a while; b"" for none.
-        failed: renders the end of a stream that has sent nothing but `keep_alive`. None: use `Reply.refused`.
         take_prompt: hands the reply the prompt, of which alone the answer is made, however many tokens the model takes;
             called on any thread. None: the engine answers.
     """
 
     requests: Sequence[Request]
     reply: Reply
+    errors: ErrorFormat
     ignored: Sequence[str] = ()
     streams: bool = False
     postprocess: Callable[[Callable[[Any], Any]], Reply] | None = None
     formatter: str = ""
     headers: Callable[[Timing | None], Headers] = no_headers
     keep_alive: bytes = b""
-    failed: Callable[[ServingError], bytes] | None = None
     take_prompt: Callable[[Prompt], None] | None = None
 
 
-class Schema(Protocol):
+class Schema(ABC):
     """A dialect. README.md says how to add one.
 
     Attributes:
         any_media: read bodies as JSON whatever their content type is.
+        errors: how it tells failures, where nothing of a request is known.
     """
 
     name: str
-    any_media: bool
+    any_media = False
+    errors: ErrorFormat
 
-    def parse(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+    @abstractmethod
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         """Read a decoded body.
 
         Raises:
             InvalidPayload, InvalidParameter: naming what is wrong, and what would be right.
         """
 
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        """Render the refusal of a request that never reached the engine.
+    def errors_of(self, body: Any, context: ServerContext) -> ErrorFormat:
+        """Return how it tells that it refuses a body, for which a wrong one is read as far as it can be.
 
         Args:
-            body: the decoded body, as far as it was decoded.
-            context: the context of `parse`; None renders the refusal without a stream's framing.
+            body: None where it was not decoded.
         """
+        return self.errors

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from handler.core.errors import ServingError
 from handler.core.framing import JSON
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, Sampling, Token
-from handler.protocols.kernel.base import HttpResponse
 
 Vectors = Sequence[Sequence[float]]
 """A vector of each request."""
@@ -62,7 +60,7 @@ class WholeReply:
         self._num_prompt_tokens = num_prompt_tokens
 
     def feed(self, index: int, delta: Delta) -> bytes:
-        assert delta.error is None, "a failed document is written by refused()"
+        assert delta.error is None, "a document that fails is written by its request's errors"
         sequence = self._of(index, delta)
         sequence.tokens += delta.tokens
         if delta.prefill is not None:
@@ -97,15 +95,12 @@ class VectorReply(WholeReply):
 
     Args:
         render: takes the vectors, in the order of the requests, and the number of all their tokens.
-        refused: renders a failure.
     """
 
-    def __init__(
-        self, num_requests: int, render: Callable[[Vectors, int], Any], refused: Callable[[ServingError], HttpResponse]
-    ) -> None:
+    def __init__(self, num_requests: int, render: Callable[[Vectors, int], Any]) -> None:
         super().__init__(num_requests)
         self._vectors: list[Sequence[float]] = [()] * num_requests
-        self._render, self.refused = render, refused
+        self._render = render
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
         self._num_prompt_tokens += num_prompt_tokens
@@ -127,18 +122,13 @@ def rank_sequences(scores: Sequence[float], sampling: Sampling) -> list[int]:
 
 
 class PreparedDocument:
-    """A JSON document that is there before the answer begins; no token of an engine comes.
-
-    Args:
-        refused: renders a failure before the answer is sent.
-    """
+    """A JSON document that is there before the answer begins; no token of an engine comes."""
 
     content_type = JSON.content_type
     finished = False
 
-    def __init__(self, body: bytes, refused: Callable[[ServingError], HttpResponse]) -> None:
+    def __init__(self, body: bytes) -> None:
         self._body = body
-        self.refused = refused
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
         pass
@@ -156,13 +146,10 @@ class PromptDocument(PreparedDocument):
 
     Args:
         render: makes the document's JSON, in parts: each holds the GIL, which other threads need. It may take its time.
-        refused: renders a failure before the answer is sent.
     """
 
-    def __init__(
-        self, render: Callable[[Prompt], Iterable[bytes]], refused: Callable[[ServingError], HttpResponse]
-    ) -> None:
-        super().__init__(b"", refused)
+    def __init__(self, render: Callable[[Prompt], Iterable[bytes]]) -> None:
+        super().__init__(b"")
         self._render = render
 
     def take(self, prompt: Prompt) -> None:

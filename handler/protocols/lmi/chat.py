@@ -6,16 +6,17 @@ Requests are OpenAI's. Answers are OpenAI's in LMI's form.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.core.values import Adapter
-from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table
 from handler.protocols.kernel.readers.adapters import merge_adapters, read_adapters
 from handler.protocols.kernel.readers.values import string
-from handler.protocols.lmi.chat_response import ChatDocument, ChatStream, Failures, LmiChatFormat, LmiHead
+from handler.protocols.lmi.chat_response import ChatDocument, ChatStream, LmiChatFormat, LmiHead
+from handler.protocols.lmi.dynamic_batch import DynamicBatch
+from handler.protocols.lmi.request import Lmi
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
 from handler.protocols.openai.parameters import CHAT
 from handler.protocols.openai.request import read_stream
@@ -32,15 +33,11 @@ TABLE = Table(
 _FRAMINGS = {framing.name: framing for framing in (JSONLINES, SSE_DONE)}
 
 
-class Mode(Failures, Protocol):
-    """The framing and the errors that a chat shares with the dialect beside it."""
-
-    name: str
-    stream_framing: Framing
-
-
 class Chat(OpenAiChat):
-    """The chat dialect beside one mode. It samples unless `temperature` is 0; an answer has 30 tokens by default."""
+    """The chat dialect beside one mode, whose framing and errors it shares.
+
+    It samples unless `temperature` is 0; an answer has 30 tokens by default.
+    """
 
     table = TABLE
     fields = OpenAiChat.fields | {"adapters", "inputs"}  # `inputs` is null, or the body would be no chat
@@ -48,9 +45,10 @@ class Chat(OpenAiChat):
     format = LmiChatFormat
     head = LmiHead
 
-    def __init__(self, mode: Mode) -> None:
+    def __init__(self, mode: Lmi | DynamicBatch) -> None:
         self.name = f"{mode.name}_chat"
-        self._mode = mode
+        self.errors = mode.errors
+        self._framing = _FRAMINGS[mode.stream_framing.name]
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
         """Read the LoRA adapter: `adapters`, or `model` where that is the name of one. Any other name is allowed."""
@@ -66,15 +64,12 @@ class Chat(OpenAiChat):
         """
         configured = _FRAMINGS.get(context.config.output_formatter or "")
         stream, usage = read_stream(body, context, always=configured is not None)
-        return configured or (_FRAMINGS[self._mode.stream_framing.name] if stream else JSON), usage
+        return configured or (self._framing if stream else JSON), usage
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
         requests, num_sequences = (chat.request,), chat.request.sampling.n
         if chat.framing is JSON:
-            document = ChatDocument(self._mode, chat.head, chat.format, num_sequences)
-            return ParsedRequest(requests, document, chat.ignored)
-        stream = ChatStream(self._mode, chat.head, chat.format, num_sequences, chat.usage, chat.framing)
-        return ParsedRequest(requests, stream, chat.ignored, streams=True)
-
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        return self._mode.refused(error)
+            document = ChatDocument(chat.head, chat.format, num_sequences)
+            return ParsedRequest(requests, document, self.errors, chat.ignored)
+        stream = ChatStream(chat.head, chat.format, num_sequences, chat.usage, chat.framing, self.errors)
+        return ParsedRequest(requests, stream, self.errors, chat.ignored, streams=True)

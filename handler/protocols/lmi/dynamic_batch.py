@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
-from handler.core.framing import JSON, JSON_TEXTS, JSONLINES, SLOT, fill, template
+from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.framing import JSON_TEXTS, JSONLINES, SLOT, fill, template
 from handler.core.values import Delta, Request
-from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext, TokenLine, front_end_error
+from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext, TokenLine
 from handler.protocols.kernel.readers.adapters import read_adapters
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply
-from handler.protocols.lmi.answers import BatchError, BatchFailure, BatchLine, BatchText
+from handler.protocols.lmi.answers import BatchLine, BatchText
 from handler.protocols.lmi.body import read_object, read_parameters_field, read_stream, unknown_names
+from handler.protocols.lmi.errors import BatchErrors
 from handler.protocols.lmi.request import Lmi
 
 _LMI = Lmi()  # one request of a batch is LMI's
@@ -19,11 +20,11 @@ _IN_ATTRIBUTES = "in X-Amzn-SageMaker-Custom-Attributes"
 _NOT_HERE = f"is only available with rolling batch; route=/generate {_IN_ATTRIBUTES} has TGI's details"
 
 
-class DynamicBatch:
+class DynamicBatch(Schema):
     """Each prompt of a list is a request of its own with the same parameters. The answer waits for all of them."""
 
     name = "dynamic_batch"
-    any_media = False
+    errors = BatchErrors()
     stream_framing = JSONLINES
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
@@ -62,16 +63,8 @@ class DynamicBatch:
         if context.config.enable_streaming:
             if len(requests) > 1:
                 raise InvalidPayload("'inputs' must be one string with option.enable_streaming=true")
-            return ParsedRequest(requests, BatchStream(self, requests[0]), ignored, streams=True)
-        return ParsedRequest(requests, BatchDocument(self, requests), ignored)
-
-    def stream_failure(self, error: ServingError) -> BatchFailure:
-        """Render LMI's error object."""
-        return {"code": error.status, "message": "invoke handler failure", "error": error.message}
-
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        value: BatchError = self.stream_failure(error) if error.status == 424 else front_end_error(error)
-        return HttpResponse(error.status, JSON.content_type, JSON.encode(value))
+            return ParsedRequest(requests, BatchStream(requests[0]), self.errors, ignored, streams=True)
+        return ParsedRequest(requests, BatchDocument(requests), self.errors, ignored)
 
 
 def _are_prompts(value: Any) -> bool:
@@ -81,9 +74,8 @@ def _are_prompts(value: Any) -> bool:
 class BatchDocument(WholeReply):
     """A text for each prompt."""
 
-    def __init__(self, schema: DynamicBatch, requests: list[Request]) -> None:
+    def __init__(self, requests: list[Request]) -> None:
         super().__init__(len(requests))
-        self._schema = schema
         self._requests = requests
 
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
@@ -95,9 +87,6 @@ class BatchDocument(WholeReply):
             for request, sequence in zip(self._requests, self._sequences, strict=True)
         ]
 
-    def refused(self, error: ServingError) -> HttpResponse:
-        return self._schema.refused(error)
-
 
 _line: BatchLine = {"outputs": [SLOT]}
 _LINE = template(JSONLINES.encode(_line))
@@ -106,8 +95,7 @@ _LINE = template(JSONLINES.encode(_line))
 class BatchStream:
     content_type = JSONLINES.content_type
 
-    def __init__(self, schema: DynamicBatch, request: Request) -> None:
-        self._schema = schema
+    def __init__(self, request: Request) -> None:
         self._prompt = request.prompt if request.full_text else ""
         self.finished = False
 
@@ -117,7 +105,7 @@ class BatchStream:
     def feed(self, index: int, delta: Delta) -> bytes:
         self.finished = delta.finish is not None
         if delta.error is not None:
-            return JSONLINES.encode(self._schema.stream_failure(delta.error))
+            return JSONLINES.encode(DynamicBatch.errors.tail(delta.error))
         tokens = delta.tokens
         if self._prompt and tokens:
             tokens = [tokens[0]._replace(text=self._prompt + tokens[0].text), *tokens[1:]]
@@ -126,6 +114,3 @@ class BatchStream:
 
     def token_line(self) -> TokenLine | None:
         return None if self._prompt else lambda token: _LINE % JSON_TEXTS[token.text]
-
-    def refused(self, error: ServingError) -> HttpResponse:
-        return self._schema.refused(error)

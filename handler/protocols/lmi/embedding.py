@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handler.core.errors import InvalidPayload, ServingError
-from handler.core.framing import JSON
-from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext, front_end_error
+from handler.core.errors import InvalidPayload
+from handler.protocols.kernel.base import ErrorFormat, ParsedRequest, ServerContext
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.reply import VectorReply
-from handler.protocols.lmi.answers import LmiPayloadError
 from handler.protocols.lmi.body import read_parameters_field
+from handler.protocols.lmi.errors import EmbeddingErrors
 from handler.protocols.tei.request import EMBED, TeiEmbed, as_lists
 
 _TEI = TeiEmbed()
@@ -25,6 +24,7 @@ class LmiEmbedding(TeiEmbed):
     """LMI has `inputs` alone; TEI's parameters may stand under `parameters` too."""
 
     name = "lmi_embedding"
+    errors: ErrorFormat = EmbeddingErrors()
     table = EMBED._replace(prefix="parameters.")
     fields = frozenset({"inputs", "parameters"})
 
@@ -42,18 +42,11 @@ class LmiEmbedding(TeiEmbed):
         inputs = body.get("inputs")
         requests = self.requests(inputs, body["parameters"], context)
         alone = len(requests) == 1 and not (isinstance(inputs, list) and isinstance(inputs[0], str | list))
-        reply = VectorReply(
-            len(requests), lambda vectors, _: [*vectors[0]] if alone else as_lists(vectors), self.refused
-        )
-        return ParsedRequest(requests, reply)
+        reply = VectorReply(len(requests), lambda vectors, _: [*vectors[0]] if alone else as_lists(vectors))
+        return ParsedRequest(requests, reply, self.errors)
 
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        if _is_of_tei(body):
-            return _TEI.refused(error)
-        value: LmiPayloadError = {"error": error.message, "code": error.status}
-        return HttpResponse(
-            error.status, JSON.content_type, JSON.encode(value if error.status == 424 else front_end_error(error))
-        )
+    def errors_of(self, body: Any, context: ServerContext) -> ErrorFormat:
+        return _TEI.errors if _is_of_tei(body) else self.errors
 
 
 def _is_of_tei(body: Any) -> bool:

@@ -12,7 +12,7 @@ from handler.protocols.lmi.reply import ResponseFormat
 
 
 class Postprocessor:
-    """A format that passes lines and documents through `change`; failures stay the format's own."""
+    """A format that passes lines and documents through `change`."""
 
     def __init__(self, format: ResponseFormat, change: Callable[[Any], Any]) -> None:
         self._format = format
@@ -21,9 +21,7 @@ class Postprocessor:
         self.prompt_token = format.prompt_token
         self.top_tokens = format.top_tokens
         self.stream_details = format.stream_details
-        self.stream_failure = format.stream_failure
         self.details = format.details
-        self.refused_as = format.refused_as
 
     def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> Any:
         return self._change(self._format.chunk(token, index, beside))

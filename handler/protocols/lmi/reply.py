@@ -6,10 +6,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from handler.core.errors import ServingError
-from handler.core.framing import JSON, NUMBER, Framing, template
+from handler.core.framing import NUMBER, Framing, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
-from handler.protocols.kernel.base import HttpResponse, TokenLine
+from handler.protocols.kernel.base import ErrorFormat, TokenLine
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply, finish_of, rank_sequences
 from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, document
 
@@ -59,9 +58,6 @@ class ResponseFormat(Protocol):
     ) -> dict[str, Any]:
         """Render `details` of the last line."""
 
-    def stream_failure(self, error: ServingError) -> Any:
-        """Render the last line of a stream that broke off."""
-
     def details(
         self, request: Request, best: SequenceOutput, others: Sequence[SequenceOutput], num_prompt_tokens: int
     ) -> dict[str, Any]:
@@ -70,17 +66,20 @@ class ResponseFormat(Protocol):
     def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
         """Render a whole answer."""
 
-    def refused_as(self, error: ServingError, framing: Framing) -> HttpResponse:
-        """Render a failure before anything has been sent, to a request that asked for this framing."""
-
 
 class StreamReply:
     """A stream of lines, one a token."""
 
     def __init__(
-        self, format: ResponseFormat, request: Request, framing: Framing, outputs: OutputTensors | None = None
+        self,
+        format: ResponseFormat,
+        request: Request,
+        framing: Framing,
+        errors: ErrorFormat,
+        outputs: OutputTensors | None = None,
     ) -> None:
         self._format = format
+        self._errors = errors
         self._request = request
         self._special_in_text = format.special_in_text
         self._framing = framing
@@ -106,7 +105,7 @@ class StreamReply:
             return line(tokens[0]) if len(tokens) == 1 else b"".join(map(line, tokens))
         if delta.error is not None:
             self.finished = True
-            return self._framing.encode(self._format.stream_failure(delta.error))
+            return self._framing.encode(self._errors.tail(delta.error)) + self._framing.end
         *tokens, last = tokens or (NO_TOKEN,)
         finish = finish_of(self._request, delta) or delta.finish
         return b"".join([*map(line, tokens), self._framing.encode(self._last(last, finish))])
@@ -143,9 +142,6 @@ class StreamReply:
                 details["prefill"] = [self._format.prompt_token(token) for token in self._prefill]
         return self._format.last_chunk(token, len(self._texts), text, details, self._beside(token))
 
-    def refused(self, error: ServingError) -> HttpResponse:
-        return self._format.refused_as(error, self._framing)
-
 
 class DocumentReply(WholeReply):
     """The whole answer of LMI and TGI."""
@@ -180,6 +176,3 @@ class DocumentReply(WholeReply):
         return document(
             self._outputs, [TokenRows(sequence.tokens, sequence.rows) for sequence in sequences], self._context
         )
-
-    def refused(self, error: ServingError) -> HttpResponse:
-        return self._format.refused_as(error, JSON)

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple, TypeVar
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import FRAMINGS, JSON, JSONLINES, Framing
 from handler.core.values import LMI_NAMES, Adapter, FieldNames, Request, Sampling, keep_last
-from handler.protocols.kernel.base import HttpResponse, ParsedRequest, Reply, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Reply, Schema, ServerContext
 from handler.protocols.kernel.parameters import ParsedParameters, read_all
 from handler.protocols.kernel.readers.adapters import merge_adapters, read_adapters
 from handler.protocols.kernel.validation import show
 from handler.protocols.lmi.body import read_field, read_object, read_parameters_field, read_stream, unknown_names
+from handler.protocols.lmi.errors import LmiErrors
 from handler.protocols.lmi.postprocess import Postprocessor
 from handler.protocols.lmi.reply import DocumentReply, ResponseFormat, StreamReply
 from handler.protocols.lmi.response import LmiFormat
@@ -28,14 +29,14 @@ class ParsedPrompt(NamedTuple):
     streaming: bool | None  # GptManager's; None when absent
 
 
-class Lmi(LmiFormat):
+class Lmi(LmiFormat, Schema):
     """The dialect of LMI's rolling batch: one object, or a line a token with the details in the last one.
 
     Subclasses change the format (`tgi/compat.py`), not the flow.
     """
 
     name = "lmi"
-    any_media = False
+    errors = LmiErrors()
     stream_framing = JSONLINES
     defaults: Mapping[str, Any] = {}  # Sampling fields
     details_default = False
@@ -57,7 +58,7 @@ class Lmi(LmiFormat):
         named = _read_formatter(parameters)
         framing = self._framing(named, context, stream)
         ignored = unknown_names(body, parameters, context)
-        streams = framing is not JSON
+        streams, errors = framing is not JSON, self.errors.framed(framing)
         if streams and request.sampling.num_sequences > 1:
             raise InvalidParameter(
                 "parameters.n, best_of and num_beams must be 1 when streaming: only whole answers hold more; "
@@ -66,19 +67,18 @@ class Lmi(LmiFormat):
 
         def reply(format: ResponseFormat) -> Reply:
             if streams:
-                return StreamReply(format, request, framing, outputs)
+                return StreamReply(format, request, framing, errors, outputs)
             return DocumentReply(format, request, outputs)
 
         def postprocess(change: Callable[[Any], Any]) -> Reply:
             return reply(Postprocessor(self, change))
 
-        return ParsedRequest((request,), reply(self), ignored, streams, None if named else postprocess)
+        return ParsedRequest((request,), reply(self), errors, ignored, streams, None if named else postprocess)
 
     def _framing(self, named: Framing | None, context: ServerContext, stream: bool | None) -> Framing:
         return named or FRAMINGS.get(context.config.output_formatter or "") or (self.stream_framing if stream else JSON)
 
-    def _framing_of_refused(self, body: Any, context: ServerContext) -> Framing:
-        """Choose the framing for a refusal, from what can be read of a wrong body."""
+    def errors_of(self, body: Any, context: ServerContext) -> LmiErrors:
         body = body if isinstance(body, dict) else {}
         content = body.get("parameters")
         parameters = content if isinstance(content, dict) else {}
@@ -87,7 +87,8 @@ class Lmi(LmiFormat):
             given = parameters.get("streaming")
             return read_stream(body, parameters, None if given is None else TABLE.parameters["streaming"].read(given))
 
-        return self._framing(_readable(lambda: _read_formatter(parameters)), context, _readable(stream))
+        named = _readable(lambda: _read_formatter(parameters))
+        return self.errors.framed(self._framing(named, context, _readable(stream)))
 
     def parse_prompt(
         self, prompt: str | None, parameters: Mapping[str, Any], context: ServerContext, adapter: Adapter | None = None
@@ -123,9 +124,6 @@ class Lmi(LmiFormat):
             names=_names(parsed),
         )
         return ParsedPrompt(request, _select_tensors(parsed), others.get("stream"))
-
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        return self.refused_as(error, JSON if context is None else self._framing_of_refused(body, context))
 
 
 T = TypeVar("T")

@@ -1,16 +1,14 @@
-"""LMI's answers from tokens: lines of a stream, whole answers, failures."""
+"""LMI's answers from tokens: lines of a stream, whole answers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from handler.core.errors import InvalidPayload, ServingError
-from handler.core.framing import JSON, JSON_TEXTS, TOKEN_SLOTS, Framing, dumps
+from handler.core.framing import JSON_TEXTS, TOKEN_SLOTS, Framing, dumps
 from handler.core.values import Finish, Request, Token
-from handler.protocols.kernel.base import HttpResponse, TokenLine, front_end_error
+from handler.protocols.kernel.base import TokenLine
 from handler.protocols.kernel.reply import SequenceOutput
-from handler.protocols.lmi.answers import LmiError, LmiFailedLine
 from handler.protocols.lmi.reply import line_template
 
 _SPECIAL_SLOTS = TOKEN_SLOTS._replace(special=True)
@@ -98,32 +96,3 @@ class LmiFormat:
         if details is not None:
             value["details"] = details
         return value if outputs is None else {**value, "outputs": outputs}
-
-    def refused_as(self, error: ServingError, framing: Framing) -> HttpResponse:
-        """Render a failure before the first token: as an error of the payload, of the model, or of the server."""
-        value: LmiError
-        if isinstance(error, InvalidPayload):
-            value = {"error": error.message, "code": error.status}
-        elif error.status != 424:
-            value = front_end_error(error)
-        elif framing is not JSON:
-            line = framing.encode(self.stream_failure(error)) + framing.end
-            return HttpResponse(error.status, framing.content_type, line)
-        else:
-            value = {
-                "generated_text": "",
-                "details": {"finish_reason": "error", "generated_tokens": None, "inputs": None, "tokens": None},
-                "error": error.message,
-                "code": error.status,
-            }
-        return HttpResponse(error.status, JSON.content_type, JSON.encode(value))
-
-    def stream_failure(self, error: ServingError) -> Any:
-        line: LmiFailedLine = {
-            "token": {"id": -1, "text": "", "log_prob": -1, "special_token": True},
-            "generated_text": "",
-            "details": {"finish_reason": "error", "generated_tokens": None, "inputs": None},
-            "error": error.message,
-            "code": error.status,
-        }
-        return line

@@ -6,19 +6,19 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
+from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON, SSE_DONE, Framing
 from handler.core.values import Adapter, Request, keep_last
 from handler.protocols.assistant.answer import answer_form
 from handler.protocols.assistant.template import read_template
 from handler.protocols.assistant.tools.prompt import lay_out
 from handler.protocols.assistant.tools.request import Tools, read_tools
-from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.base import ErrorFormat, ParsedRequest, Schema, ServerContext
 from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_all
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.messages import read_messages
-from handler.protocols.openai import errors
 from handler.protocols.openai.chat_response import ChatDocument, ChatFormat, ChatStream, Logprobs
+from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import CHAT, harmless, read_model
 from handler.protocols.openai.request import defaults, names, read_stream, streaming, unknown_fields
 from handler.protocols.openai.response import Head, Usage, identity
@@ -42,7 +42,7 @@ class ParsedChat(NamedTuple):
     ignored: Sequence[str]
 
 
-class OpenAiChat:
+class OpenAiChat(Schema):
     """It samples unless `temperature` is 0.
 
     Subclasses change the fields and the format (`lmi/chat.py`), not the flow.
@@ -54,7 +54,7 @@ class OpenAiChat:
     """
 
     name = "openai_chat"
-    any_media = False
+    errors: ErrorFormat = ERRORS
     table = CHAT
     fields = frozenset({"messages", "model", "stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls"})
     max_new_tokens: int | None = None
@@ -122,7 +122,7 @@ class OpenAiChat:
         """Return the request with the reply that renders its answer."""
         requests, num_sequences = (chat.request,), chat.request.sampling.n
         if chat.framing is JSON:
-            return ParsedRequest(requests, ChatDocument(chat.head, chat.format, num_sequences), chat.ignored)
+            return ParsedRequest(requests, ChatDocument(chat.head, chat.format, num_sequences), ERRORS, chat.ignored)
         return streaming(requests, ChatStream(chat.head, chat.format, num_sequences, chat.usage), chat.ignored)
 
     def _read_parameters(self, body: Mapping[str, Any], tools: Tools, context: ServerContext) -> ParsedParameters:
@@ -138,6 +138,3 @@ class OpenAiChat:
         if (count := body.get("top_logprobs")) and not body.get("logprobs"):
             raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")
         return parameters
-
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        return errors.refused(error)

@@ -10,6 +10,7 @@ from handler.core.framing import JSON, JSON_TEXTS, SLOT, SSE_DONE, Framing, temp
 from handler.core.values import Finish, Token
 from handler.protocols.assistant.answer import AnswerForm, AnswerReader
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
+from handler.protocols.kernel.base import ErrorFormat
 from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.openai.answers import (
     ChatLogprobs,
@@ -23,6 +24,7 @@ from handler.protocols.openai.answers import (
     ToolCall,
     ToolCallPart,
 )
+from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, WholeAnswer
 
 
@@ -107,10 +109,16 @@ class ChatStream(Stream):
     kind = "chat.completion.chunk"
 
     def __init__(
-        self, head: Head, format: ChatFormat, num_sequences: int, wanted: Usage, framing: Framing = SSE_DONE
+        self,
+        head: Head,
+        format: ChatFormat,
+        num_sequences: int,
+        wanted: Usage,
+        framing: Framing = SSE_DONE,
+        errors: ErrorFormat = ERRORS,
     ) -> None:
         self._readers = [ChatChoice(index) for index in range(num_sequences)]
-        super().__init__(head, self._readers, num_sequences, wanted, framing)
+        super().__init__(head, self._readers, num_sequences, wanted, framing, errors)
         self._format = format
         self._is_read = not format.form.is_text
         self._is_text = self._is_text and not self._is_read

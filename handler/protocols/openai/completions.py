@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
+from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import Request, Sampling, keep_last
-from handler.protocols.kernel.base import HttpResponse, ParsedRequest, Reply, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Reply, Schema, ServerContext
 from handler.protocols.kernel.parameters import read_all
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.texts import read_texts, text_of
-from handler.protocols.openai import errors
 from handler.protocols.openai.completions_response import PromptOnly, TextDocument, TextFormat, TextStream
+from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import COMPLETIONS, harmless, read_model
 from handler.protocols.openai.request import defaults, names, read_stream, streaming, unknown_fields
 from handler.protocols.openai.response import Head, identity
@@ -24,11 +24,11 @@ _MAX_TOKENS = 16  # OpenAI's and vLLM's default
 _READ = {*COMPLETIONS.parameters, "prompt", "model", "stream", "stream_options"}
 
 
-class OpenAiCompletions:
+class OpenAiCompletions(Schema):
     """It samples unless `temperature` is 0."""
 
     name = "openai_completions"
-    any_media = False
+    errors = ERRORS
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
@@ -76,10 +76,7 @@ class OpenAiCompletions:
         )
         if prompt_only:
             reply = PromptOnly(reply)
-        return streaming(requests, reply, ignored) if stream else ParsedRequest(requests, reply, ignored)
-
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        return errors.refused(error)
+        return streaming(requests, reply, ignored) if stream else ParsedRequest(requests, reply, ERRORS, ignored)
 
 
 def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, scored: bool) -> None:

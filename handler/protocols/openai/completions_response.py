@@ -142,7 +142,6 @@ class PromptOnly:
         self._prefills: dict[int, Sequence[Token] | None] = {}
         self.content_type = reply.content_type
         self.start = reply.start
-        self.refused = reply.refused
         self.finished = False
 
     def feed(self, index: int, delta: Delta) -> bytes:

@@ -7,9 +7,9 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from handler.core.errors import InvalidPayload, ServingError
+from handler.core.errors import InvalidPayload
 from handler.core.values import Pooling
-from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.values import accepts, integer
@@ -20,8 +20,8 @@ from handler.protocols.kernel.texts import (
     read_texts,
     vllm_truncation,
 )
-from handler.protocols.openai import errors
 from handler.protocols.openai.answers import EmbeddingAnswer
+from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import harmless, read_model
 from handler.protocols.openai.request import unknown_fields
 
@@ -49,11 +49,11 @@ TABLE = Table(
 _READ = {*TABLE.parameters, "input", "model"}
 
 
-class OpenAiEmbeddings:
+class OpenAiEmbeddings(Schema):
     """A vector of length 1 for each text of `input`."""
 
     name = "openai_embeddings"
-    any_media = False
+    errors = ERRORS
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
@@ -84,10 +84,7 @@ class OpenAiEmbeddings:
                 "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
             }
 
-        return ParsedRequest(requests, VectorReply(len(requests), render, self.refused), ignored)
-
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        return errors.refused(error)
+        return ParsedRequest(requests, VectorReply(len(requests), render), self.errors, ignored)
 
 
 def _base64(vector: Sequence[float]) -> str:

@@ -12,7 +12,7 @@ from handler.protocols.kernel.base import ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import ParsedParameters
 from handler.protocols.kernel.readers.values import accepts
 from handler.protocols.kernel.validation import show
-from handler.protocols.openai import errors
+from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import HARMLESS
 from handler.protocols.openai.response import Usage
 
@@ -89,4 +89,4 @@ def read_usage(options: Any, *, force: bool = False) -> Usage:
 
 
 def streaming(requests: tuple[Request, ...], reply: Any, ignored: Sequence[str]) -> ParsedRequest:
-    return ParsedRequest(requests, reply, ignored, streams=True, keep_alive=KEEP_ALIVE, failed=errors.stream_end)
+    return ParsedRequest(requests, reply, ERRORS, ignored, streams=True, keep_alive=KEEP_ALIVE)

@@ -6,14 +6,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSON_TEXTS, NUMBER, SLOT, SSE_DONE, Framing, fill, template
 from handler.core.identifiers import new_digits
 from handler.core.values import NO_TOKEN, Delta, Finish, Token
-from handler.protocols.kernel.base import HttpResponse, TokenLine
+from handler.protocols.kernel.base import ErrorFormat, TokenLine
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply
-from handler.protocols.openai import errors
 from handler.protocols.openai.answers import TokenUsage
+from handler.protocols.openai.errors import ERRORS
 
 REASONS: Mapping[Finish | None, str | None] = {
     None: None,
@@ -108,9 +107,11 @@ class Stream:
         num_sequences: int,
         wanted: Usage,
         framing: Framing = SSE_DONE,
+        errors: ErrorFormat = ERRORS,
     ) -> None:
         self.content_type = framing.content_type
         self._framing = framing
+        self._errors = errors
         self._head = head
         self._choices = choices
         self._num_sequences = num_sequences
@@ -134,7 +135,7 @@ class Stream:
             return fill(event, delta.tokens)
         if delta.error is not None:
             self.finished = True
-            return self._failure(delta.error)
+            return self._framing.encode(self._errors.tail(delta.error)) + self._framing.end
         prefill = delta.prefill or ()
         if delta.finish is None:
             return b"".join([self._next(choice, token, None, prefill) for token in delta.tokens])
@@ -216,13 +217,6 @@ class Stream:
         """Count the tokens of thoughts; None where these are not separated."""
         return None
 
-    def _failure(self, error: ServingError) -> bytes:
-        """Render the end of a stream that broke off."""
-        return errors.stream_end(error)
-
-    def refused(self, error: ServingError) -> HttpResponse:
-        return errors.refused(error)
-
 
 class WholeAnswer(WholeReply):
     """A whole answer as one object. Subclasses render the choices.
@@ -255,6 +249,3 @@ class WholeAnswer(WholeReply):
 
     def _choices(self) -> Sequence[Mapping[str, Any]]:
         raise NotImplementedError
-
-    def refused(self, error: ServingError) -> HttpResponse:
-        return errors.refused(error)

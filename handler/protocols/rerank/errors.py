@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from handler.core.errors import ServingError
-from handler.core.framing import JSON
-from handler.protocols.kernel.base import HttpResponse
-from handler.protocols.openai.errors import status
+from handler.protocols.kernel.base import ErrorFormat
+from handler.protocols.openai.errors import OpenAiErrors
 from handler.protocols.rerank.answers import RerankError
 
 
-def refused(error: ServingError) -> HttpResponse:
-    value: RerankError = {"message": error.message}
-    return HttpResponse(status(error), JSON.content_type, JSON.encode(value))
+class RerankErrors(ErrorFormat):
+    statuses = OpenAiErrors.statuses
+
+    def body(self, error: ServingError) -> RerankError:
+        return {"message": error.message}
+
+
+ERRORS = RerankErrors()

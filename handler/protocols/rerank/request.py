@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from handler.core.errors import InvalidPayload, ServingError
+from handler.core.errors import InvalidPayload
 from handler.core.identifiers import new_uuid
 from handler.core.values import Pooling, Truncation
-from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.values import accepts, boolean, integer
@@ -24,8 +24,8 @@ from handler.protocols.kernel.texts import (
 )
 from handler.protocols.openai.parameters import harmless, read_model
 from handler.protocols.openai.request import unknown_fields
-from handler.protocols.rerank import errors
 from handler.protocols.rerank.answers import RankedDocument, RerankAnswer
+from handler.protocols.rerank.errors import ERRORS
 
 
 @accepts(type="integer", minimum=0)
@@ -57,7 +57,7 @@ TABLE = Table(
 _READ = {*TABLE.parameters, "query", "documents", "model"}
 
 
-class Rerank:
+class Rerank(Schema):
     """The documents by their relevance to the query.
 
     Args:
@@ -65,7 +65,7 @@ class Rerank:
         truncation: of a pair with too many tokens, unless the body says; Cohere's second version cuts documents off.
     """
 
-    any_media = False
+    errors = ERRORS
 
     def __init__(self, name: str, *, return_documents: bool, truncation: Truncation | None) -> None:
         self.name = name
@@ -105,10 +105,7 @@ class Rerank:
                 "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
             }
 
-        return ParsedRequest(requests, VectorReply(len(requests), render, errors.refused), ignored)
-
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        return errors.refused(error)
+        return ParsedRequest(requests, VectorReply(len(requests), render), self.errors, ignored)
 
 
 def _read_documents(value: Any) -> list[dict[str, Any]]:

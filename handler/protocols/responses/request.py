@@ -10,16 +10,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
-from handler.core.framing import JSON, KEEP_ALIVE, dumps
+from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.framing import JSON, dumps
 from handler.protocols.assistant.template import EFFORTS
-from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.validation import Named
-from handler.protocols.openai import errors
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
+from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import CHAT
+from handler.protocols.openai.request import streaming
 from handler.protocols.responses.items import new_id
 from handler.protocols.responses.messages import InputReader
 from handler.protocols.responses.parameters import NO_EFFECT, TABLE
@@ -37,11 +38,11 @@ _WORDS = {"].function.": "].", "reasoning_effort": "reasoning.effort", "messages
 _REASONING = {"effort", "summary", "generate_summary"}
 
 
-class OpenAiResponses:
+class OpenAiResponses(Schema):
     """It samples unless `temperature` is 0. An answer without a limit fills the model's context."""
 
     name = "openai_responses"
-    any_media = False
+    errors = ERRORS
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
@@ -69,9 +70,6 @@ class OpenAiResponses:
         no_effect = [name for name in body if name in NO_EFFECT and body[name] is not None]
         return parsed._replace(ignored=[*ignored, *map(_in_own_words, parsed.ignored), *no_effect])
 
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        return errors.refused(error)
-
 
 class _Chat(OpenAiChat):
     """One translated body.
@@ -95,9 +93,8 @@ class _Chat(OpenAiChat):
         own = {"id": new_id("resp"), "object": "response", "created_at": chat.head.created, "model": chat.head.model}
         settings, requests = Settings({**own, **self._head}, chat.format.form, self._namespaces), (chat.request,)
         if chat.framing is JSON:
-            return ParsedRequest(requests, ResponseDocument(settings), chat.ignored)
-        stream = ResponseStream(settings)
-        return ParsedRequest(requests, stream, chat.ignored, streams=True, keep_alive=KEEP_ALIVE, failed=stream.failed)
+            return ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored)
+        return streaming(requests, ResponseStream(settings), chat.ignored)
 
 
 def _effort(body: Mapping[str, Any]) -> Any:

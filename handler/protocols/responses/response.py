@@ -10,9 +10,9 @@ from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, named_event, template
 from handler.core.values import Finish, Token
 from handler.protocols.assistant.answer import AnswerForm
 from handler.protocols.assistant.replies import BlockStream, read_whole
-from handler.protocols.kernel.base import HttpResponse, TokenLine
+from handler.protocols.kernel.base import TokenLine
 from handler.protocols.kernel.reply import WholeReply
-from handler.protocols.openai import errors
+from handler.protocols.openai.errors import ERRORS
 from handler.protocols.responses.items import Items, Value
 
 
@@ -65,9 +65,9 @@ class ResponseStream(BlockStream):
     def token_line(self) -> TokenLine | None:
         return None if self._text_event is None or not self._settings.form.is_text else self._token
 
-    def failed(self, error: ServingError) -> bytes:
+    def _failed(self, error: ServingError) -> bytes:
         rest = self._encode(self._items.end(complete=False))
-        code = "rate_limit_exceeded" if errors.status(error) == 429 else "server_error"
+        code = "rate_limit_exceeded" if ERRORS.status(error) == 429 else "server_error"
         failure = {"code": code, "message": error.message}
         response = self._settings.response(self._items.output, Finish.ERROR, error=failure)
         return rest + self._encode([{"type": "response.failed", "response": response}])
@@ -113,9 +113,6 @@ class ResponseStream(BlockStream):
         response = self._settings.response(self._items.output, finish, broken=self._items.broken, usage=counts)
         return rest + self._encode([{"type": f"response.{response['status']}", "response": response}])
 
-    def refused(self, error: ServingError) -> HttpResponse:
-        return errors.refused(error)
-
 
 class ResponseDocument(WholeReply):
     """A whole response."""
@@ -131,6 +128,3 @@ class ResponseDocument(WholeReply):
         items.end(complete=sequence.finish is not Finish.LENGTH)
         counts = usage(self._num_prompt_tokens, answer.num_tokens, answer.num_thoughts)
         return self._settings.response(items.output, sequence.finish, broken=items.broken, usage=counts)
-
-    def refused(self, error: ServingError) -> HttpResponse:
-        return errors.refused(error)

@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import MappingProxyType
 
-from handler.core.errors import (
-    BadRequest,
-    InvalidParameter,
-    InvalidPayload,
-    NotJson,
-    Overloaded,
-    ServingError,
-    TooLong,
-    Unavailable,
-)
-from handler.core.framing import JSON
-from handler.protocols.kernel.base import HttpResponse
+from handler.core.errors import InvalidParameter, InvalidPayload, NotJson, Overloaded, ServingError, TooLong
+from handler.protocols.kernel.base import ErrorFormat
 from handler.protocols.kernel.texts import NoTexts, TooManyTexts
 from handler.protocols.tei.answers import TeiError, TeiErrorType
 
 
-def _status_and_type(error: ServingError) -> tuple[int, TeiErrorType]:
-    match error:
-        case NoTexts():
-            return 400, "Empty"
-        case TooManyTexts() | TooLong():
-            return 413, "Validation"
-        case NotJson():
-            return 400, "Validation"
-        case InvalidPayload() | InvalidParameter():
-            return 422, "Validation"
-        case Overloaded():
-            return 429, "Overloaded"
-        case Unavailable():
-            return 503, "Unhealthy"
-        case BadRequest():
-            return error.status, "Validation"
-    return error.status, "Validation" if error.kind == "validation" else "Backend"
+class TeiErrors(ErrorFormat):
+    """The messages are this server's own."""
+
+    statuses = MappingProxyType(
+        {
+            NoTexts: 400,
+            TooManyTexts: 413,
+            TooLong: 413,
+            NotJson: 400,
+            InvalidPayload: 422,
+            InvalidParameter: 422,
+            Overloaded: 429,
+        }
+    )
+
+    def body(self, error: ServingError) -> TeiError:
+        return {"error": error.message, "error_type": self._type(error)}
+
+    def _type(self, error: ServingError) -> TeiErrorType:
+        if isinstance(error, NoTexts):
+            return "Empty"
+        status = self.status(error)
+        if status in (429, 503):
+            return "Overloaded" if status == 429 else "Unhealthy"
+        return "Backend" if error.kind == "generation" else "Validation"
 
 
-def refused(error: ServingError, body: Any = None, context: Any = None) -> HttpResponse:
-    """Render an error. The messages are this server's own."""
-    status, kind = _status_and_type(error)
-    value: TeiError = {"error": error.message, "error_type": kind}
-    return HttpResponse(status, JSON.content_type, JSON.encode(value))
+ERRORS = TeiErrors()

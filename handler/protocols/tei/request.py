@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from handler.core.errors import InvalidPayload, ServingError
+from handler.core.errors import InvalidPayload
 from handler.core.values import FieldNames, Pooling, Request, Truncation
-from handler.protocols.kernel.base import Headers, HttpResponse, ParsedRequest, ServerContext, Timing
+from handler.protocols.kernel.base import ErrorFormat, Headers, ParsedRequest, Schema, ServerContext, Timing
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.values import boolean, integer, string
@@ -23,8 +23,8 @@ from handler.protocols.kernel.texts import (
     score_requests,
     truncation_side,
 )
-from handler.protocols.tei import errors
 from handler.protocols.tei.answers import TeiPrediction, TeiRank, TeiVectors
+from handler.protocols.tei.errors import ERRORS
 
 _TRUNCATION: Mapping[str, Parameter] = {
     "truncate": Parameter("truncate", boolean),
@@ -53,7 +53,7 @@ _INPUTS = "must be a string, a pair of strings [a, b], or a list of lists of one
 SIMILARITY = Table({**_TRUNCATION, "prompt_name": _PROMPT_NAME}, "parameters.")
 
 
-class Tei:
+class Tei(Schema):
     """One of TEI's routes. Too many tokens are refused unless `truncate` is true, as by TEI's own defaults.
 
     Attributes:
@@ -61,8 +61,7 @@ class Tei:
         fields: the others.
     """
 
-    name: str
-    any_media = False
+    errors: ErrorFormat = ERRORS
     table: Table
     fields: frozenset[str] = frozenset({"inputs"})
 
@@ -85,11 +84,8 @@ class Tei:
         return others, Truncation(side=others.get("side", "right")) if others.get("truncate") else None
 
     def parsed(self, requests: Sequence[Request], render: Callable[[Vectors, int], Any]) -> ParsedRequest:
-        reply = VectorReply(len(requests), render, self.refused)
-        return ParsedRequest(requests, reply, headers=functools.partial(_headers, requests))
-
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        return errors.refused(error)
+        reply = VectorReply(len(requests), render)
+        return ParsedRequest(requests, reply, self.errors, headers=functools.partial(_headers, requests))
 
 
 class TeiSimilarity(Tei):

@@ -7,12 +7,23 @@ from types import MappingProxyType
 from typing import Any
 
 from handler.core.errors import ServingError
-from handler.core.framing import JSON, SSE
+from handler.core.framing import SSE, Framing
 from handler.core.values import Request
-from handler.protocols.kernel.base import HttpResponse, ServerContext
 from handler.protocols.kernel.reply import SequenceOutput
+from handler.protocols.lmi.errors import LmiErrors
 from handler.protocols.lmi.request import Lmi
 from handler.protocols.tgi.response import TgiFormat, seed_of
+
+
+class TgiCompatErrors(LmiErrors):
+    def framed(self, framing: Framing) -> TgiCompatErrors:
+        """Under an error's status TGI's clients read nothing but a JSON object, for streams too."""
+        return self
+
+    def body(self, error: ServingError) -> Any:
+        return {"error": error.message, "error_type": error.kind, "code": self.status(error)}
+
+    tail = body
 
 
 class TgiCompat(TgiFormat, Lmi):
@@ -22,6 +33,7 @@ class TgiCompat(TgiFormat, Lmi):
     """
 
     name = "tgi_compat"
+    errors = TgiCompatErrors()
     stream_framing = SSE
     defaults: Mapping[str, Any] = MappingProxyType({"include_stop": True})
     details_default = True
@@ -37,9 +49,3 @@ class TgiCompat(TgiFormat, Lmi):
 
     def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
         return [super().document(text, details, outputs)]
-
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        return HttpResponse(error.status, JSON.content_type, JSON.encode(self.stream_failure(error)))
-
-    def stream_failure(self, error: ServingError) -> Any:
-        return {"error": error.message, "error_type": error.kind, "code": error.status}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import MappingProxyType
 from typing import NamedTuple
 
 from handler.core.errors import (
@@ -10,16 +12,17 @@ from handler.core.errors import (
     InternalError,
     InvalidParameter,
     InvalidPayload,
-    MethodNotAllowed,
     NotJson,
     Overloaded,
     PromptTooLong,
     ServingError,
-    TooLarge,
+    TooLong,
     Unavailable,
-    UnsupportedMedia,
 )
+from handler.core.framing import JSON, SSE
 from handler.core.values import Request
+from handler.protocols.kernel.base import ErrorFormat, HttpResponse
+from handler.protocols.tgi.answers import MindieError, TgiError
 
 SLICE = 1024
 """New tokens that TGI 3 checks against the model's limit. Of a larger number it generates as many as fit."""
@@ -59,36 +62,75 @@ class Failure(NamedTuple):
     in_stream: bool = True
 
 
-def failure(error: ServingError, request: Request | None = None, *, begun: bool = False) -> Failure:
-    """Render an error as TGI does; where TGI answers plain text, return its text.
+class TgiErrors(ErrorFormat):
+    """TGI's errors.
 
     Args:
+        streams: the request is for a stream.
         request: the request, as far as it was read.
-        begun: the answer has begun.
+        has_begun: whether a whole answer has.
     """
-    match error:
-        case NotJson():
-            return Failure(400, f"Failed to parse the request body as JSON: {error.message}", "validation", False)
-        case WrongType():
-            what = "Failed to deserialize the JSON body into the target type"
-            return Failure(422, f"{what}: {error.message}", "validation", False)
-        case UnsupportedMedia() | TooLarge() | MethodNotAllowed():
-            return Failure(error.status, error.message, error.kind, False)
-        case PromptTooLong() | AnswerTooLong():
-            return Failure(422, f"Input validation error: {_too_long(error, request)}", "validation")
-        case InvalidPayload() | InvalidParameter():
-            return Failure(422, f"Input validation error: {error.message}", "validation")
-        case Overloaded():
-            return Failure(429, "Model is overloaded", "overloaded")
-        case Unavailable() if begun:  # the server stops
-            return Failure(500, "Incomplete generation", "incomplete_generation")
-        case Unavailable():
-            return Failure(503, error.message, "healthcheck", False)
-        case InternalError():
-            return Failure(500, error.message, "incomplete_generation")
-        case GenerationFailed():
-            return Failure(424, f"Request failed during generation: {error.message}", "generation")
-    return Failure(error.status, error.message, error.kind, False)
+
+    statuses = MappingProxyType(
+        {NotJson: 400, InvalidPayload: 422, InvalidParameter: 422, TooLong: 422, Overloaded: 429}
+    )
+
+    def __init__(
+        self, *, streams: bool = False, request: Request | None = None, has_begun: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._streams = streams
+        self._request = request
+        self._has_begun = has_begun
+
+    def body(self, error: ServingError) -> TgiError | MindieError:
+        return self._value(self._failure(error))
+
+    def tail(self, error: ServingError) -> TgiError | MindieError:
+        return self._value(self._failure(error, begun=True))
+
+    def whole(self, error: ServingError) -> HttpResponse:
+        failure = self._failure(error, begun=self._has_begun())
+        value = self._value(failure)
+        if self._streams and failure.in_stream:
+            return HttpResponse(200, SSE.content_type, SSE.encode(value))
+        return HttpResponse(failure.status, JSON.content_type, JSON.encode(value))
+
+    def _value(self, failure: Failure) -> TgiError | MindieError:
+        return {"error": failure.error, "error_type": failure.error_type}
+
+    def _failure(self, error: ServingError, *, begun: bool = False) -> Failure:
+        """Render an error as TGI does; where TGI answers plain text, return its text."""
+        status = self.status(error)
+        match error:
+            case NotJson():
+                return Failure(
+                    status, f"Failed to parse the request body as JSON: {error.message}", "validation", False
+                )
+            case WrongType():
+                what = "Failed to deserialize the JSON body into the target type"
+                return Failure(status, f"{what}: {error.message}", "validation", False)
+            case PromptTooLong() | AnswerTooLong():
+                return Failure(status, f"Input validation error: {_too_long(error, self._request)}", "validation")
+            case InvalidPayload() | InvalidParameter():
+                return Failure(status, f"Input validation error: {error.message}", "validation")
+            case Overloaded():
+                return Failure(status, "Model is overloaded", "overloaded")
+            case Unavailable() if begun:  # the server stops
+                return Failure(500, "Incomplete generation", "incomplete_generation")
+            case Unavailable():
+                return Failure(status, error.message, "healthcheck", False)
+            case InternalError():
+                return Failure(status, error.message, "incomplete_generation")
+            case GenerationFailed():
+                return Failure(status, f"Request failed during generation: {error.message}", "generation")
+        return Failure(status, error.message, error.kind, False)
+
+
+class MindieErrors(TgiErrors):
+    """The message alone, under its real status as long as nothing was sent."""
+
+    def _value(self, failure: Failure) -> MindieError:
+        return {"error": failure.error}
 
 
 def _too_long(error: PromptTooLong | AnswerTooLong, request: Request | None) -> str:

@@ -9,16 +9,15 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from handler.core.errors import ServingError
-from handler.core.framing import JSON, JSON_TEXTS, TOKEN_SLOTS, Framing
+from handler.core.framing import JSON_TEXTS, SSE, TOKEN_SLOTS, Framing
 from handler.core.values import Finish, Request, Token, keep_last
-from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext, TokenLine
+from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext, TokenLine
 from handler.protocols.kernel.parameters import Parameter, Table, named, read_all
 from handler.protocols.kernel.readers.values import integer
 from handler.protocols.kernel.reply import SequenceOutput
-from handler.protocols.lmi.reply import line_template
-from handler.protocols.tgi.errors import failure
-from handler.protocols.tgi.native import DEFAULTS, Document, Stream
+from handler.protocols.lmi.reply import StreamReply, line_template
+from handler.protocols.tgi.errors import MindieErrors
+from handler.protocols.tgi.native import DEFAULTS, Document
 from handler.protocols.tgi.request import (
     PARAMETERS,
     TOP_LEVEL,
@@ -65,11 +64,11 @@ _WITHOUT_EFFECT = {"typical_p": 1.0, "watermark": False}
 """MindIE accepts these without effect. Values other than these defaults are listed in the answer's header."""
 
 
-class Mindie(TgiFormat):
+class Mindie(TgiFormat, Schema):
     """One object, or events. Null means absent everywhere, as in MindIE's own example."""
 
     name = "mindie"
-    any_media = False
+    errors = MindieErrors()
     special_in_text = False
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -85,8 +84,11 @@ class Mindie(TgiFormat):
         ]
         ignored = unknown(body, context, KINDS) + idle
         if read.stream:
-            return ParsedRequest((request,), Stream(self, request), ignored, streams=True)
-        return ParsedRequest((request,), Document(self, request), ignored)
+            errors = MindieErrors(request=request)
+            return ParsedRequest((request,), StreamReply(self, request, SSE, errors), errors, ignored, streams=True)
+        document = Document(self, request)
+        errors = MindieErrors(request=request, has_begun=document.has_begun)
+        return ParsedRequest((request,), document, errors, ignored)
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -141,21 +143,6 @@ class Mindie(TgiFormat):
 
     def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
         return {"generated_text": text} if details is None else {"details": details, "generated_text": text}
-
-    # -- failures ------------------------------------------------------------------------------------------------
-
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        return self.failed(error, stream=False)
-
-    def failed(
-        self, error: ServingError, *, stream: bool, request: Request | None = None, begun: bool = False
-    ) -> HttpResponse:
-        """Render `error` alone, with its real status as long as nothing was sent."""
-        answer = failure(error, request, begun=begun)
-        return HttpResponse(answer.status, JSON.content_type, JSON.encode({"error": answer.error}))
-
-    def stream_failure(self, error: ServingError) -> Any:
-        return {"error": failure(error, begun=True).error}
 
 
 def _check_limits(read: Body, context: ServerContext) -> None:

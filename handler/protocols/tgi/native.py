@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from handler.core.errors import ServingError
-from handler.core.framing import JSON, KEEP_ALIVE, SSE
+from handler.core.framing import KEEP_ALIVE, SSE
 from handler.core.values import Finish, Request, keep_last
-from handler.protocols.kernel.base import Headers, HttpResponse, ParsedRequest, ServerContext, Timing
+from handler.protocols.kernel.base import Headers, ParsedRequest, Schema, ServerContext, Timing
 from handler.protocols.kernel.parameters import Parameter, Table, named, read_all
 from handler.protocols.kernel.readers.values import integer
 from handler.protocols.kernel.reply import SequenceOutput
-from handler.protocols.lmi.reply import DocumentReply, ResponseFormat, StreamReply
-from handler.protocols.tgi.answers import TgiError
-from handler.protocols.tgi.errors import SLICE, failure
+from handler.protocols.lmi.reply import DocumentReply, StreamReply
+from handler.protocols.tgi.errors import SLICE, TgiErrors
 from handler.protocols.tgi.request import Body, check_limits, read_body, unknown
 from handler.protocols.tgi.response import TgiFormat, finish_shown, seed_of
 
@@ -31,39 +29,17 @@ DEFAULTS = {"include_stop": True, "skip_special_tokens": False}
 """Tokens show special tokens, and stop strings match them; the whole text has none."""
 
 
-class Dialect(ResponseFormat, Protocol):
-    """A format whose refusals depend on the request."""
-
-    def failed(
-        self, error: ServingError, *, stream: bool, request: Request | None = None, begun: bool = False
-    ) -> HttpResponse: ...
-
-
 class Document(DocumentReply):
     """A whole answer. `best_of` returns the sequence with the highest mean log-probability."""
-
-    def __init__(self, dialect: Dialect, request: Request) -> None:
-        super().__init__(dialect, request)
-        self._dialect = dialect
 
     def _score(self, sequence: SequenceOutput) -> float:
         return sequence.mean_logprob
 
-    def refused(self, error: ServingError) -> HttpResponse:
-        begun = any(sequence.tokens for sequence in self._sequences)
-        return self._dialect.failed(error, stream=False, request=self._request, begun=begun)
+    def has_begun(self) -> bool:
+        return any(sequence.tokens for sequence in self._sequences)
 
 
-class Stream(StreamReply):
-    def __init__(self, dialect: Dialect, request: Request) -> None:
-        super().__init__(dialect, request, SSE)
-        self._dialect = dialect
-
-    def refused(self, error: ServingError) -> HttpResponse:
-        return self._dialect.failed(error, stream=True, request=self._request)
-
-
-class Tgi(TgiFormat):
+class Tgi(TgiFormat, Schema):
     """One of TGI's routes.
 
     Args:
@@ -72,14 +48,16 @@ class Tgi(TgiFormat):
         full_text: the text begins with the prompt by default.
     """
 
-    any_media = False
     special_in_text = False
+
+    errors: TgiErrors
 
     def __init__(self, name: str, *, array: bool = False, streams: bool | None = None, full_text: bool = False) -> None:
         self.name = name
         self._array = array
         self._streams = streams
         self._full_text = full_text
+        self.errors = TgiErrors(streams=bool(streams))
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -93,15 +71,17 @@ class Tgi(TgiFormat):
             ignored.append("stream")  # this route does not look at it
         own_headers = headers(request, context)
         if stream:
+            errors = TgiErrors(streams=True, request=request)
+            reply = StreamReply(self, request, SSE, errors)
+            return ParsedRequest((request,), reply, errors, ignored, True, headers=own_headers, keep_alive=KEEP_ALIVE)
+        document = Document(self, request)
+        errors = TgiErrors(request=request, has_begun=document.has_begun)
+        return ParsedRequest((request,), document, errors, ignored, headers=own_headers)
 
-            def failed(error: ServingError) -> bytes:
-                return SSE.encode(self.stream_failure(error, request))
-
-            reply = Stream(self, request)
-            return ParsedRequest(
-                (request,), reply, ignored, True, headers=own_headers, keep_alive=KEEP_ALIVE, failed=failed
-            )
-        return ParsedRequest((request,), Document(self, request), ignored, headers=own_headers)
+    def errors_of(self, body: Any, context: ServerContext) -> TgiErrors:
+        if self._streams is None and isinstance(body, dict) and body.get("stream") is True:
+            return TgiErrors(streams=True)
+        return self.errors
 
     def _request(self, read: Body, context: ServerContext) -> Request:
         given = {name: value for name, value in read.parameters.items() if (name, value) != ("best_of", 0)}
@@ -160,25 +140,6 @@ class Tgi(TgiFormat):
         if details is not None:
             value["details"] = details
         return [value] if self._array else value
-
-    # -- failures ------------------------------------------------------------------------------------------------
-
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        stream = isinstance(body, dict) and body.get("stream") is True
-        return self.failed(error, stream=stream if self._streams is None else self._streams)
-
-    def failed(
-        self, error: ServingError, *, stream: bool, request: Request | None = None, begun: bool = False
-    ) -> HttpResponse:
-        answer = failure(error, request, begun=begun)
-        value: TgiError = {"error": answer.error, "error_type": answer.error_type}
-        if stream and answer.in_stream:
-            return HttpResponse(200, SSE.content_type, SSE.encode(value))
-        return HttpResponse(answer.status, JSON.content_type, JSON.encode(value))
-
-    def stream_failure(self, error: ServingError, request: Request | None = None) -> Any:
-        answer = failure(error, request, begun=True)
-        return {"error": answer.error, "error_type": answer.error_type}
 
 
 def headers(request: Request, context: ServerContext) -> Callable[[Timing | None], Headers]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from handler.core.errors import ServingError
 from handler.core.framing import JSON_TEXTS, SLOT, TOKEN_SLOTS, Framing, dumps
 from handler.core.values import Finish, Request, Token
-from handler.protocols.kernel.base import HttpResponse, ServerContext, TokenLine
+from handler.protocols.kernel.base import TokenLine
 from handler.protocols.lmi.reply import line_template
 
 _SLOTS = TOKEN_SLOTS._replace(special=SLOT)
@@ -60,14 +59,6 @@ class TgiFormat:
             "seed": seed_of(request),
             "input_length": num_prompt_tokens,
         }
-
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        """Render a failure; each dialect has its own."""
-        raise NotImplementedError
-
-    def refused_as(self, error: ServingError, framing: Framing) -> HttpResponse:
-        """Render a JSON object for streams too: under an error's status TGI's clients read nothing else."""
-        return self.refused(error)
 
 
 def seed_of(request: Request, index: int = 0) -> int | None:

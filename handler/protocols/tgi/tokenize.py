@@ -7,20 +7,19 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from handler.core.errors import InvalidParameter, ServingError
+from handler.core.errors import InvalidParameter
 from handler.core.framing import JSON
 from handler.core.text import Prompt, spans
 from handler.core.values import Request
 from handler.protocols.assistant.template import READERS, read_template
 from handler.protocols.assistant.tools.prompt import lay_out
-from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.messages import read_messages
 from handler.protocols.kernel.reply import PromptDocument
 from handler.protocols.kernel.validation import show
 from handler.protocols.openai.parameters import CHAT, HARMLESS
-from handler.protocols.tgi.errors import OutOfRange, WrongType
-from handler.protocols.tgi.native import Tgi
+from handler.protocols.tgi.errors import OutOfRange, TgiErrors, WrongType
 from handler.protocols.tgi.request import read_body, unknown
 
 _SHAPING = ("add_special_tokens", "chat_template", *READERS)
@@ -32,25 +31,19 @@ _NO_EFFECT |= CHAT.parameters.keys() - {*_SHAPING, "truncate_prompt_tokens"}
 
 _PART = 1 << 10  # tokens whose JSON is made at a time; it holds the GIL, and so does freeing what it was made of
 
-_GENERATE = Tgi("tgi_generate", streams=False)
-"""Whose refusals these are."""
 
-
-class _TgiTokenize:
+class _TgiTokenize(Schema):
     """Of a generate body only `inputs` counts; as in TGI, `truncate` has no effect."""
 
     name = "tgi_tokenize"
-    any_media = False
+    errors = TgiErrors()
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         inputs = read_body(body).inputs
         if not inputs:
             raise OutOfRange("`inputs` cannot be empty")
-        reply = PromptDocument(_tokens, self.refused)
-        return ParsedRequest((Request(inputs),), reply, unknown(body, context), take_prompt=reply.take)
-
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        return _GENERATE.refused(error, body, context)
+        reply = PromptDocument(_tokens)
+        return ParsedRequest((Request(inputs),), reply, self.errors, unknown(body, context), take_prompt=reply.take)
 
 
 class _TgiChatTokenize(_TgiTokenize):
@@ -74,9 +67,9 @@ class _TgiChatTokenize(_TgiTokenize):
         others = [name for name in given if name not in _NO_EFFECT]
         ignored = report_unknown([*ignored, *unread, *others], body, context)
         laid, _ = lay_out(messages, (), context.chat_template)
-        reply = PromptDocument(_chat_tokens, self.refused)
+        reply = PromptDocument(_chat_tokens)
         request = Request("", messages=tuple(laid), template=template)
-        return ParsedRequest((request,), reply, ignored, take_prompt=reply.take)
+        return ParsedRequest((request,), reply, self.errors, ignored, take_prompt=reply.take)
 
 
 TOKENIZE, CHAT_TOKENIZE = _TgiTokenize(), _TgiChatTokenize()

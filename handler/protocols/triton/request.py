@@ -9,22 +9,21 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
+from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import FieldNames, Request, Sampling
-from handler.protocols.kernel.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
 from handler.protocols.kernel.parameters import ParsedParameters, read_all
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.values import MAX_NAME
 from handler.protocols.kernel.validation import show
 from handler.protocols.tensors.outputs import select_tensors
+from handler.protocols.triton.errors import ERRORS, OneResponse, TritonErrors
 from handler.protocols.triton.inputs import INPUTS, LLMAPI, PROMPT, TABLE, join_guide, samples
 from handler.protocols.triton.response import (
     OneEventReply,
-    OneResponse,
     ResponseOptions,
     ResponseReply,
     StreamReply,
-    refusal,
 )
 
 VERSION = "1"
@@ -44,9 +43,10 @@ class Route(Enum):
     SHAPE = "shape"
 
 
-class Triton:
+class Triton(Schema):
     """`/generate`, `/generate_stream`, and bodies with `text_input` on other routes."""
 
+    errors = ERRORS
     any_media = True  # Triton looks at no content type
 
     def __init__(self, route: Route) -> None:
@@ -78,10 +78,10 @@ class Triton:
         )
         if streams:
             _check_single_sequence(request.sampling, parameters)
-            return ParsedRequest((request,), StreamReply(options), ignored, streams=True)
+            return ParsedRequest((request,), StreamReply(options), TritonErrors(events=True), ignored, streams=True)
         if self._route is Route.STREAM:
-            return ParsedRequest((request,), OneEventReply(options), ignored, streams=True)
-        return ParsedRequest((request,), ResponseReply(options), ignored)
+            return ParsedRequest((request,), OneEventReply(options), TritonErrors(events=True), ignored, streams=True)
+        return ParsedRequest((request,), ResponseReply(options), self.errors, ignored)
 
     def _streams(self, parameters: ParsedParameters) -> bool:
         """Return whether there is a response a token.
@@ -94,9 +94,6 @@ class Triton:
         if stream and self._route is Route.GENERATE:
             raise OneResponse
         return bool(stream)
-
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        return refusal(error)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------

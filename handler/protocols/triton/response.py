@@ -1,4 +1,4 @@
-"""Answers of Triton's generate extension: one response, or one a token; and its errors."""
+"""Answers of Triton's generate extension: one response, or one a token."""
 
 from __future__ import annotations
 
@@ -6,75 +6,15 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from handler.core.errors import (
-    GenerationFailed,
-    InternalError,
-    InvalidPayload,
-    MethodNotAllowed,
-    ModelNotFound,
-    NotJson,
-    ServingError,
-    TooSlow,
-    Unavailable,
-)
-from handler.core.framing import JSON, JSON_TEXTS, SLOT, SSE, fill, template
+from handler.core.framing import JSON_TEXTS, SLOT, fill, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
-from handler.protocols.kernel.base import HttpResponse, TokenLine
+from handler.protocols.kernel.base import TokenLine
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply, finish_of, rank_sequences
 from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, document
-
-EVENTS = SSE._replace(content_type="text/event-stream; charset=utf-8")
+from handler.protocols.triton.errors import ERRORS, EVENTS
 
 _REASONS = {Finish.LENGTH: "length", Finish.EOS: "stop", Finish.STOP: "stop"}
 """TensorRT-LLM's names of the reasons."""
-
-
-# -- errors ------------------------------------------------------------------------------------------------------
-
-
-class OneResponse(InvalidPayload):
-    """`/generate` was asked for a stream. Triton answers it with status 200, because a response came."""
-
-    status = 200
-
-    def __init__(self) -> None:
-        super().__init__(
-            "generate expects model to produce exactly 1 response, use generate stream for model that generates "
-            "various number of responses"
-        )
-
-
-def not_found(error: ServingError) -> HttpResponse:
-    """Render the answer of a path that there is not."""
-    return HttpResponse(404, JSON.content_type, JSON.encode({"error": "Not Found"}))
-
-
-def refusal(error: ServingError) -> HttpResponse:
-    """Render a refusal before any response was sent.
-
-    Triton has 500 for values of a wrong type and for bodies that are not JSON; its own document says 400.
-    """
-    kept = OneResponse, InternalError, MethodNotAllowed, ModelNotFound, TooSlow, Unavailable
-    status = error.status if isinstance(error, kept) else 400
-    message = error.message
-    if isinstance(error, NotJson):
-        message = f"failed to parse the request JSON buffer: {message}"
-    elif isinstance(error, MethodNotAllowed):
-        message = "Method Not Allowed"
-    elif isinstance(error, ModelNotFound):
-        message = _not_found(error)
-    return HttpResponse(status, JSON.content_type, JSON.encode({"error": message}))
-
-
-def _not_found(error: ModelNotFound) -> str:
-    if error.version in ("", "1"):
-        return f"Request for unknown model: '{error.name}' is not found"
-    if error.version.isascii() and error.version.isdecimal():
-        return f"Request for unknown model: '{error.name}' version {error.version} is not found"
-    return "Not Found"  # Triton's routes have versions of digits only
-
-
-# -- responses ---------------------------------------------------------------------------------------------------
 
 
 class ResponseOptions(NamedTuple):
@@ -145,33 +85,21 @@ class ResponseReply(WholeReply):
         count = sampling.n if sampling.n > 1 or sampling.num_beams == 1 else sampling.num_beams
         return [self._sequences[index] for index in ranked[:count]]
 
-    def refused(self, error: ServingError) -> HttpResponse:
-        return refusal(error)
 
-
-class _Events:
-    """The failures of a stream's route."""
+class OneEventReply(ResponseReply):
+    """The whole response as the only event."""
 
     content_type = EVENTS.content_type
-
-    def refused(self, error: ServingError) -> HttpResponse:
-        """Render an event where the model failed; a refusal before the model is plain JSON."""
-        answer = refusal(error)
-        if not isinstance(error, GenerationFailed):
-            return answer
-        return HttpResponse(answer.status, self.content_type, EVENTS.before + answer.body + EVENTS.after)
-
-
-class OneEventReply(_Events, ResponseReply):
-    """The whole response as the only event."""
 
     def feed(self, index: int, delta: Delta) -> bytes:
         data = super().feed(index, delta)
         return EVENTS.before + data + EVENTS.after if data else b""
 
 
-class StreamReply(_Events):
+class StreamReply:
     """An event a token."""
+
+    content_type = EVENTS.content_type
 
     def __init__(self, options: ResponseOptions) -> None:
         self._options = options
@@ -192,7 +120,7 @@ class StreamReply(_Events):
             return fill(self._text_event, delta.tokens)
         self.finished = delta.finish is not None
         if delta.error is not None:
-            return EVENTS.encode({"error": delta.error.message})
+            return EVENTS.encode(ERRORS.tail(delta.error))
         if self._lines is not None:
             self._lines.take(delta)
         if delta.finish is None:

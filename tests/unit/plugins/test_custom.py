@@ -231,7 +231,7 @@ def test_bad_code_is_named(function: Function, wanted: str) -> None:
     assert "secret" not in caught.value.public
     failure = found.reply.feed(0, Delta(1, 0, (), Finish.ERROR, caught.value))
     assert json.loads(failure) == {"error": caught.value.message, "code": 424}
-    assert json.loads(found.reply.refused(caught.value).body)["error"] == caught.value.message
+    assert json.loads(found.errors.whole(caught.value).body)["error"] == caught.value.message
 
 
 @pytest.mark.parametrize("function", [lambda value: None, lambda value: {"x": object()}, fails])

@@ -100,7 +100,7 @@ def answer(
         value = decode(raw)
         call = dialect.parse(value, context)
     except ServingError as error:
-        return dialect.refused(error, value, context)
+        return dialect.errors_of(value, context).whole(error)
     sampling, pooling = call.requests[0].sampling, call.requests[0].pooling
     sent = b""
     if call.take_prompt is not None:
@@ -121,7 +121,7 @@ def answer(
             lines = script
         for delta in lines:
             if delta.error is not None and not sent:
-                return call.reply.refused(delta.error)
+                return call.errors.whole(delta.error)
             sent += call.reply.feed(index, delta)
     assert call.reply.finished
     return HttpResponse(200, call.reply.content_type, sent)

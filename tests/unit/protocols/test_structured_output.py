@@ -127,7 +127,7 @@ def test_what_cannot_be_followed_is_named_as_the_client_has_it(dialect: str, bod
         check_guide(request, "no")
     assert str(caught.value) == f"{wanted}: the engine cannot follow it: no"
     if dialect.startswith("openai"):
-        assert json.loads(DIALECTS[dialect].refused(caught.value).body)["error"]["param"] == wanted
+        assert json.loads(call.errors.whole(caught.value).body)["error"]["param"] == wanted
 
 
 @pytest.mark.parametrize("text", ["(", "(" * 16_000, "(?i)" + "[a-\U0010ffff]" * 800])

@@ -14,7 +14,7 @@ import pytest
 from handler.core.errors import GenerationFailed
 from handler.core.values import Delta, Finish, Logits, Request, Token
 from handler.protocols.anthropic import blocks
-from handler.protocols.kernel.base import ParsedRequest, Reply, ServerContext
+from handler.protocols.kernel.base import ErrorFormat, ParsedRequest, Reply, ServerContext
 from handler.protocols.openai import chat_response
 from handler.protocols.responses import items
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, with_options
@@ -183,11 +183,12 @@ def one_a_token(delta: Delta) -> list[Delta]:
     return singles
 
 
-def render(reply: Reply, deltas: list[tuple[int, Delta]]) -> tuple[bytes, bool]:
+def render(reply: Reply, errors: ErrorFormat, deltas: list[tuple[int, Delta]]) -> tuple[bytes, bool]:
     """Return the bytes, and whether the answer is complete; a failure before them is another response."""
     data = b""
     for index, delta in deltas:
-        data += reply.refused(delta.error).body if delta.error is not None and not data else reply.feed(index, delta)
+        is_refused = delta.error is not None and not data
+        data += errors.whole(delta.error).body if is_refused else reply.feed(index, delta)
     return data, reply.finished
 
 
@@ -208,7 +209,8 @@ def test_tokens_that_come_at_once_have_the_same_bytes(name: str, monkeypatch: py
         for _ in range(TRIALS):
             deltas = answer_deltas(rng, call)
             singles = [(index, single) for index, delta in deltas for single in one_a_token(delta)]
-            assert render(copy.deepcopy(reply), deltas) == render(copy.deepcopy(reply), singles)
+            one, other = (render(copy.deepcopy(reply), call.errors, each) for each in (deltas, singles))
+            assert one == other
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -129,13 +129,12 @@ def render(text: str) -> str:
 
 
 def _error(schema: Schema, error: ServingError) -> str:
-    """The status, and the code or the type. `http/security/api_keys.py` gives every dialect 401."""
-    answer = schema.refused(error)
-    status = error.status if isinstance(error, Unauthorized) else answer.status
+    """The status, and the code or the type."""
+    answer = schema.errors.whole(error)
     body = json.loads(answer.body)
     nested = body["error"] if isinstance(body.get("error"), dict) else body
     kinds = [nested[key] for key in ("code", "type", "error_type") if isinstance(nested.get(key), str)]
-    return f"{status} `{kinds[0]}`" if kinds else str(status)
+    return f"{answer.status} `{kinds[0]}`" if kinds else str(answer.status)
 
 
 def _fields(schema: Schema) -> Iterator[tuple[str, str | None]]:

@@ -55,7 +55,7 @@ def check(schema: Schema, body: Any) -> None:
     try:
         call = schema.parse(body, NAMED)
     except ServingError as error:
-        answer = schema.refused(error, body)
+        answer = schema.errors_of(body, NAMED).whole(error)
         assert answer.status in (400, 404)
         assert json.loads(answer.body)["error"]["message"]
     else:

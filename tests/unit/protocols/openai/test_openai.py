@@ -36,7 +36,7 @@ from handler.core.values import (
     Truncation,
 )
 from handler.protocols.kernel.base import ParsedRequest, ServerContext
-from handler.protocols.openai import errors
+from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
 from handler.protocols.openai.parameters import COMPLETIONS as COMPLETIONS_TABLE
 from handler.protocols.openai.parameters import HARMLESS
@@ -518,7 +518,7 @@ def test_a_streams_text_is_the_whole_answers() -> None:
 )
 def test_errors_have_openais_form_and_status(failure: ServingError, status: int, kind: str, code: str | None) -> None:
     for schema in (CHAT, COMPLETIONS):
-        found = schema.refused(failure)
+        found = schema.errors.whole(failure)
         assert (found.status, found.content_type) == (status, "application/json")
         value = error(found)
         assert value.keys() == {"message", "type", "param", "code"}
@@ -534,7 +534,7 @@ def test_only_fields_are_params() -> None:
         "tools[0].function.name: must": "tools[0].function.name",
         "max_tokens=5: no": "max_tokens",
     }.items():
-        assert errors.failure(InvalidParameter(message))["error"]["param"] == param
+        assert ERRORS.body(InvalidParameter(message))["error"]["param"] == param
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b'"x"', b"{"])

@@ -35,7 +35,7 @@ def test_any_body_is_read_or_refused(dialect: str, body: Any) -> None:
     try:
         call = schema.parse(body, CAPABLE)
     except ServingError as error:
-        found = schema.refused(error, body, CAPABLE)
+        found = schema.errors_of(body, CAPABLE).whole(error)
         assert 400 <= found.status < 500
         assert json.loads(found.body)
     else:

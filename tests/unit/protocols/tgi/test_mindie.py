@@ -144,7 +144,7 @@ def test_a_stream_has_no_prefill() -> None:
 )
 def test_an_error_is_its_message_alone(error: Any, status: int, message: str) -> None:
     for body in (None, {"stream": True}):
-        found = ROOT.refused(error, body)
+        found = ROOT.errors_of(body, CONTEXT).whole(error)
         assert (found.status, found.content_type) == (status, "application/json")
         assert json.loads(found.body) == {"error": message}
 

@@ -288,18 +288,18 @@ def test_length_comes_before_other_ends(most: int, finish: str) -> None:
 def test_an_error_is_an_event_where_it_is_one_in_tgi(
     error: ServingError, status: int, kind: str, text: str, in_stream: bool
 ) -> None:
-    whole = GENERATE.refused(error)
+    whole = GENERATE.errors.whole(error)
     assert (whole.status, whole.content_type) == (status, "application/json")
     assert whole.body.decode().startswith(f'{{"error":"{text}')
     assert whole.body.decode().endswith(f'","error_type":"{kind}"}}')
-    streamed = STREAM.refused(error)
+    streamed = STREAM.errors.whole(error)
     if in_stream:
         assert (streamed.status, streamed.content_type) == (200, "text/event-stream")
         assert streamed.body == b"data: " + whole.body + b"\n\n"
     else:
         assert streamed == whole
-    assert ROOT.refused(error, {"stream": True}) == streamed
-    assert ROOT.refused(error, {"stream": "true"}) == ROOT.refused(error) == whole
+    assert ROOT.errors_of({"stream": True}, ABLE).whole(error) == streamed
+    assert ROOT.errors_of({"stream": "true"}, ABLE).whole(error) == ROOT.errors.whole(error) == whole
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_an_error_is_an_event_where_it_is_one_in_tgi(
 )
 def test_what_is_too_long_is_said_in_tgis_order(parameters: dict[str, Any], error: ServingError, message: str) -> None:
     call = GENERATE.parse({"inputs": "a", "parameters": parameters}, ABLE)
-    assert call.reply.refused(error).body.decode() == (
+    assert call.errors.whole(error).body.decode() == (
         f'{{"error":"Input validation error: {message}","error_type":"validation"}}'
     )
 
@@ -333,10 +333,10 @@ def test_what_is_too_long_is_said_in_tgis_order(parameters: dict[str, Any], erro
 def test_an_answer_that_the_server_cannot_finish_is_incomplete() -> None:
     stopping = Unavailable("the server stopped before the answer was complete")
     call = GENERATE.parse({"inputs": "a"}, ABLE)
-    assert call.reply.refused(stopping).status == 503
+    assert call.errors.whole(stopping).status == 503
     call.reply.feed(0, deltas()[0])
     incomplete = b'{"error":"Incomplete generation","error_type":"incomplete_generation"}'
-    assert (call.reply.refused(stopping).status, call.reply.refused(stopping).body) == (500, incomplete)
+    assert (call.errors.whole(stopping).status, call.errors.whole(stopping).body) == (500, incomplete)
     stream = STREAM.parse({"inputs": "a"}, ABLE).reply
     stream.feed(0, deltas()[0])
     assert stream.feed(0, Delta(1, 0, (), Finish.ERROR, stopping)) == b"data: " + incomplete + b"\n\n"
@@ -346,6 +346,6 @@ def test_an_answer_that_the_server_cannot_finish_is_incomplete() -> None:
 @pytest.mark.parametrize("error", [PromptTooLong("inputs", 12, 9), AnswerTooLong("max_new_tokens", 12, 50, 10)])
 def test_what_is_refused_after_signs_of_life_is_told_as_before_them(error: ServingError) -> None:
     call = STREAM.parse({"inputs": "a", "parameters": {"max_new_tokens": 50}}, ABLE)
-    assert call.failed is not None
-    assert call.failed(error) == call.reply.refused(error).body
-    assert b"and 50 `max_new_tokens`" in call.failed(error)
+    end = call.reply.feed(0, Delta(1, 0, (), Finish.ERROR, error))
+    assert end == call.errors.whole(error).body
+    assert b"and 50 `max_new_tokens`" in end

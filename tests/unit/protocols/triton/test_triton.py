@@ -44,7 +44,7 @@ def sampling(context: ServerContext = CAPABLE, /, **names: Any) -> Sampling:
 def refused(body: Any, context: ServerContext = CAPABLE, schema: Triton = GENERATE) -> str:
     with pytest.raises(ServingError) as caught:
         schema.parse(body, context)
-    answer = schema.refused(caught.value, body)
+    answer = schema.errors_of(body, context).whole(caught.value)
     assert (answer.status, answer.content_type) == (400, "application/json")
     error = json.loads(answer.body)
     assert error.keys() == {"error"}
@@ -281,10 +281,10 @@ def test_a_stream_has_one_sequence(field: str) -> None:
     ],
 )
 def test_every_error_has_tritons_form(error: ServingError, status: int, says: str) -> None:
-    answer = GENERATE.refused(error)
+    answer = GENERATE.errors.whole(error)
     assert (answer.status, json.loads(answer.body)) == (status, {"error": says})
     for body in ({"stream": True}, {"stream": False}):
-        answer = call(body, schema=STREAM).reply.refused(error)
+        answer = call(body, schema=STREAM).errors.whole(error)
         assert (answer.status, answer.content_type) == (status, "application/json")  # before the model: no event
 
 

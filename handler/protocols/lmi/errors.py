@@ -1,0 +1,69 @@
+"""LMI's errors: of the payload, of the model, or of the server; and those of its other modes."""
+
+from __future__ import annotations
+
+from handler.core.errors import InvalidPayload, ServingError
+from handler.core.framing import JSON, Framing
+from handler.protocols.kernel.base import FrontEndError, FrontEndErrors, HttpResponse
+from handler.protocols.lmi.answers import BatchError, BatchFailure, LmiError, LmiFailedLine, LmiPayloadError
+
+
+class LmiErrors(FrontEndErrors):
+    """LMI's rolling batch.
+
+    Args:
+        framing: of the answer that the request asks for; a failure of the model is framed so too.
+    """
+
+    def __init__(self, framing: Framing = JSON) -> None:
+        self._framing = framing
+
+    def framed(self, framing: Framing) -> LmiErrors:
+        """Return the errors of a request that asks for this framing."""
+        return LmiErrors(framing)
+
+    def body(self, error: ServingError) -> LmiError:
+        status = self.status(error)
+        if isinstance(error, InvalidPayload):
+            return {"error": error.message, "code": status}
+        if status != 424:
+            return self.front_end(error)
+        return {
+            "generated_text": "",
+            "details": {"finish_reason": "error", "generated_tokens": None, "inputs": None, "tokens": None},
+            "error": error.message,
+            "code": status,
+        }
+
+    def tail(self, error: ServingError) -> LmiFailedLine:
+        return {
+            "token": {"id": -1, "text": "", "log_prob": -1, "special_token": True},
+            "generated_text": "",
+            "details": {"finish_reason": "error", "generated_tokens": None, "inputs": None},
+            "error": error.message,
+            "code": self.status(error),
+        }
+
+    def whole(self, error: ServingError) -> HttpResponse:
+        framing, status = self._framing, self.status(error)
+        if framing is JSON or status != 424 or isinstance(error, InvalidPayload):
+            return super().whole(error)
+        return HttpResponse(status, framing.content_type, framing.encode(self.tail(error)) + framing.end)
+
+
+class BatchErrors(FrontEndErrors):
+    """LMI's dynamic batch."""
+
+    def body(self, error: ServingError) -> BatchError:
+        return self.tail(error) if self.status(error) == 424 else self.front_end(error)
+
+    def tail(self, error: ServingError) -> BatchFailure:
+        return {"code": self.status(error), "message": "invoke handler failure", "error": error.message}
+
+
+class EmbeddingErrors(FrontEndErrors):
+    """LMI's embeddings."""
+
+    def body(self, error: ServingError) -> LmiPayloadError | FrontEndError:
+        status = self.status(error)
+        return {"error": error.message, "code": status} if status == 424 else self.front_end(error)
