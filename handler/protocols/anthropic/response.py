@@ -13,7 +13,6 @@ from handler.protocols.anthropic.blocks import Blocks, gather
 from handler.protocols.anthropic.errors import ERRORS
 from handler.protocols.assistant.answer import AnswerForm
 from handler.protocols.assistant.replies import BlockStream, read_whole
-from handler.protocols.kernel.base import TokenLine
 from handler.protocols.kernel.reply import WholeReply
 
 
@@ -82,7 +81,7 @@ class MessageStream(BlockStream):
     """`message_start`, the events of each block, `message_delta`, `message_stop`. A token of text is an event."""
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings.form)
+        super().__init__(ERRORS, settings.form)
         self._settings = settings
         self._blocks = settings.blocks()
         self._is_plain = settings.form.is_text and not settings.stops
@@ -90,31 +89,19 @@ class MessageStream(BlockStream):
         self._longest_stop = max(map(len, settings.stops), default=0)
         self._tail = ""  # the end of the text, as long as a stop string may be
 
-    def token_line(self) -> TokenLine | None:
-        event = self._text_event
-        if event is None or not self._is_plain:
-            return None
+    def _broken_off(self, error: ServingError) -> bytes:
+        return named_event(self._errors.tail(error))
 
-        def line(token: Token) -> bytes:
-            self._num_tokens += 1
-            return event % JSON_TEXTS[token.text]
-
-        return line
-
-    def _failed(self, error: ServingError) -> bytes:
-        return named_event(ERRORS.tail(error))
-
-    def _start(self) -> bytes:
+    def _head(self) -> bytes:
         return named_event({"type": "message_start", "message": self._settings.message(self._num_prompt_tokens)})
 
-    def _token(self, token: Token, *, is_last: bool = False) -> bytes:
-        self._num_tokens += token.id >= 0
-        if is_last and not token.text:
-            return b""
+    def _token(self, place: int, token: Token) -> bytes:
         if self._longest_stop:
             self._tail = (self._tail + token.text)[-self._longest_stop :]
         events = [token.text] if self._reader is None else self._reader.feed(token)
-        return self._render(self._blocks.feed(events))
+        data = self._render(self._blocks.feed(events))
+        self._events[place] = self._text_event if self._is_plain else None
+        return data
 
     def _render(self, events: Sequence[BlockEvent]) -> bytes:
         return b"".join([self._event(event) for event in events])
@@ -133,8 +120,9 @@ class MessageStream(BlockStream):
             return self._text_event % JSON_TEXTS[delta["text"]]
         return named_event(event)
 
-    def _end(self, finish: Finish) -> bytes:
-        rest = self._render(self._blocks.feed(self._reader.flush(finish)) if self._reader is not None else ())
+    def _last(self, place: int, token: Token, finish: Finish) -> bytes:
+        rest = self._token(place, token) if token.text else b""
+        rest += self._render(self._blocks.feed(self._reader.flush(finish)) if self._reader is not None else ())
         rest += self._render(self._blocks.end())
         stop = self._settings.stop(finish, self._tail, self._num_tokens, called=self._blocks.called)
         counts = self._settings.usage(self._num_prompt_tokens, self._num_tokens, self._num_thoughts)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.framing import JSON_TEXTS, JSONLINES, SLOT, fill, template
-from handler.core.values import Delta, Request
-from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext, TokenLine
+from handler.core.framing import JSON_TEXTS, JSONLINES, SLOT, template
+from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
+from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
 from handler.protocols.kernel.readers.adapters import read_adapters
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply
+from handler.protocols.kernel.stream import TokenStream
 from handler.protocols.lmi.answers import BatchLine, BatchText
 from handler.protocols.lmi.body import read_object, read_parameters_field, read_stream, unknown_names
 from handler.protocols.lmi.errors import BatchErrors
@@ -92,25 +93,15 @@ _line: BatchLine = {"outputs": [SLOT]}
 _LINE = template(JSONLINES.encode(_line))
 
 
-class BatchStream:
-    content_type = JSONLINES.content_type
-
+class BatchStream(TokenStream):
     def __init__(self, request: Request) -> None:
-        self._prompt = request.prompt if request.full_text else ""
-        self.finished = False
+        super().__init__(DynamicBatch.errors, JSONLINES)
+        self._before = request.prompt if request.full_text else ""
 
-    def start(self, index: int, num_prompt_tokens: int) -> None:
-        pass
+    def _token(self, place: int, token: Token) -> bytes:
+        text, self._before = self._before + token.text, ""
+        self._events[place] = _LINE
+        return _LINE % JSON_TEXTS[text]
 
-    def feed(self, index: int, delta: Delta) -> bytes:
-        self.finished = delta.finish is not None
-        if delta.error is not None:
-            return JSONLINES.encode(DynamicBatch.errors.tail(delta.error))
-        tokens = delta.tokens
-        if self._prompt and tokens:
-            tokens = [tokens[0]._replace(text=self._prompt + tokens[0].text), *tokens[1:]]
-            self._prompt = ""
-        return fill(_LINE, tokens)
-
-    def token_line(self) -> TokenLine | None:
-        return None if self._prompt else lambda token: _LINE % JSON_TEXTS[token.text]
+    def _last(self, place: int, token: Token, finish: Finish) -> bytes:
+        return b"" if token is NO_TOKEN else self._token(place, token)

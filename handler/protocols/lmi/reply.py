@@ -10,6 +10,7 @@ from handler.core.framing import NUMBER, Framing, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
 from handler.protocols.kernel.base import ErrorFormat, TokenLine
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply, finish_of, rank_sequences
+from handler.protocols.kernel.stream import TokenStream
 from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, document
 
 
@@ -67,7 +68,7 @@ class ResponseFormat(Protocol):
         """Render a whole answer."""
 
 
-class StreamReply:
+class StreamReply(TokenStream):
     """A stream of lines, one a token."""
 
     def __init__(
@@ -78,48 +79,47 @@ class StreamReply:
         errors: ErrorFormat,
         outputs: OutputTensors | None = None,
     ) -> None:
+        super().__init__(errors, framing)
         self._format = format
-        self._errors = errors
         self._request = request
         self._special_in_text = format.special_in_text
-        self._framing = framing
         self._texts: list[str] = []  # a token's each
-        self._num_prompt_tokens = 0
         self._prefill: Sequence[Token] | None = None
         self._outputs = None if outputs is None else Lines(outputs)
         self._bare = self._outputs is None and not request.sampling.top_logprobs  # a line is its token alone
         self._token_line: TokenLine | None = None
-        self.content_type = framing.content_type
-        self.finished = False
-
-    def start(self, index: int, num_prompt_tokens: int) -> None:
-        self._num_prompt_tokens = num_prompt_tokens
-
-    def feed(self, index: int, delta: Delta) -> bytes:
-        if delta.prefill is not None:
-            self._prefill = delta.prefill
-        if self._outputs is not None:
-            self._outputs.take(delta)
-        tokens, line = delta.tokens, self.token_line() or self._line_beside
-        if delta.finish is None:
-            return line(tokens[0]) if len(tokens) == 1 else b"".join(map(line, tokens))
-        if delta.error is not None:
-            self.finished = True
-            return self._framing.encode(self._errors.tail(delta.error)) + self._framing.end
-        *tokens, last = tokens or (NO_TOKEN,)
-        finish = finish_of(self._request, delta) or delta.finish
-        return b"".join([*map(line, tokens), self._framing.encode(self._last(last, finish))])
 
     def token_line(self) -> TokenLine | None:
         if self._token_line is None and self._bare:
             self._token_line = self._format.token_line(self._framing, self._texts)
         return self._token_line
 
-    def _line_beside(self, token: Token) -> bytes:
-        self._take(token)
+    def _take(self, place: int, delta: Delta) -> None:
+        if delta.prefill is not None:
+            self._prefill = delta.prefill
+        if self._outputs is not None:
+            self._outputs.take(delta)
+
+    def _token(self, place: int, token: Token) -> bytes:
+        self._add(token)
         return self._framing.encode(self._format.chunk(token, len(self._texts), self._beside(token)))
 
-    def _take(self, token: Token) -> None:
+    def _finish(self, delta: Delta) -> Finish:
+        return finish_of(self._request, delta) or super()._finish(delta)
+
+    def _last(self, place: int, token: Token, finish: Finish) -> bytes:
+        if token is not NO_TOKEN:
+            self._add(token)
+        request, num_tokens = self._request, len(self._texts)
+        text = (request.prompt if request.full_text else "") + "".join(self._texts)
+        details = None
+        if request.details:
+            details = self._format.stream_details(request, finish, num_tokens, self._num_prompt_tokens)
+            if self._prefill is not None:
+                details["prefill"] = [self._format.prompt_token(token) for token in self._prefill]
+        return self._framing.encode(self._format.last_chunk(token, num_tokens, text, details, self._beside(token)))
+
+    def _add(self, token: Token) -> None:
         self._texts.append(token.text if self._special_in_text or not token.special else "")
 
     def _beside(self, token: Token) -> dict[str, Any] | None:
@@ -128,19 +128,6 @@ class StreamReply:
             return None
         tops = {"top_tokens": self._format.top_tokens(token)} if self._request.sampling.top_logprobs else {}
         return tops if self._outputs is None else {**tops, "outputs": self._outputs.line(token)}
-
-    def _last(self, token: Token, finish: Finish) -> Any:
-        self.finished = True
-        if token is not NO_TOKEN:
-            self._take(token)
-        request = self._request
-        text = (request.prompt if request.full_text else "") + "".join(self._texts)
-        details = None
-        if request.details:
-            details = self._format.stream_details(request, finish, len(self._texts), self._num_prompt_tokens)
-            if self._prefill is not None:
-                details["prefill"] = [self._format.prompt_token(token) for token in self._prefill]
-        return self._format.last_chunk(token, len(self._texts), text, details, self._beside(token))
 
 
 class DocumentReply(WholeReply):

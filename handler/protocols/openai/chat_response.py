@@ -105,7 +105,7 @@ class ChatChoice(Choice):
         self.waiting: list[Token] = []  # whose text is held back, for their log-probabilities
 
 
-class ChatStream(Stream):
+class ChatStream(Stream[ChatChoice]):
     kind = "chat.completion.chunk"
 
     def __init__(
@@ -117,29 +117,28 @@ class ChatStream(Stream):
         framing: Framing = SSE_DONE,
         errors: ErrorFormat = ERRORS,
     ) -> None:
-        self._readers = [ChatChoice(index) for index in range(num_sequences)]
-        super().__init__(head, self._readers, num_sequences, wanted, framing, errors)
+        choices = [ChatChoice(index) for index in range(num_sequences)]
+        super().__init__(head, choices, wanted, framing=framing, errors=errors)
         self._format = format
         self._is_read = not format.form.is_text
         self._is_text = self._is_text and not self._is_read
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
         super().start(index, num_prompt_tokens)
-        for choice in self._readers:
+        for choice in self._choices:
             choice.reader = self._format.form.reader()
 
     @property
     def _is_plain(self) -> bool:
         return not self._format.logprobs.chosen and not (self._is_read and self._usage.always)
 
-    def _text_part(self, choice: Choice, text: str) -> OpenAiChatPart:
+    def _text_part(self, choice: ChatChoice, text: str) -> OpenAiChatPart:
         return self._choice_part(choice, {"content": text}, [], None)
 
-    def _next(self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]) -> bytes:
-        assert isinstance(choice, ChatChoice)
-        if choice.reader is None or choice.text_event is None or finish is not None:
-            return super()._next(choice, token, finish, prefill)
-        self._num_tokens += 1
+    def _token(self, place: int, token: Token) -> bytes:
+        choice = self._choices[place]
+        if choice.reader is None or choice.text_event is None:
+            return super()._token(place, token)
         events = choice.reader.feed(token)
         if not events:
             return b""
@@ -158,10 +157,7 @@ class ChatStream(Stream):
         text = JSON_TEXTS[thought]
         return choice.thought_event % (text, text)
 
-    def _part(
-        self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]
-    ) -> OpenAiChatPart | None:
-        assert isinstance(choice, ChatChoice)
+    def _part(self, choice: ChatChoice, token: Token, finish: Finish | None) -> OpenAiChatPart | None:
         if choice.reader is None:
             return self._choice_part(choice, {"content": token.text}, [token], finish)
         events = choice.reader.feed(token)
@@ -176,9 +172,8 @@ class ChatStream(Stream):
         return self._choice_part(choice, delta, tokens, finish)
 
     def _choice_part(
-        self, choice: Choice, delta: OpenAiMessagePart, tokens: list[Token], finish: Finish | None
+        self, choice: ChatChoice, delta: OpenAiMessagePart, tokens: list[Token], finish: Finish | None
     ) -> OpenAiChatPart:
-        assert isinstance(choice, ChatChoice)
         return {
             "index": choice.index,
             "delta": self._message_part(choice, delta),
@@ -223,7 +218,7 @@ class ChatStream(Stream):
     def _count_thoughts(self) -> int | None:
         if self._format.form.thinking is None:
             return None
-        return sum(choice.reader.num_thoughts for choice in self._readers if choice.reader is not None)
+        return sum(choice.reader.num_thoughts for choice in self._choices if choice.reader is not None)
 
 
 class ChatDocument(WholeAnswer):

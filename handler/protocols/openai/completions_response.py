@@ -60,34 +60,36 @@ class TextFormat(NamedTuple):
 
 
 class TextChoice(Choice):
-    __slots__ = ("at", "prompt")
+    __slots__ = ("at", "prefill", "prompt")
 
     def __init__(self, index: int, prompt: str) -> None:
         super().__init__(index)
         self.prompt = prompt
         self.at = 0  # characters shown
+        self.prefill: Sequence[Token] = ()  # the prompt's tokens, which its first part shows
 
 
-class TextStream(Stream):
+class TextStream(Stream[TextChoice]):
     kind = "text_completion"
 
     def __init__(self, head: Head, format: TextFormat, num_sequences: int, wanted: Usage) -> None:
         prompts = [prompt for prompt in format.prompts for _ in range(num_sequences)]
         choices = [TextChoice(index, prompt) for index, prompt in enumerate(prompts)]
-        super().__init__(head, choices, num_sequences, wanted)
+        super().__init__(head, choices, wanted, len(format.prompts))
         self._format = format
+
+    def _take(self, place: int, delta: Delta) -> None:
+        self._choices[place].prefill = delta.prefill or ()
 
     @property
     def _is_plain(self) -> bool:
         return self._format.logprobs is None and not self._format.token_ids
 
-    def _text_part(self, choice: Choice, text: str) -> OpenAiTextChoice:
+    def _text_part(self, choice: TextChoice, text: str) -> OpenAiTextChoice:
         return {"index": choice.index, "text": text, "logprobs": None, "finish_reason": None}
 
-    def _part(
-        self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]
-    ) -> OpenAiTextChoice | None:
-        assert isinstance(choice, TextChoice)
+    def _part(self, choice: TextChoice, token: Token, finish: Finish | None) -> OpenAiTextChoice:
+        prefill = () if choice.begun else choice.prefill
         text = token.text if choice.begun else choice.prompt + token.text
         at = choice.at if choice.begun or prefill else len(choice.prompt)
         choice.at += len(text)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from handler.core.framing import JSON, JSON_TEXTS, NUMBER, SLOT, SSE_DONE, Framing, fill, template
+from handler.core.framing import JSON, JSON_TEXTS, NUMBER, SLOT, SSE_DONE, Framing, template
 from handler.core.identifiers import new_digits
-from handler.core.values import NO_TOKEN, Delta, Finish, Token
-from handler.protocols.kernel.base import ErrorFormat, TokenLine
+from handler.core.values import Delta, Finish, Token
+from handler.protocols.kernel.base import ErrorFormat
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply
+from handler.protocols.kernel.stream import TokenStream
 from handler.protocols.openai.answers import TokenUsage
 from handler.protocols.openai.errors import ERRORS
 
@@ -89,13 +90,16 @@ class Choice:
         self.text_event: bytes | None = None
 
 
-class Stream:
+C = TypeVar("C", bound=Choice)
+
+
+class Stream(TokenStream, Generic[C]):
     """A chunk a token, each of one choice; then `usage` on demand, and `[DONE]`.
 
     Subclasses render a choice's part of a chunk.
 
     Args:
-        num_sequences: sequences of each request.
+        choices: those of each request in turn.
     """
 
     kind = ""
@@ -103,79 +107,40 @@ class Stream:
     def __init__(
         self,
         head: Head,
-        choices: Sequence[Choice],
-        num_sequences: int,
+        choices: Sequence[C],
         wanted: Usage,
+        num_requests: int = 1,
         framing: Framing = SSE_DONE,
         errors: ErrorFormat = ERRORS,
     ) -> None:
-        self.content_type = framing.content_type
-        self._framing = framing
-        self._errors = errors
-        self._head = head
+        super().__init__(errors, framing, num_requests, len(choices) // num_requests)
+        self._fields = head
         self._choices = choices
-        self._num_sequences = num_sequences
         self._usage = wanted
         counts = {} if not (wanted.always or wanted.null) else {"usage": _COUNTS if wanted.always else None}
         self._event = template(framing.encode({**head.value(self.kind, [SLOT]), **counts}))
         self._is_text = not wanted.always  # a token's text alone makes its chunk, by `Choice.text_event`
-        self._unfinished = len(choices)
-        self._num_prompt_tokens = 0
-        self._num_tokens = 0  # of all choices
-        self.finished = False
 
-    def start(self, index: int, num_prompt_tokens: int) -> None:
-        self._num_prompt_tokens += num_prompt_tokens
-
-    def feed(self, index: int, delta: Delta) -> bytes:
-        choice = self._choices[index * self._num_sequences + delta.sequence]
-        event = choice.text_event
-        if event is not None and delta.finish is None and self._is_text:  # nearly all
-            self._num_tokens += len(delta.tokens)
-            return fill(event, delta.tokens)
-        if delta.error is not None:
-            self.finished = True
-            return self._framing.encode(self._errors.tail(delta.error)) + self._framing.end
-        prefill = delta.prefill or ()
-        if delta.finish is None:
-            return b"".join([self._next(choice, token, None, prefill) for token in delta.tokens])
-        *tokens, last = delta.tokens or (NO_TOKEN,)
-        chunks = [self._next(choice, token, None, prefill) for token in tokens]
-        chunks.append(self._next(choice, last, delta.finish, prefill))
-        self._unfinished -= 1
-        self.finished = not self._unfinished
-        if self.finished:
-            chunks.append(self._end())
-        return b"".join(chunks)
-
-    def token_line(self) -> TokenLine | None:
-        event = self._choices[0].text_event
-        if event is None or not self._is_text or len(self._choices) > 1:
-            return None
-
-        def line(token: Token) -> bytes:
-            self._num_tokens += 1
-            return event % JSON_TEXTS[token.text]
-
-        return line
-
-    def _next(self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]) -> bytes:
-        """Encode the chunk of a token; possibly none.
-
-        Args:
-            finish: why the choice ends with it.
-            prefill: the prompt's tokens, when the client asks for them.
-        """
-        self._num_tokens += token.id >= 0
-        if choice.text_event is not None and finish is None:
+    def _token(self, place: int, token: Token) -> bytes:
+        choice = self._choices[place]
+        if choice.text_event is not None:
             return self._text_chunk(choice.text_event, token.text)
-        part = self._part(choice, token, finish, () if choice.begun else prefill)
+        return self._begin(choice, place, token)
+
+    def _last(self, place: int, token: Token, finish: Finish) -> bytes:
+        part = self._part(self._choices[place], token, finish)
+        return b"" if part is None else self._chunk(JSON.encode(part))
+
+    def _begin(self, choice: C, place: int, token: Token) -> bytes:
+        """Encode the chunk of a token, and find out whether those to come differ from it in their text alone."""
+        part = self._part(choice, token, None)
         if part is None:
             return b""
         choice.begun = True
-        if self._is_plain and finish is None:
+        if self._is_plain:
             text_part = JSON.encode(self._text_part(choice, SLOT))
             choice.text_event = template(text_part if self._usage.always else self._chunk(text_part))
+            self._events[place] = choice.text_event if self._is_text else None
         return self._chunk(JSON.encode(part))
 
     def _text_chunk(self, event: bytes, text: str) -> bytes:
@@ -187,14 +152,16 @@ class Stream:
         """Whether parts with text differ in nothing else."""
         raise NotImplementedError
 
-    def _text_part(self, choice: Choice, text: str) -> Mapping[str, Any]:
+    def _text_part(self, choice: C, text: str) -> Mapping[str, Any]:
         """Render the part of a choice that brings nothing but text."""
         raise NotImplementedError
 
-    def _part(
-        self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]
-    ) -> Mapping[str, Any] | None:
-        """Render the part of a choice; None: nothing yet. Only its first part shows `prefill`."""
+    def _part(self, choice: C, token: Token, finish: Finish | None) -> Mapping[str, Any] | None:
+        """Render the part of a choice; None: nothing yet.
+
+        Args:
+            finish: why the choice ends with the token.
+        """
         raise NotImplementedError
 
     def _chunk(self, part: bytes) -> bytes:
@@ -207,11 +174,9 @@ class Stream:
     def _end(self) -> bytes:
         chunk = b""
         if self._usage.at_end:
-            chunk = self._framing.encode({**self._head.value(self.kind, []), "usage": self._count()})
+            counts = usage(self._num_prompt_tokens, self._num_tokens, self._count_thoughts())
+            chunk = self._framing.encode({**self._fields.value(self.kind, []), "usage": counts})
         return chunk + self._framing.end
-
-    def _count(self) -> TokenUsage:
-        return usage(self._num_prompt_tokens, self._num_tokens, self._count_thoughts())
 
     def _count_thoughts(self) -> int | None:
         """Count the tokens of thoughts; None where these are not separated."""

@@ -56,34 +56,32 @@ class ResponseStream(BlockStream):
     """`response.created`, `response.in_progress`, the events of each item, and how the response ended."""
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings.form)
+        super().__init__(ERRORS, settings.form)
         self._settings = settings
         self._items = settings.items()
         self._text_event: bytes | None = None  # the template of a delta of text, while a message is open
         self._number = 0  # of the next event
 
     def token_line(self) -> TokenLine | None:
-        return None if self._text_event is None or not self._settings.form.is_text else self._token
+        return None if self._text_event is None or not self._settings.form.is_text else self._text_token
 
-    def _failed(self, error: ServingError) -> bytes:
+    def _broken_off(self, error: ServingError) -> bytes:
         rest = self._encode(self._items.end(complete=False))
         code = "rate_limit_exceeded" if ERRORS.status(error) == 429 else "server_error"
         failure = {"code": code, "message": error.message}
         response = self._settings.response(self._items.output, Finish.ERROR, error=failure)
         return rest + self._encode([{"type": "response.failed", "response": response}])
 
-    def _start(self) -> bytes:
+    def _head(self) -> bytes:
         response = self._settings.response()
         return self._encode([{"type": f"response.{kind}", "response": response} for kind in ("created", "in_progress")])
 
-    def _token(self, token: Token, *, is_last: bool = False) -> bytes:
+    def _token(self, place: int, token: Token) -> bytes:
+        return self._encode(self._items.feed([token.text] if self._reader is None else self._reader.feed(token)))
+
+    def _text_token(self, token: Token) -> bytes:
+        """Encode a token of an answer that is nothing but text, amid a message."""
         self._num_tokens += token.id >= 0
-        if self._reader is not None:
-            return self._encode(self._items.feed(self._reader.feed(token)))
-        if is_last and not token.text:
-            return b""
-        if self._text_event is None:
-            return self._encode(self._items.feed([token.text]))
         self._items.parts.append(token.text)
         return self._text(token.text)
 
@@ -106,8 +104,9 @@ class ResponseStream(BlockStream):
             self._text_event = template(named_event({"type": delta["type"], "sequence_number": NUMBER, **delta}))
         return b"".join(chunks)
 
-    def _end(self, finish: Finish) -> bytes:
-        rest = self._encode(self._items.feed(self._reader.flush(finish))) if self._reader is not None else b""
+    def _last(self, place: int, token: Token, finish: Finish) -> bytes:
+        rest = self._token(place, token) if token.text or self._reader is not None else b""
+        rest += self._encode(self._items.feed(self._reader.flush(finish))) if self._reader is not None else b""
         rest += self._encode(self._items.end(complete=finish is not Finish.LENGTH))
         counts = usage(self._num_prompt_tokens, self._num_tokens, self._num_thoughts)
         response = self._settings.response(self._items.output, finish, broken=self._items.broken, usage=counts)

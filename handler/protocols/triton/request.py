@@ -76,11 +76,12 @@ class Triton(Schema):
             frozenset(name for name in _EXTRAS if parameters.others.get(name)),
             "" if _without_prompt(given, parameters, streams) else prompt,
         )
+        errors = TritonErrors(events=True)
         if streams:
             _check_single_sequence(request.sampling, parameters)
-            return ParsedRequest((request,), StreamReply(options), TritonErrors(events=True), ignored, streams=True)
+            return ParsedRequest((request,), StreamReply(options, errors), errors, ignored, streams=True)
         if self._route is Route.STREAM:
-            return ParsedRequest((request,), OneEventReply(options), TritonErrors(events=True), ignored, streams=True)
+            return ParsedRequest((request,), OneEventReply(options), errors, ignored, streams=True)
         return ParsedRequest((request,), ResponseReply(options), self.errors, ignored)
 
     def _streams(self, parameters: ParsedParameters) -> bool:

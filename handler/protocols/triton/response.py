@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from handler.core.framing import JSON_TEXTS, SLOT, fill, template
-from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
-from handler.protocols.kernel.base import TokenLine
+from handler.core.framing import SLOT, template
+from handler.core.values import Delta, Finish, Request, Token
+from handler.protocols.kernel.base import ErrorFormat
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply, finish_of, rank_sequences
+from handler.protocols.kernel.stream import TokenStream
 from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, document
-from handler.protocols.triton.errors import ERRORS, EVENTS
+from handler.protocols.triton.errors import EVENTS
 
 _REASONS = {Finish.LENGTH: "length", Finish.EOS: "stop", Finish.STOP: "stop"}
 """TensorRT-LLM's names of the reasons."""
@@ -96,56 +97,41 @@ class OneEventReply(ResponseReply):
         return EVENTS.before + data + EVENTS.after if data else b""
 
 
-class StreamReply:
+class StreamReply(TokenStream):
     """An event a token."""
 
-    content_type = EVENTS.content_type
-
-    def __init__(self, options: ResponseOptions) -> None:
+    def __init__(self, options: ResponseOptions, errors: ErrorFormat) -> None:
+        super().__init__(errors, EVENTS)
         self._options = options
         self._before = options.before
         self._lines = None if options.tensors is None else Lines(options.tensors)
-        self._num_prompt_tokens = 0
         self._logprob = 0.0
-        self._text_event: bytes | None = None  # the template of an event where nothing but the text changes
-        if self._lines is None and options.extras <= {"finish_reason"}:
-            self._text_event = template(EVENTS.encode(options.response(SLOT, {})))
-        self.finished = False
 
-    def start(self, index: int, num_prompt_tokens: int) -> None:
-        self._num_prompt_tokens = num_prompt_tokens
-
-    def feed(self, index: int, delta: Delta) -> bytes:
-        if delta.finish is None and self._text_event is not None and not self._before:
-            return fill(self._text_event, delta.tokens)
-        self.finished = delta.finish is not None
-        if delta.error is not None:
-            return EVENTS.encode(ERRORS.tail(delta.error))
+    def _take(self, place: int, delta: Delta) -> None:
         if self._lines is not None:
             self._lines.take(delta)
-        if delta.finish is None:
-            return b"".join([self._event(token) for token in delta.tokens])
-        *tokens, last = delta.tokens or (NO_TOKEN,)
-        finish = finish_of(self._options.request, delta)
-        return b"".join([*map(self._event, tokens), self._event(last, finish)])
 
-    def token_line(self) -> TokenLine | None:
-        event = self._text_event
-        return None if event is None or self._before else lambda token: event % JSON_TEXTS[token.text]
+    def _token(self, place: int, token: Token) -> bytes:
+        event = self._event(token, {})
+        if self._lines is None and self._options.extras <= {"finish_reason"}:
+            self._events[place] = template(EVENTS.encode(self._options.response(SLOT, {})))
+        return event
 
-    def _event(self, token: Token, finish: Finish | None = None) -> bytes:
-        text = token.text
-        if self._before:
-            text, self._before = self._before + text, ""
-        extras = self._options.extras
+    def _finish(self, delta: Delta) -> Finish:
+        return finish_of(self._options.request, delta) or super()._finish(delta)
+
+    def _last(self, place: int, token: Token, finish: Finish) -> bytes:
+        return self._event(token, {"finish_reason": _REASONS.get(finish)})
+
+    def _event(self, token: Token, more: Mapping[str, Any]) -> bytes:
+        text, self._before = self._before + token.text, ""
         self._logprob += token.logprob or 0.0
         values: dict[str, Any] = {} if self._lines is None else self._lines.line(token)
-        beside = {
+        extras = {
             "cumulative_logprob": self._logprob,
             "num_input_tokens": self._num_prompt_tokens,
             "num_output_tokens": int(token.id >= 0),
+            **more,
         }
-        values |= {name: value for name, value in beside.items() if name in extras}
-        if finish is not None and "finish_reason" in extras:
-            values["finish_reason"] = _REASONS.get(finish)
+        values |= {name: value for name, value in extras.items() if name in self._options.extras}
         return EVENTS.encode(self._options.response(text, values))
