@@ -14,7 +14,7 @@ from handler.core.values import NO_TOKEN, Delta, Finish, Token
 from handler.plugins.api import Sequence, Session, TextGenerationOutput, TextInput
 from handler.plugins.api import Token as UserToken
 from handler.plugins.functions import OutputFormatter, Style, failed, kind, run, users_objects
-from handler.protocols.kernel.base import ParsedRequest
+from handler.protocols.kernel.base import ParsedRequest, Reply
 from handler.protocols.kernel.reply import finish_of, rank_sequences
 
 _ids = itertools.count()
@@ -63,7 +63,7 @@ def _apply(formatter: OutputFormatter, value: Any) -> Any:
     return result
 
 
-class CustomReply:
+class CustomReply(Reply):
     """The answer of an output formatter that takes a TextGenerationOutput, or LMI 0.28's six arguments.
 
     The formatter runs for each token as it comes; docs/formatters.md states how often exactly.
@@ -104,9 +104,6 @@ class CustomReply:
             text, self._parts = "".join(self._parts), []
             return self._encode(text)
         return b""
-
-    def token_line(self) -> None:
-        """Every delta goes to `feed`."""
 
     def _failure(self, error: ServingError) -> bytes:
         """Render the end of a stream that broke off, without the user's code, which might report it as a success."""

@@ -121,7 +121,7 @@ def _forget(index: int, delta: Delta) -> None:
     pass
 
 
-class ThreadedReply:
+class ThreadedReply(Reply):
     """A reply whose `feed` runs on a thread.
 
     The host hands deltas to `put`. When they are formatted, `deliver` gets each of them on the host's own thread, in
@@ -146,7 +146,9 @@ class ThreadedReply:
         self._closed = False
         self.content_type = reply.content_type
         self.finished = False
-        self.start = reply.start
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._reply.start(index, num_prompt_tokens)
 
     def put(self, index: int, delta: Delta) -> None:
         self._waiting.append((index, delta))
@@ -163,9 +165,6 @@ class ThreadedReply:
             return self._data
         self.finished = True
         return self._reply.feed(index, delta)
-
-    def token_line(self) -> None:
-        """Every delta goes to `feed`."""
 
     def _submit(self) -> None:
         self._busy = True

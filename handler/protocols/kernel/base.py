@@ -247,6 +247,7 @@ class Reply(Protocol):
 
         It does what `feed` does with a delta of one token and nothing else, at less cost.
         """
+        return None
 
 
 class ParsedRequest(NamedTuple):

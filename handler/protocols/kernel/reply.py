@@ -8,6 +8,7 @@ from typing import Any
 from handler.core.framing import JSON
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, Sampling, Token
+from handler.protocols.kernel.base import Reply
 
 Vectors = Sequence[Sequence[float]]
 """A vector of each request."""
@@ -44,7 +45,7 @@ def finish_of(request: Request, delta: Delta) -> Finish | None:
     return delta.finish
 
 
-class WholeReply:
+class WholeReply(Reply):
     """One JSON document, written when all sequences have ended. Subclasses render it."""
 
     content_type = JSON.content_type
@@ -74,9 +75,6 @@ class WholeReply:
         self._unfinished -= 1
         self.finished = not self._unfinished
         return JSON.encode(self._document()) if self.finished else b""
-
-    def token_line(self) -> None:
-        """Every delta goes to `feed`."""
 
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
         """Return the sequence of a delta of request number `index`."""
@@ -121,7 +119,7 @@ def rank_sequences(scores: Sequence[float], sampling: Sampling) -> list[int]:
     return ranked[: sampling.n] if sampling.n > 1 else ranked
 
 
-class PreparedDocument:
+class PreparedDocument(Reply):
     """A JSON document that is there before the answer begins; no token of an engine comes."""
 
     content_type = JSON.content_type
@@ -136,9 +134,6 @@ class PreparedDocument:
     def feed(self, index: int, delta: Delta) -> bytes:
         self.finished = True
         return self._body
-
-    def token_line(self) -> None:
-        pass
 
 
 class PromptDocument(PreparedDocument):

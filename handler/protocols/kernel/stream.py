@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from handler.core.errors import ServingError
 from handler.core.framing import JSON_TEXTS, Framing, fill
 from handler.core.values import NO_TOKEN, Delta, Finish, Token
-from handler.protocols.kernel.base import ErrorFormat, TokenLine
+from handler.protocols.kernel.base import ErrorFormat, Reply, TokenLine
 
 
-class TokenStream(ABC):
+class TokenStream(Reply, ABC):
     """One client's answer, sent as it comes: a head, the tokens of each sequence, the last of each, an end.
 
     Subclasses render those parts. A sequence's `place` counts those of all requests.
@@ -21,7 +21,7 @@ class TokenStream(ABC):
     Attributes:
         _events: each place's template of what a token adds that is no sequence's last; its only slot is the token's
             text. None where more has to be looked at: then the parts are rendered one by one.
-        _num_tokens: those of all sequences so far.
+        _num_tokens: those of all sequences so far, but for a subclass with a `token_line` of its own.
     """
 
     def __init__(self, errors: ErrorFormat, framing: Framing, num_requests: int = 1, num_sequences: int = 1) -> None:
@@ -86,7 +86,7 @@ class TokenStream(ABC):
         """Render what comes before the first token."""
         return b""
 
-    def _take(self, place: int, delta: Delta) -> None:  # noqa: B027
+    def _take(self, place: int, delta: Delta) -> None:
         """Note what a delta has beside its tokens, before they are rendered."""
 
     @abstractmethod

@@ -68,6 +68,10 @@ class ResponseFormat(Protocol):
         """Render a whole answer."""
 
 
+Change = Callable[[Any], Any]
+"""Changes a line or a document before it is framed, as a user's output formatter does; failures stay as they are."""
+
+
 class StreamReply(TokenStream):
     """A stream of lines, one a token."""
 
@@ -78,6 +82,7 @@ class StreamReply(TokenStream):
         framing: Framing,
         errors: ErrorFormat,
         outputs: OutputTensors | None = None,
+        change: Change | None = None,
     ) -> None:
         super().__init__(errors, framing)
         self._format = format
@@ -86,11 +91,12 @@ class StreamReply(TokenStream):
         self._texts: list[str] = []  # a token's each
         self._prefill: Sequence[Token] | None = None
         self._outputs = None if outputs is None else Lines(outputs)
+        self._change = change
         self._bare = self._outputs is None and not request.sampling.top_logprobs  # a line is its token alone
         self._token_line: TokenLine | None = None
 
     def token_line(self) -> TokenLine | None:
-        if self._token_line is None and self._bare:
+        if self._token_line is None and self._bare and self._change is None:
             self._token_line = self._format.token_line(self._framing, self._texts)
         return self._token_line
 
@@ -102,7 +108,7 @@ class StreamReply(TokenStream):
 
     def _token(self, place: int, token: Token) -> bytes:
         self._add(token)
-        return self._framing.encode(self._format.chunk(token, len(self._texts), self._beside(token)))
+        return self._encode(self._format.chunk(token, len(self._texts), self._beside(token)))
 
     def _finish(self, delta: Delta) -> Finish:
         return finish_of(self._request, delta) or super()._finish(delta)
@@ -117,7 +123,10 @@ class StreamReply(TokenStream):
             details = self._format.stream_details(request, finish, num_tokens, self._num_prompt_tokens)
             if self._prefill is not None:
                 details["prefill"] = [self._format.prompt_token(token) for token in self._prefill]
-        return self._framing.encode(self._format.last_chunk(token, num_tokens, text, details, self._beside(token)))
+        return self._encode(self._format.last_chunk(token, num_tokens, text, details, self._beside(token)))
+
+    def _encode(self, line: dict[str, Any]) -> bytes:
+        return self._framing.encode(line if self._change is None else self._change(line))
 
     def _add(self, token: Token) -> None:
         self._texts.append(token.text if self._special_in_text or not token.special else "")
@@ -133,8 +142,15 @@ class StreamReply(TokenStream):
 class DocumentReply(WholeReply):
     """The whole answer of LMI and TGI."""
 
-    def __init__(self, format: ResponseFormat, request: Request, outputs: OutputTensors | None = None) -> None:
+    def __init__(
+        self,
+        format: ResponseFormat,
+        request: Request,
+        outputs: OutputTensors | None = None,
+        change: Change | None = None,
+    ) -> None:
         super().__init__(request.sampling.num_sequences, special_in_text=format.special_in_text)
+        self._change = change
         self._format = format
         self._request = request
         self._outputs = outputs
@@ -151,7 +167,10 @@ class DocumentReply(WholeReply):
         details = None
         if request.details:
             details = self._format.details(request, best, others, self._num_prompt_tokens)
-        return self._format.document(text, details, self._tensors(best, *others))
+        answer = self._format.document(text, details, self._tensors(best, *others))
+        if self._change is None:
+            return answer
+        return [self._change(value) for value in answer] if isinstance(answer, list) else self._change(answer)
 
     def _score(self, sequence: SequenceOutput) -> float:
         """Return the score that ranks a sequence."""

@@ -14,8 +14,7 @@ from handler.protocols.kernel.readers.adapters import merge_adapters, read_adapt
 from handler.protocols.kernel.validation import show
 from handler.protocols.lmi.body import read_field, read_object, read_parameters_field, read_stream, unknown_names
 from handler.protocols.lmi.errors import LmiErrors
-from handler.protocols.lmi.postprocess import Postprocessor
-from handler.protocols.lmi.reply import DocumentReply, ResponseFormat, StreamReply
+from handler.protocols.lmi.reply import Change, DocumentReply, StreamReply
 from handler.protocols.lmi.response import LmiFormat
 from handler.protocols.tensors.inputs import TABLE
 from handler.protocols.tensors.outputs import OutputTensors, select_tensors
@@ -65,15 +64,12 @@ class Lmi(LmiFormat, Schema):
                 "a body with 'prompt' in the place of 'inputs' streams n choices side by side"
             )
 
-        def reply(format: ResponseFormat) -> Reply:
+        def reply(change: Change | None = None) -> Reply:
             if streams:
-                return StreamReply(format, request, framing, errors, outputs)
-            return DocumentReply(format, request, outputs)
+                return StreamReply(self, request, framing, errors, outputs, change)
+            return DocumentReply(self, request, outputs, change)
 
-        def postprocess(change: Callable[[Any], Any]) -> Reply:
-            return reply(Postprocessor(self, change))
-
-        return ParsedRequest((request,), reply(self), errors, ignored, streams, None if named else postprocess)
+        return ParsedRequest((request,), reply(), errors, ignored, streams, None if named else reply)
 
     def _framing(self, named: Framing | None, context: ServerContext, stream: bool | None) -> Framing:
         return named or FRAMINGS.get(context.config.output_formatter or "") or (self.stream_framing if stream else JSON)

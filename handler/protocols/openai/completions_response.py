@@ -136,15 +136,17 @@ class TextDocument(WholeAnswer):
         }
 
 
-class PromptOnly:
+class PromptOnly(Reply):
     """The reply to `max_tokens` 0, which hides and does not count the one generated token of each request."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
         self._prefills: dict[int, Sequence[Token] | None] = {}
         self.content_type = reply.content_type
-        self.start = reply.start
         self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._reply.start(index, num_prompt_tokens)
 
     def feed(self, index: int, delta: Delta) -> bytes:
         if delta.error is None:
@@ -157,6 +159,3 @@ class PromptOnly:
         data = self._reply.feed(index, delta)
         self.finished = self._reply.finished
         return data
-
-    def token_line(self) -> None:
-        """Every delta goes to `feed`."""
