@@ -48,6 +48,10 @@ class TokenStream(Reply, ABC):
         if delta.error is not None:
             self.finished = True
             return self._broken_off(delta.error)
+        line = self.token_line() if self._begun else None
+        if line is not None and delta.finish is None:
+            tokens = delta.tokens
+            return line(tokens[0]) if len(tokens) == 1 else b"".join(map(line, tokens))
         parts = [] if self._begun else [self._head()]
         self._begun = True
         if delta.prefill is not None or delta.logits is not None:
@@ -56,12 +60,9 @@ class TokenStream(Reply, ABC):
             tokens, last = delta.tokens, None
         else:
             *tokens, last = delta.tokens or (NO_TOKEN,)
-        if (line := self.token_line()) is not None:
-            parts += map(line, tokens)
-        else:
-            for token in tokens:
-                self._num_tokens += token.id >= 0
-                parts.append(self._token(place, token))
+        for token in tokens:
+            self._num_tokens += token.id >= 0
+            parts.append(self._token(place, token))
         if last is not None:
             self._num_tokens += last.id >= 0
             parts.append(self._last(place, last, self._finish(delta)))

@@ -107,6 +107,8 @@ class StreamReply(TokenStream):
             self._outputs.take(delta)
 
     def _token(self, place: int, token: Token) -> bytes:
+        if (line := self.token_line()) is not None:
+            return line(token)
         self._add(token)
         return self._encode(self._format.chunk(token, len(self._texts), self._beside(token)))
 
