@@ -14,7 +14,7 @@ import pytest
 
 from handler.config.options import OPTIONS
 from handler.config.options.engine_arguments import shipped
-from handler.config.options.foreign import VARIABLES_OF
+from handler.config.options.foreign import FOREIGN, VARIABLES_OF
 from handler.config.options.lookup import find_option
 from handler.config.options.option import OF_JAVA, Gone
 from handler.config.options.variables import VARIABLES
@@ -94,7 +94,7 @@ def render() -> dict[Path, str]:
 
 def _lmi() -> str:
     names = {*SERVER.split(), *(f"option.{name}" for name in LMI.split())}
-    names |= {one.key for one in OPTIONS if "trtllm" in one.engines or not one.key.startswith("option.")}
+    names |= {one.key for one in OPTIONS if "trtllm" in one.engines or one.of_java or not one.key.startswith("option.")}
     rows = ((f"`{name}`", *(answer(name, engine) for engine in ENGINES)) for name in sorted(names))
     return table(("option", "with vLLM", "with TensorRT-LLM"), rows)
 
@@ -117,7 +117,8 @@ def _vllm() -> str:
 
 
 def _answered() -> Iterator[tuple[str, str]]:
-    for name in sorted({*shipped("vllm").arguments, *shipped("vllm", "server").arguments, *DROPPED.split()}):
+    others = {one.key.removeprefix("option.") for one in FOREIGN if one.engines == ("vllm",)} - set(LMI.split())
+    for name in sorted({*shipped("vllm").arguments, *shipped("vllm", "server").arguments, *DROPPED.split(), *others}):
         if name not in _passed():
             yield f"`{name}`", answer(f"option.{name}", "vllm")
 
