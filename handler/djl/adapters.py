@@ -8,18 +8,15 @@ client's answer of the Output's status and message. In async mode it answers 200
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from typing import Any
 
 from djl_python import Input
 
 from handler.core.errors import InvalidPayload, ServingError
-from handler.core.event_loop import run_in_daemon_thread
 from handler.djl.batches import Item
 from handler.djl.wire import is_of_http, one_line
 from handler.scheduler.lora.calls import AdapterCall, read_adapter_call, required
-from handler.scheduler.lora.registry import AdapterRegistry, Change, Registered, Then
 from handler.serving.model import ServedModel
 
 log = logging.getLogger("handler.djl")
@@ -65,56 +62,26 @@ class AdapterCalls:
             await asyncio.wait(earlier)
 
     async def _change(self, inputs: Input, what: str) -> tuple[str, dict[str, Any]]:
-        refuse = self._model.config.unknown_parameters == "refuse"
-        read = functools.partial(_requested, self._model.adapters, inputs, what, refuse_unknown=refuse)
-        change, done = await run_in_daemon_thread(read)
-        registered = await self._model.change_adapter(change)
-        if what == "register" and registered is not None:
-            return done, {"status": done, "id": registered.number}
-        return done, {"status": done}
+        _check_caller(inputs)
+        adapters = self._model.adapters
+        adapters.registry.check()
+        call = _read_call(inputs, refuse_unknown=self._model.config.unknown_parameters == "refuse")
+        name = required(call.name, "name")
+        done = f"Adapter {inputs.get_properties().get('alias') or name} {_DONE[what]}"
+        value: dict[str, Any] = {"status": done}
+        if what == "unregister":
+            adapters.unregister(name)
+        elif what == "update":
+            await adapters.update(name, call.src, preload=call.preload)
+        else:  # DJL Serving registers what lies in the model's `adapters/` by itself
+            src, preload = required(call.src, "src"), call.preload is not False
+            value["id"] = (await adapters.register(name, src, preload=preload, again=True)).number
+        return done, value
 
 
 def _mentions(item: Item, name: str) -> bool:
     """Whether a header or a JSON string is this name, which has no character that JSON would escape."""
     return bool(name) and (name in item.headers.values() or f'"{name}"'.encode() in item.body)
-
-
-def _requested(adapters: AdapterRegistry, inputs: Input, what: str, *, refuse_unknown: bool) -> tuple[Change, str]:
-    """Return the change that a call asks for, which may be begun, and what to say when it is done.
-
-    It reads files: not for the event loop's thread.
-
-    Raises:
-        ServingError: it cannot be.
-    """
-    _check_caller(inputs)
-    adapters.check()
-    call = _read_call(inputs, refuse_unknown=refuse_unknown)
-    name = required(call.name, "name")
-    done = f"Adapter {inputs.get_properties().get('alias') or name} {_DONE[what]}"
-    if what == "unregister":
-        return functools.partial(_unregister, adapters, name), done
-    if what == "update":
-        path = adapters.path(adapters.get(name).adapter.path if call.src is None else call.src)
-        return functools.partial(adapters.update, name, path=path, preload=call.preload), done
-    path = adapters.path(required(call.src, "src"))
-    if (there := _loaded_at_start(adapters, name, str(path))) is not None:
-        return functools.partial(_nothing, there), done
-    return functools.partial(adapters.register, name, path, preload=call.preload is not False), done
-
-
-def _unregister(adapters: AdapterRegistry, name: str, then: Then) -> None:
-    adapters.unregister(name)
-    then(None)
-
-
-def _nothing(there: Registered, then: Then) -> None:
-    then(there)
-
-
-def _loaded_at_start(adapters: AdapterRegistry, name: str, path: str) -> Registered | None:
-    """What is there already: DJL Serving registers what lies in the model's `adapters/` by itself."""
-    return next((entry for entry in adapters if (entry.adapter.name, entry.adapter.path) == (name, path)), None)
 
 
 def _check_caller(inputs: Input) -> None:

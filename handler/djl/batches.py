@@ -72,6 +72,8 @@ def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -
 class RollingBatch:
     """Keeps the requests in DJL's order: every call names all live ones, and wants a piece for each.
 
+    A request whose last piece is taken is closed: nothing else runs before the call that took it has written it.
+
     Args:
         commits_early: the Java side takes a first piece without bytes for the answer's beginning.
         max_piece: bytes that fit into one piece; None is no limit.
@@ -95,7 +97,7 @@ class RollingBatch:
         if self._tasks:
             log.warning("reset: %d requests are dropped", len(self._tasks))
         for task in self._tasks:
-            task.cancel()
+            task.close()
         self._tasks.clear()
 
     def step(self, size: int, new: Mapping[int, Item]) -> list[Piece]:
@@ -116,6 +118,10 @@ class RollingBatch:
         self._wait(tasks, opened)
         pieces = [next_piece(task, self._max_piece, commits=self._commits_early) for task in tasks]
         self._tasks = [piece.task for piece in pieces if not piece.last]
+        if len(self._tasks) < len(pieces):
+            for piece in pieces:
+                if piece.last:
+                    piece.task.close()
         return pieces
 
     def fail(self, size: int, error: ServingError) -> list[Piece]:

@@ -144,7 +144,8 @@ class Dynamic(_Stepped):
                 return self._answer_batch(inputs)
             if self._streaming:
                 return self._stream(single(inputs))
-            return whole(self._batch.run([single(inputs)])[0])
+            with self._batch.run([single(inputs)])[0] as task:
+                return whole(task)
 
     def _answer_batch(self, inputs: Input) -> Output:
         """One status for all: a failure is told in its own body."""
@@ -152,7 +153,8 @@ class Dynamic(_Stepped):
         size = int(inputs.get_properties()["batch_size"])
         answers = Output()
         for index, task in enumerate(self._batch.run([items.get(index, Item(b"", {})) for index in range(size)])):
-            body = task.take()
+            with task:
+                body = task.take()
             if len(body) > MAX_FIELD:
                 message = f"the answer has {len(body)} bytes; in a batch at most {MAX_FIELD} are possible"
                 body = self._batch.refused(GenerationFailed(message))
@@ -161,7 +163,10 @@ class Dynamic(_Stepped):
 
     def _stream(self, item: Item) -> Output:
         task = self._batch.begin(item)
-        return whole(task) if task.error is not None else streamed(self._chunks(task), headers_of(task))
+        if task.error is None:
+            return streamed(self._chunks(task), headers_of(task))
+        with task:
+            return whole(task)
 
     def _chunks(self, task: RequestTask) -> Iterator[bytes]:
         """Ends when the answer does; djl_python asks for the next one when the last is written."""
@@ -171,6 +176,7 @@ class Dynamic(_Stepped):
                 data, last = self._batch.next_bytes(task)
             if data:
                 yield data
+        task.close()
 
 
 class Async:
@@ -186,6 +192,7 @@ class Async:
         self._writer = PieceWriter(version)
         self._ids: dict[RequestTask, str] = {}  # DJL's, of all that are not answered to the end
         self._with_bytes: dict[RequestTask, None] = {}
+        self._answered: list[RequestTask] = []  # their last pieces are taken, and not written yet
         self._wake_up = asyncio.Event()
 
     async def outputs(self, started: Output) -> AsyncIterator[Output]:
@@ -196,9 +203,12 @@ class Async:
             await self._wake_up.wait()
             self._wake_up.clear()
             if pieces := self._take_pieces():
+                answered, self._answered = self._answered, []
                 written = asyncio.Event()
                 yield Sent(pieces, functools.partial(loop.call_soon_threadsafe, written.set))
                 await written.wait()
+                for task in answered:
+                    task.close()
 
     async def answer(self, inputs: Input) -> AsyncIterator[Output]:
         """Open a request. It has no Outputs of its own."""
@@ -246,10 +256,11 @@ class Async:
             else:
                 return
         except Exception as bug:
-            task.cancel()
+            task.close()
             failed = self._model.refused(serving_error(bug))
             yield self._writer.message(next_piece(failed, None), id)
         del self._ids[task]
+        self._answered.append(task)
 
 
 async def _no_outputs() -> AsyncIterator[Output]:

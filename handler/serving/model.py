@@ -1,19 +1,16 @@
-"""A served model: its state, its adapters, and the requests that are open."""
+"""A served model: its state, and the requests that are open."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from handler.config.config import Config
 from handler.config.environment import secrets
 from handler.core.errors import ConfigError, ServingError, Unavailable
-from handler.core.event_loop import run_in_daemon_thread
 from handler.core.words import client_words
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.process.replica import ReplicaReport
@@ -24,8 +21,9 @@ from handler.plugins.functions import Formatters
 from handler.protocols import registry
 from handler.protocols.kernel.base import Schema, ServerContext
 from handler.scheduler.batcher import Batcher
-from handler.scheduler.lora.registry import AdapterHome, Change, Outcome, Registered
+from handler.scheduler.lora.registry import AdapterHome
 from handler.scheduler.thinking import ThinkingEngine
+from handler.serving.adapters import ServedAdapters
 from handler.serving.admission import Admission, InferenceRoutes
 from handler.serving.dynamic_batcher import DynamicBatcher
 from handler.serving.engine_driver import EngineDriver
@@ -50,7 +48,6 @@ class ServedModel:
 
     Attributes:
         driver: for a host that waits for the engine itself.
-        num_requests: those within `counted`.
     """
 
     def __init__(
@@ -77,7 +74,6 @@ class ServedModel:
         self.context = self.preprocessor.context
         self.admission = Admission(self.preprocessor, image_rules(config), stepped=stepped)
         self.draining = self._closing = False
-        self.num_requests = 0
         self.started_at = time.time()
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the engine is ready and has the adapters beside the model; a ConfigError says why it cannot be."""
@@ -97,7 +93,7 @@ class ServedModel:
             time_limit=config.request_time_limit or 0.0,
         )
         self.driver = EngineDriver(self._batcher, rests=not stepped)
-        self.adapters, self._adapters_at_start = adapters.registry, adapters.at_start
+        self.adapters = ServedAdapters(adapters, self._check_open)
         gauges = Gauges(
             queued=lambda: self.num_queued,
             active=lambda: self._batcher.num_active,
@@ -110,15 +106,6 @@ class ServedModel:
 
     # -- one request ---------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count a request while it is read and answered, the last byte's delivery included: a stop waits for it."""
-        self.num_requests += 1
-        try:
-            yield
-        finally:
-            self.num_requests -= 1
-
     def open(
         self,
         headers: Headers,
@@ -130,7 +117,7 @@ class ServedModel:
     ) -> RequestTask:
         """Begin a request: check its headers, and the room for it. Its body goes to the task's `start`, or `parse`.
 
-        Raises nothing: a refusal is the task's answer.
+        Raises nothing: a refusal is the task's answer. A stop waits until the host closes the task.
 
         Args:
             headers: names in lower case.
@@ -149,10 +136,9 @@ class ServedModel:
             error = refusal
         name = id or request_id(headers)
         stats = RequestStats(name, self.metrics, log_prompts=self.config.log_prompts, headers=headers)
-        task = RequestTask(self.admission, self.driver, stats, headers, schema, on_bytes, self._batches)
+        task = self._make_task(stats, headers, schema, on_bytes)
         if error is not None:
             task.refuse(error)
-        self._tasks.add(task)
         return task
 
     def refused(
@@ -163,8 +149,16 @@ class ServedModel:
         Args:
             body: the decoded body; None if it was not decoded.
         """
-        task = RequestTask(self.admission, self.driver, RequestStats(id, self.metrics), {}, schema, lambda task: None)
+        task = self._make_task(RequestStats(id, self.metrics), {}, schema, lambda task: None)
         task.refuse(error, body)
+        return task
+
+    def _make_task(
+        self, stats: RequestStats, headers: Headers, schema: Schema | None, on_bytes: Callable[[RequestTask], object]
+    ) -> RequestTask:
+        tasks = self._tasks
+        task = RequestTask(self.admission, self.driver, stats, headers, schema, on_bytes, tasks.discard, self._batches)
+        tasks.add(task)
         return task
 
     def check_room(self) -> None:
@@ -184,7 +178,7 @@ class ServedModel:
 
         def changed(state: State) -> None:
             if state is State.READY and not self.opened.done():
-                if self._adapters_at_start:
+                if self.adapters.at_start:
                     self._opening = asyncio.ensure_future(self._load_adapters())
                     self._opening.add_done_callback(lambda _: changed(State.READY if self._is_open else State.CLOSED))
                     return
@@ -254,6 +248,11 @@ class ServedModel:
         return self.config.max_rolling_batch_size * max(len(self.replicas), 1)
 
     @property
+    def num_requests(self) -> int:
+        """Requests that are open: their last bytes are not delivered yet."""
+        return len(self._tasks) + self.adapters.num_calls
+
+    @property
     def num_queued(self) -> int:
         return self._batcher.num_queued + (self._batches.num_waiting if self._batches else 0)
 
@@ -268,62 +267,10 @@ class ServedModel:
         if not self._is_open:
             raise Unavailable(f"Model is not ready: {self.config.model_name}")
 
-    # -- adapters ------------------------------------------------------------------------------------------------
-
-    async def register_adapter(self, name: str, src: str, *, preload: bool) -> Registered:
-        """Return when requests may name it.
-
-        Raises:
-            ServingError: nothing has changed.
-        """
-        self._check_open()  # before it reads files
-        path = await run_in_daemon_thread(functools.partial(self.adapters.path, src))
-        begin = functools.partial(self.adapters.register, name, path, preload=preload)
-        registered = await self.change_adapter(begin)
-        assert registered is not None, "what was registered is there"
-        return registered
-
-    async def update_adapter(self, name: str, src: str | None, *, preload: bool | None) -> None:
-        """Return when requests that name it get the new one; without `src`, from where it came.
-
-        Raises:
-            ServingError: nothing has changed.
-        """
-        self._check_open()
-        src = self.adapters.get(name).adapter.path if src is None else src
-        path = await run_in_daemon_thread(functools.partial(self.adapters.path, src))
-        await self.change_adapter(functools.partial(self.adapters.update, name, path=path, preload=preload))
-
-    def unregister_adapter(self, name: str) -> None:
-        """Drop an adapter; requests under way keep it.
-
-        Raises:
-            ServingError: nothing has changed.
-        """
-        self._check_open()
-        self.adapters.unregister(name)
-
-    async def change_adapter(self, begin: Change) -> Registered | None:
-        """Return what stands under the name then. The change goes on when its awaiter is cancelled.
-
-        Raises:
-            ServingError: nothing has changed.
-        """
-        self._check_open()
-        return await self._change(begin)
-
-    async def _change(self, begin: Change) -> Registered | None:
-        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        begin(lambda outcome: None if done.done() else done.set_result(outcome))
-        outcome = await done
-        if isinstance(outcome, ServingError):
-            raise outcome
-        return outcome
-
     async def _load_adapters(self) -> None:
-        for name, path in self._adapters_at_start.items():
-            try:
-                await self._change(functools.partial(self.adapters.register, name, path))
-            except ServingError as error:
-                return self.opened.set_exception(ConfigError(f"the adapter {name} cannot be used: {error.public}"))
-        self.opened.set_result(None)
+        try:
+            await self.adapters.load_at_start()
+        except ConfigError as error:
+            self.opened.set_exception(error)
+        else:
+            self.opened.set_result(None)

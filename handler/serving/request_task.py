@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from handler.core.errors import Overloaded, RefusedByEngine, ServingError, Unavailable, serving_error
-from handler.core.event_loop import start_now
 from handler.core.framing import JSON
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request
@@ -26,13 +25,15 @@ from handler.serving.preprocess import Headers
 class RequestTask:
     """Takes a request's deltas, and keeps the bytes of its answer until its host takes them.
 
-    A failure becomes the whole answer while nothing has been taken, and the stream's last line afterwards.
+    A failure becomes the whole answer while nothing has been taken, and the stream's last line afterwards. As a context
+    manager it closes itself at the end.
 
     Args:
         headers: the request's, names in lower case.
         schema: the route's own dialect; None stands for the configured one.
         on_bytes: called with this task when there is something to take, when the engine begins to answer, and at the
             end; at the end of the engine's step, once for all that it brought.
+        on_close: called once with this task, when its host has closed it.
         batches: which the request must join before it goes to the engine; None where it need not.
 
     Attributes:
@@ -42,13 +43,14 @@ class RequestTask:
         begun: the engine has answered, or the request was refused.
         committed: some bytes have been taken, or the host has sent the headers: the status cannot change any more.
         finished: nothing more comes.
+        closed: the host is done with it.
         parsed: None until the body has been parsed.
     """
 
     __slots__ = (
         "__weakref__", "_admission", "_background", "_batches", "_channel", "_content_type", "_driver", "_headers",
-        "_ids", "_in_batch", "_receiver", "_reply", "_schema", "_size", "_stats", "_threaded", "begun", "committed",
-        "error", "finished", "notified", "on_bytes", "parsed", "status", "unsent",
+        "_ids", "_in_batch", "_on_close", "_receiver", "_reply", "_schema", "_size", "_stats", "_threaded", "begun",
+        "closed", "committed", "error", "finished", "notified", "on_bytes", "parsed", "status", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +61,7 @@ class RequestTask:
         headers: Headers,
         schema: Schema | None,
         on_bytes: Callable[[RequestTask], object],
+        on_close: Callable[[RequestTask], object],
         batches: DynamicBatcher | None = None,
     ) -> None:
         self._admission = admission
@@ -77,11 +80,12 @@ class RequestTask:
         self.notified = False  # the driver's
         self._content_type = ""
         self.on_bytes = on_bytes
+        self._on_close = on_close
         self.parsed: ParsedRequest | None = None
         self.status = 200
         self.error: ServingError | None = None
         self.unsent: list[bytes] = []
-        self.begun = self.committed = self.finished = False
+        self.begun = self.committed = self.finished = self.closed = False
 
     # -- what the host sends -------------------------------------------------------------------------------------
 
@@ -156,8 +160,7 @@ class RequestTask:
         """Go on in the background: parse the body, where that is not done yet, tokenize, join a batch, submit."""
         if self.finished:
             return
-        loop, running = self._driver.loop, self._run(body)
-        self._background = start_now(running) if loop.is_running() else loop.create_task(running)
+        self._background = self._driver.begin(self._run(body))
 
     async def _run(self, body: bytes | None) -> None:
         if body is not None:
@@ -253,13 +256,22 @@ class RequestTask:
             self._refuse(error, body)
             self._driver.flush()
 
-    def cancel(self) -> None:
-        """The client is gone: nothing more is computed for it."""
+    def close(self) -> None:
+        """Be done with the request: its last byte is delivered, or its client is gone and nothing more is computed."""
         if not self.finished:
             self._end("cancelled")
             background, self._background = self._background, None  # its traceback names this task: a cycle
             if background is not None:
                 background.cancel()
+        if not self.closed:
+            self.closed = True
+            self._on_close(self)
+
+    def __enter__(self) -> RequestTask:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _feed_and_flush(self, index: int, delta: Delta) -> None:
         """Feed a delta outside of the driver's steps."""

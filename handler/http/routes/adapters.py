@@ -51,7 +51,7 @@ class AdapterRoutes:
         self, answer: Callable[[Scope, Receive], Awaitable[Values | None]]
     ) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            with self._model.counted():
+            with self._adapters.counted():
                 try:
                     answered = await self._answer(answer, scope, receive)
                     if answered is not None:
@@ -69,13 +69,13 @@ class AdapterRoutes:
         model = scope["path_params"].get("model", self._model.config.model_name)
         if model != self._model.config.model_name:
             raise NotFound(f"The model {model} was not found")
-        self._adapters.check()
+        self._adapters.registry.check()
         return await answer(scope, receive)
 
     async def _list(self, scope: Scope, receive: Receive) -> Values:
         query = _query(scope)
         limit, first = _number(query.pop("limit", "100")), max(0, _number(query.pop("next_page_token", "0")))
-        entries = list(self._adapters)
+        entries = list(self._adapters.registry)
         last = first + (limit if 0 <= limit <= _PAGE else _PAGE)
         value: dict[str, Any] = {"adapters": [_description(entry) for entry in entries[first:last]]}
         if last < len(entries):
@@ -83,7 +83,7 @@ class AdapterRoutes:
         return value, tuple(query)
 
     async def _describe(self, scope: Scope, receive: Receive) -> Values:
-        return _description(self._adapters.get(scope["path_params"]["adapter"])), ()
+        return _description(self._adapters.registry.get(scope["path_params"]["adapter"])), ()
 
     async def _register(self, scope: Scope, receive: Receive) -> Values | None:
         call = await self._read_call(scope, receive)
@@ -91,7 +91,7 @@ class AdapterRoutes:
             return None
         name = required(call.name, "name")
         src, preload = required(call.src, "src"), call.preload is not False
-        settled = await self._model.register_adapter(name, src, preload=preload)
+        settled = await self._adapters.register(name, src, preload=preload)
         return {**_status(scope, name, "registered"), "id": settled.number}, call.ignored
 
     async def _update(self, scope: Scope, receive: Receive) -> Values | None:
@@ -101,12 +101,12 @@ class AdapterRoutes:
         name = scope["path_params"]["adapter"]
         if call.name not in (None, name):
             raise BadRequest(f"name={call.name}: an adapter cannot be renamed")
-        await self._model.update_adapter(name, call.src, preload=call.preload)
+        await self._adapters.update(name, call.src, preload=call.preload)
         return _status(scope, name, "updated"), call.ignored
 
     async def _unregister(self, scope: Scope, receive: Receive) -> Values:
         name = scope["path_params"]["adapter"]
-        self._model.unregister_adapter(name)
+        self._adapters.unregister(name)
         return _status(scope, name, "unregistered"), tuple(_query(scope))
 
     async def _read_call(self, scope: Scope, receive: Receive) -> AdapterCall | None:

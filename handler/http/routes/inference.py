@@ -43,29 +43,21 @@ class Inference:
         return self._schema is None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._model.counted():
-            await self._answer(scope, receive, send)
+        exchange: AnyExchange = scope["extensions"][EXCHANGE]
+        with self._open(scope, exchange) as task:
+            await self._parse(scope, receive, task)
+            parsed = task.parsed
+            if parsed is not None:
+                if not parsed.streams or scope["http_version"] == "1.0":
+                    exchange.send_whole()
+                task.start()
+                await _send(scope, send, parsed, task, exchange)
+            elif task.error is not None:  # else the client has gone
+                await send_answer(scope, send, task.take_whole())
 
     def refused(self, error: ServingError, request_id: str) -> HttpResponse:
         """The dialect's answer to a request that was never put to the engine, which is counted."""
         return self._model.refused(error, self._schema, id=request_id).take_whole()
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: AnyExchange = scope["extensions"][EXCHANGE]
-        task = self._open(scope, exchange)
-        await self._parse(scope, receive, task)
-        parsed = task.parsed
-        if parsed is None:
-            if task.error is not None:  # else the client has gone
-                await send_answer(scope, send, task.take_whole())
-            return
-        if not parsed.streams or scope["http_version"] == "1.0":
-            exchange.send_whole()
-        try:
-            task.start()
-            await _send(scope, send, parsed, task, exchange)
-        finally:
-            task.cancel()
 
     def _open(self, scope: Scope, exchange: AnyExchange) -> RequestTask:
         """Begin a request; it wakes `exchange` when there is something to answer."""

@@ -44,6 +44,6 @@ class OpenAiRoutes:
             return common | {"root": config.model_name, "parent": None, "max_model_len": most} | more
 
         own = [config.model_name, *(name for name in config.served_model_name or () if name != "*")]
-        adapters = [entry.adapter.name for entry in model.adapters]
+        adapters = [entry.adapter.name for entry in model.adapters.registry]
         by_name = {name: describe(name, root=name, parent=config.model_name) for name in adapters}
         return {**{name: describe(name) for name in own}, **by_name}

@@ -51,8 +51,8 @@ class Registered(NamedTuple):
     preload: bool = True
 
 
-Outcome = Registered | ServingError | None
-"""The end of a change: the adapter of that name now, None for no adapter, or the reason why nothing has changed."""
+Outcome = Registered | ServingError
+"""The end of a change: the adapter of that name now, or the reason why nothing has changed."""
 
 Then = Callable[[Outcome], None]
 """Receives the outcome of a change."""

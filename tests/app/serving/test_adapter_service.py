@@ -68,13 +68,13 @@ def test_one_that_the_engine_refuses_is_not_registered(tmp_path: Path) -> None:
             await asyncio.wait_for(made.opened, 30)
             for _ in range(2):  # the name is free again
                 with pytest.raises(AdapterFailed, match="could not load the adapter big: big has rank"):
-                    await made.register_adapter("big", str(path), preload=True)
-            assert made.adapters.find("big") is None
-            await made.register_adapter("big", str(path), preload=False)
-            earlier = made.adapters.find("big")
+                    await made.adapters.register("big", str(path), preload=True)
+            assert made.adapters.registry.find("big") is None
+            await made.adapters.register("big", str(path), preload=False)
+            earlier = made.adapters.registry.find("big")
             with pytest.raises(AdapterFailed, match="rank 64"):
-                await made.update_adapter("big", None, preload=True)
-            assert made.adapters.find("big") == earlier
+                await made.adapters.update("big", None, preload=True)
+            assert made.adapters.registry.find("big") == earlier
 
     asyncio.run(run())
 
@@ -95,7 +95,7 @@ def test_it_is_not_ready_before_those_beside_the_model_are_loaded(
             await asyncio.wait_for(made.opened, 30)
             await asyncio.sleep(0)
             assert (made.state, made.healthy, states) == ("ready", True, [State.LOADING, State.READY])
-            assert made.adapters.find("slow") is not None
+            assert made.adapters.registry.find("slow") is not None
 
     asyncio.run(run())
 
@@ -109,10 +109,10 @@ def test_who_stops_waiting_does_not_stop_the_loading(tmp_path: Path, monkeypatch
         async with service(tmp_path) as made:
             await asyncio.wait_for(made.opened, 30)
             with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(made.register_adapter("slow", str(path), preload=True), 0.2)
-            assert made.adapters.find("slow") is None
+                await asyncio.wait_for(made.adapters.register("slow", str(path), preload=True), 0.2)
+            assert made.adapters.registry.find("slow") is None
             go.set()
-            while made.adapters.find("slow") is None:
+            while made.adapters.registry.find("slow") is None:
                 await asyncio.sleep(0.01)
 
     asyncio.run(run())
@@ -135,8 +135,8 @@ def test_a_path_that_nobody_can_read_holds_up_neither_others_nor_the_end(
     async def run() -> None:
         async with service(tmp_path) as made:
             await asyncio.wait_for(made.opened, 30)
-            hung = asyncio.ensure_future(made.register_adapter("hung", "hung", preload=True))
-            settled = await asyncio.wait_for(made.register_adapter("good", str(path), preload=True), 30)
+            hung = asyncio.ensure_future(made.adapters.register("hung", "hung", preload=True))
+            settled = await asyncio.wait_for(made.adapters.register("good", str(path), preload=True), 30)
             assert (settled.adapter.name, settled.number) == ("good", 1)
             hung.cancel()
 
@@ -159,13 +159,13 @@ def test_none_is_registered_before_those_beside_the_model_nor_when_it_stops(
     async def run() -> None:
         async with service(tmp_path) as made:
             with pytest.raises(Unavailable, match="not ready"):
-                await made.register_adapter("early", str(path), preload=False)
+                await made.adapters.register("early", str(path), preload=False)
             go.set()
             await asyncio.wait_for(made.opened, 30)
-            assert made.adapters.get("slow").number == 1
+            assert made.adapters.registry.get("slow").number == 1
             made.drain()
             with pytest.raises(Unavailable, match="stopping"):
-                await made.register_adapter("late", str(path), preload=False)
+                await made.adapters.register("late", str(path), preload=False)
 
     asyncio.run(run())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import sys
 import types
@@ -39,6 +40,9 @@ class Output:
 class Content(dict[str, bytes]):
     def size(self) -> int:
         return len(self)
+
+    def get_keys(self) -> list[str]:
+        return list(self)
 
 
 class Input:
@@ -124,6 +128,34 @@ def test_a_bug_in_async_mode_is_answered(modes: Any, monkeypatch: pytest.MonkeyP
     assert b"internal error: RuntimeError" in failure
     assert failure.count(b"\0\0\0\3two") == 1
     assert not bench.model.driver.sinks
+
+
+def test_in_async_mode_a_request_is_open_until_its_last_piece_is_written(modes: Any) -> None:
+    bench = Bench()
+    mode = modes.Async(bench.model, modes.installed_version())
+
+    async def story() -> list[int]:
+        outputs, java, counts = mode.outputs(Output()), Connection(), []
+        await anext(outputs)
+        await mode.answer(Input({"request_tracking_id": "one"}, item(ask("a b", 3, stream=True)).body))
+        while b"true" not in java.written:
+            answer = await anext(outputs)
+            counts.append(bench.model.num_requests)
+            answer.send(java)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(anext(outputs), 0.05)
+        return [*counts, bench.model.num_requests]
+
+    *under_way, after = bench.loop.run(story())
+    assert (set(under_way), after) == ({1}, 0)
+
+
+@pytest.mark.parametrize("body", [ask("a b", 3), {"inputs": 1}])
+def test_in_a_dynamic_batch_no_request_is_open_after_its_answer(modes: Any, body: Any) -> None:
+    bench = Bench("disable")
+    mode = modes.Dynamic(bench.model, bench.loop)
+    answer = mode.answer(Input({"request_tracking_id": "one"}, item(body).body))  # it may keep the task
+    assert (answer.code == 200, bench.model.num_requests) == ("inputs" in body and body["inputs"] != 1, 0)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

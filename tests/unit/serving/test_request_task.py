@@ -127,14 +127,14 @@ def test_nothing_comes_after_the_end() -> None:
         assert text_of(body) == " a b"
         for end in (request.task.fail, request.task.refuse):
             end(GenerationFailed("gone"))
-        request.task.cancel()
+        request.task.close()
         assert (request.task.take(), request.task.status, request.task.error, request.told) == (b"", 200, None, told)
 
 
 def test_a_cancelled_request_leaves_the_engine() -> None:
     bench = Bench()
     request = Begun(bench, ask("a b", 8, stream=True))
-    request.task.cancel()
+    request.task.close()
     bench.loop.poll()
     assert bench.batcher.idle
     assert bench.model.metrics.requests.labels("cancelled")._value.get() == 1

@@ -36,6 +36,19 @@ def test_each_place_gets_its_own_tokens_whoever_comes_and_goes() -> None:
     assert bench.batch.num_requests == 1
 
 
+def test_a_request_is_open_until_its_last_piece_is_taken() -> None:
+    bench = Bench()
+    bench.step(ask("a b", 3, stream=True), ask("c d", 1, stream=True), {"inputs": 1})
+    assert bench.model.num_requests == bench.batch.num_requests > 0
+    while bench.batch.num_requests:
+        bench.step()
+        assert bench.model.num_requests == bench.batch.num_requests
+    bench.step(ask("a b", 9, stream=True))
+    assert bench.model.num_requests == 1
+    bench.batch.reset()
+    assert bench.model.num_requests == 0
+
+
 def test_a_document_comes_whole_and_nothing_before_it() -> None:
     bench = Bench()
     (piece,) = bench.step(ask("a b c", 3))
