@@ -27,6 +27,7 @@ CROWD_SECONDS = 600.0
 _YOUNG = 50_000  # new objects that start a young collection at once: those of some 300 new streams
 _MIDDLE = 1  # two such collections lie between two that take the middle generation along
 _NEVER = 1 << 30
+_THREAD = "garbage"
 
 
 def keep_collecting() -> None:
@@ -34,7 +35,8 @@ def keep_collecting() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, _MIDDLE, _NEVER)
-    threading.Thread(target=_collect, name="garbage", daemon=True).start()
+    if all(thread.name != _THREAD for thread in threading.enumerate()):  # another model has started it
+        threading.Thread(target=_collect, name=_THREAD, daemon=True).start()
 
 
 def _collect() -> None:

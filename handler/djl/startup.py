@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -22,8 +23,8 @@ from handler.core.errors import ConfigError, Problem, Problems
 from handler.engines import ENGINES
 from handler.engines.process.engine_loop import Spec
 from handler.plugins.functions import Formatters
+from handler.serving.host import running
 from handler.serving.loading.check import check
-from handler.serving.loading.load import load_model
 from handler.serving.loading.model_directory import model_formatters
 from handler.serving.model import ServedModel
 from handler.serving.sessions import sessions_root
@@ -49,6 +50,9 @@ _RECOMMENDED_SIZE = "32"
 
 _EMBEDDED_ONLY = {"option.tgi_metrics", "option.cloudwatch_metrics_interval"}
 """Options of metrics that this worker cannot show: it has no HTTP, and DJL puts words of its own before its lines."""
+
+_AT_END = contextlib.AsyncExitStack()
+"""What the end of the event loop ends; a stepped one ends with its process only."""
 
 _TIME_LIMIT = 900.0  # seconds: DJL never says that a client has left (option.request_time_limit)
 
@@ -153,7 +157,7 @@ def _namespace() -> int:
 
 
 async def load(config: Config, formatters: Formatters, directory: Path, *, stepped: bool) -> ServedModel:
-    """Return a model whose engine is ready. The engine's process ends with the thread that runs this.
+    """Return a model whose engine is ready. It runs as long as this process, which Java ends.
 
     Args:
         directory: the model directory.
@@ -167,9 +171,11 @@ async def load(config: Config, formatters: Formatters, directory: Path, *, stepp
         log.info("loading %s with %s", config.model_id or "no model", spec.engine)
 
     config = own_sessions(config, os.getppid())
-    model = await load_model(config, formatters, directory, announce=announce, stepped=stepped)
-    model.start()
-    await _wait_ready(model)
+    host = running(config, formatters, directory, stepped=stepped, wait_ready=False, announce=announce)
+    async with contextlib.AsyncExitStack() as on_failure:
+        model = await on_failure.enter_async_context(host)
+        await _wait_ready(model)
+        _AT_END.push_async_exit(on_failure.pop_all())
     return model
 
 
@@ -204,7 +210,7 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool) -> Rea
     problems += found
     for key in _EMBEDDED_ONLY & config.origins.keys():
         idle = f"without effect here: {key} ({config.where(key)}); DJL Serving has metrics of its own"
-        config = replace(config, warnings=(*config.warnings, idle))
+        config = replace(config, warnings=(*config.warnings, idle), cloudwatch_metrics_interval=0.0)
     if config.replicas != "1":
         key = "option.replicas"
         message = "DJL Serving's workers are the replicas: write minWorkers and maxWorkers (documents: scaling)"

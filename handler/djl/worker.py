@@ -11,9 +11,7 @@ from typing import Any
 
 from djl_python import Input, Output
 
-from handler.core import garbage
 from handler.core.errors import ConfigError, Unavailable
-from handler.core.loop_watch import LoopWatch
 from handler.djl.modes import Async, Dynamic, Mode, Passive, Rolling
 from handler.djl.startup import is_passive, load, prepare, steps_rolling
 from handler.djl.versions import installed_version, read_ahead
@@ -68,7 +66,7 @@ def _load_stepped(properties: Mapping[str, Any]) -> Output:
         rolling = steps_rolling(config, properties, version)
         _mode = Rolling(model, loop, version) if rolling else Dynamic(model, loop)
         loop.look_after(_LOOK)
-        _prepare_process()
+        read_ahead(installed_version())
     return answer
 
 
@@ -79,15 +77,9 @@ async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[O
         config, formatters = prepare(properties, None)
         model = await load(config, formatters, Path(properties["model_dir"]), stepped=False)
         _mode = Async(model, installed_version())
-        LoopWatch(config.event_loop_timeout, signals=False).start()
-        _prepare_process()
+        read_ahead(installed_version())
         return _mode.outputs(answer)
     return answer
-
-
-def _prepare_process() -> None:
-    read_ahead(installed_version())
-    garbage.keep_collecting()
 
 
 @contextlib.contextmanager

@@ -32,10 +32,8 @@ from handler.http.security.cors import Cors
 from handler.protocols import registry
 from handler.protocols.kernel.base import HttpResponse
 from handler.serving.admission import ATTRIBUTES, INVOKE, route_in_attributes
+from handler.serving.host import running
 from handler.serving.loading.check import check
-from handler.serving.loading.load import load_model
-from handler.serving.loading.model_directory import model_formatters
-from handler.serving.metrics import cloudwatch
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import request_id
 
@@ -230,23 +228,14 @@ class MountedApp:
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()  # lifespan.startup
-        with contextlib.ExitStack() as at_end:
+        async with contextlib.AsyncExitStack() as at_end:
             try:
-                model = await load_model(self._config, model_formatters(self._config))
-                at_end.callback(model.close)
-                model.start()
-                await model.opened
+                self._model = await at_end.enter_async_context(running(self._config))
             except Exception as error:  # servers take one that is raised for a lack of lifespan, and go on
                 message = str(error) if isinstance(error, ConfigError) else traceback.format_exc()
                 return await send({"type": "lifespan.startup.failed", "message": message})
-            self._model = model
-            with cloudwatch.reporting(
-                model.metrics.registry, self._config.label, self._config.cloudwatch_metrics_interval
-            ):
-                await send({"type": "lifespan.startup.complete"})
-                await receive()  # lifespan.shutdown
-            model.drain()
-            model.give_up()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()  # lifespan.shutdown
         await send({"type": "lifespan.shutdown.complete"})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import socket
@@ -14,9 +15,8 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.config.config import Config
-from handler.core import child_processes, event_loop, garbage
+from handler.core import event_loop
 from handler.core.errors import Problem, Problems, Unavailable
-from handler.core.loop_watch import LoopWatch
 from handler.core.values import Task
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import State
@@ -28,16 +28,12 @@ from handler.http.server import BACKLOG, Server, allow_connections, bind
 from handler.http.stop_signals import StopSignals
 from handler.plugins.functions import Formatters
 from handler.protocols.kernel.base import FRONT_END
-from handler.serving.loading.load import load_model
+from handler.serving.host import running
 from handler.serving.loading.model_directory import model_formatters
-from handler.serving.metrics import cloudwatch
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import request_id
 
 log = logging.getLogger("handler.server")
-
-_TIDY = 2.0
-"""Seconds for a conversion that was killed to remove what it has written."""
 
 
 def serve(
@@ -87,82 +83,57 @@ async def _serve(
     signals.listen(server.signalled)
     listener.listen(BACKLOG)  # before it is said: an engine may be ready sooner than uvicorn
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    loading = asyncio.ensure_future(_load(config, formatters, progress))
-    try:
-        await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
-        if not serving.done():
-            await _serve_model(loading.result(), app, access, hosts, server, serving, listener, progress)
-    finally:
-        progress.stop()
-        await _abandon(loading)
-        server.stop()
-        try:
-            await serving
-        finally:
-            signals.leave()
-    return 0
-
-
-async def _load(config: Config, formatters: Formatters, progress: Progress) -> ServedModel:
-    """Load the model, and show what takes so long.
-
-    Raises:
-        ConfigError: the model or the engine cannot be had.
-    """
 
     def announce(spec: Spec) -> None:
         what = f"loading {config.model_id or 'the demo model'} with" if spec.config.model else "starting"
         progress.start(f"{what} {spec.engine}")
 
-    return await load_model(config, formatters, announce=announce)
-
-
-async def _abandon(loading: asyncio.Task[ServedModel]) -> None:
-    """End the loading of a model that nobody waits for any more, with what it has begun."""
-    if not loading.done():
-        child_processes.stop_all()
-        await asyncio.wait({loading}, timeout=_TIDY)
-        loading.cancel()
-        await asyncio.wait({loading})
-    if not loading.cancelled() and loading.exception() is None:
-        loading.result().close()
-
-
-async def _serve_model(
-    model: ServedModel,
-    app: StartingApp,
-    access: Access,
-    hosts: AllowedHosts,
-    server: Server,
-    serving: asyncio.Task[None],
-    listener: socket.socket,
-    progress: Progress,
-) -> None:
-    watch = LoopWatch(model.config.event_loop_timeout, signals=True)
-
-    def changed(state: State) -> None:
+    def changed(model: ServedModel, state: State) -> None:
         if state is not State.LOADING:
             progress.stop()
         if state is State.CLOSED:
             server.stop()
         elif state is State.READY and not model.restarts:
-            watch.start()
             print(f"{CLEAR}ready after {progress.seconds:.1f} s: {_describe(model)}", file=sys.stderr)
             print(_greeting(listener, access, model.context.task), file=sys.stderr, flush=True)
 
-    garbage.keep_collecting()
-    app.open(model, App(model, access, hosts))
-    model.start(changed)
-    interval = model.config.cloudwatch_metrics_interval
+    start = functools.partial(running, config, formatters, signals=True, wait_ready=False)
+    hosting = asyncio.ensure_future(_host(start(announce=announce, on_state=changed), app, access, hosts, serving))
     try:
-        with cloudwatch.reporting(model.metrics.registry, model.config.label, interval):
-            await serving
+        await asyncio.wait({serving, hosting}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        watch.stop()
-        model.close()
-    failure = model.opened.exception() if model.opened.done() else None
-    if failure is not None and not model.draining:
-        raise failure
+        progress.stop()
+        server.stop()
+        if not app.is_open:
+            hosting.cancel()  # nobody waits for the model any more
+        await asyncio.wait({hosting})
+        try:
+            await serving
+        finally:
+            signals.leave()
+    if not hosting.cancelled():
+        hosting.result()
+    return 0
+
+
+async def _host(
+    running_model: contextlib.AbstractAsyncContextManager[ServedModel],
+    app: StartingApp,
+    access: Access,
+    hosts: AllowedHosts,
+    serving: asyncio.Future[None],
+) -> None:
+    """Open the application when the model is loaded, and end with the server.
+
+    Raises:
+        ConfigError: the model or the engine cannot be had.
+    """
+    async with running_model as model:
+        app.open(model, App(model, access, hosts))
+        await asyncio.wait({serving})
+        failure = model.opened.exception() if model.opened.done() else None
+        if failure is not None and not model.draining:
+            raise failure
 
 
 def _describe(model: ServedModel) -> str:
@@ -206,6 +177,11 @@ class StartingApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests go to the real one."""
+        return self._model is not None
 
     @property
     def num_requests(self) -> int:
