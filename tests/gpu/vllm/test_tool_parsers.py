@@ -31,8 +31,22 @@ REASONS = {
     "without the end of a call": "vLLM drops a call without its end",
     "after words of other names": "vLLM drops the text around calls, or finds none without a mark",
     "a call without its end": "vLLM drops a parameter without its end before the call's end",
+    "a name after the mark": "vLLM shows the mark as text",
+    "the mark twice": "vLLM has a second mark in the call's name",
+    "the mark twice before a name": "vLLM finds no call after a second mark",
+    "the mark twice without a call": "vLLM drops marks without a call",
+    "a misspelt mark without a call": "vLLM drops what follows a misspelt mark",
+    "all arguments in one parameter": "vLLM leaves an empty object wrapped",
     **dict.fromkeys(
-        ("cut", "cut in a value", "cut in the arguments", "not closed", "broken", "broken JSON, then a call"),
+        (
+            "cut",
+            "cut in a value",
+            "an end within a wrapped value",
+            "cut in the arguments",
+            "not closed",
+            "broken",
+            "broken JSON, then a call",
+        ),
         "vLLM drops, closes or shows a call that broke off after its name; here it ends as it stands",
     ),
     **dict.fromkeys(
@@ -42,6 +56,7 @@ REASONS = {
 }
 
 _TAGGED = "text after|cut in a value|a parameter without its end"
+_DSML = f"{_TAGGED}|all arguments in one parameter|an end within a wrapped value"
 _QWEN = f"{_TAGGED}|a call without its end|without ends|without the call's end|cut in the name|no function"
 _DEEPSEEK = "one of several is no call|text after|cut|cut in the head|broken"
 _HERMES = "odd strings|cut in the arguments|broken JSON, then a call"
@@ -49,15 +64,16 @@ DIFFERENT = {
     "hermes": f"{_HERMES}|text after",
     "granite4": f"{_HERMES}|without an end mark",
     "granite": "text after|cut|other JSON|one of several is no call",
-    "llama3_json": "text before|after words|a list after words",
+    "llama3_json": "text before|after words|a list after words|a name after the mark",
     "phi4_mini_json": "text before|odd strings|text after|one of several is no call|after words|a list after words",
-    "mistral": "with an id mark|with an argument mark|no arguments|one of several is no call",
+    "mistral": "with an id mark|with an argument mark|no arguments|one of several is no call|the mark twice|"
+    "the mark twice before a name|the mark twice without a call",
     "qwen3_coder": _QWEN,
     "qwen3_xml": _QWEN,
     "seed_oss": _QWEN.replace("a call without its end|", ""),
     "minimax_m2": f"{_TAGGED}|no call",
-    "deepseek_v32": _TAGGED,
-    "deepseek_v4": _TAGGED,
+    "deepseek_v32": _DSML,
+    "deepseek_v4": f"{_DSML}|a misspelt mark without a call",
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v31": _DEEPSEEK,
     "kimi_k2": "odd strings|text after|cut in the head|no index|without the end of the section|"
