@@ -163,7 +163,7 @@ async def _hello(scope: Any, receive: Any, send: Any) -> None:
 
 def test_a_route_of_any_kind_is_locked() -> None:
     """Not only those that are made of our Endpoint; and one takes over the form of those under the same name."""
-    other = Endpoint({"POST": _hello}, refused=SCHEMAS["tgi_compat"].refused)
+    other = Endpoint({"POST": _hello}, errors=SCHEMAS["tgi_compat"].errors)
     routes = [Route("/v9/plain", _Plain()), Route("/v9/generate", other), Route("/alone", _Plain())]
     sent: list[Any] = []
 
