@@ -1,12 +1,10 @@
 """Measure a server on one core that a busy process shares: begun streams, pace, `/ping`, CPU and writes a token.
 
 The server's whole process tree has one core, the clients the other. Beside ours runs vLLM's Rust front end, in turns,
-with a mock engine core. Four measurements; run each with nothing else on the machine:
+with a mock engine core. Two measurements; run each with nothing else on the machine:
 
     python bench/busy_host.py [--whole] [--clients 256,512,768,1024] [--rust PATH/vllm-rs --model DIRECTORY]
     python bench/busy_host.py --requests         # requests a second, on a whole core
-    python bench/busy_host.py --full-speed       # how long a new client waits beside streams without a pace
-    python bench/busy_host.py --queue            # whether clients get their places in turn, where all are taken
 
 PATH: the wheel of `pip download --no-deps vllm==0.33.0` has the file `vllm/vllm-rs`.
 DIRECTORY: `python bench/dummy_model.py tiny DIRECTORY` makes it.
@@ -26,23 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from front_ends import CLIENT_CORE, OURS, SERVER_CORE, FrontEnd, rust
-from measurements import (
-    BEGIN_SECONDS,
-    CLIENTS,
-    NEIGHBOURS,
-    NEW_CLIENTS,
-    PACE,
-    PLACES,
-    WAITING_TOKENS,
-    NewClients,
-    Queue,
-    Rate,
-    Window,
-    measure_new_clients,
-    measure_queue,
-    measure_requests,
-    measure_streams,
-)
+from measurements import BEGIN_SECONDS, CLIENTS, PACE, Rate, Window, measure_requests, measure_streams
 
 from handler.bench.machine import describe
 from handler.bench.report.metrics import table
@@ -113,30 +95,6 @@ def run_requests(front_ends: dict[str, FrontEnd], lengths: Sequence[int], second
     return rows
 
 
-def run_full_speed(repeat: int, half: bool) -> Any:
-    each = [measure_new_clients(OURS, half=half) for _ in range(repeat)]
-    middle = NewClients(*_medians(each))  # type: ignore[arg-type]
-    print(f"{NEIGHBOURS} streams without a pace, then {NEW_CLIENTS} new clients, {_core(half)}, {repeat} times")
-    begun = _begun(middle.begun, NEIGHBOURS, middle.begun_seconds)
-    longest = max(one.wait_max_ms for one in each)
-    print(table(["all begun, s", "p50 ms", "longest ms"], [[begun, f"{middle.wait_p50_ms:.0f}", f"{longest:.0f}"]]))
-    return {"neighbours": NEIGHBOURS, **middle._asdict(), "each": each}
-
-
-def run_queue(seconds: float, repeat: int, half: bool) -> Any:
-    each = [measure_queue(seconds, half=half) for _ in range(repeat)]
-    middle = Queue(*_medians(each))  # type: ignore[arg-type]
-    print(
-        f"{CLIENTS * 2} clients on {PLACES} places, {WAITING_TOKENS} tokens, no pace, {_core(half)}, "
-        f"{seconds:g} s, {repeat} times"
-    )
-    longest = max(queue.wait_max_ms for queue in each)
-    cells = [f"{middle.requests:,.0f}", f"{max(queue.overtaken for queue in each)}"]
-    cells += [f"{value:.0f}" for value in (middle.wait_p50_ms, longest, middle.answer_p50_ms)]
-    print(table(["requests", "overtaken, most", "wait p50 ms", "longest wait ms", "answer p50 ms"], [cells]))
-    return {"clients": CLIENTS * 2, "places": PLACES, **middle._asdict(), "each": each}
-
-
 def _core(half: bool) -> str:
     return "half a core" if half else "a whole core"
 
@@ -155,18 +113,13 @@ def main() -> int:
     add("--tokens", default="1,8", help="of each answer of --requests (default %(default)s)")
     add("--rust", type=Path, help="vLLM's Rust front end; needs --model")
     add("--model", type=Path, help="a Hugging Face directory; only tokenizer and config are read")
-    another = parser.add_mutually_exclusive_group().add_argument
-    another("--requests", action="store_true", help="measure requests a second")
-    another("--full-speed", action="store_true", help="measure how long a new client waits")
-    another("--queue", action="store_true", help="measure whether clients get their places in turn")
+    add("--requests", action="store_true", help="measure requests a second")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left
     if not {SERVER_CORE, CLIENT_CORE} <= os.sched_getaffinity(0):
         parser.error(f"needs cores {SERVER_CORE} and {CLIENT_CORE}")
     if given.rust and not given.model:
         parser.error("--rust needs --model")
-    if given.rust and (given.full_speed or given.queue):
-        parser.error("--full-speed and --queue measure ours alone, without --rust")
     if given.whole and given.requests:
         parser.error("--requests has a whole core anyway, without --whole")
     front_ends: dict[str, FrontEnd] = {"ours": OURS}
@@ -174,10 +127,6 @@ def main() -> int:
         front_ends["vllm-rs"] = rust(given.rust, given.model)
     if given.requests:
         found = {"requests": run_requests(front_ends, _numbers(given.tokens), given.seconds, given.repeat)}
-    elif given.full_speed:
-        found = {"full_speed": run_full_speed(given.repeat, not given.whole)}
-    elif given.queue:
-        found = {"queue": run_queue(given.seconds, given.repeat, not given.whole)}
     else:
         half = not given.whole
         found = {"streams": run_streams(front_ends, _numbers(given.clients), given.seconds, given.repeat, half)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import subprocess
@@ -66,10 +65,10 @@ def pinned(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _ours(pace: float, places: int = _PLACES) -> AbstractContextManager[Server]:
+def _ours(pace: float) -> AbstractContextManager[Server]:
     options = {
         "option.echo_tokens_per_second": f"{pace:g}",
-        "option.max_rolling_batch_size": places,
+        "option.max_rolling_batch_size": _PLACES,
         "job_queue_size": _PLACES,
     }
     arguments = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
@@ -77,11 +76,6 @@ def _ours(pace: float, places: int = _PLACES) -> AbstractContextManager[Server]:
 
 
 OURS = FrontEnd(_ours, "/ping", heads=0)
-
-
-def ours_with_places(places: int) -> FrontEnd:
-    """Return ours, which runs so many requests at once."""
-    return OURS._replace(start=functools.partial(_ours, places=places))
 
 
 def rust(binary: Path, model: Path) -> FrontEnd:

@@ -1,33 +1,25 @@
-"""Measurements of one server: streams at a pace, requests a second, new clients beside streams without a pace."""
+"""Measurements of one server: streams at a pace, requests a second."""
 
 from __future__ import annotations
 
 import contextlib
-import socket
 import statistics
 import time
-import urllib.parse
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from counting import Clients, Count
 from cpu import cpu_seconds
-from front_ends import FrontEnd, chat, ours_with_places, started
+from front_ends import FrontEnd, chat, started
 from pings import Pings
-from queueing import ask_in_turns, overtaken
 from throughput import Askers
 
 PACE = 50  # tokens a second of each stream
 BEGIN_SECONDS = 20.0  # for all streams to begin
 CLIENTS = 64  # that ask for short answers
-NEIGHBOURS = 200  # streams without a pace
-NEW_CLIENTS = 5
-PLACES = 32  # requests that run at once, where clients wait for a place
-WAITING_TOKENS = 500  # of each answer there
-MARGIN = 0.05  # seconds between two requests, and between their begins, for their order to count
 _LONG = 1_000_000  # tokens; no stream ends while it is measured
 _SETTLE = 1.5  # seconds between the last stream's begin and the window
-_ANSWER_LIMIT = 10.0  # seconds for a ping, and for a new client's first token
+_PING_LIMIT = 10.0  # seconds
 _WARM_UP = 1.0
 
 
@@ -60,37 +52,6 @@ class Rate(NamedTuple):
     failed: int
 
 
-class NewClients(NamedTuple):
-    """Some clients, one after another, beside streams without a pace.
-
-    Attributes:
-        begun, begun_seconds: of those streams, as in `Window`.
-        wait_p50_ms, wait_max_ms: until a new client has its first token.
-    """
-
-    begun: int
-    begun_seconds: float
-    wait_p50_ms: float
-    wait_max_ms: float
-
-
-class Queue(NamedTuple):
-    """`CLIENTS` * 2 clients that share `PLACES` places.
-
-    Attributes:
-        requests: answered.
-        overtaken: requests that began at least `MARGIN` after one that was sent at least `MARGIN` later.
-        wait_p50_ms, wait_max_ms: until the first token.
-        answer_p50_ms: from the first token to the last.
-    """
-
-    requests: int
-    overtaken: int
-    wait_p50_ms: float
-    wait_max_ms: float
-    answer_p50_ms: float
-
-
 def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: bool) -> Window:
     with started(front_end, PACE, half=half) as server:
         clients = Clients(server.url, chat(_LONG), number, heads=front_end.heads)
@@ -98,7 +59,7 @@ def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: b
             counts = clients.wait(BEGIN_SECONDS)
             begun = _streaming(counts)
             time.sleep(_SETTLE)
-            pings = Pings(server.url + front_end.ping, seconds, _ANSWER_LIMIT)
+            pings = Pings(server.url + front_end.ping, seconds, _PING_LIMIT)
             before, cpu_before = clients.counts(), cpu_seconds(server.pid)
             time.sleep(seconds)
             after, cpu_after = clients.counts(), cpu_seconds(server.pid)
@@ -135,44 +96,3 @@ def measure_requests(front_end: FrontEnd, tokens: int, seconds: float, *, stream
             after, cpu_after = askers.answers(), cpu_seconds(server.pid)
     whole = after.whole - before.whole
     return Rate(whole / (after.at - before.at), (cpu_after - cpu_before) / whole * 1e6, after.failed)
-
-
-def measure_new_clients(front_end: FrontEnd, *, half: bool) -> NewClients:
-    with started(front_end, 0, half=half) as server:
-        clients = Clients(server.url, chat(_LONG), NEIGHBOURS, heads=front_end.heads)
-        with contextlib.closing(clients):
-            counts = clients.wait(BEGIN_SECONDS)
-            begun = _streaming(counts)
-            time.sleep(_SETTLE)
-            waits = [_first_token_seconds(server.url) * 1e3 for _ in range(NEW_CLIENTS)]
-    return NewClients(begun, _begun_seconds(counts), statistics.median(waits), max(waits))
-
-
-def measure_queue(seconds: float, *, half: bool) -> Queue:
-    with started(ours_with_places(PLACES), 0, half=half) as server:
-        turns = ask_in_turns(server.url, chat(WAITING_TOKENS), CLIENTS * 2, _WARM_UP + seconds)
-    begin = min(turn.sent for turn in turns) + _WARM_UP
-    turns = [turn for turn in turns if turn.sent > begin]
-    if not turns:
-        raise SystemExit("no request was sent and answered after the warm-up: raise --seconds")
-    waits = [turn.wait * 1e3 for turn in turns]
-    answers = [(turn.ended - turn.begun) * 1e3 for turn in turns]
-    late = overtaken(turns, MARGIN)
-    return Queue(len(turns), late, statistics.median(waits), max(waits), statistics.median(answers))
-
-
-def _first_token_seconds(url: str) -> float:
-    where = urllib.parse.urlsplit(url)
-    begin = time.monotonic()
-    with socket.create_connection((where.hostname or "", where.port or 80), _ANSWER_LIMIT) as connection:
-        connection.sendall(chat(1))
-        received = b""
-        while b'"content":"' not in received:
-            try:
-                data = connection.recv(1 << 16)
-            except TimeoutError:
-                return _ANSWER_LIMIT
-            if not data:
-                raise RuntimeError(f"a new client got no token: {received[:500]!r}")
-            received += data
-    return time.monotonic() - begin

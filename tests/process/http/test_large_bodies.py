@@ -26,7 +26,7 @@ def resident(pid: int) -> float:
 
 
 def test_the_servers_process_does_not_parse_large_bodies_and_keeps_nothing_of_them() -> None:
-    """What it computes, it computes while it holds the GIL; figures by the clock: bench/neighbours.py."""
+    """What it computes, it computes while it holds the GIL."""
     keys = b'{"inputs":"a"' + b"".join(b',"%06x":1' % number for number in range(400_000)) + b"}"
     with serve("--engine", "echo") as server:
         server.wait_ready()
