@@ -37,7 +37,8 @@ def _example(row: Row) -> tuple[Any, dict[str, Any]]:
     beside = SAMPLED if row.field in values.SAMPLED else {}
     if shape["type"] == "boolean":
         return not neutral, beside
-    least, most = (shape.get(name, shape.get(f"exclusive{name.title()}")) for name in ("minimum", "maximum"))
+    limits: list[Any] = [shape.get(name, shape.get(f"exclusive{name.title()}")) for name in ("minimum", "maximum")]
+    least, most = limits
     middle, upper = (least + most) / 2, (least + 3 * most) / 4
     return upper if middle == neutral else middle, beside
 

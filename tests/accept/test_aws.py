@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ from tests.accept import aws
 from tests.accept.aws import FAIL, PASS, Ran, accept
 from tests.deploy.doubles.aws import ACCOUNT
 
-CONTENT = {
+CONTENT: dict[str, Any] = {
     "name": "accepted",
     "region": "us-east-1",
     "role": f"arn:aws:iam::{ACCOUNT}:role/lmi",

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import shlex
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -122,7 +123,8 @@ def test_stopping_frees_the_engine(slow_server: LiveServer, open_page: Open) -> 
     page = open_page(slow_server)
     ready(page)
     before = slow_server.metric(CANCELLED)
-    for stop in (lambda: page.click("#stop"), lambda: page.keyboard.press("Escape")):
+    stops: list[Callable[[], None]] = [lambda: page.click("#stop"), lambda: page.keyboard.press("Escape")]
+    for stop in stops:
         send(page, "a b c")
         until(page, "document.querySelector('.turn.assistant:last-child .text').textContent.length > 6")
         assert page.get_attribute("#log", "aria-busy") == "true"

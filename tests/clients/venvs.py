@@ -33,7 +33,7 @@ def python(name: str, folder: Path = _HERE) -> Path:
     return directory / "bin" / "python"
 
 
-def built_once(directory: Path, build: Callable[[Path], None]) -> Path:
+def built_once(directory: Path, build: Callable[[Path], object]) -> Path:
     """`directory`, which `build` fills where it is not there yet."""
     complete = directory / ".complete"
     with _alone(directory):

@@ -82,7 +82,7 @@ def test_lmis_own_handlers_are_not_started(
         (data / "model.py").touch()
     djl.make_model(NOTHING, ModelSource(data, str(data), {}), environ, target, (0, 36, 0))
     named = [line.partition("=")[2] for line in properties(target) if line.startswith("option.entryPoint=")]
-    assert (named or [None])[-1] == entry  # the last counts, as in Java
+    assert (named[-1] if named else None) == entry  # the last counts, as in Java
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+import urllib.response
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -54,8 +55,8 @@ def supervised(
         process.stderr.close()
 
 
-def open_when_listening(port: int, path: str) -> urllib.request.addinfourl:
-    found: list[urllib.request.addinfourl] = []
+def open_when_listening(port: int, path: str) -> urllib.response.addinfourl:
+    found: list[urllib.response.addinfourl] = []
 
     def asked() -> bool:
         try:

@@ -60,7 +60,7 @@ class Prometheus:
 def prometheus(config: Path, directory: Path) -> Iterator[Prometheus]:
     """One that has read `config` and keeps its data in `directory`."""
     port = free_port()
-    command = [programs() / "prometheus", f"--config.file={config}", f"--web.listen-address=127.0.0.1:{port}"]
+    command = [str(programs() / "prometheus"), f"--config.file={config}", f"--web.listen-address=127.0.0.1:{port}"]
     with (
         (directory / "log").open("w") as log,
         subprocess.Popen([*command, f"--storage.tsdb.path={directory}"], stdout=log, stderr=log) as process,

@@ -142,8 +142,8 @@ def test_a_model_that_is_uploaded_to_a_bucket_with_a_key(
 ) -> None:
     model = tmp_path / "model"
     model.mkdir()
-    for name, content in MODEL.items():
-        (model / name).write_bytes(content)
+    for name, data in MODEL.items():
+        (model / name).write_bytes(data)
     uploaded = {"path": str(model), "upload": "s3://models/mine/", "shape": PLAIN["model"]["shape"]}
     content = prepared(cloud, region, {**PLAIN, "model": uploaded})
     content["encryption"] = {"model_key": encrypted(cloud, region)}

@@ -110,10 +110,12 @@ def _arns(prefix: str, kind: str, values: Mapping[str, Any], where: Where) -> li
         return _spelt(prefix, given) if re.match(re.sub(r"\$\{\w+\}", "[^:]*", head), given) else []
     place = {"Partition": where.partition, "Region": where.region, "Account": where.account}
     return [
-        spelt
-        for one in _names(prefix, kind, values)
-        for spelt in _spelt(prefix, re.sub(r"\$\{(\w+)\}", lambda match, one=one: {**place, **one}[match[1]], template))
+        spelt for one in _names(prefix, kind, values) for spelt in _spelt(prefix, _filled(template, {**place, **one}))
     ]
+
+
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    return re.sub(r"\$\{(\w+)\}", lambda match: values[match[1]], template)
 
 
 def _spelt(prefix: str, arn: str) -> list[str]:

@@ -134,8 +134,8 @@ class Cloud:
             (name, value.decode() if isinstance(value, bytes) else value) for name, value in request.headers.items()
         ]
         builder = EnvironBuilder(path=request.url, method=request.method, headers=headers, data=request.body)
-        body, status, headers = run_wsgi_app(self.app, builder.get_environ())
-        return AWSResponse(request.url, int(status.split()[0]), dict(headers), _Raw(b"".join(body)))
+        body, status, answered = run_wsgi_app(self.app, builder.get_environ())
+        return AWSResponse(request.url, int(status.split()[0]), dict(answered), _Raw(b"".join(body)))
 
     def client(self, service: str, region: str = "us-east-1") -> Any:
         """One of the test's own, kept: making one costs more than a call."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +70,7 @@ def _holds(operator: str, key: str, values: list[str], context: Context) -> bool
     if given is None:
         return name.endswith("IfExists")
     assert isinstance(given, str) == (not several), f"{key}: {operator} is for {'several' if several else 'one'}"
-    compare = {
+    compare: Callable[[str, str], bool] = {
         "StringEquals": lambda pattern, value: pattern == value,
         "StringLike": _like,
         "ArnLike": _covers,

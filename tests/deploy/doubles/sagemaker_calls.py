@@ -236,7 +236,7 @@ class Calls:
                 }
         return said
 
-    def list(self, kind: str, p: dict[str, Any]) -> dict[str, Any]:
+    def list_kind(self, kind: str, p: dict[str, Any]) -> dict[str, Any]:
         things = [thing for (of, _), thing in sorted(self._cloud.things.items()) if of == kind]
         things = [thing for thing in things if p.get("NameContains", "") in thing.name]
         if "EndpointNameEquals" in p:
@@ -316,13 +316,13 @@ def _alarms(region: str) -> set[str]:
 def install(cloud: SageMaker) -> None:
     """Put the double's calls in the place of moto's, for good: moto is then no other SageMaker in this process."""
     calls = Calls(cloud)
-    own = [name for name in vars(Calls) if not name.startswith("_") and name not in ("describe", "list")]
+    own = [name for name in vars(Calls) if not name.startswith("_") and name not in ("describe", "list_kind")]
     for name in own:
         setattr(SageMakerResponse, name, _method(getattr(calls, name)))
     for kind, argument in _NAMES.items():
         setattr(SageMakerResponse, f"describe_{kind.replace('-', '_')}", _describe(calls, kind, argument))
         setattr(SageMakerResponse, _LISTS[kind][0], _list(calls, kind))
-    moto.sagemaker.models.FakeEndpointConfig.validate_instance_type = lambda self, instance_type: None  # CloudFormation
+    moto.sagemaker.models.FakeEndpointConfig.validate_instance_type = lambda self, instance_type: None  # type: ignore[method-assign]
 
 
 def _method(call: Any) -> Any:
@@ -338,4 +338,4 @@ def _describe(calls: Calls, kind: str, argument: str) -> Any:
 
 
 def _list(calls: Calls, kind: str) -> Any:
-    return lambda self: ActionResult(calls.list(kind, self.params))
+    return lambda self: ActionResult(calls.list_kind(kind, self.params))

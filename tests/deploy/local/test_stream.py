@@ -90,7 +90,7 @@ def test_a_failure_in_the_body_passes_as_it_is(local: Local) -> None:
 
 def in_stream_error(body: Any) -> tuple[bytes, dict[str, str]]:
     """What came before it, and the error."""
-    got = []
+    got: list[bytes] = []
     with contextlib.closing(body), pytest.raises(EventStreamError) as raised:
         got.extend(part["PayloadPart"]["Bytes"] for part in body)
     return b"".join(got), raised.value.response["Error"]

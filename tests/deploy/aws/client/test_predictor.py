@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from botocore.exceptions import (
     BotoCoreError,
@@ -117,8 +119,8 @@ def test_failures_that_are_final(
     aws.answers = [answer]
     with pytest.raises(DeployError) as caught:
         predictor.predict({})
-    error = caught.value
-    assert type(error) is kind
+    error: Any = caught.value
+    assert type(caught.value) is kind
     assert str(error) == message
     assert error.original_status == status
     assert error.request_id == "request-7" or status is not None

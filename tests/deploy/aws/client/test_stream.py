@@ -16,7 +16,8 @@ from deploy.client import (
     TimedOut,
     Token,
 )
-from tests.deploy.aws.client.double import Answer, Double, Handler, fails, model_answers, payload_part, stalls, streams
+from deploy.local.eventstream import payload_part
+from tests.deploy.aws.client.double import Answer, Double, Handler, fails, model_answers, stalls, streams
 from tests.deploy.aws.client.wire import golden
 from tests.servers import PATIENCE
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from deploy.resources.names import TAG_DEPLOYMENT
@@ -41,7 +39,7 @@ def test_an_alarm_of_another_name_stays_whatever_its_tag_says(cloud: Cloud) -> N
 def test_a_policy_that_was_put_on_our_target_by_hand_is_not_taken_away(cloud: Cloud) -> None:
     wanted = wanted_of(PLAIN)
     up(wanted)
-    where: dict[str, Any] = next(one.request for one in wanted if one.kind.value == "scaling-policy")
+    where = next(one.request for one in wanted if one.kind.value == "scaling-policy")
     cloud.client("application-autoscaling").put_scaling_policy(**{**where, "PolicyName": "nights"})
     assert up(wanted).changing == ()
     assert "nights" in [key[-1] for key in cloud.scaling.policies]

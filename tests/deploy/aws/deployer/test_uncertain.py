@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from deploy.deployer import wait
+from deploy.deployer.calls import show
 from deploy.errors import DeployError, Failed
 from deploy.resources.resource import Kind, Resource
 from tests.deploy.aws.deployer.test_wait import CHAT, UPDATED
@@ -19,8 +20,7 @@ CHANGED = {"options": {"max_tokens": 2}}
 
 def first_answers(monkeypatch: pytest.MonkeyPatch, answers: list[dict[str, Any] | None]) -> None:
     """What the first looks of a waiting see, before the truth."""
-    real = wait.show
-    monkeypatch.setattr(wait, "show", lambda aws, *which: answers.pop(0) if answers else real(aws, *which))
+    monkeypatch.setattr(wait, "show", lambda aws, *which: answers.pop(0) if answers else show(aws, *which))
 
 
 def test_a_new_endpoint_may_not_be_found_at_first(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -57,7 +58,9 @@ def test_a_stretch_of_time_and_a_text(cloud: Cloud) -> None:
 
 def test_following_gives_each_line_once_and_late_ones_too(cloud: Cloud) -> None:
     at = write(cloud, ["one", "one again"])
-    late = iter([lambda: write(cloud, ["three"], at=at + 50), lambda: write(cloud, ["two"], stream="b", at=at + 20)])
+    late: Iterator[Callable[[], int]] = iter(
+        [lambda: write(cloud, ["three"], at=at + 50), lambda: write(cloud, ["two"], stream="b", at=at + 20)]
+    )
     coming = logs.follow(aws(), [GROUP], since=at, sleep=lambda seconds: next(late)())  # type: ignore[arg-type]
     assert [line.text for line in itertools.islice(coming, 4)] == ["one", "one again", "three", "two"]
 

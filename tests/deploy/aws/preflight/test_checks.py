@@ -140,7 +140,7 @@ def test_an_image_of_another_processor(ready: Cloud, monkeypatch: pytest.MonkeyP
         aws.client("ecr"), "get_download_url_for_layer", lambda **which: {"downloadUrl": "http://there/config"}
     )
     for body, verdict in ((b'{"architecture": "arm64"}', Verdict.ERROR), (b"{}", Verdict.OK)):
-        found = preflight(aws, spec(), decision(), fetch=lambda *asked, body=body: (200, body))  # type: ignore[misc]
+        found = preflight(aws, spec(), decision(), fetch=lambda *asked, body=body: (200, body))
         assert [check.verdict for check in found if check.name == "image"] == [verdict]
 
 

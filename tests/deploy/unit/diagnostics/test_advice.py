@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from botocore.exceptions import ClientError
 
@@ -99,8 +101,8 @@ def test_every_cause_is_in_the_table() -> None:
 def test_the_advice_names_what_the_specification_has() -> None:
     document = schema()
 
-    def names(node: dict[str, object]) -> set[str]:
-        return set(node.get("properties", {}))  # type: ignore[call-overload]
+    def names(node: dict[str, Any]) -> set[str]:
+        return set(node.get("properties", {}))
 
     sections = {"model": "Model", "image": "Image", "instance": "Instance", "timeouts": "Timeouts"}
     sections |= {"network": "Network", "scaling": "Scaling", "update": "Update", "components": "Component"}

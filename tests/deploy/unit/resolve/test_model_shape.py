@@ -208,7 +208,8 @@ def test_a_gguf_file(tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_with_heads_layer_by_layer(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(gguf(**{"llama.attention.head_count_kv": [1, 3]}))
+    heads: Any = {"llama.attention.head_count_kv": [1, 3]}
+    (tmp_path / "model.gguf").write_bytes(gguf(**heads))
     shape = shape_in_directory(tmp_path)
     assert shape is not None
     assert shape.kv_heads == 3

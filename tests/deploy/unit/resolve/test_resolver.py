@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from deploy.errors import DoesNotFit, SpecError
-from deploy.resolve.candidates import rows
+from deploy.resolve.candidates import Candidates, rows
 from deploy.resolve.decision import Decision
-from deploy.resolve.resolver import CPU_ENGINES, Candidates, find_size, resolve
+from deploy.resolve.resolver import CPU_ENGINES, find_size, resolve
 from deploy.spec import Spec
 from deploy.spec.sections import Shape
 from handler.engines import ENGINES

@@ -39,7 +39,7 @@ def test_only_what_a_thing_holds_renews_it() -> None:
 def test_everything_taggable_bears_the_deployment_and_the_digest() -> None:
     said = spec("components")
     for resource in resources(said, decision("components")):
-        marks = resource.request.get("Tags")
+        marks: Any = resource.request.get("Tags")
         if resource.kind is Kind.SCALING_POLICY:
             assert marks is None
         elif resource.kind is Kind.SCALABLE_TARGET:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,7 +112,7 @@ def test_a_model_is_spread_as_decided_unless_an_option_says_otherwise() -> None:
     ({"options": {"revision": "a"}, "environment": {"HF_REVISION": "b"}}, ("options.revision", "HF_REVISION")),
     ({"options": {"sessions_path": "a"}, "environment": {"SAGEMAKER_SESSIONS_PATH": "b"}}, ("sessions_path",)),
 ])  # fmt: skip
-def test_contradictions_name_both_places(changes: dict[str, object], places: tuple[str, str]) -> None:
+def test_contradictions_name_both_places(changes: dict[str, Any], places: tuple[str, str]) -> None:
     with pytest.raises(SpecError) as raised:
         variables(**changes)
     assert all(place in str(raised.value) for place in places)
