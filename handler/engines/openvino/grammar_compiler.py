@@ -27,7 +27,8 @@ class GrammarCompiler:
     """Used by the engine's thread only.
 
     GenAI locks its compiled grammars while it compiles, and a request needs them when it starts. So one text is
-    compiled at a time, after the start of all requests that are ready.
+    compiled at a time, after the start of all requests that are ready. Those with known texts go before all that wait;
+    they cannot begin while one is compiled, as the whole engine would wait for the lock.
 
     Args:
         compile: compiles a text, or raises ValueError; called on a thread.
@@ -59,15 +60,8 @@ class GrammarCompiler:
         patience = 0.0  # only in the step that starts a compilation: later ones would delay other requests
         while True:
             if self._current is None:
-                following = self._waiting.first()
-                if following is None:
-                    break
-                if following.structured_output in self._known:
-                    self._waiting.get()
-                    self._known.move_to_end(following.structured_output)
-                    ready.append((following.key, ""))
-                    continue
-                if ready:
+                ready += [(key, "") for key in self._take_known()]
+                if ready or (following := self._waiting.first()) is None:
                     break
                 self._waiting.get()
                 self._current = following
@@ -85,6 +79,20 @@ class GrammarCompiler:
                 if len(self._known) > _MAX_KNOWN:
                     self._known.popitem(last=False)
         return ready
+
+    def _take_known(self) -> list[int]:
+        """Take out the requests whose texts are known."""
+        keys: list[int] = []
+
+        def is_known(waiting: _Waiting) -> bool:
+            if waiting.structured_output not in self._known:
+                return False
+            self._known.move_to_end(waiting.structured_output)
+            keys.append(waiting.key)
+            return True
+
+        self._waiting.drop(is_known)
+        return keys
 
     def _start(self, structured_output: StructuredOutput) -> None:
         if not self._started:

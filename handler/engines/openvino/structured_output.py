@@ -12,7 +12,8 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from handler.engines.openvino.blank_model import blank_model
 from handler.engines.openvino.ir_files import language_model
 from handler.engines.openvino.model import eos_ids
 from handler.engines.process.sandbox_tasks import status_bytes
+from handler.engines.structured_output.ebnf import Unreadable, later_parts
 from handler.engines.structured_output.json_grammar import json_grammar, one_of
 from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
 from handler.engines.structured_output.structural_tag import with_schemas, without_text
@@ -35,6 +37,9 @@ _CONVERTER = XgrammarSupport(bounds=False, others=False)
 
 _WALKS = (1, 2)  # seeds
 _STEPS = 64  # of each walk, at most
+_PART_STEPS = (50, 200)  # the least and the most, of a walk through a grammar's part
+_ALL_PART_STEPS = 1000  # about as many are shared by all parts
+_WINDOW = 8  # steps of the average
 
 _FIRST = StructuredOutput("choice", '["a"]')
 """Compiled before a measurement, to make what all texts share."""
@@ -116,6 +121,7 @@ class OpenVinoCheck:
         Raises:
             ValueError: it cannot follow the text, or needs too long for a step's allowed tokens.
         """
+        parts = self._later_parts(structured_output)
         self.compile(_FIRST)
         before = status_bytes("RssAnon")  # in a process that does nothing else it grows by what is compiled, or by more
         self.compile(structured_output)
@@ -123,8 +129,25 @@ class OpenVinoCheck:
         ruled = without_text(structured_output)
         self.compile(ruled)  # else the first walk would
         for seed in _WALKS:
-            self._walk(ruled, seed)
+            self._walk(ruled, seed, _STEPS)
+        least, most = _PART_STEPS
+        for part in parts:
+            self.compile(part)
+            self._walk(part, _WALKS[0], max(least, min(most, _ALL_PART_STEPS // len(parts))))
         return kept
+
+    def _later_parts(self, structured_output: StructuredOutput) -> Sequence[StructuredOutput]:
+        """Return the parts of a client's grammar that may be costly after a start that is not."""
+        grammar = genai_arguments(structured_output).get("grammar")
+        if grammar is None:
+            return ()
+        try:
+            parts = later_parts(grammar)
+        except Unreadable:
+            self.compile(structured_output)  # which refuses it in xgrammar's words
+            raise
+        own = structured_output.kind == "grammar"  # our grammars of schemas and choices have no costly parts
+        return [StructuredOutput("grammar", part) for part in parts] if own else ()
 
     def compile(self, structured_output: StructuredOutput) -> None:
         """Compile a text for all pipelines with this tokenizer, without the GIL.
@@ -140,15 +163,18 @@ class OpenVinoCheck:
         except RuntimeError as error:
             raise ValueError(_reason(error)) from None
 
-    def _walk(self, structured_output: StructuredOutput, seed: int) -> None:
-        """Generate the start of an answer: each state may need a mask of its own."""
+    def _walk(self, structured_output: StructuredOutput, seed: int, max_steps: int) -> None:
+        """Generate the start of an answer: each state may need a mask of its own, and a later one may cost more."""
         pipeline = self._blank_pipeline()
-        handle = pipeline.add_request(0, self._prompt(), self._config(structured_output, seed, max_new_tokens=_STEPS))
-        began, steps = time.process_time(), 0
+        handle = pipeline.add_request(
+            0, self._prompt(), self._config(structured_output, seed, max_new_tokens=max_steps)
+        )
+        seconds = deque[float](maxlen=_WINDOW)
         while pipeline.has_non_finished_requests():
+            began = time.process_time()
             pipeline.step()
-            steps += 1
-            if time.process_time() - began > MASK_SECONDS * max(steps, 8):
+            seconds.append(time.process_time() - began)
+            if sum(seconds) > MASK_SECONDS * _WINDOW:
                 handle.cancel()
                 pipeline.step()  # frees the request
                 raise ValueError(f"each token takes the engine more than {MASK_SECONDS:g} s")

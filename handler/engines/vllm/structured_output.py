@@ -20,6 +20,7 @@ from typing import Any
 
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
+from handler.engines.structured_output.ebnf import later_parts
 from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
 from handler.engines.structured_output.structural_tag import with_schemas, without_text
 from handler.engines.vllm.arguments import engine_arguments, environment
@@ -40,6 +41,7 @@ _STYLES = {"json": (0, 1, 25), **dict.fromkeys(("qwen_xml", "minimax_xml", "deep
 
 _WINDOW = 8  # tokens of the average
 _STEPS = 64  # tokens with many alternatives; those with few, as in a long literal, cost little
+_PART_STEPS = 200  # the same, of a grammar's part
 _FORCED_STEPS = 512
 _FEW = 64
 _WALK_SECONDS = 0.5
@@ -108,11 +110,15 @@ class VllmCheck:
         own = getattr(params.structured_outputs, "_backend", self._name)
         if own != self._name:  # the core has one backend, which would ignore parts that it does not know
             raise ValueError(f"{self._name} does not know all of it; option.guided_decoding_backend={own} does")
-        request = self._request.from_sampling_params(params)
-        grammar = self._backend.compile_grammar(*request.structured_output_key)
+        kind, text = self._request.from_sampling_params(params).structured_output_key
+        # Of the other backends, llguidance limits its own parser, and the rest have no grammars.
+        parts = later_parts(text) if structured_output.kind == "grammar" and self._name == "xgrammar" else ()
+        grammar = self._backend.compile_grammar(kind, text)
         for longest in (False, True):
             grammar.reset()
             self._walk(grammar, longest=longest)
+        for part in parts:
+            self._walk(self._backend.compile_grammar(kind, part), longest=False, steps=_PART_STEPS)
         if structured_output.allows_text:
             self(without_text(structured_output))
 
@@ -162,17 +168,18 @@ class VllmCheck:
         size = self._config.model_config.get_vocab_size()
         return make(self._config, tokenizer=self._tokenizer, vocab_size=size)
 
-    def _walk(self, grammar: Any, *, longest: bool) -> None:
+    def _walk(self, grammar: Any, *, longest: bool, steps: int = _STEPS) -> None:
         """Make the masks of an answer's first tokens: backends delay work until then.
 
         Args:
             longest: choose the longest of many allowed tokens, else a random one.
+            steps: tokens with many alternatives.
         """
         import numpy as np
 
         draw, times = np.random.default_rng(0), deque[float](maxlen=_WINDOW)
         began, free, forced = time.process_time(), 0, 0
-        while free < _STEPS and forced < _FORCED_STEPS and time.process_time() - began < _WALK_SECONDS:
+        while free < steps and forced < _FORCED_STEPS and time.process_time() - began < _WALK_SECONDS:
             before = time.process_time()
             grammar.fill_bitmask(self._mask, 0)
             spent = time.process_time() - before

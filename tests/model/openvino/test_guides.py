@@ -63,9 +63,14 @@ def test_honest_guides_pass(trial: OpenVinoCheck, structured_output: StructuredO
             StructuredOutput("json_schema", '{"type": "integer", "multipleOf": 2}'),
             "the schema's multipleOf cannot be followed",
         ),
-        (
-            StructuredOutput("grammar", 'root ::= s\ns ::= s s s s | [a-z] | ""'),
-            "each token takes the engine more than",
+        (StructuredOutput("grammar", 'root ::= s\ns ::= s s s s | [a-z] | ""'), "the rule 's' is cyclic"),
+        (StructuredOutput("json_schema", '{"anyOf": [{"$ref": "#"}, {"type": "string"}]}'), "is cyclic"),
+        *(
+            (StructuredOutput("grammar", text), "each token takes the engine more than")
+            for text in (
+                "root ::= [a-z]{300} s\ns ::= s s | [a-z]",
+                "root ::= [a-z]{300} y+\ny ::= z+\nz ::= [a-z]+",
+            )
         ),
     ],
     ids=lambda value: value.value[:20] if isinstance(value, StructuredOutput) else "",
@@ -77,6 +82,18 @@ def test_what_cannot_be_followed_is_refused_in_xgrammars_words(
         trial(structured_output)
     assert "xgrammar-src" not in str(refusal.value)
     trial(StructuredOutput("choice", '["it", "goes", "on"]'))
+
+
+def test_a_grammar_of_many_loops_is_followed(trial: OpenVinoCheck) -> None:
+    trial(
+        StructuredOutput(
+            "grammar",
+            "root ::= ws value ws\nvalue ::= object | array | string | number\nws ::= [ \\n]*\n"
+            'object ::= "{" (string ws ":" ws value (ws "," ws string ws ":" ws value)*)? "}"\n'
+            'array ::= "[" (value ("," value)*)? "]"\nnumber ::= [0-9]+ ("." [0-9]+)?\n'
+            'string ::= "\\"" ([^"\\\\] | "\\\\" [a-z])* "\\""',
+        )
+    )
 
 
 def test_a_kind_that_is_none_is_no_guide() -> None:

@@ -58,7 +58,7 @@ def test_a_known_guide_is_not_compiled_again_and_a_bad_one_is(compile: Compile) 
     compiler = GrammarCompiler(compile)
     for key, structured_output in enumerate((QUICK, BAD, QUICK, BAD)):
         compiler.add(key, structured_output)
-    assert [key for key, _ in until(compiler, 4)] == [0, 1, 2, 3]
+    assert [key for key, _ in until(compiler, 4)] == [0, 2, 1, 3], "the known one overtakes"
     assert compile.seen == [QUICK, BAD, BAD]
 
 
@@ -107,3 +107,17 @@ def test_what_nobody_waits_for_is_not_compiled(compile: Compile) -> None:
     compile.go_on.set()
     assert until(compiler, 2) == [(0, ""), (2, "")]
     assert compile.seen == [SLOW, QUICK]
+
+
+def test_known_guides_go_before_those_that_wait(compile: Compile) -> None:
+    compiler = GrammarCompiler(compile)
+    compiler.add(1, QUICK)
+    assert until(compiler, 1) == [(1, "")]
+    compiler.add(2, SLOW)
+    assert compiler.step(idle=False) == []
+    compiler.add(3, StructuredOutput("regex", "unknown"))
+    compiler.add(4, QUICK)
+    assert compiler.step(idle=False) == [], "GenAI's lock would hold the whole engine up"
+    compile.go_on.set()
+    assert until(compiler, 2) == [(2, ""), (4, "")]
+    assert until(compiler, 1) == [(3, "")]

@@ -1,0 +1,116 @@
+"""xgrammar's EBNF: rules that derive themselves alone are refused, and parts that loop are found wherever they hide."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import pytest
+
+from handler.core.values import StructuredOutput
+from handler.engines.structured_output.ebnf import Unreadable, later_parts
+from handler.engines.structured_output.json_grammar import json_grammar
+from handler.engines.trtllm.structured_output import check
+
+HIDDEN = 'root ::= [a-z]{300} s\ns ::= s s s s | [a-z] | ""'
+
+CYCLIC = {
+    "itself": ("root ::= root", "root"),
+    "one of several": ('root ::= "a" s\ns ::= "b" | s', "s"),
+    "after a prefix": (HIDDEN, "s"),
+    "by way of others": ('root ::= "x" a\na ::= b | "a"\nb ::= c\nc ::= a', "a"),
+    "in a bracket": ('root ::= "x" a\na ::= ("b" | (a)) | "c"', "a"),
+    "beside what may be empty": ('root ::= "x" a\na ::= n a n | "a"\nn ::= " "? [a]* ("b" | "") "c"{0,3}', "a"),
+    "beside a rule that is empty by another": ('root ::= "x" a\na ::= a n | "a"\nn ::= m m\nm ::= "" | "b"', "a"),
+    "repeated": ('root ::= "x" a\na ::= a+ | "a"', "a"),
+    "optional": ('root ::= "x" a\na ::= (a?) | "a"', "a"),
+    "with a comment and attributes": ('root ::= "#" a # "\na[lazy] ::= "b" | a # c', "a"),
+    "in a macro": ('root ::= TagDispatch(("a", root), loop_after_dispatch=false)', "root"),
+}
+
+FINE = {
+    "on the left": 'root ::= root "a" | "a"',
+    "on the right": 'root ::= "a" root | ""',
+    "in the middle": 'root ::= "(" root ")" | "x"',
+    "beside what is never empty": 'root ::= "x" a\na ::= n a | "a"\nn ::= " "+ | [b]{1,3}',
+    "a repetition of what may be empty": 'root ::= (ws "a")*\nws ::= [ \\n]*',
+    "signs in texts": 'root ::= "::= root \\" (" ["root)\\]|] | "\\\\"',
+    "a look-ahead": 'root ::= a "b"\na ::= "a" (= "b" root)',
+}
+
+
+@pytest.mark.parametrize("name", CYCLIC)
+def test_a_cyclic_rule_is_refused_by_its_name(name: str) -> None:
+    text, rule = CYCLIC[name]
+    with pytest.raises(ValueError, match="is cyclic") as refusal:
+        later_parts(text)
+    assert str(refusal.value).startswith(f"the rule '{rule}' ") or name in ("by way of others", "in a macro")
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_recursion_with_text_beside_it_is_fine(name: str) -> None:
+    later_parts(FINE[name])
+
+
+@pytest.mark.parametrize("text", ["", 'start: "a"', "root ::= x", 'root ::= ("a"', "root ::= a{}\na ::= [b]", "a\0"])
+def test_what_is_no_grammar_is_unreadable(text: str) -> None:
+    if text:
+        with pytest.raises(Unreadable, match="EBNF"):
+            later_parts(text)
+    else:
+        assert later_parts(text) == []
+
+
+def test_parts_that_loop_are_grammars_of_their_own() -> None:
+    assert later_parts('root ::= [a-z]{300} s\ns ::= s s | "a" # more\nother ::= "b"') == [
+        's ::= s s | "a"'.join(["root ::= s\n", ""]),
+        "root ::= [a-z] { 300 }",
+    ]
+    assert later_parts('root ::= "x" (w ","?)+ [0-9]* [0-9]{1,4}\nw ::= ([a-z] root)*') == [
+        'root ::= w\nroot-0 ::= "x" ( w "," ? ) + [0-9] * [0-9] { 1 , 4 }\nw ::= ( [a-z] root-0 ) *',
+        'root ::= ( w "," ? ) +\nroot-0 ::= "x" ( w "," ? ) + [0-9] * [0-9] { 1 , 4 }\nw ::= ( [a-z] root-0 ) *',
+        'root ::= ( [a-z] root-0 ) *\nroot-0 ::= "x" ( w "," ? ) + [0-9] * [0-9] { 1 , 4 }\nw ::= ( [a-z] root-0 ) *',
+    ]
+
+
+def test_what_is_given_can_be_read_again() -> None:
+    for text in FINE.values():
+        for part in later_parts(text):
+            later_parts(part)
+
+
+def test_a_schema_that_leads_back_to_itself_gives_a_cyclic_grammar() -> None:
+    for schema in ({"$ref": "#"}, {"anyOf": [{"$ref": "#"}, {"type": "string"}]}):
+        grammar = json_grammar(schema)
+        assert grammar is not None
+        with pytest.raises(ValueError, match="cyclic"):
+            later_parts(grammar)
+    tree = json_grammar(
+        {"type": "object", "properties": {"a": {"$ref": "#"}, "b": {"items": {"$ref": "#"}, "type": "array"}}}
+    )
+    assert tree is not None
+    later_parts(tree)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(["root ::= a0", *(f"a{n} ::= a{n + 1} a{n + 1}" for n in range(600)), 'a600 ::= ""']),
+        "root ::= " + " ".join(f"a{n}" for n in range(700)) + "\n" + "\n".join(f'a{n} ::= ""' for n in range(700)),
+        "root ::= " + "(" * 90 + '"a" ' * 3900 + ")" * 90,
+        "root ::= " + "(" * 8000 + '"a"' + ")" * 8000,
+    ],
+    ids=["doubling", "many that are empty", "brackets", "too many brackets"],
+)
+def test_the_work_is_linear(text: str) -> None:
+    began = time.thread_time()
+    with contextlib.suppress(Unreadable):  # too many brackets
+        later_parts(text)
+    assert time.thread_time() - began < 1
+
+
+def test_tensorrt_llm_gets_no_cyclic_rule_either() -> None:
+    with pytest.raises(ValueError, match="rule 's' is cyclic"):
+        check(StructuredOutput("grammar", HIDDEN))
+    check(StructuredOutput("grammar", 'root ::= "a"'))
+    check(StructuredOutput("grammar", 'start: "a"'))  # llguidance's notation
