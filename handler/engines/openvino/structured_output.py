@@ -25,6 +25,7 @@ from handler.engines.openvino.model import eos_ids
 from handler.engines.process.sandbox_tasks import status_bytes
 from handler.engines.structured_output.ebnf import Unreadable, later_parts
 from handler.engines.structured_output.json_grammar import json_grammar, one_of
+from handler.engines.structured_output.regex_loops import loops_of
 from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
 from handler.engines.structured_output.structural_tag import with_schemas, without_text
 
@@ -132,15 +133,20 @@ class OpenVinoCheck:
             self._walk(ruled, seed, _STEPS)
         least, most = _PART_STEPS
         for part in parts:
-            self.compile(part)
+            try:
+                self.compile(part)
+            except ValueError:
+                if structured_output.kind == "json_schema":  # it is a value that looks like a pattern
+                    continue
+                raise
             self._walk(part, _WALKS[0], max(least, min(most, _ALL_PART_STEPS // len(parts))))
         return kept
 
     def _later_parts(self, structured_output: StructuredOutput) -> Sequence[StructuredOutput]:
-        """Return the parts of a client's grammar that may be costly after a start that is not."""
+        """Return the parts of a client's text that may be costly after a start that is not."""
         grammar = genai_arguments(structured_output).get("grammar")
         if grammar is None:
-            return ()
+            return loops_of(structured_output)
         try:
             parts = later_parts(grammar)
         except Unreadable:

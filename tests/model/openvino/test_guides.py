@@ -84,6 +84,17 @@ def test_what_cannot_be_followed_is_refused_in_xgrammars_words(
     trial(StructuredOutput("choice", '["it", "goes", "on"]'))
 
 
+@pytest.mark.parametrize("kind", ["regex", "json_schema"])
+def test_an_expression_cannot_hide_a_costly_loop(trial: OpenVinoCheck, kind: str) -> None:
+    def text(expression: str) -> StructuredOutput:
+        schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": expression}}, "required": ["a"]}
+        return StructuredOutput(kind, expression if kind == "regex" else json.dumps(schema))
+
+    trial(text("([A-Z]{2}-)+[0-9]{4}"))
+    with pytest.raises(ValueError, match="each token takes the engine more than"):
+        trial(text("[a-z]{300}(([a-z]+ ?)+,?)+"))
+
+
 def test_a_grammar_of_many_loops_is_followed(trial: OpenVinoCheck) -> None:
     trial(
         StructuredOutput(
