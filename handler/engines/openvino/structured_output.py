@@ -136,7 +136,10 @@ class OpenVinoCheck:
             try:
                 self.compile(part)
             except ValueError:
-                if structured_output.kind == "json_schema":  # it is a value that looks like a pattern
+                if structured_output.kind in (
+                    "json_schema",
+                    "structural_tag",
+                ):  # it is a value that looks like a pattern
                     continue
                 raise
             self._walk(part, _WALKS[0], max(least, min(most, _ALL_PART_STEPS // len(parts))))

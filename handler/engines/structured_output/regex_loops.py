@@ -26,10 +26,10 @@ def loops(expression: str) -> Iterator[str]:
 
 
 def loops_of(structured_output: StructuredOutput) -> Sequence[StructuredOutput]:
-    """Give the repeated groups of an expression, or of a schema's patterns."""
+    """Give the repeated groups of an expression, or of a schema's patterns, also in structural tags."""
     if structured_output.kind == "regex":
         expressions = [structured_output.value]
-    elif structured_output.kind == "json_schema":
+    elif structured_output.kind in ("json_schema", "structural_tag"):
         expressions = list(_patterns(json.loads(structured_output.value)))
     else:
         return ()

@@ -31,5 +31,7 @@ def test_patterns_are_found_wherever_a_schema_has_them() -> None:
     found = loops_of(StructuredOutput("json_schema", json.dumps(schema)))
     assert {part.value for part in found} == {"(a)+", "(b)+", "(c)+"}
     assert {part.kind for part in found} == {"regex"}
+    tag = {"format": {"type": "tag", "content": {"type": "json_schema", "json_schema": schema}}}
+    assert loops_of(StructuredOutput("structural_tag", json.dumps(tag))) == found
     assert loops_of(StructuredOutput("json_schema", '{"enum": [{"pattern": 1}, "pattern"], "pattern": []}')) == []
     assert loops_of(StructuredOutput("choice", '["(a)+"]')) == ()
