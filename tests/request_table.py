@@ -174,7 +174,7 @@ GENERATION = (
 AMID = refuse("failing: amid the answer", "raised on cue", "a b <raise>")
 _STOP = ask("stop across tokens", " a b c", "a b c d", stop=["b c"], include_stop_str_in_output=True, details=True)
 _TRITON = {"text_input": "a b", "max_tokens": 3}
-_USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+_USAGE: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 _TALK = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 _TOP_P = {"inputs": "a", "parameters": {"top_p": 1.0}}
 _PART = {"type": "text", "text": "a"}

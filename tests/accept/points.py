@@ -16,7 +16,7 @@ from tests.accept.served import Served, Skip, kill
 
 Point = Callable[[Served], None]
 
-SAMPLED = {"do_sample": True, "temperature": 1.5, "ignore_eos": True}
+SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 1.5, "ignore_eos": True}
 SENTENCE = "La la la la la la la la"
 
 
@@ -28,6 +28,7 @@ def greedy_is_the_same_twice(served: Served) -> None:
 
 def every_token_has_its_log_probability(served: Served) -> None:
     _need_log_probabilities(served)
+    asked: dict[str, Any]
     for asked in ({}, SAMPLED):
         answer = served.one(max_new_tokens=64, **asked)
         missing = [at for at, logprob in enumerate(answer.logprobs) if logprob is None]

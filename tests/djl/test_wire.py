@@ -113,7 +113,7 @@ def to_the_end(worker: Any, first: list[dict[str, str]]) -> list[str]:
 
 
 def text(body: str) -> str:
-    return json.loads(body.splitlines()[-1])["generated_text"]
+    return str(json.loads(body.splitlines()[-1])["generated_text"])
 
 
 @pytest.mark.parametrize("version", jars.VERSIONS)

@@ -270,7 +270,7 @@ def test_a_server_sends_the_statuses(cause: str, limited: LiveServer) -> None:
     assert statuses == {path: schema.errors.status(error) for path, schema in PATHS.items()}
 
 
-BODIES = {
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "LMI, JSON lines": ("/invocations", {"inputs": "a b", "parameters": {"max_new_tokens": 2000}}),
     "TGI's `/generate_stream`": ("/generate_stream", {"inputs": "a b", "parameters": {"max_new_tokens": 2000}}),
     "OpenAI": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b"}]}),

@@ -242,7 +242,7 @@ def test_a_batch_reports_failures_and_sends_them_again(chat: AppServer, tmp_path
     assert answers(output).keys() == {"0", "1"}
 
 
-ODD = [{"custom_id": [1]}, {"url": 5}, {"url": "https://elsewhere/v1"}]
+ODD: list[dict[str, Any]] = [{"custom_id": [1]}, {"url": 5}, {"url": "https://elsewhere/v1"}]
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_a_load_test_fails_where_less_is_held(chat: AppServer) -> None:
 
 @pytest.mark.parametrize("program", [RAG, AGENT, BATCH, LOAD_TEST], ids=lambda path: path.stem)
 def test_ctrl_c_ends_a_program(program: Path, slow: AppServer, embedding: AppServer, tmp_path: Path) -> None:
-    arguments = {
+    arguments: dict[Path, list[Any]] = {
         RAG: ["Why?", *PAGES],
         AGENT: ["Why?"],
         BATCH: [written(tmp_path / "requests", request(0, max_tokens=100)), tmp_path / "answers"],

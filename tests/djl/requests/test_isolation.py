@@ -47,7 +47,7 @@ class Got(NamedTuple):
     text: str
 
     @property
-    def last(self) -> dict[str, Any]:
+    def last(self) -> Any:
         return json.loads(self.text.splitlines()[-1])
 
 
@@ -218,7 +218,7 @@ def test_a_new_request_does_not_wait_for_a_slow_neighbours_step() -> None:
     ],
     ids=lambda headers: next(iter(headers)),
 )
-def test_headers_are_only_headers(server: DjlServer, headers: dict[str, str]) -> None:
+def test_headers_are_only_headers(server: DjlServer, headers: dict[str, Any]) -> None:
     """They become properties of the request, among DJL's own."""
     with ThreadPoolExecutor(1) as threads:
         neighbour = threads.submit(stream, server, "n m", 60)

@@ -378,13 +378,14 @@ def test_differences_are_about_rows_that_exist() -> None:
 @pytest.mark.parametrize("version", [version for version in versions() if not newer(version, "0.28")])
 def test_a_request_without_content_gets_no_answer_before_0_28_and_service_goes_on(version: str) -> None:
     row = next(row for row in request_table.ROLLING if row.name == "empty form")
-
-    def is_served() -> bool:
-        with contextlib.suppress(httpx.HTTPError):  # while Java starts another worker
-            return server.post({"inputs": "a b", "parameters": {"max_new_tokens": 3}}).status_code == 200
-        return False
-
     with djl(version, {**HANDLER, **_STEPS}, env={"SERVING_CHUNKED_READ_TIMEOUT": "1"}) as server:
+
+        def is_served() -> bool:
+            with contextlib.suppress(httpx.HTTPError):  # while Java starts another worker
+                status: int = server.post({"inputs": "a b", "parameters": {"max_new_tokens": 3}}).status_code
+                return status == 200
+            return False
+
         first = server.worker_pid()
         with pytest.raises(httpx.ReadError):
             post(server.url, row)
