@@ -136,7 +136,7 @@ def test_a_client_that_leaves_takes_no_other_ones_trial_along(checks: Structured
         body = item("a b", "sleep 0.45").body
         (first, _), (second, begun) = begin(model, body), begin(model, body)
         await asyncio.sleep(0.1)
-        first.cancel()
+        first.close()
         await begun
         assert second.status == 200
         assert model._batcher.num_active == 0
