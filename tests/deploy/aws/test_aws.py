@@ -146,25 +146,6 @@ def test_components_live_on_an_endpoint_in_service(cloud: Cloud) -> None:
     assert [one["InferenceComponentName"] for one in listed] == ["ic", "lora"]
 
 
-def test_calls_are_recorded_and_refused(cloud: Cloud) -> None:
-    cloud.refuse("ListModels", times=1)
-    assert cloud.client("sagemaker").list_models()["Models"] == []  # boto3 tries again
-    cloud.client("s3").create_bucket(Bucket="bucket")
-    cloud.client("sts").get_caller_identity()
-    cloud.client("cloudwatch").put_metric_alarm(
-        AlarmName="a", EvaluationPeriods=1, ComparisonOperator="GreaterThanThreshold", Threshold=1, Period=60,
-        MetricName="m", Namespace="n", Statistic="Sum",
-    )  # fmt: skip
-    assert [(call.service, call.operation) for call in cloud.calls] == [
-        ("sagemaker", "ListModels"),
-        ("sagemaker", "ListModels"),
-        ("s3", "PUT /bucket"),
-        ("sts", "GetCallerIdentity"),
-        ("monitoring", "PutMetricAlarm"),
-    ]
-    assert cloud.changes() == ["PUT /bucket", "PutMetricAlarm"]
-
-
 def test_pages_have_ten_and_tags_are_kept(cloud: Cloud) -> None:
     sagemaker = cloud.client("sagemaker")
     for number in range(12):
