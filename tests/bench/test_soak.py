@@ -1,12 +1,10 @@
-"""The parts of `bench/soak.py` and of `bench/busy_host.py --queue`; the soak itself takes an hour."""
+"""The parts of `bench/soak.py`; the soak itself takes an hour."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import importlib
-import json
-import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -86,42 +84,3 @@ def test_growth_is_from_the_minute_before_the_warm_up_ends_to_the_last() -> None
 def test_a_process_has_memory_of_its_own() -> None:
     memory = importlib.import_module("soak").read_memory("self")
     assert 0 < memory.anonymous < memory.resident
-
-
-@pytest.mark.parametrize(
-    ("sent_and_begun", "overtaken"),
-    [
-        ([(0, 1), (0.2, 1.2), (0.4, 1.4)], 0),
-        ([(0, 1), (0.02, 0.9)], 0),  # sent within the margin
-        ([(0, 1), (0.2, 0.98)], 0),  # begun within it
-        ([(0, 1.3), (0.2, 1.2), (0.4, 1.4)], 1),
-        ([(0, 2), (0.2, 1.9), (0.4, 1.4)], 2),
-        ([(0, 2), (0.04, 1.9), (0.08, 1.4)], 1),
-    ],
-)
-def test_overtaken_requests(sent_and_begun: list[tuple[float, float]], overtaken: int) -> None:
-    queueing = importlib.import_module("queueing")
-    turns = [queueing.Turn(sent, begun, 9.0) for sent, begun in sent_and_begun]
-    random.Random(0).shuffle(turns)
-    assert queueing.overtaken(turns, 0.05) == overtaken
-
-
-def test_clients_get_their_places_in_turn() -> None:
-    found = importlib.import_module("measurements").measure_queue(3.0, half=False)
-    assert found.requests > 0
-    assert found.overtaken == 0
-    assert 0 < found.wait_p50_ms <= found.wait_max_ms
-
-
-def test_long_prompts_have_so_many_tokens(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, pre_tokenizers
-    from tokenizers.models import BPE
-
-    tokenizer = Tokenizer(
-        BPE({letter: id for id, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    prompts = importlib.import_module("neighbours").long_prompts(tmp_path)
-    texts = [json.loads(kind.make(0))["inputs"] for kind in prompts.values()]
-    assert [f"{len(tokenizer.encode(text).ids)} tokens" for text in texts] == list(prompts)
