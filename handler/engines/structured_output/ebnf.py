@@ -300,9 +300,10 @@ def _cycles(edges: Mapping[str, Set[str]]) -> Iterator[Sequence[str]]:
                 if work:
                     lowest[work[-1][0]] = min(lowest[work[-1][0]], lowest[name])
                 if lowest[name] == numbers[name]:
-                    at = path.index(name)
-                    group = path[at:]
-                    del path[at:]
+                    group = [path.pop()]
+                    while group[-1] != name:
+                        group.append(path.pop())
+                    group.reverse()
                     on_path.difference_update(group)
                     if len(group) > 1 or name in edges[name]:
                         yield group

@@ -99,8 +99,9 @@ def test_a_schema_that_leads_back_to_itself_gives_a_cyclic_grammar() -> None:
         "root ::= " + " ".join(f"a{n}" for n in range(700)) + "\n" + "\n".join(f'a{n} ::= ""' for n in range(700)),
         "root ::= " + "(" * 90 + '"a" ' * 3900 + ")" * 90,
         "root ::= " + "(" * 8000 + '"a"' + ")" * 8000,
+        "\n".join(["root ::= a0", *(f'a{n} ::= "a" a{n + 1}' for n in range(20_000)), 'a20000 ::= "a"']),
     ],
-    ids=["doubling", "many that are empty", "brackets", "too many brackets"],
+    ids=["doubling", "many that are empty", "brackets", "too many brackets", "a chain"],
 )
 def test_the_work_is_linear(text: str) -> None:
     began = time.thread_time()
