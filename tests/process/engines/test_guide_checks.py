@@ -218,8 +218,10 @@ def test_a_guide_is_not_refused_for_the_death_of_a_process_that_has_a_successor(
     def outcome(channel: socket.socket, job: Job, data: bytes | memoryview) -> Any:
         if process.pid != first:
             return real(channel, job, data)
-        os.kill(first, signal.SIGKILL)
-        wait_for(lambda: not alive(first), 10, "it lives on")
+        lost = process._process
+        assert lost is not None
+        lost.kill()
+        lost.wait(10)  # until its last thread has ended, and with it its socket
         ours, theirs = socket.socketpair()
         with ours, theirs:
             process._hand_over(theirs)  # another lane's guide
