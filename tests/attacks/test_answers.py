@@ -19,7 +19,7 @@ from handler.protocols.assistant.reasoning.parsing import thinking_parser
 from handler.protocols.assistant.tools.formats import FORMATS
 from tests.unit.protocols.assistant.tool_texts import BEGUN, TOOLS, golden
 
-LENGTH = 40_000  # characters, and four times as many
+LENGTH = 20_000  # characters, and four times as many
 PIECES = (4, 1 << 20)  # characters; the second is the whole answer at once
 
 
