@@ -8,13 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypedDict
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 from handler.config.config import Config
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError, TooLong
 from handler.core.framing import JSON
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Request, Task, Token
+from handler.protocols.kernel.schema.json_schema import Count, NotRequired
 
 MAX_IMAGES = 32
 """Images of one request, where option.limit_mm_per_prompt names no number."""
@@ -146,24 +147,6 @@ class Timing(NamedTuple):
 
 def no_headers(timing: Timing | None) -> Headers:
     return ()
-
-
-Count = Annotated[int, ("minimum", 0)]
-"""A type in an answer. The pairs of `Annotated` are keywords of JSON Schema, for the API's document."""
-
-
-if TYPE_CHECKING:
-    from typing_extensions import NotRequired as NotRequired
-else:
-
-    class NotRequired:
-        """Mark a field of a TypedDict as optional. Python 3.10 has no `typing.NotRequired`."""
-
-        def __class_getitem__(cls, kind: Any) -> Any:
-            return Annotated[kind, OPTIONAL]
-
-
-OPTIONAL = ("required", False)
 
 
 class FrontEndError(TypedDict):

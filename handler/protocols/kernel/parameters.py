@@ -26,7 +26,6 @@ from handler.protocols.kernel.readers.values import (
     INT32,
     INT64,
     STRING_OR_STRINGS,
-    accepts,
     boolean,
     integer,
     logit_bias,
@@ -34,6 +33,7 @@ from handler.protocols.kernel.readers.values import (
     strings,
     token_ids,
 )
+from handler.protocols.kernel.schema.json_schema import accepts
 from handler.protocols.kernel.validation import DEFAULTS, Named, check_agreement, check_support
 
 MAX_TOP_TOKENS = 20  # alternatives to a token: OpenAI's limit, and vLLM's default; TGI's is 5

@@ -20,7 +20,8 @@ from handler.protocols.kernel.readers.structured_output import (
     response_format,
     tgi_grammar,
 )
-from handler.protocols.kernel.readers.values import MAX_NAME, accepts, boolean, integer, number, string
+from handler.protocols.kernel.readers.values import MAX_NAME, boolean, integer, number, string
+from handler.protocols.kernel.schema.json_schema import accepts
 
 
 @accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from handler.protocols.kernel.base import ServerContext
 from handler.protocols.kernel.parameters import Table
-from handler.protocols.kernel.schema.description import Description
-from handler.protocols.kernel.schema.json_schema import RequestShape, Shape, listing, parameters, record
+from handler.protocols.kernel.schema.description import Description, RequestShape, parameters
+from handler.protocols.kernel.schema.json_schema import Shape, listing, record
 from handler.protocols.kernel.schema.texts import NON_EMPTY, text_list, texts
 from handler.protocols.tei import request
 from handler.protocols.tei.answers import TeiError, TeiPrediction, TeiRank, TeiVectors

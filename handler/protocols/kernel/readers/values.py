@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
+
+from handler.protocols.kernel.schema.json_schema import accepts
 
 INT32 = (1 << 31) - 1
 INT64 = (1 << 63) - 1
@@ -21,26 +23,6 @@ _STRINGS = {
 STRING_OR_STRINGS = [_STRINGS["items"], _STRINGS]
 
 _LEAST_NORMAL, _MOST = 1.1754943508222875e-38, 3.4028234663852886e38  # of 32-bit floats
-
-Reader = TypeVar("Reader", bound=Callable[..., Any])
-
-_NAME = "json_schema"
-
-
-def accepts(**schema: Any) -> Callable[[Reader], Reader]:
-    """Attach the JSON Schema of a reader's values, for the API's document."""
-
-    def mark(read: Reader) -> Reader:
-        setattr(read, _NAME, schema)
-        return read
-
-    return mark
-
-
-def schema_of_reader(read: Callable[..., Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a reader's values; empty where `accepts` attached none."""
-    schema: dict[str, Any] = getattr(read, _NAME, {})
-    return schema
 
 
 @accepts(type="boolean")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from handler.protocols.kernel.schema.json_schema import RequestShape, Shape
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.parameters import REQUEST_FIELDS, Parameter
+from handler.protocols.kernel.schema.json_schema import Shape, nullable, schema_of_reader
+
+RequestShape = Callable[[ServerContext], Shape]
+"""The schema of a request's body for one server: parameters name what its engine does not support."""
 
 
 class Description(NamedTuple):
@@ -50,3 +55,19 @@ class Operation(NamedTuple):
     query: Mapping[str, Shape] = MappingProxyType({})
     body: Shape | None = None
     open: bool = False
+
+
+def parameter(entry: Parameter, context: ServerContext) -> Shape:
+    """Return the schema of a parameter, null included. It names what the engine does not support."""
+    shape = dict(schema_of_reader(entry.read))
+    if why := context.unsupported.get(entry.field):
+        shape["description"] = f"Refused: the engine {context.engine} lacks it: {why}"
+    return nullable(shape) if shape else shape
+
+
+def parameters(table: Mapping[str, Parameter], context: ServerContext) -> dict[str, Shape]:
+    return {name: parameter(entry, context) for name, entry in table.items()}
+
+
+def request_fields() -> dict[str, Shape]:
+    return {name: nullable(schema_of_reader(read)) for name, read in REQUEST_FIELDS.items()}

@@ -1,14 +1,21 @@
-"""JSON Schema of answers' types and of parameters' tables, and the pieces for both."""
+"""JSON Schema of answers' types and of readers, and the pieces for both."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
-
-from handler.protocols.kernel.base import OPTIONAL, ServerContext
-from handler.protocols.kernel.parameters import REQUEST_FIELDS, Parameter
-from handler.protocols.kernel.readers.values import schema_of_reader
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 Shape = dict[str, Any]
 
@@ -58,6 +65,24 @@ def nullable(shape: Shape) -> Shape:
 # -- types -------------------------------------------------------------------------------------------------------
 
 
+Count = Annotated[int, ("minimum", 0)]
+"""A type in an answer. The pairs of `Annotated` are keywords of JSON Schema, for the API's document."""
+
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired as NotRequired
+else:
+
+    class NotRequired:
+        """Mark a field of a TypedDict as optional. Python 3.10 has no `typing.NotRequired`."""
+
+        def __class_getitem__(cls, kind: Any) -> Any:
+            return Annotated[kind, OPTIONAL]
+
+
+OPTIONAL = ("required", False)
+
+
 def schema_of_type(kind: Any) -> Shape:
     """Return the schema of an answer's type. A TypedDict is a reference to the component of its name.
 
@@ -100,24 +125,25 @@ def components_of(kinds: Iterable[Any]) -> dict[str, Shape]:
     return components
 
 
-# -- parameters --------------------------------------------------------------------------------------------------
+# -- readers ----------------------------------------------------------------------------------------------------
 
 
-def parameter(entry: Parameter, context: ServerContext) -> Shape:
-    """Return the schema of a parameter, null included. It names what the engine does not support."""
-    shape = dict(schema_of_reader(entry.read))
-    if why := context.unsupported.get(entry.field):
-        shape["description"] = f"Refused: the engine {context.engine} lacks it: {why}"
-    return nullable(shape) if shape else shape
+Reader = TypeVar("Reader", bound=Callable[..., Any])
+
+_NAME = "json_schema"
 
 
-def parameters(table: Mapping[str, Parameter], context: ServerContext) -> dict[str, Shape]:
-    return {name: parameter(entry, context) for name, entry in table.items()}
+def accepts(**schema: Any) -> Callable[[Reader], Reader]:
+    """Attach the JSON Schema of a reader's values, for the API's document."""
+
+    def mark(read: Reader) -> Reader:
+        setattr(read, _NAME, schema)
+        return read
+
+    return mark
 
 
-def request_fields() -> dict[str, Shape]:
-    return {name: nullable(schema_of_reader(read)) for name, read in REQUEST_FIELDS.items()}
-
-
-RequestShape = Callable[[ServerContext], Shape]
-"""The schema of a request's body for one server: parameters name what its engine does not support."""
+def schema_of_reader(read: Callable[..., Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a reader's values; empty where `accepts` attached none."""
+    schema: dict[str, Any] = getattr(read, _NAME, {})
+    return schema
