@@ -10,8 +10,8 @@ from handler.protocols.anthropic.answers import AnthropicCount, AnthropicError, 
 from handler.protocols.anthropic.parameters import TABLE
 from handler.protocols.assistant.tools.request import MAX_TOOLS
 from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.json_schema import FLAG, TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.schema.description import Description, parameters
-from handler.protocols.kernel.schema.json_schema import FLAG, TEXT, Shape, listing, nullable, record
 
 _CONTENT: Shape = {"anyOf": [TEXT, listing(record({"type": TEXT}), minItems=1)]}
 _MESSAGE = record({"role": {"enum": ["user", "assistant", "system"]}, "content": _CONTENT})

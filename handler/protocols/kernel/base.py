@@ -15,7 +15,7 @@ from handler.core.errors import InvalidParameter, InvalidPayload, ServingError, 
 from handler.core.framing import JSON
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Request, Task, Token
-from handler.protocols.kernel.schema.json_schema import Count, NotRequired
+from handler.protocols.kernel.json_schema import Count, NotRequired
 
 MAX_IMAGES = 32
 """Images of one request, where option.limit_mm_per_prompt names no number."""

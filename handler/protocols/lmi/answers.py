@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypedDict
 
 from handler.protocols.kernel.base import FrontEndError
-from handler.protocols.kernel.schema.json_schema import Count, NotRequired
+from handler.protocols.kernel.json_schema import Count, NotRequired
 from handler.protocols.openai.answers import ChatLogprobs, TokenUsage, ToolCall, ToolCallPart
 
 FinishReason = Annotated[str, ("enum", ("length", "eos_token", "stop_sequence"))]

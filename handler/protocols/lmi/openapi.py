@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.protocols.kernel.base import FrontEndError, ServerContext
+from handler.protocols.kernel.json_schema import FLAG, NULL, TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.schema.description import Description, RequestShape, parameters, request_fields
-from handler.protocols.kernel.schema.json_schema import FLAG, NULL, TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.schema.texts import texts
 from handler.protocols.lmi import chat
 from handler.protocols.lmi.answers import (

@@ -10,11 +10,11 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.values import Pooling
 from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
+from handler.protocols.kernel.json_schema import accepts
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.values import integer
 from handler.protocols.kernel.reply import VectorReply, Vectors
-from handler.protocols.kernel.schema.json_schema import accepts
 from handler.protocols.kernel.texts import (
     VLLM_POOLING,
     embedding_requests,

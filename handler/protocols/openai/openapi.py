@@ -7,9 +7,9 @@ from functools import partial
 
 from handler.protocols.assistant.tools.request import MAX_TOOLS
 from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.json_schema import COUNT, FLAG, TEXT, Shape, listing, nullable, record, ref
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.schema.description import Description, Operation, parameters
-from handler.protocols.kernel.schema.json_schema import COUNT, FLAG, TEXT, Shape, listing, nullable, record, ref
 from handler.protocols.kernel.schema.texts import texts
 from handler.protocols.openai import embeddings
 from handler.protocols.openai.answers import (

@@ -10,6 +10,7 @@ from handler.core.errors import InvalidParameter, ModelNotFound
 from handler.core.values import Adapter, StructuredOutput
 from handler.protocols.assistant import template
 from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.json_schema import accepts
 from handler.protocols.kernel.parameters import MAX_TOP_TOKENS, PARAMETERS, Parameter, Table, named, unsupported
 from handler.protocols.kernel.readers.structured_output import (
     choice,
@@ -21,7 +22,6 @@ from handler.protocols.kernel.readers.structured_output import (
     tgi_grammar,
 )
 from handler.protocols.kernel.readers.values import MAX_NAME, boolean, integer, number, string
-from handler.protocols.kernel.schema.json_schema import accepts
 
 
 @accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)

@@ -9,8 +9,8 @@ from handler.core.errors import InvalidParameter
 from handler.core.framing import KEEP_ALIVE
 from handler.core.values import FieldNames, Request
 from handler.protocols.kernel.base import ParsedRequest, ServerContext
+from handler.protocols.kernel.json_schema import accepts
 from handler.protocols.kernel.parameters import ParsedParameters
-from handler.protocols.kernel.schema.json_schema import accepts
 from handler.protocols.kernel.validation import show
 from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import HARMLESS

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from handler import __version__
 from handler.protocols.anthropic import openapi as anthropic
 from handler.protocols.kernel.base import FrontEndError, Schema, ServerContext
+from handler.protocols.kernel.json_schema import TEXT, Shape, components_of, ref, schema_of_type
 from handler.protocols.kernel.schema.description import Description, Operation
-from handler.protocols.kernel.schema.json_schema import TEXT, Shape, components_of, ref, schema_of_type
 from handler.protocols.lmi import openapi as lmi
 from handler.protocols.openai import openapi as openai
 from handler.protocols.openapi import operations, sessions

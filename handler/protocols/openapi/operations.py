@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.errors import AdapterFailed, BadRequest, Conflict, NoRoom, NotFound, Unavailable
+from handler.protocols.kernel.json_schema import COUNT, FLAG, TEXT, Shape, listing, record
 from handler.protocols.kernel.schema.description import Operation
-from handler.protocols.kernel.schema.json_schema import COUNT, FLAG, TEXT, Shape, listing, record
 
 _JSON, _TEXT, _HTML = "application/json", "text/plain", "text/html"
 _ERROR = {"$ref": "#/components/schemas/FrontEndError"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handler.protocols.kernel.schema.json_schema import TEXT, Shape, record, ref
+from handler.protocols.kernel.json_schema import TEXT, Shape, record, ref
 
 COMPONENTS: Mapping[str, Shape] = {
     "SessionCall": record(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.json_schema import TEXT, Shape, nullable, record
 from handler.protocols.kernel.schema.description import Description, parameters
-from handler.protocols.kernel.schema.json_schema import TEXT, Shape, nullable, record
 from handler.protocols.kernel.schema.texts import NON_EMPTY, text_list
 from handler.protocols.rerank.answers import RerankAnswer, RerankError
 from handler.protocols.rerank.request import TABLE

@@ -7,8 +7,8 @@ from typing import Any
 
 from handler.core.framing import SSE
 from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.json_schema import FLAG, TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.schema.description import Description, parameters
-from handler.protocols.kernel.schema.json_schema import FLAG, TEXT, Shape, listing, nullable, record
 from handler.protocols.openai.answers import OpenAiError
 from handler.protocols.responses.answers import OpenAiResponse, OpenAiResponseEvent
 from handler.protocols.responses.parameters import TABLE

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.json_schema import Shape, listing, record
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.schema.description import Description, RequestShape, parameters
-from handler.protocols.kernel.schema.json_schema import Shape, listing, record
 from handler.protocols.kernel.schema.texts import NON_EMPTY, text_list, texts
 from handler.protocols.tei import request
 from handler.protocols.tei.answers import TeiError, TeiPrediction, TeiRank, TeiVectors

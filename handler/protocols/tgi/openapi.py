@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.json_schema import COUNT, FLAG, TEXT, Shape, listing, nullable, record, ref
 from handler.protocols.kernel.schema.description import Description, Operation
-from handler.protocols.kernel.schema.json_schema import COUNT, FLAG, TEXT, Shape, listing, nullable, record, ref
 from handler.protocols.lmi.openapi import EXAMPLE, LMI_REQUEST, chat_description
 from handler.protocols.tgi.answers import (
     MindieAnswer,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.json_schema import COUNT, FLAG, TEXT, Shape, listing, record, ref
 from handler.protocols.kernel.schema.description import Description, Operation, parameters
-from handler.protocols.kernel.schema.json_schema import COUNT, FLAG, TEXT, Shape, listing, record, ref
 from handler.protocols.triton.answers import TritonError, TritonResponse
 from handler.protocols.triton.inputs import TABLE
 

@@ -8,7 +8,7 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.values import Adapter
 from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.schema.json_schema import accepts
+from handler.protocols.kernel.json_schema import accepts
 
 
 @accepts(type="string", description="The name of a LoRA adapter")

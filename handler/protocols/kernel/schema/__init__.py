@@ -1,1 +1,1 @@
-"""JSON Schema of requests and answers, for the API's document."""
+"""What the API's document says of requests and routes."""

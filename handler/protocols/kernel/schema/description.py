@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.json_schema import Shape, nullable, schema_of_reader
 from handler.protocols.kernel.parameters import REQUEST_FIELDS, Parameter
-from handler.protocols.kernel.schema.json_schema import Shape, nullable, schema_of_reader
 
 RequestShape = Callable[[ServerContext], Shape]
 """The schema of a request's body for one server: parameters name what its engine does not support."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from handler.protocols.kernel.schema.json_schema import COUNT, TEXT, Shape, listing
+from handler.protocols.kernel.json_schema import COUNT, TEXT, Shape, listing
 from handler.protocols.kernel.texts import MAX_TEXTS
 
 NON_EMPTY: Shape = {**TEXT, "minLength": 1}
