@@ -117,7 +117,7 @@ test-python: test-python-3.10 test-python-3.13 ## 3 min: units on Python 3.10 an
 # The two share the large folders of tests/app; the API's document, which no version of Python changes, has neither.
 # `make test` has all of them.
 APP-3.10 = --ignore tests/app/dialects
-APP-3.13 = --ignore tests/app/serving --ignore tests/app/http --ignore tests/app/security --ignore tests/app/images \
+APP-3.13 = --ignore tests/app/serving --ignore tests/app/http --ignore tests/app/security --ignore tests/app/media \
 	--ignore tests/app/dialects/test_openapi.py
 test-python-%: $(VENV)-%/.dev
 	$(VENV)-$*/bin/pytest $(PARALLEL) $(QUICK) tests/unit tests/app $(APP-$*) --hypothesis-profile fewest

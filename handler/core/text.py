@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload, PromptTooLong
-from handler.core.images import SharedImages
+from handler.core.media import SharedMedia
 from handler.core.thoughts import AnswerStart, Thoughts
 from handler.core.values import Request
 
@@ -101,7 +101,7 @@ class Prompt(NamedTuple):
     text: str
     ids: list[int]
     vocabulary: Vocabulary
-    images: SharedImages | None = None
+    media: SharedMedia | None = None
 
 
 def given_prompt(request: Request, ids: Sequence[int], vocabulary: Vocabulary | None) -> Prompt:

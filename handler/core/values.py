@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
-from handler.core.images import ImageSource
+from handler.core.media import MediaSource
 from handler.core.thoughts import Thoughts
 
 
@@ -202,7 +202,7 @@ class Request:
     """One request: a prompt, sampling parameters and the parts of the answer.
 
     The prompt is text; or messages, and then `prompt` is empty; or token ids, and then `prompt` is their text in the
-    answer. An image of a message is a part `{"type": "image"}` in a list of parts as its `content`; `images` has one
+    answer. An image of a message is a part `{"type": "image"}` in a list of parts as its `content`; `media` has one
     source for each, in their order.
     """
 
@@ -214,7 +214,7 @@ class Request:
     details: bool = False
     full_text: bool = False  # put the prompt in front of generated_text
     messages: tuple[Mapping[str, Any], ...] = ()  # each with `role` and `content`; with `tools` see encode_chat
-    images: tuple[ImageSource, ...] = ()
+    media: tuple[MediaSource, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()  # for a chat template that knows tools
     template: TemplateOptions = PLAIN_TEMPLATE
     read_prompt: Callable[[Request, str], Request] | None = None  # settles what depends on the prompt of messages

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from handler.config.config import Config
 from handler.config.environment import secrets
 from handler.core.errors import GenerationFailed, Overloaded, RefusedByEngine, ServingError
-from handler.core.images import ImageFile, ImagePrompt, ImageTokens
+from handler.core.media import MediaFile, MediaPrompt, MediaTokens
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import (
     BY_HANDLER,
@@ -28,7 +28,7 @@ from handler.core.values import (
 from handler.core.words import client_words, log_words
 
 NO_LORA = "it was started without option.enable_lora=true"
-NO_IMAGES = "the model takes text only"
+NO_MEDIA = "the model takes text only"
 
 Alternatives = Sequence[tuple[int, float]]
 """The most likely ids at one position with their log-probabilities, best first."""
@@ -162,14 +162,14 @@ class EngineRequest(NamedTuple):
         key: the caller's id, which outputs name.
         ids: of the prompt.
         parameters: Pooling where the engine was loaded for that.
-        images: of the prompt, where the model takes them.
+        media: of the prompt, where the model takes them.
     """
 
     key: int
     ids: Sequence[int]
     parameters: Sampling | Pooling
     adapter: Adapter | None = None
-    images: ImageFile | None = None
+    media: MediaFile | None = None
 
     @property
     def sampling(self) -> Sampling:
@@ -183,13 +183,13 @@ class EngineRequest(NamedTuple):
         assert isinstance(self.parameters, Pooling)
         return self.parameters
 
-    def read_images(self) -> ImagePrompt | None:
-        """Read the images; None where the model takes none.
+    def read_media(self) -> MediaPrompt | None:
+        """Read the media; None where the model takes none.
 
         Raises:
             OSError: their owner has freed them.
         """
-        return None if self.images is None else self.images.read()
+        return None if self.media is None else self.media.read()
 
 
 class Engine(Protocol):
@@ -268,12 +268,12 @@ class Tokenizer(Protocol):
     Attributes:
         vocabulary: that of every answer; None where each prompt brings its own.
         chat_template: option.chat_template or the model's own, as text; "" where it has none.
-        image_tokens: None where it takes no images.
+        media_tokens: None where it takes no media.
     """
 
     vocabulary: Vocabulary | None
     chat_template: str
-    image_tokens: ImageTokens | None
+    media_tokens: MediaTokens | None
 
     def encode(self, text: str) -> Prompt:
         """Encode a prompt. Special tokens in the text are recognised; only the model's usual first token is added."""
@@ -323,7 +323,7 @@ class Capabilities:
         reasons: Sampling field -> why a value that would have an effect is refused; also of fields in `supports`.
         limits: Sampling field -> largest value.
         no_adapters: the reason why the engine serves no LoRA adapters; "" where it does.
-        no_images: the reason why it takes no images; "" where it does.
+        no_media: the reason why it takes no images; "" where it does.
         sampling_defaults: Sampling field -> LMI's default for this engine, used with `do_sample`.
         structural_tags: xgrammar's styles of arguments that its structural tags have; empty where it takes none.
     """
@@ -332,7 +332,7 @@ class Capabilities:
     reasons: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = ""
-    no_images: str = NO_IMAGES
+    no_media: str = NO_MEDIA
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     structural_tags: frozenset[str] = frozenset()
 

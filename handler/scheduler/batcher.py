@@ -264,8 +264,8 @@ class Batcher:
                 active, first, [SequenceState(prompt, sampling) for _ in range(width)]
             )
             own = sampling if first == 0 else sampling._replace(seed=sampling.seed_of(first), prompt_logprobs=False)
-            images = None if prompt.images is None else prompt.images.file
-            self._engine.add(EngineRequest(key, prompt.ids, request.pooling or own, request.adapter, images))
+            media = None if prompt.media is None else prompt.media.file
+            self._engine.add(EngineRequest(key, prompt.ids, request.pooling or own, request.adapter, media))
 
     def _end_sequence(self, request: RunningRequest, key: int, index: int) -> None:
         request.sequences[index] = None

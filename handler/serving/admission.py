@@ -11,14 +11,14 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from handler.core.errors import InvalidPayload, Overloaded
-from handler.core.images import Image
+from handler.core.media import Image
 from handler.core.text import Prompt
 from handler.core.values import Request
 from handler.plugins.formatter_thread import FormatterThread
 from handler.protocols.kernel.base import ParsedRequest, Schema
 from handler.serving.large_bodies import LARGE, is_long
-from handler.serving.media.loader import ImageLoader, Reservation
-from handler.serving.media.rules import ImageRules
+from handler.serving.media.loader import MediaLoader, Reservation
+from handler.serving.media.rules import MediaRules
 from handler.serving.preprocess import Decoded, Headers, Preprocessor, check_guide
 from handler.serving.turns import TurnThreads
 
@@ -99,9 +99,9 @@ class Admission:
         stepped: the loop runs in a host's steps only.
     """
 
-    def __init__(self, preprocessor: Preprocessor, rules: ImageRules, *, stepped: bool) -> None:
+    def __init__(self, preprocessor: Preprocessor, rules: MediaRules, *, stepped: bool) -> None:
         self.preprocessor = preprocessor
-        self._images = ImageLoader(rules)
+        self._media = MediaLoader(rules)
         self._num_tokenizing = 0
         self._tokenize_inline = _TOKENIZE_STEPPED if stepped else _TOKENIZE_INLINE
         self._threads = TurnThreads(TOKENIZER_THREADS, TOKENIZER_THREADS - 1, "tokenize")
@@ -139,9 +139,9 @@ class Admission:
             ServingError: the prompt does not fit, an image cannot be had, or the engine cannot follow the structured
                 output.
         """
-        images, reservation = await self._load_images(request)
-        encoded = await self._tokenizing(self.preprocessor.encode, request, size, images)
-        if reservation is not None and (placed := encoded[1].images) is not None:
+        media, reservation = await self._load_media(request)
+        encoded = await self._tokenizing(self.preprocessor.encode, request, size, media)
+        if reservation is not None and (placed := encoded[1].media) is not None:
             weakref.finalize(placed, reservation.give_back)  # they are copies
         if (trial := self.preprocessor.try_guide(request)) is not None:
             check_guide(request, await asyncio.wrap_future(trial))
@@ -154,33 +154,33 @@ class Admission:
             Overloaded: as many as may are being tokenized.
             ServingError: the prompt cannot be tokenized.
         """
-        images, _ = await self._load_images(request)  # they have limits of their own, and may take long
+        media, _ = await self._load_media(request)  # they have limits of their own, and may take long
         if self._num_tokenizing >= MOST_TOKENIZING:
             raise Overloaded(f"{MOST_TOKENIZING} requests are being tokenized")
         self._num_tokenizing += 1
         try:
             use = functools.partial(self._tokenize_for, take)
-            await self._tokenizing(use, request, size, images)
+            await self._tokenizing(use, request, size, media)
         finally:
             self._num_tokenizing -= 1
 
-    def _tokenize_for(self, take: Callable[[Prompt], None], request: Request, images: Sequence[Image]) -> None:
-        take(self.preprocessor.tokenize(request, images))
+    def _tokenize_for(self, take: Callable[[Prompt], None], request: Request, media: Sequence[Image]) -> None:
+        take(self.preprocessor.tokenize(request, media))
 
-    async def _load_images(self, request: Request) -> tuple[Sequence[Image], Reservation | None]:
+    async def _load_media(self, request: Request) -> tuple[Sequence[Image], Reservation | None]:
         """Load a request's images; when the caller is cancelled, their fetches end."""
-        if not request.images:
+        if not request.media:
             return (), None
-        return await asyncio.wrap_future(self._images.load(request.images))
+        return await asyncio.wrap_future(self._media.load(request.media))
 
     async def _tokenizing(
-        self, use: Callable[[Request, Sequence[Image]], T], request: Request, size: int, images: Sequence[Image]
+        self, use: Callable[[Request, Sequence[Image]], T], request: Request, size: int, media: Sequence[Image]
     ) -> T:
         """Call `use` on a request of a body of `size` bytes: inline, on a thread, or on one for long texts."""
-        if size < self._tokenize_inline and not images:
-            return use(request, images)
-        call = functools.partial(use, request, images)
-        size += sum(len(image.rgb) for image in images)  # they are copied
+        if size < self._tokenize_inline and not media:
+            return use(request, media)
+        call = functools.partial(use, request, media)
+        size += sum(len(image.rgb) for image in media)  # they are copied
         return await asyncio.wrap_future(self._submit(call, size, apart=is_long(request)))
 
     async def run(self, size: int, use: Callable[[], T]) -> T:
@@ -197,7 +197,7 @@ class Admission:
 
     def close(self) -> None:
         self._threads.shutdown()
-        self._images.close()
+        self._media.close()
         self.preprocessor.close()
         if self.formatters is not None:
             self.formatters.close()

@@ -27,7 +27,7 @@ from handler.serving.adapters import ServedAdapters
 from handler.serving.admission import Admission, InferenceRoutes
 from handler.serving.dynamic_batcher import DynamicBatcher
 from handler.serving.engine_driver import EngineDriver
-from handler.serving.media.rules import image_rules
+from handler.serving.media.rules import media_rules
 from handler.serving.metrics.prometheus import Gauges, Metrics
 from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.metrics.tracing import Tracer
@@ -72,7 +72,7 @@ class ServedModel:
             self.schema, context, tokenizer, lambda: engine.info, formatters, validator, sessions, whole=whole
         )
         self.context = self.preprocessor.context
-        self.admission = Admission(self.preprocessor, image_rules(config), stepped=stepped)
+        self.admission = Admission(self.preprocessor, media_rules(config), stepped=stepped)
         self.draining = self._closing = False
         self.started_at = time.time()
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()

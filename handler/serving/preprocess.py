@@ -18,7 +18,7 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.identifiers import new_uuid
-from handler.core.images import Image
+from handler.core.media import Image
 from handler.core.text import Prompt, check_ids, given_prompt
 from handler.core.values import Adapter, Request
 from handler.engines.base import EngineInfo, Tokenizer
@@ -32,7 +32,7 @@ from handler.protocols.kernel.readers.adapters import merge_adapters, named_adap
 from handler.protocols.kernel.readers.body import decode, decode_text
 from handler.protocols.kernel.validation import check_task
 from handler.serving.large_bodies import LARGE, LargeBodies
-from handler.serving.media.placing import place_images
+from handler.serving.media.placing import place_media
 from handler.serving.sessions import Sessions, answer_call, session_call, session_of
 
 NO_FORMATTERS = Formatters()
@@ -194,7 +194,7 @@ class Preprocessor:
         compat = self.schema.name == "tgi_compat"
         return with_formatter(call, self._output_formatter, body.value, body.given, tgi_compat=compat, session=session)
 
-    def encode(self, request: Request, images: Sequence[Image] = ()) -> tuple[Request, Prompt]:
+    def encode(self, request: Request, media: Sequence[Image] = ()) -> tuple[Request, Prompt]:
         """The request with its length settled, and the prompt's ids, cut as asked, within the model's limits.
 
         Raises:
@@ -202,22 +202,22 @@ class Preprocessor:
         """
         if request.pooling is not None:
             return encode_pooled(request, self._tokenizer, self._engine_info(), self.context.config.max_input_len)
-        prompt = self.tokenize(request, images)
+        prompt = self.tokenize(request, media)
         if request.read_prompt is not None:
             request = request.read_prompt(request, prompt.text)
         self._check(request, prompt)
         return self._filled(request, prompt), prompt
 
-    def tokenize(self, request: Request, images: Sequence[Image] = ()) -> Prompt:
-        """The prompt's ids and `images`, cut as asked. Raises InvalidPayload, InvalidParameter, PromptTooLong."""
+    def tokenize(self, request: Request, media: Sequence[Image] = ()) -> Prompt:
+        """The prompt's ids and `media`, cut as asked. Raises InvalidPayload, InvalidParameter, PromptTooLong."""
         if request.pooling is not None:
             return encode_pooled(request, self._tokenizer)[1]
         if request.prompt_ids is not None:
             prompt = given_prompt(request, request.prompt_ids, self._tokenizer.vocabulary)
         elif request.messages:
             prompt = self._tokenizer.encode_chat(request.messages, request.tools, request.template)
-            if images:
-                return place_images(request, prompt, images, self._tokenizer.image_tokens)
+            if media:
+                return place_media(request, prompt, media, self._tokenizer.media_tokens)
         else:
             try:
                 prompt = self._tokenizer.encode(request.prompt)

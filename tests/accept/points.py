@@ -10,7 +10,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
-from handler.core.images import Image
+from handler.core.media import Image
 from handler.core.values import Adapter, Finish, StructuredOutput
 from tests.accept.served import Served, Skip, kill
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from handler import engines
-from handler.core.images import Image, ImageSource
+from handler.core.media import Image, MediaSource
 from handler.core.values import Adapter, Delta, Finish, Request, Sampling
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
-from handler.serving.media.placing import place_images
+from handler.serving.media.placing import place_media
 from tests.process_tree import descendants
 
 PROMPT = "Once upon a time"
@@ -79,13 +79,13 @@ class Served:
 
     def look(self, text: str, *images: Image, **sampling: Any) -> int:
         """Submit a chat of one message, with its images first."""
-        if self.capabilities.no_images:
-            raise Skip(f"takes no images: {self.capabilities.no_images}")
+        if self.capabilities.no_media:
+            raise Skip(f"takes no images: {self.capabilities.no_media}")
         content = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
         prompt = self.tokenizer.encode_chat([{"role": "user", "content": content}])
-        sources = (ImageSource(b"", "", "messages"),) * len(images)
-        request = Request(prompt.text, Sampling(**{"max_new_tokens": 16, **sampling}), images=sources)
-        return self.batcher.submit(request, place_images(request, prompt, images, self.tokenizer.image_tokens))
+        sources = (MediaSource(b"", "", "messages"),) * len(images)
+        request = Request(prompt.text, Sampling(**{"max_new_tokens": 16, **sampling}), media=sources)
+        return self.batcher.submit(request, place_media(request, prompt, images, self.tokenizer.media_tokens))
 
     def run(self, seconds: float = 120) -> dict[int, Answer]:
         found: dict[int, Answer] = {}

@@ -43,7 +43,7 @@ ONLY_IN_HANDLER = {
     "orjson": {"core/framing", "engines/openai"},
     "aiohttp": {"engines/openai", "serving/media"},
     "yarl": {"serving/media"},
-    "PIL": {"serving/media", "engines/trtllm/images", "engines/vllm/images"},
+    "PIL": {"serving/media/image", "engines/trtllm/media", "engines/vllm/media"},
     "boto3": {"container"},
     "rich": {"core/child_processes"},
 }

@@ -17,9 +17,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.core.images import Image, ImageSource
+from handler.core.media import Image, MediaSource
 from handler.core.values import Request, Sampling
-from handler.serving.media.placing import place_images
+from handler.serving.media.placing import place_media
 from tests.process.engines.test_conformance import Driver, ids
 
 GAP = 0.1
@@ -170,12 +170,12 @@ class Vision:
             "",
             Sampling(max_new_tokens=NUM_TOKENS, ignore_eos=True),
             messages=case.messages,
-            images=tuple(ImageSource(b"", "", f"image {number}") for number, _ in enumerate(case.images)),
+            media=tuple(MediaSource(b"", "", f"image {number}") for number, _ in enumerate(case.images)),
         )
         tokenizer = self.driver.tokenizer
         prompt = tokenizer.encode_chat(case.messages)
         if case.images:
-            prompt = place_images(request, prompt, case.images, tokenizer.image_tokens)
+            prompt = place_media(request, prompt, case.images, tokenizer.media_tokens)
         assert len(prompt.ids) == self.expected(case).num_prompt
         return self.driver.batcher.submit(request, prompt)
 

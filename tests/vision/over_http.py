@@ -6,7 +6,7 @@ import base64
 import io
 from concurrent.futures import ThreadPoolExecutor
 
-from handler.core.images import Image
+from handler.core.media import Image
 from handler.core.text import Detokenizer
 from tests.servers import LiveServer
 from tests.vision.models import CASES, NUM_TOKENS, Case, Vision

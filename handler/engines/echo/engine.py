@@ -23,8 +23,8 @@ from pathlib import Path
 from handler.core.errors import ConfigError
 from handler.core.values import Adapter, Finish, Sampling, Task
 from handler.engines.base import (
-    NO_IMAGES,
     NO_LORA,
+    NO_MEDIA,
     Capabilities,
     EngineConfig,
     EngineInfo,
@@ -163,7 +163,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
         _SUPPORTS,
         _REASONS,
         no_adapters="" if config.options.engine_options.get("enable_lora") else NO_LORA,
-        no_images=NO_IMAGES if config.options.engine_options.get("echo_tokenizer") else "",
+        no_media=NO_MEDIA if config.options.engine_options.get("echo_tokenizer") else "",
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import PromptTooLong
-from handler.core.images import ImageTokens
+from handler.core.media import MediaTokens
 from handler.core.text import Prompt, Vocabulary, cut_after
 from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
 from handler.engines.echo.cues import CUES
@@ -34,10 +34,10 @@ class EchoTokenizer:
 
     vocabulary: Vocabulary | None = None
     chat_template = ""
-    image_tokens: ImageTokens | None = OneWord()
+    media_tokens: MediaTokens | None = OneWord()
 
-    def encode(self, text: str, *, images: bool = False) -> Prompt:
-        ids = {word: id for id, word in enumerate((*CUES, _IMAGE) if images else CUES)}
+    def encode(self, text: str, *, media: bool = False) -> Prompt:
+        ids = {word: id for id, word in enumerate((*CUES, _IMAGE) if media else CUES)}
         indices = []
         short = len(text) < _SHORT
         for word in text.split() if short else (match[0] for match in re.finditer(r"\S+", text)):
@@ -76,7 +76,7 @@ class EchoTokenizer:
         if options.continue_final_message:
             text = cut_after(text, messages[-1]["content"])
         try:
-            return self.encode(text, images=any(isinstance(message["content"], list) for message in messages))
+            return self.encode(text, media=any(isinstance(message["content"], list) for message in messages))
         except PromptTooLong as error:
             raise error.named("messages") from None
 

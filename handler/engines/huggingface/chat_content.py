@@ -34,8 +34,8 @@ class ContentForms(NamedTuple):
             return content if self.text or not self.parts else [{"type": "text", "text": content}]
         if self.parts or not isinstance(content, list):
             return content
-        images = [self.placeholder for part in content if part["type"] == "image"]
-        return "\n".join([*images, *(part["text"] for part in content if part["type"] == "text")])
+        media = [self.placeholder for part in content if part["type"] == "image"]
+        return "\n".join([*media, *(part["text"] for part in content if part["type"] == "text")])
 
 
 def find_forms(render: Callable[[Messages], str], placeholder: str) -> ContentForms:

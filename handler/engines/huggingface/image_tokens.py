@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from handler.config import model_files
-from handler.core.images import ImageTokens
-from handler.engines.base import NO_IMAGES
+from handler.core.media import MediaTokens
+from handler.engines.base import NO_MEDIA
 
 _VISION_CONFIGS = ("vision_config", "vision_tower", "visual", "mm_vision_tower")
 _MAX_RATIO = 200  # of an image's sides: Qwen2-VL's
@@ -69,14 +69,14 @@ class QwenTokens:
         return rows * columns
 
 
-def read_image_tokens(model: Path | None) -> ImageTokens | str:
+def read_media_tokens(model: Path | None) -> MediaTokens | str:
     """Return how a model counts the tokens of images, or the reason why it takes none.
 
     Args:
         model: a Hugging Face directory, or what was made of one.
     """
     if model is None or not model.is_dir():
-        return NO_IMAGES
+        return NO_MEDIA
     config = model_files.read_json(model / "config.json")
     kind = config.get("model_type")
     if kind in ("qwen2_vl", "qwen2_5_vl"):
@@ -85,12 +85,12 @@ def read_image_tokens(model: Path | None) -> ImageTokens | str:
         return _llava(config)
     if any(name in config for name in _VISION_CONFIGS):
         return f"images are not supported for model_type {kind} (config.json)"
-    return NO_IMAGES
+    return NO_MEDIA
 
 
-def no_images(model: Path | None) -> str:
+def no_media(model: Path | None) -> str:
     """Return the reason why a model takes no images; "" where it does."""
-    found = read_image_tokens(model)
+    found = read_media_tokens(model)
     return found if isinstance(found, str) else ""
 
 
@@ -150,7 +150,7 @@ def prompt_text(
     )
 
 
-def _qwen(config: Mapping[str, Any], processor: Mapping[str, Any]) -> ImageTokens | str:
+def _qwen(config: Mapping[str, Any], processor: Mapping[str, Any]) -> MediaTokens | str:
     vision, size = config.get("vision_config") or {}, processor.get("size") or {}
     placeholder = config.get("image_token_id", 151655)
     patch = processor.get("patch_size") or vision.get("patch_size") or 14
@@ -160,7 +160,7 @@ def _qwen(config: Mapping[str, Any], processor: Mapping[str, Any]) -> ImageToken
     return QwenTokens(placeholder, "<|vision_start|><|image_pad|><|vision_end|>", patch * merge, least, most)
 
 
-def _llava(config: Mapping[str, Any]) -> ImageTokens | str:
+def _llava(config: Mapping[str, Any]) -> MediaTokens | str:
     vision = config.get("vision_config") or {}
     kind = vision.get("model_type", "clip_vision_model")
     if kind not in ("clip_vision_model", "siglip_vision_model"):

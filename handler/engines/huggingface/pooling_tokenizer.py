@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 from handler.config.model_files import read_json
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, PromptTooLong
-from handler.core.images import ImageTokens
+from handler.core.media import MediaTokens
 from handler.core.text import Prompt, Vocabulary, check_tokens, given_prompt
 from handler.core.values import PLAIN_TEMPLATE, Request, TemplateOptions
 from handler.engines.base import EngineInfo, Tokenizer
@@ -88,7 +88,7 @@ class HfPoolingTokenizer:
     """
 
     chat_template = ""
-    image_tokens: ImageTokens | None = None
+    media_tokens: MediaTokens | None = None
 
     def __init__(self, model: Path) -> None:
         from tokenizers import Tokenizer as FastTokenizer

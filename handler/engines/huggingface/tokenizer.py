@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.errors import ConfigError, GenerationFailed, InvalidPayload
-from handler.core.images import ImageTokens
+from handler.core.media import MediaTokens
 from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
 from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
 from handler.engines.huggingface.chat_content import ContentForms, find_forms, last_text
-from handler.engines.huggingface.image_tokens import read_image_tokens
+from handler.engines.huggingface.image_tokens import read_media_tokens
 
 _SAMPLE = "Hello world, 12 times\n  indented – ÿ😀"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -47,11 +47,11 @@ class HfTokenizer:
         self.vocabulary: Vocabulary | None
         self.vocabulary = self._vocabulary = _vocabulary(self._tokenizer)
         self.chat_template = _chat_template(self._tokenizer)
-        image_tokens = read_image_tokens(model)
-        self.image_tokens: ImageTokens | None = None if isinstance(image_tokens, str) else image_tokens
+        media_tokens = read_media_tokens(model)
+        self.media_tokens: MediaTokens | None = None if isinstance(media_tokens, str) else media_tokens
         self._forms: ContentForms | None = None
-        if self.image_tokens is not None and self.chat_template:
-            self._forms = find_forms(self._render, self.image_tokens.text)
+        if self.media_tokens is not None and self.chat_template:
+            self._forms = find_forms(self._render, self.media_tokens.text)
 
     def encode(self, text: str) -> Prompt:
         return self._encode(text, "inputs", add_special_tokens=True)

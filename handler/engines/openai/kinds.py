@@ -53,7 +53,7 @@ class Kind(NamedTuple):
             {**_REASONS, **self.reasons},
             limits={"temperature": 2.0, **self.limits},
             no_adapters="its adapters are loaded at option.base_url, and are models there",
-            no_images="the server at option.base_url gets tokens only",
+            no_media="the server at option.base_url gets tokens only",
         )
 
 

@@ -22,11 +22,12 @@ from handler.engines.base import (
     failed,
     warm_up,
 )
-from handler.engines.huggingface.image_tokens import no_images, read_image_tokens
+from handler.engines.huggingface.image_tokens import no_media, read_media_tokens
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
 from handler.engines.openvino.convert import fetch
 from handler.engines.openvino.grammar_compiler import GrammarCompiler
 from handler.engines.openvino.ir_files import is_vision
+from handler.engines.openvino.media import VisionPrompts
 from handler.engines.openvino.model import OpenVinoTokenizer, check, context_length, eos_ids, prepare_model
 from handler.engines.openvino.pipeline import TOKENS_PER_STEP, make_pipeline, make_scorer, properties
 from handler.engines.openvino.pooling.engine import OpenVinoPooling
@@ -34,7 +35,6 @@ from handler.engines.openvino.sampling import SUPPORTS, generation_config
 from handler.engines.openvino.scorers.logit_scorer import Scores, has_logits
 from handler.engines.openvino.scorers.pipeline_scorer import NO_TOPS
 from handler.engines.openvino.structured_output import OpenVinoCheck, structured_output_check
-from handler.engines.openvino.vision import VisionPrompts
 
 __all__ = ["OpenVino", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
@@ -89,10 +89,10 @@ class OpenVino:
         self._scorer = make_scorer(config, config.model)
         self._unscored: dict[int, Callable[[Scores], None]] = {}  # functions that start requests, given the scores
         self._eos = eos_ids(config.model, self._pipeline.get_tokenizer())
-        image_tokens = read_image_tokens(config.model) if is_vision(config.model) else ""
+        media_tokens = read_media_tokens(config.model) if is_vision(config.model) else ""
         self._vision: VisionPrompts | None = None
-        if not isinstance(image_tokens, str):
-            self._vision = VisionPrompts(self._pipeline.get_tokenizer(), image_tokens)
+        if not isinstance(media_tokens, str):
+            self._vision = VisionPrompts(self._pipeline.get_tokenizer(), media_tokens)
         self._running: dict[int, _Running] = {}
         self.info = EngineInfo(
             name="openvino",
@@ -116,7 +116,7 @@ class OpenVino:
         if self._vision is None:
             prompt = (openvino.Tensor(numpy.array([ids], dtype=numpy.int64)),)
         else:
-            prompt = self._vision.arguments(ids, request.read_images())
+            prompt = self._vision.arguments(ids, request.read_media())
         # Made here, where an exception refuses this request only.
         if sampling.prompt_logprobs:
             self._scorer.check(sampling.prompt_top_logprobs)
@@ -273,7 +273,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
         return _CAPABILITIES
     if is_vision(config.model):
         reasons = {**_CAPABILITIES.reasons, "prompt_logprobs": "of a vision model it cannot score prompts"}
-        return replace(_CAPABILITIES, reasons=reasons, no_images=no_images(config.model))
+        return replace(_CAPABILITIES, reasons=reasons, no_media=no_media(config.model))
     return replace(_CAPABILITIES, reasons={**_CAPABILITIES.reasons, "prompt_top_logprobs": NO_TOPS})
 
 

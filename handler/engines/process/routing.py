@@ -38,7 +38,7 @@ class _Beginning(NamedTuple):
     """What the later turns of a conversation begin with: adapter, digests of images, text."""
 
     adapter: int
-    images: tuple[str, ...]
+    media: tuple[str, ...]
     text: str
 
     def continues(self, earlier: _Beginning) -> bool:
@@ -46,7 +46,7 @@ class _Beginning(NamedTuple):
         return (
             self.adapter == earlier.adapter
             and self.text.startswith(earlier.text)
-            and self.images[: len(earlier.images)] == earlier.images
+            and self.media[: len(earlier.media)] == earlier.media
         )
 
 
@@ -82,7 +82,7 @@ class Router:
         start = _beginning(prompt) if self._follows_prompts and request.pooling is None else ""
         key = None  # all begin with nothing
         if start:
-            digests = prompt.images.digests if prompt.images else ()
+            digests = prompt.media.digests if prompt.media else ()
             key = _Beginning(request.adapter.id if request.adapter else 0, digests, start)
         replica = self._of_session(request.session, loads)
         if replica is None and key is not None:

@@ -23,7 +23,7 @@ from handler.engines.process.process_group import end_with_descendants, end_with
 from handler.engines.silence import Silence
 from handler.engines.trtllm import support
 from handler.engines.trtllm.arguments import construct, import_name, llm_arguments
-from handler.engines.trtllm.images import cache_salt, vision_prompts
+from handler.engines.trtllm.media import cache_salt, vision_prompts
 from handler.engines.trtllm.results import RequestOptions, RunningRequest, request_options
 from handler.engines.trtllm.sampling import Model, sampling_arguments
 from handler.engines.trtllm.setup import check_rank, environment, leave_mpi, max_prompt, visible_gpus, vocabulary_size
@@ -89,9 +89,9 @@ class TrtLlm:
         return min(self._model.eos, default=0)
 
     def add(self, request: EngineRequest) -> None:
-        ids, sampling, adapter, images = request.ids, request.sampling, request.adapter, request.read_images()
+        ids, sampling, adapter, media = request.ids, request.sampling, request.adapter, request.read_media()
         support.check_prompt(ids, self._max_prompt, self._model.vocabulary)
-        inputs = list(ids) if self._vision is None else self._vision.inputs(ids, images)
+        inputs = list(ids) if self._vision is None else self._vision.inputs(ids, media)
         arguments = sampling_arguments(sampling, self._model)
         if (guide := arguments.pop("guided_decoding", None)) is not None:
             arguments["guided_decoding"] = import_name("GuidedDecodingParams", "tensorrt_llm.llmapi")(**guide)
@@ -104,7 +104,7 @@ class TrtLlm:
             more["lora_request"] = lora_request(adapter.name, adapter.id, adapter.path)
         if self._salted:
             # Tokens from the prefix cache have no logits: give such a request a cache of its own.
-            more["cache_salt"] = f"{os.getpid()}.{request.key}" if options.prompt_logits else cache_salt(images)
+            more["cache_salt"] = f"{os.getpid()}.{request.key}" if options.prompt_logits else cache_salt(media)
         if not self._expects_results():
             self._silence.begin()
         self._loop.run_until_complete(self._submit(request.key, inputs, arguments, options, more))

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from handler.core.images import ImagePrompt
+from handler.core.media import MediaPrompt
 from handler.core.values import Finish, Sampling
 from handler.engines.base import Alternatives, EngineRequest
 from handler.engines.vllm.results import Pending
@@ -86,7 +86,7 @@ class Beams:
     """A request's beam search in progress; each beam's next token is a vLLM request."""
 
     request: EngineRequest
-    images: ImagePrompt | None
+    media: MediaPrompt | None
     search: BeamSearch
     waiting: dict[int, Pending] = field(default_factory=dict)  # by the beam's number
     alternatives: list[Sequence[tuple[int, float]]] = field(default_factory=list)

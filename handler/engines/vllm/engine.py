@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core.images import ImagePrompt
+from handler.core.media import MediaPrompt
 from handler.core.values import Adapter, Sampling, StructuredOutput, Task
 from handler.engines.base import (
     NO_LORA,
@@ -30,14 +30,14 @@ from handler.engines.base import (
 from handler.engines.huggingface import checkpoint
 from handler.engines.huggingface.checkpoint import check_model, eos_ids, prepare_checkpoint
 from handler.engines.huggingface.hub import fetch
-from handler.engines.huggingface.image_tokens import no_images, read_image_tokens
+from handler.engines.huggingface.image_tokens import no_media, read_media_tokens
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
 from handler.engines.process.process_group import end_with_children
 from handler.engines.vllm.adapter_weights import check_weights
 from handler.engines.vllm.arguments import engine_arguments
 from handler.engines.vllm.beam import Beams, BeamSearch
-from handler.engines.vllm.images import engine_input
 from handler.engines.vllm.lora_exclusion import LoraExclusion
+from handler.engines.vllm.media import engine_input
 from handler.engines.vllm.pooling import VllmPooling
 from handler.engines.vllm.results import BeamToken, Pending, Results
 from handler.engines.vllm.sampling import SUPPORTS, sampling_arguments
@@ -82,7 +82,7 @@ class Vllm:
         self._searches: dict[int, Beams] = {}
         assert config.model is not None
         self._eos = eos_ids(config.model)
-        self._image_tokens: Any = read_image_tokens(config.model)  # a reason where no images come
+        self._media_tokens: Any = read_media_tokens(config.model)  # a reason where no images come
         self.info = engine_info(self._engine)
         first = min(self._eos, default=0)
         warm_up(self, first)
@@ -105,17 +105,17 @@ class Vllm:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest) -> None:
-        key, sampling, images = request.key, request.sampling, request.read_images()
+        key, sampling, media = request.key, request.sampling, request.read_media()
         if sampling.num_beams > 1:
             search = BeamSearch(sampling, () if sampling.ignore_eos else self._eos)
-            start = partial(self._search, Beams(request, images, search))
+            start = partial(self._search, Beams(request, media, search))
         else:
             scores: list[float | None] | None = [None] if sampling.prompt_logprobs else None  # no score for the first
             pending = Pending(
                 key, frozenset(sampling.stop_token_ids), sampling.top_logprobs, scores, sampling.prompt_top_logprobs
             )
             start = partial(
-                self._run, pending, self._prompt(request.ids, images), self._params(sampling), request.adapter
+                self._run, pending, self._prompt(request.ids, media), self._params(sampling), request.adapter
             )
         if self._exclusion is None:
             start()
@@ -133,8 +133,8 @@ class Vllm:
             self._continue(beams)
             on_failure.pop_all()
 
-    def _prompt(self, ids: Sequence[int], images: ImagePrompt | None) -> Any:
-        return engine_input(self._engine.renderer, ids, images, self._image_tokens)
+    def _prompt(self, ids: Sequence[int], media: MediaPrompt | None) -> Any:
+        return engine_input(self._engine.renderer, ids, media, self._media_tokens)
 
     def _params(self, sampling: Sampling) -> Any:
         arguments = sampling_arguments(sampling)
@@ -200,7 +200,7 @@ class Vllm:
         sampling = search.sampling._replace(num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
         for number, beam in enumerate(search.beams):
             beams.waiting[number] = pending = Pending(beams.key, num_tops=search.width, beam=number)
-            prompt = self._prompt([*beams.request.ids, *beam.ids], beams.images)
+            prompt = self._prompt([*beams.request.ids, *beam.ids], beams.media)
             self._submit(pending, prompt, self._params(sampling), beams.request.adapter)
 
     def _beam_output(self, token: BeamToken) -> list[Output]:
@@ -273,7 +273,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
         reasons,
         limits={"temperature": 2.0},
         no_adapters=no_adapters,
-        no_images=no_images(config.model),
+        no_media=no_media(config.model),
         structural_tags=tags,
     )
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidPayload
-from handler.core.images import ImageSource
+from handler.core.media import MediaSource
 from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.readers.images import ONLY_IN, check_taken, image_of_base64, image_of_url
+from handler.protocols.kernel.readers.media import ONLY_IN, check_taken, image_of_base64, image_of_url
 from handler.protocols.kernel.readers.turns import Chat, add_to_turn, join_turns
 from handler.protocols.kernel.validation import show
 
@@ -54,7 +54,7 @@ class MessagesReader:
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
-        self._shown: list[ImageSource] = []  # by the results of calls
+        self._shown: list[MediaSource] = []  # by the results of calls
         self.chat: Chat = []
         self.continues = False
         self.unknown: dict[str, None] = {}
@@ -120,7 +120,7 @@ class MessagesReader:
             add_to_turn(self.chat, "user", content=image)
         self._shown.clear()
 
-    def _read_image(self, block: Mapping[str, Any], at: str) -> ImageSource:
+    def _read_image(self, block: Mapping[str, Any], at: str) -> MediaSource:
         check_taken("image", at, self._context)
         given, name = block.get("source"), f"{at}.source"
         source = given if isinstance(given, dict) else {}

@@ -64,8 +64,8 @@ class ServerContext:
         structural_tags: xgrammar's styles of arguments that the engine's structural tags have.
         task: what the model computes; requests for anything else are refused when they have been parsed.
         labels: names of the numbers of a classification.
-        no_images: why messages may have no images; "" where they may.
-        max_images: of one request.
+        no_media: why messages may have no images; "" where they may.
+        max_media: images of one request.
         prompts: the model's own prompts for embeddings by name, each the beginning of a text.
     """
 
@@ -86,8 +86,8 @@ class ServerContext:
     structural_tags: frozenset[str] = frozenset()
     task: Task = Task.GENERATION
     labels: Sequence[str] = ()
-    no_images: str = "the engine reads text only"
-    max_images: int = MAX_IMAGES
+    no_media: str = "the engine reads text only"
+    max_media: int = MAX_IMAGES
     prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property

@@ -65,7 +65,7 @@ class OpenAiChat(Schema):
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'messages'")
         model, adapter = self.read_model(body, context)
-        messages, images, unknown = read_messages(body.get("messages"), context)
+        messages, media, unknown = read_messages(body.get("messages"), context)
         tools = read_tools(body, context)
         framing, usage = self.read_framing(body, context)
         parameters = self._read_parameters(body, tools, context)
@@ -84,7 +84,7 @@ class OpenAiChat(Schema):
             sampling,
             truncation=keep_last(parameters.others.get("truncate")),
             messages=messages,
-            images=tuple(images),
+            media=tuple(media),
             tools=shown,
             template=template,
             read_prompt=None if form.thinking is None else form.thinking.read_prompt,

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidPayload
-from handler.core.images import ImageSource
+from handler.core.media import MediaSource
 from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.readers.images import ONLY_IN, check_taken, image_of_url
+from handler.protocols.kernel.readers.media import ONLY_IN, check_taken, image_of_url
 from handler.protocols.kernel.readers.messages import MAX_ARGUMENTS, read_arguments
 from handler.protocols.kernel.readers.turns import Chat, add_to_turn, join_turns
 from handler.protocols.kernel.validation import show
@@ -42,7 +42,7 @@ class InputReader:
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
-        self._shown: list[ImageSource] = []  # by the outputs of calls
+        self._shown: list[MediaSource] = []  # by the outputs of calls
         self.chat: Chat = []
         self.unknown: dict[str, None] = {}
         self._calls: set[str] = set()
@@ -86,7 +86,7 @@ class InputReader:
             role = "system" if item["role"] == "developer" else item["role"]
             content, place = item.get("content"), f"{at}.content"
             is_user = role == "user"
-            for part in self._parts(content, place, images=True) if is_user else [self._text(content, place)]:
+            for part in self._parts(content, place, media=True) if is_user else [self._text(content, place)]:
                 add_to_turn(self.chat, role, content=part)
         elif kind == "reasoning":
             parts = item.get("content") or item.get("summary") or []
@@ -100,9 +100,9 @@ class InputReader:
             id = _string(item, "call_id", at)
             if id not in self._calls:
                 raise InvalidPayload(f"{at}.call_id={show(id)}: no function_call before it has this id")
-            parts = self._parts(item.get("output"), f"{at}.output", images=True)
+            parts = self._parts(item.get("output"), f"{at}.output", media=True)
             output = "\n".join([part for part in parts if isinstance(part, str)])
-            self._shown += [part for part in parts if isinstance(part, ImageSource)]
+            self._shown += [part for part in parts if isinstance(part, MediaSource)]
             self.chat.append({"role": "tool", "tool_call_id": id, "content": output})
 
     def _add_shown(self) -> None:
@@ -112,21 +112,21 @@ class InputReader:
 
     def _text(self, content: Any, at: str) -> str:
         """Read a string, or parts of text, which line ends join."""
-        return "\n".join([part for part in self._parts(content, at, images=False) if isinstance(part, str)])
+        return "\n".join([part for part in self._parts(content, at, media=False) if isinstance(part, str)])
 
-    def _parts(self, content: Any, at: str, *, images: bool) -> list[str | ImageSource]:
-        """Read a string, or a list of parts; `images` may be among them."""
+    def _parts(self, content: Any, at: str, *, media: bool) -> list[str | MediaSource]:
+        """Read a string, or a list of parts; `media` may be among them."""
         if isinstance(content, str):
             return [content]
         if not isinstance(content, list) or not content:
             raise InvalidPayload(f"{at} must be a string or a non-empty list of parts")
-        return [self._part(part, f"{at}[{index}]", images=images) for index, part in enumerate(content)]
+        return [self._part(part, f"{at}[{index}]", media=media) for index, part in enumerate(content)]
 
-    def _part(self, part: Any, at: str, *, images: bool) -> str | ImageSource:
+    def _part(self, part: Any, at: str, *, media: bool) -> str | MediaSource:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "input_image":
             check_taken(kind, at, self._context)
-            if not images:
+            if not media:
                 raise InvalidPayload(f"{at}: 'input_image' is not supported: {ONLY_IN}, and in outputs of calls")
             if part.get("file_id") is not None:
                 raise InvalidPayload(f"{at}.file_id is not supported: no files are kept; send image_url")

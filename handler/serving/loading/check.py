@@ -20,7 +20,7 @@ from handler.scheduler.lora.files import adapters_in
 from handler.serving.loading.engine_spec import choose_engine, served_task
 from handler.serving.loading.model_directory import adapter_directories, model_py_directory, plugin_directories
 from handler.serving.loading.replicas import check_replicas
-from handler.serving.media.rules import image_rules
+from handler.serving.media.rules import media_rules
 from handler.serving.metrics.tracing import find_exporter
 from handler.serving.sessions import sessions_root
 
@@ -40,8 +40,8 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     syntax = functools.partial(check_model_py, model_py(directory or model_py_directory(config)))
     sessions, replicas = functools.partial(sessions_root, config), functools.partial(check_replicas, config)
     plugin = functools.partial(_check_tool_parser, config)
-    images = functools.partial(image_rules, config)
-    for part in (environment.max_adapters, sessions, replicas, traces, template, syntax, plugin, images):
+    media = functools.partial(media_rules, config)
+    for part in (environment.max_adapters, sessions, replicas, traces, template, syntax, plugin, media):
         with problems:
             part()
     if not reading.engine:

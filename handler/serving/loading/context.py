@@ -17,7 +17,7 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
     able = engines.capabilities(spec.engine, spec.config)
     names = (config.model_name, config.model_id, *(config.served_model_name or ()))
     options = {**config.engine_options, **config.engine_options.get("engine_args", {})}
-    max_images = options.get("limit_mm_per_prompt", {}).get("image", MAX_IMAGES)
+    max_media = options.get("limit_mm_per_prompt", {}).get("image", MAX_IMAGES)
     return ServerContext(
         engine=spec.engine,
         config=config,
@@ -32,6 +32,6 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         prompts=embedding_prompts(spec.config.model),
         labels=label_names(spec.config.model) or ("LABEL_0", "LABEL_1"),
         structural_tags=able.structural_tags if "structured_output" not in able.unsupported else frozenset(),
-        no_images=able.no_images or missing_packages() or ("" if max_images else "option.limit_mm_per_prompt is 0"),
-        max_images=max_images,
+        no_media=able.no_media or missing_packages() or ("" if max_media else "option.limit_mm_per_prompt is 0"),
+        max_media=max_media,
     )

@@ -12,7 +12,7 @@ from yarl import URL
 
 from handler.core.errors import InvalidPayload
 from handler.serving.media.addresses import PublicResolver, check_address
-from handler.serving.media.rules import ANY_HOST, ImageRules
+from handler.serving.media.rules import ANY_HOST, MediaRules
 
 _SCHEMES = ("http", "https")
 _REDIRECTS, _MAX_REDIRECTS = (301, 302, 303, 307, 308), 3
@@ -28,7 +28,7 @@ class Fetcher:
         connections: at a time.
     """
 
-    def __init__(self, rules: ImageRules, connections: int) -> None:
+    def __init__(self, rules: MediaRules, connections: int) -> None:
         self._rules = rules
         connector = aiohttp.TCPConnector(
             resolver=PublicResolver(), use_dns_cache=False, force_close=True, limit=connections
@@ -109,7 +109,7 @@ class Fetcher:
         return b"".join(chunks)
 
 
-def read_file(url: str, rules: ImageRules) -> bytes:
+def read_file(url: str, rules: MediaRules) -> bytes:
     """Return the content of a `file:` URL. It blocks.
 
     Raises:

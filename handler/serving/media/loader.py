@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 
 from handler.core.errors import InvalidPayload, Unavailable
 from handler.core.event_loop import run_in_daemon_thread
-from handler.core.images import Image, ImageSource
+from handler.core.media import Image, MediaSource
 from handler.core.words import client_words
 from handler.engines.process.sandbox import LimitExceeded, NotRun, Purpose, Sandbox
 from handler.engines.process.sandbox_tasks import Job, Limits, Work
-from handler.serving.media.headers import LargerThanRead, read_size
-from handler.serving.media.rules import ImageRules
+from handler.serving.media.image.headers import LargerThanRead, read_size
+from handler.serving.media.rules import MediaRules
 from handler.serving.turns import Flow, Quota, Turns, TurnThreads
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_IMAGES = 1024  # of all requests, that are fetched and decoded, or wait for that
+MAX_MEDIA = 1024  # of all requests, that are fetched and decoded, or wait for that
 MAX_MEMORY = 1 << 30  # bytes of files and pixels of all requests, until they end
-_SPARE_IMAGES, _FEW_IMAGES = 1024, 4  # beyond that, for requests with few images
+_SPARE_MEDIA, _FEW_MEDIA = 1024, 4  # beyond that, for requests with few images
 _SPARE_MEMORY, _LITTLE_MEMORY = 1 << 28, 1 << 25  # bytes beyond that, for requests that need little
 
 FETCHES, _FETCHES_OF_HOST = 128, 32  # files fetched at a time
@@ -68,26 +68,24 @@ class Reservation:
     __del__ = give_back
 
 
-class LoadedImages(NamedTuple):
+class LoadedMedia(NamedTuple):
     """The images of one request, and their memory."""
 
-    images: tuple[Image, ...]
+    media: tuple[Image, ...]
     reservation: Reservation
 
 
-class ImageLoader:
+class MediaLoader:
     """Fetches and decodes. Its threads and its process begin with the first image. Thread-safe.
 
     Requests take turns. All of a request's pixels are reserved, as the files' headers give them, before any is decoded.
     """
 
-    def __init__(self, rules: ImageRules) -> None:
+    def __init__(self, rules: MediaRules) -> None:
         self._rules = rules
         full = "images of other requests take all the memory that there is for them"
         self.memory = Quota(MAX_MEMORY, _SPARE_MEMORY, _LITTLE_MEMORY, full)
-        self._waiting = Quota(
-            MAX_IMAGES, _SPARE_IMAGES, _FEW_IMAGES, "too many images of other requests are being loaded"
-        )
+        self._waiting = Quota(MAX_MEDIA, _SPARE_MEDIA, _FEW_MEDIA, "too many images of other requests are being loaded")
         self._process = Sandbox(_make, _PURPOSE)
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -96,7 +94,7 @@ class ImageLoader:
         self._decoders = TurnThreads(DECODERS, _SLOW_DECODERS, "images")
         self._closed = False
 
-    def load(self, sources: Sequence[ImageSource]) -> Future[LoadedImages]:
+    def load(self, sources: Sequence[MediaSource]) -> Future[LoadedMedia]:
         """Have the images of a request loaded; to cancel the result ends the fetches.
 
         Raises:
@@ -141,7 +139,7 @@ class ImageLoader:
 
     # -- one request ---------------------------------------------------------------------------------------------
 
-    async def _load(self, sources: Sequence[ImageSource]) -> LoadedImages:
+    async def _load(self, sources: Sequence[MediaSource]) -> LoadedMedia:
         task = asyncio.current_task()
         assert task is not None
         task.add_done_callback(_retrieve)  # a client that has left reads no error
@@ -153,7 +151,7 @@ class ImageLoader:
             )
             sizes = [self._pixels(source, file) for source, file in zip(sources, files, strict=True)]
             reservation.take(_BYTES_OF_PIXEL * sum(sizes))
-            images = await _together(
+            media = await _together(
                 _named(source, partial(self._image, file, pixels, decoding, reservation))
                 for source, file, pixels in zip(sources, files, sizes, strict=True)
             )
@@ -161,9 +159,9 @@ class ImageLoader:
         except BaseException:
             reservation.give_back()
             raise
-        return LoadedImages(tuple(images), reservation)
+        return LoadedMedia(tuple(media), reservation)
 
-    async def _file(self, source: ImageSource, flow: Flow, reservation: Reservation) -> bytes:
+    async def _file(self, source: MediaSource, flow: Flow, reservation: Reservation) -> bytes:
         if source.data is not None:
             file = source.data
         else:
@@ -184,7 +182,7 @@ class ImageLoader:
             self._fetcher = Fetcher(self._rules, FETCHES)
         return await self._fetcher.fetch(url)
 
-    def _pixels(self, source: ImageSource, file: bytes) -> int:
+    def _pixels(self, source: MediaSource, file: bytes) -> int:
         """Return how many an image has by its header."""
         try:
             return self._checked(*read_size(file))
@@ -247,7 +245,7 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-async def _named(source: ImageSource, load: Callable[[], Awaitable[T]]) -> T:
+async def _named(source: MediaSource, load: Callable[[], Awaitable[T]]) -> T:
     try:
         return await load()
     except (InvalidPayload, Unavailable) as error:
@@ -268,6 +266,6 @@ def _memory(file: bytes, pixels: int) -> int:
 
 
 def _make() -> Work:
-    from handler.serving.media.decode import decode  # Pillow, in the process only
+    from handler.serving.media.image.decode import decode  # Pillow, in the process only
 
     return decode

@@ -15,7 +15,7 @@ ANY_HOST = "*"
 EXTRA = "pip install 'lmi-handler[images]'"
 
 
-class ImageRules(NamedTuple):
+class MediaRules(NamedTuple):
     """Rules for images, from the options.
 
     Attributes:
@@ -33,7 +33,7 @@ class ImageRules(NamedTuple):
     seconds: float = 5.0
 
 
-def image_rules(config: Config) -> ImageRules:
+def media_rules(config: Config) -> MediaRules:
     """Read the rules.
 
     Raises:
@@ -43,7 +43,7 @@ def image_rules(config: Config) -> ImageRules:
     directory = None if given is None else Path(given).resolve()
     if directory is not None and not directory.is_dir():
         raise ConfigError(Problem(config.where(key), key, f"{key}={given}: there is no such directory"))
-    return ImageRules(
+    return MediaRules(
         domains=config.allowed_media_domains or (),
         directory=directory,
         max_bytes=config.max_image_bytes,

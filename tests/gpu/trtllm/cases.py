@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.config.config import Config
-from handler.core.images import Image, ImageSource
+from handler.core.media import Image, MediaSource
 from handler.core.values import Adapter, Finish, Request, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, Output
 from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.trtllm import engine as trtllm
-from handler.serving.media.placing import place_images
+from handler.serving.media.placing import place_media
 from tests.doubles import using
 
 PROMPT = "Once upon a time"
@@ -60,12 +60,12 @@ class Loaded:
         self._key += 1
         content = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
         prompt = self.tokenizer.encode_chat([{"role": "user", "content": content}])
-        sources = tuple(ImageSource(b"", "", f"messages[0].content[{at}]") for at in range(len(images)))
+        sources = tuple(MediaSource(b"", "", f"messages[0].content[{at}]") for at in range(len(images)))
         sampling = {"max_new_tokens": 12, "ignore_eos": True, **sampling}
-        request = Request(prompt.text, Sampling(**sampling), images=sources)
-        placed = place_images(request, prompt, images, self.tokenizer.image_tokens)
-        assert placed.images is not None
-        self.engine.add(EngineRequest(self._key, placed.ids, request.sampling, images=placed.images.file))
+        request = Request(prompt.text, Sampling(**sampling), media=sources)
+        placed = place_media(request, prompt, images, self.tokenizer.media_tokens)
+        assert placed.media is not None
+        self.engine.add(EngineRequest(self._key, placed.ids, request.sampling, media=placed.media.file))
         return self._key
 
     def run(self, *keys: int, seconds: float = 20) -> dict[int, list[Output]]:

@@ -11,11 +11,11 @@ import pytest
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, InvalidPayload
-from handler.core.images import ImageSource
+from handler.core.media import MediaSource
 from handler.core.values import Request, Sampling
 from handler.engines.base import EngineConfig
 from handler.engines.openvino.engine import check
-from handler.serving.media.placing import place_images
+from handler.serving.media.placing import place_media
 from tests.process.engines.test_conformance import ids, start
 from tests.servers import serve
 from tests.vision.models import CASES, FAMILIES, Answer, Vision
@@ -69,7 +69,7 @@ def test_a_prompt_that_genai_would_read_otherwise_is_refused_alone(
     driver = vision.driver
     encoded = driver.tokenizer.encode(prompt if isinstance(prompt, str) else "he")
     if not isinstance(prompt, str):
-        encoded = encoded._replace(ids=prompt, images=None)
+        encoded = encoded._replace(ids=prompt, media=None)
     bad = driver.batcher.submit(Request("", Sampling(max_new_tokens=2)), encoded)
     good = vision.submit(CASES[1])
     found = driver.run()
@@ -81,19 +81,19 @@ def test_prompts_of_ids_are_served_where_a_text_has_them(vision: Vision) -> None
     driver = vision.driver
     encoded = driver.tokenizer.encode("What is in this image?")
     answers = []
-    for prompt in (encoded, encoded._replace(images=None)):
+    for prompt in (encoded, encoded._replace(media=None)):
         id = driver.batcher.submit(Request("", Sampling(max_new_tokens=4, ignore_eos=True)), prompt)
         answers.append(ids(driver.run()[id]))
     assert answers[0] == answers[1]
 
 
 def test_images_that_do_not_fit_are_refused_by_name(vision: Vision) -> None:
-    tokens = vision.driver.tokenizer.image_tokens
+    tokens = vision.driver.tokenizer.media_tokens
     assert tokens is not None
-    request = Request("", images=tuple(ImageSource(b"", "", f"images[{number}]") for number in range(2)))
+    request = Request("", media=tuple(MediaSource(b"", "", f"images[{number}]") for number in range(2)))
     prompt = vision.driver.tokenizer.encode_chat(CASES[1].messages)
     with pytest.raises(InvalidPayload, match="makes 1 placeholders for 2 images"):
-        place_images(request, prompt, CASES[4].images[:2], tokens)
+        place_media(request, prompt, CASES[4].images[:2], tokens)
 
 
 def test_the_prefix_cache_stays_off(model: Path) -> None:

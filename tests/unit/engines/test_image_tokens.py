@@ -10,7 +10,7 @@ import jinja2
 import pytest
 
 from handler.engines.huggingface.chat_content import find_forms
-from handler.engines.huggingface.image_tokens import collapse, expand, no_images, read_image_tokens
+from handler.engines.huggingface.image_tokens import collapse, expand, no_media, read_media_tokens
 
 CLIP = {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14}
 SIGLIP = {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 16}
@@ -39,16 +39,16 @@ def write(directory: Path, config: dict[str, Any], processor: dict[str, Any] | N
 def test_counts(
     tmp_path: Path, config: dict[str, Any], processor: dict[str, Any] | None, size: tuple[int, int], number: int
 ) -> None:
-    found = read_image_tokens(write(tmp_path, config, processor))
+    found = read_media_tokens(write(tmp_path, config, processor))
     assert not isinstance(found, str)
     assert found.count(*size) == number
 
 
 def test_what_takes_no_images_says_why(tmp_path: Path) -> None:
-    assert no_images(write(tmp_path, {"model_type": "llama"})) == "the model takes text only"
-    assert "model_type gemma3 " in no_images(write(tmp_path, {"model_type": "gemma3", "vision_config": {}}))
-    assert "pixtral" in no_images(write(tmp_path, {"model_type": "llava", "vision_config": {"model_type": "pixtral"}}))
-    qwen = read_image_tokens(write(tmp_path, {"model_type": "qwen2_vl"}))
+    assert no_media(write(tmp_path, {"model_type": "llama"})) == "the model takes text only"
+    assert "model_type gemma3 " in no_media(write(tmp_path, {"model_type": "gemma3", "vision_config": {}}))
+    assert "pixtral" in no_media(write(tmp_path, {"model_type": "llava", "vision_config": {"model_type": "pixtral"}}))
+    qwen = read_media_tokens(write(tmp_path, {"model_type": "qwen2_vl"}))
     assert not isinstance(qwen, str)
     with pytest.raises(ValueError, match="over 200 times"):
         qwen.count(201, 1)

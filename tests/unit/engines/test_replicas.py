@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handler.core.errors import AdapterFailed, GenerationFailed
-from handler.core.images import ImageFile
+from handler.core.media import MediaFile
 from handler.core.values import Adapter, Delta, Finish, Request, Sampling
 from handler.engines.base import EngineRequest, Output, Step
 from handler.engines.process.replicas import ReplicaSet
@@ -259,7 +259,7 @@ def test_adapters_images_and_rules_move_too() -> None:
     for engine in rig.engines:
         engine.added = seen
     sampling = Sampling(max_new_tokens=2, seed=7)
-    request = EngineRequest(5, [1, 2], sampling, Adapter("a", 3, ""), ImageFile("", "", "", ()))
+    request = EngineRequest(5, [1, 2], sampling, Adapter("a", 3, ""), MediaFile("", "", "", ()))
     assert rig.set.admits(Request("x", sampling), prompt("x"))
     rig.set.add(request)
     rig.engines[0].die()

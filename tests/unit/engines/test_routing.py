@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from handler.core.images import Image, SharedImages
+from handler.core.media import Image, SharedMedia
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Pooling, Request
 from handler.engines.process.routing import Load, Router
@@ -117,8 +117,8 @@ def test_a_conversation_with_another_image_is_another_one() -> None:
     router = Router(16)
 
     def ask(text: str, *digests: str) -> int:
-        images = SharedImages(text, [Image(1, 1, b"rgb", digest) for digest in digests])
-        return router.choose(Request(text), Prompt(text, [], NO_WORDS, images), IDLE)
+        media = SharedMedia(text, [Image(1, 1, b"rgb", digest) for digest in digests])
+        return router.choose(Request(text), Prompt(text, [], NO_WORDS, media), IDLE)
 
     assert [ask("user: <image>", "a"), ask("user: <image>", "b")] == [0, 1]
     assert [ask("user: <image> one: and?", "b"), ask("user: <image> one: and <image>?", "a", "c")] == [1, 0]

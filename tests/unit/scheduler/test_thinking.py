@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import GenerationFailed
-from handler.core.images import ImageFile
+from handler.core.media import MediaFile
 from handler.core.text import Prompt, Vocabulary
 from handler.core.thoughts import Thoughts
 from handler.core.values import Adapter, Finish, Request, Sampling, StructuredOutput
@@ -238,7 +238,7 @@ def test_both_parts_keep_what_they_do_not_change() -> None:
     script = Scripted(CLOSED)
     engine = ThinkingEngine(script, VOCABULARY)
     sampling = Sampling(structured_output=RULE, thoughts=thoughts(is_open=True))
-    whole = EngineRequest(7, ids("p"), sampling, Adapter("a", 1, "/"), ImageFile("", "", "text", ()))
+    whole = EngineRequest(7, ids("p"), sampling, Adapter("a", 1, "/"), MediaFile("", "", "text", ()))
     engine.add(whole)
     while len(script.whole) < 2:
         engine.step()

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidPayload
-from handler.core.images import ImageSource
+from handler.core.media import MediaSource
 from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.readers.images import IMAGE, ONLY_IN, check_number, check_taken, image_of_url
+from handler.protocols.kernel.readers.media import IMAGE, ONLY_IN, check_number, check_taken, image_of_url
 
 ROLES = ("system", "user", "assistant", "developer", "tool")
 
@@ -26,7 +26,7 @@ _READ = {"tool": ("tool_call_id", "name"), "assistant": ("tool_calls", *_THOUGHT
 Message = Mapping[str, Any]
 
 
-def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ...], list[ImageSource], list[str]]:
+def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ...], list[MediaSource], list[str]]:
     """Read the messages as the tokenizer takes them and the images in them, and list their unknown names.
 
     `developer` means `system`, null means absent. A dialect that is translated to this one puts an ImageSource itself
@@ -38,7 +38,7 @@ def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ..
     if not isinstance(value, list) or not value:
         raise InvalidPayload("'messages' must be a non-empty list")
     _check_arguments(value)
-    messages, images, unknown = [], list[ImageSource](), dict[str, None]()
+    messages, media, unknown = [], list[MediaSource](), dict[str, None]()
     for index, message in enumerate(value):
         at = f"messages[{index}]"
         if not isinstance(message, dict):
@@ -46,12 +46,12 @@ def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ..
         message = {name: item for name, item in message.items() if item is not None}
         read_message = _message(message, at, unknown)
         if read_message["role"] == "user":
-            read_message["content"] = _content(message.get("content"), f"{at}.content", context, images, unknown)
+            read_message["content"] = _content(message.get("content"), f"{at}.content", context, media, unknown)
         messages.append(read_message)
         read = ("role", "content", *_READ.get(read_message["role"], ()))
         unknown |= {f"messages[].{name}": None for name in message if name not in read}
-    check_number(images, context)
-    return tuple(messages), images, list(unknown)
+    check_number(media, context)
+    return tuple(messages), media, list(unknown)
 
 
 def _message(message: Message, at: str, unknown: dict[str, None]) -> dict[str, Any]:
@@ -157,24 +157,24 @@ def _text(content: Any, at: str) -> str:
 
 
 def _content(
-    content: Any, at: str, context: ServerContext, images: list[ImageSource], unknown: dict[str, None]
+    content: Any, at: str, context: ServerContext, media: list[MediaSource], unknown: dict[str, None]
 ) -> str | list[Message]:
     """Read a text as `_text` does; with images a list of parts, each a text or an image's place.
 
     Args:
-        images: gets those of the content.
+        media: gets those of the content.
         unknown: gets names that have no effect.
     """
-    if not isinstance(content, list) or not any(isinstance(part, ImageSource) or _is_image(part) for part in content):
+    if not isinstance(content, list) or not any(isinstance(part, MediaSource) or _is_image(part) for part in content):
         return _text(content, at)
     parts: list[Message] = []
     for index, part in enumerate(content):
         where = f"{at}[{index}]"
-        if isinstance(part, ImageSource):
-            images.append(part)
+        if isinstance(part, MediaSource):
+            media.append(part)
         elif _is_image(part):
             check_taken("image_url", where, context)
-            images.append(_image(part, where, unknown))
+            media.append(_image(part, where, unknown))
         else:
             parts.append({"type": "text", "text": _part(part, where)})
             continue
@@ -186,7 +186,7 @@ def _is_image(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "image_url"
 
 
-def _image(part: Message, at: str, unknown: dict[str, None]) -> ImageSource:
+def _image(part: Message, at: str, unknown: dict[str, None]) -> MediaSource:
     """Read OpenAI's part; `image_url` may also be the URL itself, as in vLLM."""
     given = part.get("image_url")
     more = {name: value for name, value in given.items() if name != "url"} if isinstance(given, dict) else {}

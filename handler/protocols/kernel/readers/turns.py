@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from handler.core.images import ImageSource
+from handler.core.media import MediaSource
 
 _TEXTS = ("content", "reasoning_content")
 
@@ -30,7 +30,7 @@ def join_turns(chat: Chat) -> None:
         for name in _TEXTS:
             if not isinstance(parts := message.get(name), list):
                 continue
-            if any(isinstance(part, ImageSource) for part in parts):
+            if any(isinstance(part, MediaSource) for part in parts):
                 message[name] = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
             else:
                 message[name] = "\n".join(parts)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from handler.config.config import Config
-from handler.core.images import Image, SharedImages
+from handler.core.media import Image, SharedMedia
 from handler.core.values import Finish, Sampling
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.trtllm import engine as trtllm
@@ -57,7 +57,7 @@ def seen(found: Loaded, key: int) -> list[int]:
 
 
 def test_an_image_is_seen_alone_and_in_company(each: Loaded) -> None:
-    assert each.capabilities.no_images == ""
+    assert each.capabilities.no_media == ""
     asked = [(RED,), (BLUE,), (RED, BLUE), (BLUE, RED), ()]
     alone = [seen(each, each.look(QUESTION, *images)) for images in asked]
     assert len({tuple(ids) for ids in alone}) == len(asked)  # which images, and in which order
@@ -68,7 +68,7 @@ def test_an_image_is_seen_alone_and_in_company(each: Loaded) -> None:
 
 
 def test_ids_are_those_that_were_counted(now: Loaded) -> None:
-    tokens = now.tokenizer.image_tokens
+    tokens = now.tokenizer.media_tokens
     assert tokens is not None
     key = now.look(QUESTION, RED, BLUE)
     ids = now.engine._running[key].result.prompt_token_ids
@@ -127,9 +127,9 @@ def test_other_ids_than_counted_end_their_request_alone(
 def test_wrong_numbers_of_placeholders_do_not_reach_it(
     now: Loaded, text: str, images: tuple[Image, ...], error: str
 ) -> None:
-    ids, shared = now.tokenizer.encode(text).ids, SharedImages(text, images)
+    ids, shared = now.tokenizer.encode(text).ids, SharedMedia(text, images)
     with pytest.raises(ValueError, match=error):
-        now.engine.add(EngineRequest(7, ids, Sampling(), images=shared.file))
+        now.engine.add(EngineRequest(7, ids, Sampling(), media=shared.file))
     assert now.engine._llm.input_processor.hashes is None
 
 
@@ -200,5 +200,5 @@ def test_what_takes_no_images_says_why(
     config = {**json.loads((vision / "config.json").read_text()), **change}
     (tmp_path / "config.json").write_text(json.dumps({name: one for name, one in config.items() if one is not None}))
     with using.tensorrt_llm(f"version={version}"):
-        found = trtllm.capabilities(EngineConfig(Config(enable_prefix_caching=prefix_cache), model=tmp_path)).no_images
+        found = trtllm.capabilities(EngineConfig(Config(enable_prefix_caching=prefix_cache), model=tmp_path)).no_media
     assert (why in found) if why else found == ""

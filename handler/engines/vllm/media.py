@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from handler.core.images import ImagePrompt, ImageTokens
+from handler.core.media import MediaPrompt, MediaTokens
 from handler.engines.huggingface.image_tokens import collapse
 
 
-def engine_input(renderer: Any, ids: Sequence[int], prompt: ImagePrompt | None, tokens: ImageTokens) -> Any:
+def engine_input(renderer: Any, ids: Sequence[int], prompt: MediaPrompt | None, tokens: MediaTokens) -> Any:
     """Make the engine's input of a prompt, with images or without.
 
     The digests are the images' names in all of vLLM's caches: equal images hit, different ones never.
@@ -28,13 +28,13 @@ def engine_input(renderer: Any, ids: Sequence[int], prompt: ImagePrompt | None, 
         return tokens_input(list(ids))
     from PIL import Image
 
-    counts = [tokens.count(image.width, image.height) for image in prompt.images]
+    counts = [tokens.count(image.width, image.height) for image in prompt.media]
     given = {
         "prompt_token_ids": collapse(ids, tokens.placeholder, counts),
         "multi_modal_data": {
-            "image": [Image.frombytes("RGB", (image.width, image.height), image.rgb) for image in prompt.images]
+            "image": [Image.frombytes("RGB", (image.width, image.height), image.rgb) for image in prompt.media]
         },
-        "multi_modal_uuids": {"image": [image.digest for image in prompt.images]},
+        "multi_modal_uuids": {"image": [image.digest for image in prompt.media]},
     }
     (found,) = renderer.render_cmpl([given])
     if list(found["prompt_token_ids"]) != list(ids):

@@ -18,16 +18,16 @@ import pytest
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError, InvalidPayload, Overloaded, ServingError, Unavailable
 from handler.core.framing import dumps
-from handler.core.images import Image, ImageSource
+from handler.core.media import Image, MediaSource
 from handler.serving.media import loader as media
 from handler.serving.media.addresses import is_public
-from handler.serving.media.decode import decode
-from handler.serving.media.headers import read_size
-from handler.serving.media.loader import ImageLoader
-from handler.serving.media.rules import ImageRules, image_rules, missing_packages
+from handler.serving.media.image.decode import decode
+from handler.serving.media.image.headers import read_size
+from handler.serving.media.loader import MediaLoader
+from handler.serving.media.rules import MediaRules, media_rules, missing_packages
 from handler.serving.request_task import RequestTask
 from handler.serving.turns import Quota
-from tests.app.images.files import data_url, image_file
+from tests.app.media.files import data_url, image_file
 from tests.servers import PATIENCE, wait_for
 from tests.stepped import Bench, benches
 
@@ -114,27 +114,27 @@ def test_public_addresses(address: str, public: bool) -> None:
 
 
 @pytest.fixture
-def images() -> Iterator[ImageLoader]:
-    loader = ImageLoader(ImageRules())
+def images() -> Iterator[MediaLoader]:
+    loader = MediaLoader(MediaRules())
     yield loader
     loader.close()
 
 
-def source(data: bytes, name: str = "image") -> ImageSource:
-    return ImageSource(data, "", name)
+def source(data: bytes, name: str = "image") -> MediaSource:
+    return MediaSource(data, "", name)
 
 
-def refusal(loader: ImageLoader, *sources: ImageSource) -> ServingError:
+def refusal(loader: MediaLoader, *sources: MediaSource) -> ServingError:
     with pytest.raises(ServingError) as raised:
         loader.load(sources).result()
     return raised.value
 
 
-def test_memory_is_given_back_when_nothing_refers_to_it(images: ImageLoader) -> None:
+def test_memory_is_given_back_when_nothing_refers_to_it(images: MediaLoader) -> None:
     png, jpeg = image_file(), image_file("JPEG")
     loaded = images.load([source(png), source(jpeg)]).result()
     assert images.memory.taken == len(png) + len(jpeg) + 2 * 8 * 6 * 3
-    assert [image.width for image in loaded.images] == [8, 8]
+    assert [image.width for image in loaded.media] == [8, 8]
     del loaded
     gc.collect()
     assert images.memory.taken == 0
@@ -144,7 +144,7 @@ HUGE = saved(PIL.Image.new("RGB", (5700, 5700)), "WEBP", lossless=True)
 """Some hundred bytes that become 97 MB."""
 
 
-def test_a_request_with_too_many_pixels_is_refused_by_its_headers(images: ImageLoader) -> None:
+def test_a_request_with_too_many_pixels_is_refused_by_its_headers(images: MediaLoader) -> None:
     with mock.patch.object(images, "_decode", wraps=images._decode) as decode:
         error = refusal(images, *[source(HUGE)] * 32)
         assert isinstance(error, InvalidPayload)
@@ -153,14 +153,14 @@ def test_a_request_with_too_many_pixels_is_refused_by_its_headers(images: ImageL
     assert images.memory.taken == 0
 
 
-def test_large_images_of_one_client_do_not_hold_up_a_neighbours_small_one(images: ImageLoader) -> None:
+def test_large_images_of_one_client_do_not_hold_up_a_neighbours_small_one(images: MediaLoader) -> None:
     """It waits neither for their decoding nor for their memory."""
     images.load([source(image_file())]).result()  # the process runs
     attack = [images.load([source(HUGE)] * 11) for _ in range(30)]
     wait_for(lambda: images.memory.taken > 1 << 29, PATIENCE, "the attack does not begin")
     began = time.process_time()
     with mock.patch.object(images, "_decode", wraps=images._decode) as decode:
-        assert images.load([source(image_file())]).result().images[0].width == 8
+        assert images.load([source(image_file())]).result().media[0].width == 8
         assert decode.call_count <= 3
     assert time.process_time() - began < 1.0
     outcomes = [each.exception(timeout=PATIENCE) for each in attack]
@@ -168,7 +168,7 @@ def test_large_images_of_one_client_do_not_hold_up_a_neighbours_small_one(images
     assert all(isinstance(outcome, Overloaded) for outcome in outcomes if outcome is not None)
 
 
-def test_pixels_are_reserved_before_any_is_decoded(images: ImageLoader) -> None:
+def test_pixels_are_reserved_before_any_is_decoded(images: MediaLoader) -> None:
     png, go_on = image_file(), threading.Event()
     decode = images._decode
     images._decode = lambda *given: decode(*given) if go_on.wait(PATIENCE) else None  # type: ignore[method-assign,assign,return-value]
@@ -177,28 +177,28 @@ def test_pixels_are_reserved_before_any_is_decoded(images: ImageLoader) -> None:
         wait_for(lambda: images.memory.taken == 2 * (len(png) + 8 * 6 * 3), PATIENCE, "the pixels do not count")
     finally:
         go_on.set()
-    assert loading.result().images[0] == loading.result().images[1]
+    assert loading.result().media[0] == loading.result().media[1]
 
 
-def test_images_beyond_the_memory_wait_for_other_requests(images: ImageLoader) -> None:
+def test_images_beyond_the_memory_wait_for_other_requests(images: MediaLoader) -> None:
     images.memory = Quota(3 * (len(image_file()) + 8 * 6 * 3), 0, 0, "full")
     two = [source(image_file())] * 2
     loaded = images.load(two).result()
     assert isinstance(refusal(images, *two), Overloaded)
     loaded.reservation.give_back()
     assert isinstance(refusal(images, *two, *two), InvalidPayload)
-    assert len(images.load(two).result().images) == 2
+    assert len(images.load(two).result().media) == 2
 
 
-def test_an_image_larger_than_its_header_says_is_decoded_when_its_size_is_known(images: ImageLoader) -> None:
+def test_an_image_larger_than_its_header_says_is_decoded_when_its_size_is_known(images: MediaLoader) -> None:
     gif = image_file("GIF").replace(b"GIF87a\x08\0\x06\0", b"GIF87a\x01\0\x01\0")
     assert read_size(gif) == (1, 1)
     loaded = images.load([source(gif)]).result()
-    assert loaded.images[0][:2] == (8, 6)
+    assert loaded.media[0][:2] == (8, 6)
     assert images.memory.taken == len(gif) + 8 * 6 * 3
 
 
-def test_an_image_that_is_small_and_slow_gets_its_time_apart(images: ImageLoader) -> None:
+def test_an_image_that_is_small_and_slow_gets_its_time_apart(images: MediaLoader) -> None:
     with (
         mock.patch.object(media, "_QUICK_SECONDS", 1e-4),
         mock.patch.object(images, "_turn", wraps=images._turn) as turn,
@@ -227,32 +227,32 @@ def test_a_jpegs_size_is_not_searched_for_long() -> None:
     assert time.thread_time() - began < 0.5
 
 
-def test_one_broken_image_refuses_the_request(images: ImageLoader) -> None:
+def test_one_broken_image_refuses_the_request(images: MediaLoader) -> None:
     error = refusal(images, source(image_file(), "a"), source(b"x", "b"))
     assert error.message == "b: it is no JPEG, PNG, WebP or GIF"
 
 
-def test_an_image_that_takes_too_much_memory_ends_its_own_decoding(images: ImageLoader) -> None:
+def test_an_image_that_takes_too_much_memory_ends_its_own_decoding(images: MediaLoader) -> None:
     with mock.patch.multiple(media, _MEMORY=1 << 20, _MEMORY_OF_PIXEL=0):
         error = refusal(images, source(image_file(size=(3000, 3000))))
     assert isinstance(error, InvalidPayload)
-    assert len(images.load([source(image_file())]).result().images) == 1
+    assert len(images.load([source(image_file())]).result().media) == 1
 
 
-def test_an_image_that_takes_too_long_ends_its_own_decoding(images: ImageLoader) -> None:
+def test_an_image_that_takes_too_long_ends_its_own_decoding(images: MediaLoader) -> None:
     with mock.patch.object(media, "SECONDS", 1e-3):
         error = refusal(images, source(image_file("WEBP", (3000, 3000), lossless=True)))
     assert error.message.startswith("image: the image needs more than 0.001 s")
-    assert len(images.load([source(image_file())]).result().images) == 1
+    assert len(images.load([source(image_file())]).result().media) == 1
 
 
-def test_too_many_that_wait_are_refused(images: ImageLoader) -> None:
+def test_too_many_that_wait_are_refused(images: MediaLoader) -> None:
     with mock.patch.object(images, "_waiting", Quota(1, 0, 0, "full")), pytest.raises(Overloaded):
         images.load([source(image_file())] * 2)
 
 
 def test_a_closed_loader_loads_nothing() -> None:
-    loader = ImageLoader(ImageRules())
+    loader = MediaLoader(MediaRules())
     loader.load([source(image_file())]).result()
     loader.close()
     with pytest.raises(Unavailable):
@@ -280,7 +280,7 @@ def test_hosts_are_names_perhaps_with_a_port(text: str, hosts: tuple[str, ...] |
 def test_a_directory_that_is_not_there_stops_the_start() -> None:
     config = read_config(overrides=["option.allowed_local_media_path=/none"], environ={}).checked()
     with pytest.raises(ConfigError, match=r"option\.allowed_local_media_path=/none: there is no such directory"):
-        image_rules(config)
+        media_rules(config)
 
 
 def test_vllms_arguments_that_this_server_reads_are_refused_among_engine_args() -> None:
@@ -296,11 +296,11 @@ def test_without_pillow_images_are_refused_by_its_name() -> None:
 
 def test_under_djl_images_are_loaded_between_steps_and_freed_with_their_request() -> None:
     bench = Bench()
-    bench.model.preprocessor.context = replace(bench.model.preprocessor.context, no_images="")
+    bench.model.preprocessor.context = replace(bench.model.preprocessor.context, no_media="")
     told: list[RequestTask] = []
     task = bench.model.open({}, on_bytes=told.append)
     part = {"type": "image_url", "image_url": {"url": data_url(image_file())}}
-    memory = bench.model.admission._images.memory
+    memory = bench.model.admission._media.memory
     with mock.patch.object(memory, "take", wraps=memory.take) as take:
         task.start(dumps({"messages": [{"role": "user", "content": [part]}], "max_tokens": 2}))
         while not task.finished:
@@ -317,9 +317,9 @@ def test_under_djl_images_are_loaded_between_steps_and_freed_with_their_request(
 def test_a_client_that_leaves_while_its_images_fail_logs_nothing(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    loader = ImageLoader(ImageRules())
+    loader = MediaLoader(MediaRules())
     for _ in range(50):
-        sources = [ImageSource(b"", "", "a"), ImageSource(None, "ftp://a", "b"), ImageSource(b"x", "", "c")]
+        sources = [MediaSource(b"", "", "a"), MediaSource(None, "ftp://a", "b"), MediaSource(b"x", "", "c")]
         loader.load(sources).cancel()
         with pytest.raises(InvalidPayload):
             loader.load(sources).result(PATIENCE)

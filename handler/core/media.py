@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from handler.core.identifiers import new_digits
 
 
-class ImageSource(NamedTuple):
+class MediaSource(NamedTuple):
     """An image of a message, as the client sent it.
 
     Attributes:
@@ -39,19 +39,19 @@ class Image(NamedTuple):
     digest: str
 
 
-class ImagePrompt(NamedTuple):
+class MediaPrompt(NamedTuple):
     """A prompt with images, beside its ids.
 
     Attributes:
         text: the rendered chat with special tokens in it, whose ids are the prompt's.
-        images: in the order of their placeholders in the text.
+        media: in the order of their placeholders in the text.
     """
 
     text: str
-    images: tuple[Image, ...]
+    media: tuple[Image, ...]
 
 
-class ImageTokens(Protocol):
+class MediaTokens(Protocol):
     """How a model counts the tokens of images.
 
     Attributes:
@@ -73,60 +73,60 @@ class ImageTokens(Protocol):
         """
 
 
-class ImageFile(NamedTuple):
+class MediaFile(NamedTuple):
     """Where another process of the same user finds a prompt's images.
 
     Attributes:
         path: of the file with the images' pixels, one after another; "" without images.
         target: what `path` links to while the file is there.
         text: of the prompt.
-        images: width, height and digest of each.
+        media: width, height and digest of each.
     """
 
     path: str
     target: str
     text: str
-    images: tuple[tuple[int, int, str], ...]
+    media: tuple[tuple[int, int, str], ...]
 
-    def read(self) -> ImagePrompt:
+    def read(self) -> MediaPrompt:
         """Read the images.
 
         Raises:
             OSError: their owner has freed them.
         """
-        if not self.images:
-            return ImagePrompt(self.text, ())
+        if not self.media:
+            return MediaPrompt(self.text, ())
         # What the path leads to may be another file by now: the opened one is asked, and no pipe is waited for.
         with open(self.path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             if os.readlink(f"/proc/self/fd/{file.fileno()}") != self.target:
                 raise FileNotFoundError("the images are gone: their request has ended")
-            return ImagePrompt(
+            return MediaPrompt(
                 self.text,
                 tuple(
-                    Image(width, height, file.read(width * height * 3), digest) for width, height, digest in self.images
+                    Image(width, height, file.read(width * height * 3), digest) for width, height, digest in self.media
                 ),
             )
 
 
-class SharedImages:
+class SharedMedia:
     """Images of a prompt, copied once; freed with this object. Linux only (memfd_create).
 
     Attributes:
         file: for the engine's process.
     """
 
-    def __init__(self, text: str, images: Sequence[Image]) -> None:
-        sizes = tuple((image.width, image.height, image.digest) for image in images)
-        if not images:
-            self.file = ImageFile("", "", text, ())
+    def __init__(self, text: str, media: Sequence[Image]) -> None:
+        sizes = tuple((image.width, image.height, image.digest) for image in media)
+        if not media:
+            self.file = MediaFile("", "", text, ())
             return
         name = f"images-{new_digits()}"
         fd = os.memfd_create(name)
         weakref.finalize(self, os.close, fd)
         with open(fd, "wb", closefd=False) as file:
-            for image in images:
+            for image in media:
                 file.write(image.rgb)
-        self.file = ImageFile(
+        self.file = MediaFile(
             f"/proc/{os.getpid()}/fd/{fd}",
             f"/memfd:{name} (deleted)",
             text,
@@ -136,4 +136,4 @@ class SharedImages:
     @property
     def digests(self) -> tuple[str, ...]:
         """The images' digests."""
-        return tuple(digest for _, _, digest in self.file.images)
+        return tuple(digest for _, _, digest in self.file.media)

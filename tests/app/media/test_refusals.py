@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 
 from handler.serving.media import addresses
-from tests.app.images.files import HOST, SVG, FileServer, data_url, file_server, image_file, png
+from tests.app.media.files import HOST, SVG, FileServer, data_url, file_server, image_file, png
 from tests.app.server import serve, short_drain
 from tests.servers import PATIENCE, LiveServer, options, wait_for
 

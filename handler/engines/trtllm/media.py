@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from handler.core.images import ImagePrompt
-from handler.engines.huggingface.image_tokens import QwenTokens, collapse, prompt_text, read_image_tokens
+from handler.core.media import MediaPrompt
+from handler.engines.huggingface.image_tokens import QwenTokens, collapse, prompt_text, read_media_tokens
 
 
 def refusal(model: Path | None, *, own_caches: bool) -> str:
@@ -24,7 +24,7 @@ def refusal(model: Path | None, *, own_caches: bool) -> str:
     Args:
         own_caches: a request can have a prefix cache of its own, or there is none.
     """
-    tokens = read_image_tokens(model)
+    tokens = read_media_tokens(model)
     if isinstance(tokens, str):
         return tokens
     if not isinstance(tokens, QwenTokens):
@@ -32,11 +32,11 @@ def refusal(model: Path | None, *, own_caches: bool) -> str:
     return "" if own_caches else "images before TensorRT-LLM 1.2 need option.enable_prefix_caching=false"
 
 
-def cache_salt(images: ImagePrompt | None) -> str | None:
+def cache_salt(media: MediaPrompt | None) -> str | None:
     """Name the prefix cache of prompts with the same images; None without images."""
-    if images is None or not images.images:
+    if media is None or not media.media:
         return None
-    return hashlib.sha256(",".join(image.digest for image in images.images).encode()).hexdigest()
+    return hashlib.sha256(",".join(image.digest for image in media.media).encode()).hexdigest()
 
 
 class VisionPrompts:
@@ -53,13 +53,13 @@ class VisionPrompts:
         self._tokens = tokens
         self._vocabulary = vocabulary
 
-    def inputs(self, ids: Sequence[int], images: ImagePrompt | None) -> dict[str, Any]:
+    def inputs(self, ids: Sequence[int], media: MediaPrompt | None) -> dict[str, Any]:
         """Return the text, with images as Pillow's.
 
         Raises:
             ValueError: no text has these ids, or not as many placeholders as images.
         """
-        text, pictures = ("", ()) if images is None else images
+        text, pictures = ("", ()) if media is None else media
         counts = [self._tokens.count(picture.width, picture.height) for picture in pictures]
         short = collapse(ids, self._tokens.placeholder, counts)
         inputs: dict[str, Any] = {"prompt": prompt_text(short, text, self._encode, self._decode)}
@@ -92,5 +92,5 @@ class VisionPrompts:
 
 def vision_prompts(model: Path, tokenizer: Any, vocabulary: int) -> VisionPrompts | None:
     """Make them for a model with images; None where prompts are ids."""
-    tokens = read_image_tokens(model)
+    tokens = read_media_tokens(model)
     return VisionPrompts(tokenizer, tokens, vocabulary) if isinstance(tokens, QwenTokens) else None

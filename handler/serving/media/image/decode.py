@@ -13,7 +13,7 @@ from PIL import GifImagePlugin, ImageOps, JpegImagePlugin, PngImagePlugin, WebPI
 
 from handler.core.errors import InvalidPayload
 from handler.core.words import client_words
-from handler.serving.media.headers import LargerThanRead, read_size
+from handler.serving.media.image.headers import LargerThanRead, read_size
 
 PIL.Image.MAX_IMAGE_PIXELS = None  # `decode` has a limit of its own
 

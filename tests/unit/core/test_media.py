@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from handler.core.images import Image, ImagePrompt, SharedImages
+from handler.core.media import Image, MediaPrompt, SharedMedia
 
 IMAGES = (Image(2, 1, b"\x00\x01\x02\x03\x04\x05", "first"), Image(1, 1, b"abc", "second"))
 
@@ -26,38 +26,38 @@ def read_elsewhere(file: bytes) -> subprocess.CompletedProcess[bytes]:
 
 
 def test_another_process_reads_them_any_number_of_times() -> None:
-    shared = SharedImages("a <image> b <image>", IMAGES)
+    shared = SharedMedia("a <image> b <image>", IMAGES)
     file = pickle.dumps(shared.file)
     assert len(file) < 400  # of no pixels
     for _ in range(2):
-        assert pickle.loads(read_elsewhere(file).stdout) == ImagePrompt("a <image> b <image>", IMAGES)
+        assert pickle.loads(read_elsewhere(file).stdout) == MediaPrompt("a <image> b <image>", IMAGES)
     assert shared.digests == ("first", "second")
 
 
 def test_they_are_gone_with_their_owner_even_where_its_descriptor_is_another_file() -> None:
-    shared = SharedImages("", IMAGES)
+    shared = SharedMedia("", IMAGES)
     file = shared.file
     del shared
     gc.collect()
     with pytest.raises(FileNotFoundError):
         file.read()
-    others = [SharedImages("", [Image(1, 1, b"xyz", "other")]) for _ in range(8)]  # one has the same number
+    others = [SharedMedia("", [Image(1, 1, b"xyz", "other")]) for _ in range(8)]  # one has the same number
     assert file.path in {other.file.path for other in others}
     with pytest.raises(FileNotFoundError, match="their request has ended"):
         file.read()
 
 
 def test_another_file_in_the_place_of_theirs_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = [SharedImages("", IMAGES)]
+    held = [SharedMedia("", IMAGES)]
     file, readlink = held[0].file, os.readlink
 
     def end_meanwhile(path: str) -> str:
         target = readlink(path)
         held.clear()
         gc.collect()
-        held.extend(SharedImages("", [Image(1, 1, b"xyz", "other")]) for _ in range(8))
+        held.extend(SharedMedia("", [Image(1, 1, b"xyz", "other")]) for _ in range(8))
         assert file.path in {other.file.path for other in held}
         return target
 
     monkeypatch.setattr(os, "readlink", end_meanwhile)
-    assert file.read() == ImagePrompt("", IMAGES)
+    assert file.read() == MediaPrompt("", IMAGES)

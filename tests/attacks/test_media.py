@@ -11,7 +11,7 @@ from typing import Any
 import PIL.Image
 import pytest
 
-from tests.app.images.files import data_url, image_file
+from tests.app.media.files import data_url, image_file
 from tests.app.server import serve
 from tests.attacks.watch import hold, pings
 from tests.servers import LiveServer

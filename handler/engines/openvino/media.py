@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from handler.core.images import ImagePrompt, ImageTokens
+from handler.core.media import MediaPrompt, MediaTokens
 from handler.engines.huggingface.image_tokens import collapse, prompt_text
 
 _OWN_TAGS = ("<ov_genai_image_", "<ov_genai_video_", "<ov_genai_audio_")
@@ -20,17 +20,17 @@ class VisionPrompts:
         tokens: the model's.
     """
 
-    def __init__(self, tokenizer: Any, tokens: ImageTokens) -> None:
+    def __init__(self, tokenizer: Any, tokens: MediaTokens) -> None:
         self._tokenizer = tokenizer
         self._tokens = tokens
 
-    def arguments(self, ids: Sequence[int], images: ImagePrompt | None) -> tuple[str, list[Any]]:
+    def arguments(self, ids: Sequence[int], media: MediaPrompt | None) -> tuple[str, list[Any]]:
         """Return the text, and images as tensors [1, height, width, 3] of u8.
 
         Raises:
             ValueError: no text has these ids.
         """
-        text, pictures = ("", ()) if images is None else images
+        text, pictures = ("", ()) if media is None else media
         counts = [self._tokens.count(picture.width, picture.height) for picture in pictures]
         short = collapse(ids, self._tokens.placeholder, counts)
         text = prompt_text(short, text, self._encode, self._decode)

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from handler.serving.media import addresses
-from tests.app.images.files import HOST, data_url, file_server, image_file
+from tests.app.media.files import HOST, data_url, file_server, image_file
 from tests.app.server import serve
 from tests.servers import LiveServer, http, options
 

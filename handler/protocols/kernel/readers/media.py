@@ -7,7 +7,7 @@ import binascii
 from typing import Any
 
 from handler.core.errors import InvalidPayload
-from handler.core.images import ImageSource
+from handler.core.media import MediaSource
 from handler.protocols.kernel.base import ServerContext
 
 _SCHEMES = ("http", "https", "file")
@@ -22,11 +22,11 @@ ONLY_IN = "images stand in messages of the user"
 
 def check_taken(kind: str, at: str, context: ServerContext) -> None:
     """Raise InvalidPayload where the engine takes no images; `kind` is the client's word for one."""
-    if context.no_images:
-        raise InvalidPayload(f"{at}: {kind!r} is not supported: {context.no_images}")
+    if context.no_media:
+        raise InvalidPayload(f"{at}: {kind!r} is not supported: {context.no_media}")
 
 
-def image_of_url(url: Any, name: str) -> ImageSource:
+def image_of_url(url: Any, name: str) -> MediaSource:
     """Read a URL of an image.
 
     Args:
@@ -47,10 +47,10 @@ def image_of_url(url: Any, name: str) -> ImageSource:
         raise InvalidPayload(f"{name} must be an http, https, file or data URL")
     if len(url) > _MAX_URL:
         raise InvalidPayload(f"{name} has {len(url)} characters; a URL may have {_MAX_URL}")
-    return ImageSource(None, url, name)
+    return MediaSource(None, url, name)
 
 
-def image_of_base64(text: Any, name: str, *, start: int = 0) -> ImageSource:
+def image_of_base64(text: Any, name: str, *, start: int = 0) -> MediaSource:
     """Read an image's file in base64, from character number `start` on.
 
     Raises:
@@ -67,11 +67,11 @@ def image_of_base64(text: Any, name: str, *, start: int = 0) -> ImageSource:
         raise InvalidPayload(f"{name}: the image is not base64") from None
     if not data:
         raise InvalidPayload(f"{name}: the image is empty")
-    return ImageSource(data, "", name)
+    return MediaSource(data, "", name)
 
 
-def check_number(images: list[ImageSource], context: ServerContext) -> None:
+def check_number(media: list[MediaSource], context: ServerContext) -> None:
     """Raise InvalidPayload, naming the first image too many."""
-    if len(images) > context.max_images:
-        name = images[context.max_images].name
-        raise InvalidPayload(f"{name}: a request may have {context.max_images} images (option.limit_mm_per_prompt)")
+    if len(media) > context.max_media:
+        name = media[context.max_media].name
+        raise InvalidPayload(f"{name}: a request may have {context.max_media} images (option.limit_mm_per_prompt)")

@@ -1,0 +1,1 @@
+"""Images: sizes by their files' headers, and decoding."""
