@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 from handler.protocols.kernel.base import FrontEndError
 from handler.protocols.kernel.json_schema import Count, NotRequired
 from handler.protocols.openai.answers import ChatLogprobs, TokenUsage, ToolCall, ToolCallPart
+from handler.protocols.tensors.outputs import TensorValues
 
 FinishReason = Annotated[str, ("enum", ("length", "eos_token", "stop_sequence"))]
 
@@ -18,17 +19,22 @@ class LmiToken(TypedDict):
     special_token: NotRequired[bool]
 
 
-class LmiSequence(TypedDict):
+class LmiTops(TypedDict, total=False):
+    """The alternatives to each token, on request."""
+
+    top_tokens: list[list[LmiToken]]
+
+
+class LmiSequence(LmiTops):
     """One of `best_of_sequences`."""
 
     finish_reason: FinishReason
     generated_tokens: Count
     tokens: list[LmiToken]
     generated_text: str
-    top_tokens: NotRequired[list[list[LmiToken]]]
 
 
-class LmiDetails(TypedDict):
+class LmiDetails(LmiTops):
     """The last line of a stream has no `tokens`."""
 
     finish_reason: FinishReason
@@ -36,14 +42,13 @@ class LmiDetails(TypedDict):
     inputs: str
     tokens: NotRequired[list[LmiToken]]
     prefill: NotRequired[list[LmiToken]]
-    top_tokens: NotRequired[list[list[LmiToken]]]
     best_of_sequences: NotRequired[list[LmiSequence]]
 
 
 class LmiAnswer(TypedDict):
     generated_text: str
     details: NotRequired[LmiDetails]
-    outputs: NotRequired[dict[str, Any]]
+    outputs: NotRequired[TensorValues]
 
 
 class LmiLine(TypedDict):
@@ -51,7 +56,7 @@ class LmiLine(TypedDict):
 
     token: LmiToken
     top_tokens: NotRequired[list[LmiToken]]
-    outputs: NotRequired[dict[str, Any]]
+    outputs: NotRequired[TensorValues]
     generated_text: NotRequired[str]
     details: NotRequired[LmiDetails]
 

@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from handler.core.framing import NUMBER, Framing, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
 from handler.protocols.kernel.base import ErrorFormat, TokenLine
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply, finish_of, rank_sequences
 from handler.protocols.kernel.stream import TokenStream
-from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, document
+from handler.protocols.tensors.outputs import Lines, OutputTensors, TensorValues, TokenRows, document
 
 
 @functools.lru_cache
 def line_template(chunk: Callable[[Token, int], Any], framing: Framing, slots: Token) -> bytes:
     """Return the template of the lines that `chunk` renders; the index may have the first slot."""
     return template(framing.encode(chunk(slots, NUMBER)))
+
+
+class StreamEnd(NamedTuple):
+    """What `details` tell of a stream, in its last line."""
+
+    request: Request
+    finish: Finish
+    num_tokens: int
+    num_prompt_tokens: int
+    prefill: Sequence[Token] | None
+
+
+class WholeOutput(NamedTuple):
+    """What `details` tell of a whole answer; the best sequence first."""
+
+    request: Request
+    best: SequenceOutput
+    others: Sequence[SequenceOutput]
+    num_prompt_tokens: int
 
 
 class ResponseFormat(Protocol):
@@ -29,14 +48,14 @@ class ResponseFormat(Protocol):
 
     special_in_text: bool
 
-    def prompt_token(self, token: Token) -> dict[str, Any]:
-        """Render a token of `prefill`."""
+    def chunk(
+        self, token: Token, index: int, *, tops: bool = False, outputs: TensorValues | None = None
+    ) -> Mapping[str, object]:
+        """Render a line of a stream that is not the last.
 
-    def top_tokens(self, token: Token) -> list[dict[str, Any]]:
-        """Render the alternatives to a token."""
-
-    def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Render a line of a stream that is not the last; `beside` holds the fields beside its token."""
+        Args:
+            tops: the line has the alternatives to its token.
+        """
 
     def token_line(self, framing: Framing, texts: list[str]) -> TokenLine:
         """Return an encoder of the chunks with nothing beside their token: the hot path, once a token.
@@ -49,23 +68,15 @@ class ResponseFormat(Protocol):
         token: Token,
         index: int,
         text: str,
-        details: dict[str, Any] | None,
-        beside: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Render the last line of a stream."""
+        end: StreamEnd | None,
+        *,
+        tops: bool = False,
+        outputs: TensorValues | None = None,
+    ) -> Mapping[str, object]:
+        """Render the last line of a stream, with details where `end` is given."""
 
-    def stream_details(
-        self, request: Request, finish: Finish, num_tokens: int, num_prompt_tokens: int
-    ) -> dict[str, Any]:
-        """Render `details` of the last line."""
-
-    def details(
-        self, request: Request, best: SequenceOutput, others: Sequence[SequenceOutput], num_prompt_tokens: int
-    ) -> dict[str, Any]:
-        """Render `details` of a document."""
-
-    def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
-        """Render a whole answer."""
+    def document(self, text: str, output: WholeOutput | None, outputs: TensorValues | None = None) -> object:
+        """Render a whole answer, with details where `output` is given."""
 
 
 Change = Callable[[Any], Any]
@@ -92,7 +103,8 @@ class StreamReply(TokenStream):
         self._prefill: Sequence[Token] | None = None
         self._outputs = None if outputs is None else Lines(outputs)
         self._change = change
-        self._bare = self._outputs is None and not request.sampling.top_logprobs  # a line is its token alone
+        self._tops = request.sampling.top_logprobs > 0
+        self._bare = self._outputs is None and not self._tops  # a line is its token alone
         self._token_line: TokenLine | None = None
 
     def token_line(self) -> TokenLine | None:
@@ -110,7 +122,7 @@ class StreamReply(TokenStream):
         if (line := self.token_line()) is not None:
             return line(token)
         self._add(token)
-        return self._encode(self._format.chunk(token, len(self._texts), self._beside(token)))
+        return self._encode(self._format.chunk(token, len(self._texts), tops=self._tops, outputs=self._values(token)))
 
     def _finish(self, delta: Delta) -> Finish:
         return finish_of(self._request, delta) or super()._finish(delta)
@@ -120,25 +132,21 @@ class StreamReply(TokenStream):
             self._add(token)
         request, num_tokens = self._request, len(self._texts)
         text = (request.prompt if request.full_text else "") + "".join(self._texts)
-        details = None
-        if request.details:
-            details = self._format.stream_details(request, finish, num_tokens, self._num_prompt_tokens)
-            if self._prefill is not None:
-                details["prefill"] = [self._format.prompt_token(token) for token in self._prefill]
-        return self._encode(self._format.last_chunk(token, num_tokens, text, details, self._beside(token)))
+        end = (
+            StreamEnd(request, finish, num_tokens, self._num_prompt_tokens, self._prefill) if request.details else None
+        )
+        values = self._values(token)
+        return self._encode(self._format.last_chunk(token, num_tokens, text, end, tops=self._tops, outputs=values))
 
-    def _encode(self, line: dict[str, Any]) -> bytes:
+    def _encode(self, line: Mapping[str, object]) -> bytes:
         return self._framing.encode(line if self._change is None else self._change(line))
 
     def _add(self, token: Token) -> None:
         self._texts.append(token.text if self._special_in_text or not token.special else "")
 
-    def _beside(self, token: Token) -> dict[str, Any] | None:
-        """Return the fields beside a token."""
-        if self._bare:
-            return None
-        tops = {"top_tokens": self._format.top_tokens(token)} if self._request.sampling.top_logprobs else {}
-        return tops if self._outputs is None else {**tops, "outputs": self._outputs.line(token)}
+    def _values(self, token: Token) -> TensorValues | None:
+        """Return the output tensors of a token's line."""
+        return None if self._outputs is None else self._outputs.line(token)
 
 
 class DocumentReply(WholeReply):
@@ -160,16 +168,14 @@ class DocumentReply(WholeReply):
     def _finish(self, delta: Delta) -> Finish | None:
         return finish_of(self._request, delta)
 
-    def _document(self) -> Any:
+    def _document(self) -> object:
         scores = [self._score(sequence) for sequence in self._sequences]
         best, *others = [self._sequences[index] for index in rank_sequences(scores, self._request.sampling)]
         best.prefill = self._sequences[0].prefill
         request = self._request
         text = (request.prompt if request.full_text else "") + best.text
-        details = None
-        if request.details:
-            details = self._format.details(request, best, others, self._num_prompt_tokens)
-        answer = self._format.document(text, details, self._tensors(best, *others))
+        output = WholeOutput(request, best, others, self._num_prompt_tokens) if request.details else None
+        answer = self._format.document(text, output, self._tensors(best, *others))
         if self._change is None:
             return answer
         return [self._change(value) for value in answer] if isinstance(answer, list) else self._change(answer)
@@ -178,7 +184,7 @@ class DocumentReply(WholeReply):
         """Return the score that ranks a sequence."""
         return sequence.logprob
 
-    def _tensors(self, *sequences: SequenceOutput) -> dict[str, Any] | None:
+    def _tensors(self, *sequences: SequenceOutput) -> TensorValues | None:
         if self._outputs is None:
             return None
         return document(

@@ -14,7 +14,7 @@ from handler.protocols.kernel.readers.adapters import merge_adapters, read_adapt
 from handler.protocols.kernel.validation import show
 from handler.protocols.lmi.body import read_field, read_object, read_parameters_field, read_stream, unknown_names
 from handler.protocols.lmi.errors import LmiErrors
-from handler.protocols.lmi.reply import Change, DocumentReply, StreamReply
+from handler.protocols.lmi.reply import Change, DocumentReply, ResponseFormat, StreamReply
 from handler.protocols.lmi.response import LmiFormat
 from handler.protocols.tensors.inputs import TABLE
 from handler.protocols.tensors.outputs import OutputTensors, select_tensors
@@ -28,14 +28,15 @@ class ParsedPrompt(NamedTuple):
     streaming: bool | None  # GptManager's; None when absent
 
 
-class Lmi(LmiFormat, Schema):
+class Lmi(Schema):
     """The dialect of LMI's rolling batch: one object, or a line a token with the details in the last one.
 
-    Subclasses change the format (`tgi/compat.py`), not the flow.
+    Subclasses have another format (`tgi/compat.py`), not another flow.
     """
 
     name = "lmi"
     errors = LmiErrors()
+    format: ResponseFormat = LmiFormat()
     stream_framing = JSONLINES
     defaults: Mapping[str, Any] = {}  # Sampling fields
     details_default = False
@@ -66,8 +67,8 @@ class Lmi(LmiFormat, Schema):
 
         def reply(change: Change | None = None) -> Reply:
             if streams:
-                return StreamReply(self, request, framing, errors, outputs, change)
-            return DocumentReply(self, request, outputs, change)
+                return StreamReply(self.format, request, framing, errors, outputs, change)
+            return DocumentReply(self.format, request, outputs, change)
 
         return ParsedRequest((request,), reply(), errors, ignored, streams, None if named else reply)
 

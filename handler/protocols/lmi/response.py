@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from handler.core.framing import JSON_TEXTS, TOKEN_SLOTS, Framing, dumps
-from handler.core.values import Finish, Request, Token
+from handler.core.values import Request, Token
 from handler.protocols.kernel.base import TokenLine
 from handler.protocols.kernel.reply import SequenceOutput
-from handler.protocols.lmi.reply import line_template
+from handler.protocols.lmi.answers import LmiAnswer, LmiDetails, LmiLine, LmiSequence, LmiToken, LmiTops
+from handler.protocols.lmi.reply import StreamEnd, WholeOutput, line_template
+from handler.protocols.tensors.outputs import TensorValues
 
 _SPECIAL_SLOTS = TOKEN_SLOTS._replace(special=True)
 
@@ -19,21 +20,25 @@ class LmiFormat:
 
     special_in_text = True
 
-    def token(self, token: Token) -> dict[str, Any]:
-        value: dict[str, Any] = {"id": token.id, "text": token.text, "log_prob": token.logprob}
+    def token(self, token: Token) -> LmiToken:
+        value: LmiToken = {"id": token.id, "text": token.text, "log_prob": token.logprob}
         if token.special:
             value["special_token"] = True
         return value
 
-    def prompt_token(self, token: Token) -> dict[str, Any]:
-        return self.token(token)
+    def tokens(self, tokens: Sequence[Token]) -> list[LmiToken]:
+        return [self.token(token) for token in tokens]
 
-    def top_tokens(self, token: Token) -> list[dict[str, Any]]:
-        return [self.token(alternative) for alternative in token.top]
+    def _top_tokens(self, tokens: Sequence[Token]) -> list[list[LmiToken]]:
+        return [self.tokens(token.top) for token in tokens]
 
-    def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Render a line of a stream that is not the last."""
-        return {"token": self.token(token), **(beside or {})}
+    def chunk(self, token: Token, index: int, *, tops: bool = False, outputs: TensorValues | None = None) -> LmiLine:
+        line: LmiLine = {"token": self.token(token)}
+        if tops:
+            line["top_tokens"] = self.tokens(token.top)
+        if outputs is not None:
+            line["outputs"] = outputs
+        return line
 
     def token_line(self, framing: Framing, texts: list[str]) -> TokenLine:
         ordinary = line_template(self.chunk, framing, TOKEN_SLOTS)
@@ -52,47 +57,57 @@ class LmiFormat:
         token: Token,
         index: int,
         text: str,
-        details: dict[str, Any] | None,
-        beside: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        value = {**self.chunk(token, index, beside), "generated_text": text}
-        return value if details is None else {**value, "details": details}
+        end: StreamEnd | None,
+        *,
+        tops: bool = False,
+        outputs: TensorValues | None = None,
+    ) -> LmiLine:
+        line: LmiLine = {**self.chunk(token, index, tops=tops, outputs=outputs), "generated_text": text}
+        if end is not None:
+            line["details"] = self._stream_details(end)
+        return line
 
-    def stream_details(
-        self, request: Request, finish: Finish, num_tokens: int, num_prompt_tokens: int
-    ) -> dict[str, Any]:
-        return {"finish_reason": finish.value, "generated_tokens": num_tokens, "inputs": request.prompt}
+    def document(self, text: str, output: WholeOutput | None, outputs: TensorValues | None = None) -> LmiAnswer:
+        answer: LmiAnswer = {"generated_text": text}
+        if output is not None:
+            answer["details"] = self._details(output)
+        if outputs is not None:
+            answer["outputs"] = outputs
+        return answer
 
-    def details(
-        self, request: Request, best: SequenceOutput, others: Sequence[SequenceOutput], num_prompt_tokens: int
-    ) -> dict[str, Any]:
-        value: dict[str, Any] = {
+    def _stream_details(self, end: StreamEnd) -> LmiDetails:
+        details: LmiDetails = {
+            "finish_reason": end.finish.value,
+            "generated_tokens": end.num_tokens,
+            "inputs": end.request.prompt,
+        }
+        if end.prefill is not None:
+            details["prefill"] = self.tokens(end.prefill)
+        return details
+
+    def _details(self, output: WholeOutput) -> LmiDetails:
+        request, best, others, _ = output
+        details: LmiDetails = {
             "finish_reason": best.finish.value,
             "generated_tokens": len(best.tokens),
             "inputs": request.prompt,
-            "tokens": [self.token(token) for token in best.tokens],
+            "tokens": self.tokens(best.tokens),
         }
         if request.sampling.prompt_logprobs:
-            value["prefill"] = [self.prompt_token(token) for token in best.prefill]
+            details["prefill"] = self.tokens(best.prefill)
         if request.sampling.top_logprobs:
-            value["top_tokens"] = [self.top_tokens(token) for token in best.tokens]
+            details["top_tokens"] = self._top_tokens(best.tokens)
         if others:
-            value["best_of_sequences"] = [self.other(request, other) for other in others]
-        return value
+            details["best_of_sequences"] = [self._other(request, other) for other in others]
+        return details
 
-    def other(self, request: Request, other: SequenceOutput) -> dict[str, Any]:
+    def _other(self, request: Request, other: SequenceOutput) -> LmiSequence:
         """Render one of `best_of_sequences`."""
-        tops = {"top_tokens": [self.top_tokens(token) for token in other.tokens]}
+        tops: LmiTops = {"top_tokens": self._top_tokens(other.tokens)} if request.sampling.top_logprobs else {}
         return {
             "finish_reason": other.finish.value,
             "generated_tokens": len(other.tokens),
-            "tokens": [self.token(token) for token in other.tokens],
-            **(tops if request.sampling.top_logprobs else {}),
+            "tokens": self.tokens(other.tokens),
+            **tops,
             "generated_text": other.text,
         }
-
-    def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
-        value: dict[str, Any] = {"generated_text": text}
-        if details is not None:
-            value["details"] = details
-        return value if outputs is None else {**value, "outputs": outputs}

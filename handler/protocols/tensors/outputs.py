@@ -6,10 +6,11 @@ A document has a row for each returned sequence, padded to the longest. A line o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, TypedDict, TypeVar
 
 from handler.core.values import Delta, Token
+from handler.protocols.kernel.json_schema import Count
 
 OUTPUTS = {
     "output_ids": "",
@@ -25,6 +26,21 @@ LOGITS = {"context_logits", "generation_logits"}
 """Tensors that the engine must compute: naming them asks the engine for them."""
 
 Rows = Sequence[Sequence[float]]
+
+
+Numbers = list[list[list[float | None]]]
+"""A batch of one; a row for each sequence, a number for each token; null where it is not finite."""
+
+
+class TensorValues(TypedDict, total=False):
+    """`outputs` of an answer."""
+
+    output_ids: list[list[int]]
+    sequence_length: list[Count]
+    output_log_probs: Numbers
+    cum_log_probs: list[list[float | None]]
+    context_logits: Numbers
+    generation_logits: list[Numbers]
 
 
 class OutputTensors(NamedTuple):
@@ -52,28 +68,33 @@ class TokenRows(NamedTuple):
     rows: Rows = ()
 
 
-def document(names: OutputTensors, sequences: Sequence[TokenRows], context: Rows | None) -> dict[str, Any]:
+def document(tensors: OutputTensors, sequences: Sequence[TokenRows], context: Rows | None) -> TensorValues:
     """Build `outputs` of a whole answer; `context` holds the prompt's rows of logits."""
     tokens = [[token for token in sequence.tokens if token.id >= 0] for sequence in sequences]
-    longest = max(map(len, tokens), default=0)
-
-    def padded(values: Sequence[Any], pad: Any) -> list[Any]:
-        return [*values, *[pad] * (longest - len(values))]
-
-    def generation() -> Any:
+    longest, names = max(map(len, tokens), default=0), tensors.names
+    values: TensorValues = {}
+    if "output_ids" in names:
+        values["output_ids"] = [_padded([token.id for token in own], longest, tensors.pad) for own in tokens]
+    if "sequence_length" in names:
+        values["sequence_length"] = [len(own) for own in tokens]
+    if "output_log_probs" in names:
+        values["output_log_probs"] = [[_padded([token.logprob for token in own], longest, 0.0) for own in tokens]]
+    if "cum_log_probs" in names:
+        values["cum_log_probs"] = [[sum(token.logprob or 0.0 for token in own) for own in tokens]]
+    if "context_logits" in names:
+        values["context_logits"] = [_lists(context or ())]
+    if "generation_logits" in names:
         rows = [_lists(sequence.rows[: len(own)]) for sequence, own in zip(sequences, tokens, strict=True)]
         size = max((len(row) for row in itertools.chain(*rows)), default=0)
-        return [[padded(own, [0.0] * size) for own in rows]]
+        values["generation_logits"] = [[_padded(own, longest, [0.0] * size) for own in rows]]
+    return values
 
-    make: dict[str, Callable[[], Any]] = {
-        "output_ids": lambda: [padded([token.id for token in own], names.pad) for own in tokens],
-        "sequence_length": lambda: [len(own) for own in tokens],
-        "output_log_probs": lambda: [[padded([token.logprob for token in own], 0.0) for own in tokens]],
-        "cum_log_probs": lambda: [[sum(token.logprob or 0.0 for token in own) for own in tokens]],
-        "context_logits": lambda: [_lists(context or ())],
-        "generation_logits": generation,
-    }
-    return {name: make[name]() for name in names.names}
+
+Value = TypeVar("Value")
+
+
+def _padded(values: list[Value], size: int, pad: Value) -> list[Value]:
+    return [*values, *[pad] * (size - len(values))]
 
 
 class Lines:
@@ -91,7 +112,7 @@ class Lines:
             self._context = delta.logits.context if delta.logits.context is not None else self._context
             self._rows = iter(delta.logits.generation or ())
 
-    def line(self, token: Token) -> dict[str, Any]:
+    def line(self, token: Token) -> TensorValues:
         """Build `outputs` of one line. `cum_log_probs` sums up to this token; the prompt's logits come in the first
         line only.
         """
@@ -107,6 +128,6 @@ class Lines:
         return outputs
 
 
-def _lists(rows: Rows) -> list[list[float]]:
+def _lists(rows: Rows) -> list[list[float | None]]:
     """Turn rows of any array type into lists."""
     return [row.tolist() if hasattr(row, "tolist") else list(row) for row in rows]

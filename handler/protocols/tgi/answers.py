@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 from handler.protocols.kernel.json_schema import Count, NotRequired
 from handler.protocols.lmi.answers import FinishReason
+from handler.protocols.tensors.outputs import TensorValues
 
 
 class TgiPromptToken(TypedDict):
@@ -24,42 +25,65 @@ class _TgiDetails(TypedDict):
     seed: Count | None
 
 
-class TgiSequence(_TgiDetails):
-    """One of `best_of_sequences`."""
+class TgiOutput(_TgiDetails):
+    """One sequence's."""
 
     prefill: list[TgiPromptToken]
     tokens: list[TgiToken]
+
+
+class TgiTops(TypedDict, total=False):
+    """The alternatives to each token, on request."""
+
+    top_tokens: list[list[TgiToken]]
+
+
+class TgiSequence(TgiOutput, TgiTops):
+    """One of `best_of_sequences`."""
+
     generated_text: str
-    top_tokens: NotRequired[list[list[TgiToken]]]
 
 
-class TgiDetails(_TgiDetails):
-    """Details of an answer. A stream has `input_length` and no tokens; TGI_COMPAT has `inputs`, as LMI."""
+class TgiOthers(TypedDict, total=False):
+    best_of_sequences: list[TgiSequence]
 
+
+class TgiDetails(TgiOutput, TgiTops, TgiOthers):
+    """Details of a whole answer."""
+
+
+class TgiCompatDetails(TgiDetails):
+    """TGI_COMPAT has `inputs`, as LMI."""
+
+    inputs: str
+
+
+class TgiStreamDetails(_TgiDetails):
+    input_length: Count
     prefill: NotRequired[list[TgiPromptToken]]
-    tokens: NotRequired[list[TgiToken]]
-    top_tokens: NotRequired[list[list[TgiToken]]]
-    best_of_sequences: NotRequired[list[TgiSequence]]
-    input_length: NotRequired[Count]
-    inputs: NotRequired[str]
 
 
 class TgiAnswer(TypedDict):
     generated_text: str
-    details: NotRequired[TgiDetails]
-    outputs: NotRequired[dict[str, Any]]
+    details: NotRequired[TgiDetails | TgiCompatDetails]
+    outputs: NotRequired[TensorValues]
 
 
 TgiList = Annotated[list[TgiAnswer], ("minItems", 1), ("maxItems", 1)]
 
 
-class TgiEvent(TypedDict):
+class TgiBeside(TypedDict, total=False):
+    """What an event has beside its token, on request."""
+
+    top_tokens: list[TgiToken]
+    outputs: TensorValues
+
+
+class TgiEvent(TgiBeside):
     index: Annotated[int, ("minimum", 1)]
     token: TgiToken
     generated_text: str | None
-    details: TgiDetails | None
-    top_tokens: NotRequired[list[TgiToken]]
-    outputs: NotRequired[dict[str, Any]]
+    details: TgiStreamDetails | None
 
 
 class TgiError(TypedDict):

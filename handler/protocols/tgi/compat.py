@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +11,10 @@ from handler.core.framing import SSE, Framing
 from handler.core.values import Request
 from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.lmi.errors import LmiErrors
+from handler.protocols.lmi.reply import WholeOutput
 from handler.protocols.lmi.request import Lmi
+from handler.protocols.tensors.outputs import TensorValues
+from handler.protocols.tgi.answers import TgiAnswer, TgiCompatDetails, TgiError, TgiOthers, TgiSequence
 from handler.protocols.tgi.response import TgiFormat, seed_of
 
 
@@ -21,31 +24,57 @@ class TgiCompatErrors(LmiErrors):
         return self
 
     def body(self, error: ServingError) -> Any:
-        return {"error": error.message, "error_type": error.kind, "code": self.status(error)}
+        value: TgiError = {"error": error.message, "error_type": error.kind, "code": self.status(error)}
+        return value
 
     tail = body
 
 
-class TgiCompat(TgiFormat, Lmi):
-    """One array, or server-sent events.
+class TgiCompatFormat(TgiFormat):
+    """One array, or server-sent events. Stop strings stay in the text, as in TGI."""
 
-    Details are on by default, as in LMI's own compatibility mode. Stop strings stay in the text, as in TGI.
-    """
+    special_in_text = True
+
+    def document(self, text: str, output: WholeOutput | None, outputs: TensorValues | None = None) -> list[TgiAnswer]:
+        answer: TgiAnswer = {"generated_text": text}
+        if output is not None:
+            answer["details"] = self._details(output)
+        if outputs is not None:
+            answer["outputs"] = outputs
+        return [answer]
+
+    def _details(self, output: WholeOutput) -> TgiCompatDetails:
+        request, best, others, _ = output
+        more: TgiOthers = {"best_of_sequences": [self._other(request, other) for other in others]} if others else {}
+        return {
+            "seed": seed_of(request, best.index),
+            "prefill": self.prefill(best.prefill) if request.sampling.prompt_logprobs else [],
+            "finish_reason": best.finish.value,
+            "generated_tokens": len(best.tokens),
+            "inputs": request.prompt,
+            "tokens": self.tokens(best.tokens),
+            **self._tops(request, best),
+            **more,
+        }
+
+    def _other(self, request: Request, other: SequenceOutput) -> TgiSequence:
+        return {
+            "seed": seed_of(request, other.index),
+            "prefill": [],
+            "finish_reason": other.finish.value,
+            "generated_tokens": len(other.tokens),
+            "tokens": self.tokens(other.tokens),
+            **self._tops(request, other),
+            "generated_text": other.text,
+        }
+
+
+class TgiCompat(Lmi):
+    """LMI's flow. Details are on by default, as in LMI's own compatibility mode."""
 
     name = "tgi_compat"
     errors = TgiCompatErrors()
+    format = TgiCompatFormat()
     stream_framing = SSE
     defaults: Mapping[str, Any] = MappingProxyType({"include_stop": True})
     details_default = True
-
-    def details(
-        self, request: Request, best: SequenceOutput, others: Sequence[SequenceOutput], num_prompt_tokens: int
-    ) -> dict[str, Any]:
-        value = super().details(request, best, others, num_prompt_tokens)
-        return {"seed": seed_of(request, best.index), "prefill": [], **value}
-
-    def other(self, request: Request, other: SequenceOutput) -> dict[str, Any]:
-        return {"seed": seed_of(request, other.index), "prefill": [], **super().other(request, other)}
-
-    def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
-        return [super().document(text, details, outputs)]

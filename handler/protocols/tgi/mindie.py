@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handler.core.framing import JSON_TEXTS, SSE, TOKEN_SLOTS, Framing
-from handler.core.values import Finish, Request, Token, keep_last
+from handler.core.values import Request, Token, keep_last
 from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext, TokenLine
 from handler.protocols.kernel.parameters import Parameter, Table, named, read_all
 from handler.protocols.kernel.readers.values import integer
-from handler.protocols.kernel.reply import SequenceOutput
-from handler.protocols.lmi.reply import StreamReply, line_template
+from handler.protocols.lmi.reply import StreamEnd, StreamReply, WholeOutput, line_template
+from handler.protocols.tensors.outputs import TensorValues
+from handler.protocols.tgi.answers import MindieAnswer, MindieDetails, MindieEvent, MindieToken
 from handler.protocols.tgi.errors import MindieErrors
 from handler.protocols.tgi.native import DEFAULTS, Document
 from handler.protocols.tgi.request import (
@@ -29,7 +30,7 @@ from handler.protocols.tgi.request import (
     require,
     unknown,
 )
-from handler.protocols.tgi.response import TgiFormat, finish_shown
+from handler.protocols.tgi.response import finish_shown
 
 MAX_CHARACTERS = 512 << 10
 
@@ -64,7 +65,7 @@ _WITHOUT_EFFECT = {"typical_p": 1.0, "watermark": False}
 """MindIE accepts these without effect. Values other than these defaults are listed in the answer's header."""
 
 
-class Mindie(TgiFormat, Schema):
+class Mindie(Schema):
     """One object, or events. Null means absent everywhere, as in MindIE's own example."""
 
     name = "mindie"
@@ -92,16 +93,9 @@ class Mindie(TgiFormat, Schema):
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def token(self, token: Token) -> dict[str, Any]:
-        return {"id": token.id, "logprob": None, "special": None, "text": token.text}
-
-    def prompt_token(self, token: Token) -> dict[str, Any]:
-        return self.token(token)
-
-    def top_tokens(self, token: Token) -> list[dict[str, Any]]:
-        return []
-
-    def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
+    def chunk(
+        self, token: Token, index: int, *, tops: bool = False, outputs: TensorValues | None = None
+    ) -> MindieEvent:
         return {
             "token": {"id": token.id, "text": token.text, "logprob": None, "special": None},
             "generated_text": None,
@@ -118,31 +112,49 @@ class Mindie(TgiFormat, Schema):
 
         return line
 
-    def stream_details(
-        self, request: Request, finish: Finish, num_tokens: int, num_prompt_tokens: int
-    ) -> dict[str, Any]:
-        return {
-            "prompt_tokens": num_prompt_tokens,
-            "finish_reason": finish_shown(request, finish, num_tokens).value,
-            "generated_tokens": num_tokens,
-            "seed": request.sampling.seed,
-        }
+    def last_chunk(
+        self,
+        token: Token,
+        index: int,
+        text: str,
+        end: StreamEnd | None,
+        *,
+        tops: bool = False,
+        outputs: TensorValues | None = None,
+    ) -> MindieEvent:
+        event = self.chunk(token, index)
+        event["generated_text"] = text
+        event["details"] = None if end is None else _stream_details(end)
+        return event
 
-    def details(
-        self, request: Request, best: SequenceOutput, others: Sequence[SequenceOutput], num_prompt_tokens: int
-    ) -> dict[str, Any]:
-        num_tokens = len(best.tokens)
-        return {
-            "finish_reason": finish_shown(request, best.finish, num_tokens).value,
-            "generated_tokens": num_tokens,
-            "prefill": [self.prompt_token(token) for token in best.prefill],
-            "prompt_tokens": num_prompt_tokens,
-            "seed": request.sampling.seed,
-            "tokens": [self.token(token) for token in best.tokens],
-        }
+    def document(self, text: str, output: WholeOutput | None, outputs: TensorValues | None = None) -> MindieAnswer:
+        return {"generated_text": text} if output is None else {"details": _details(output), "generated_text": text}
 
-    def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
-        return {"generated_text": text} if details is None else {"details": details, "generated_text": text}
+
+def _stream_details(end: StreamEnd) -> MindieDetails:
+    return {
+        "prompt_tokens": end.num_prompt_tokens,
+        "finish_reason": finish_shown(end.request, end.finish, end.num_tokens).value,
+        "generated_tokens": end.num_tokens,
+        "seed": end.request.sampling.seed,
+    }
+
+
+def _details(output: WholeOutput) -> MindieDetails:
+    request, best, _, num_prompt_tokens = output
+    num_tokens = len(best.tokens)
+    return {
+        "finish_reason": finish_shown(request, best.finish, num_tokens).value,
+        "generated_tokens": num_tokens,
+        "prefill": _tokens(best.prefill),
+        "prompt_tokens": num_prompt_tokens,
+        "seed": request.sampling.seed,
+        "tokens": _tokens(best.tokens),
+    }
+
+
+def _tokens(tokens: Sequence[Token]) -> list[MindieToken]:
+    return [{"id": token.id, "logprob": None, "special": None, "text": token.text} for token in tokens]
 
 
 def _check_limits(read: Body, context: ServerContext) -> None:

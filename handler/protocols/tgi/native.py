@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from handler.core.framing import KEEP_ALIVE, SSE
@@ -11,7 +11,9 @@ from handler.protocols.kernel.base import Headers, ParsedRequest, Schema, Server
 from handler.protocols.kernel.parameters import Parameter, Table, named, read_all
 from handler.protocols.kernel.readers.values import integer
 from handler.protocols.kernel.reply import SequenceOutput
-from handler.protocols.lmi.reply import DocumentReply, StreamReply
+from handler.protocols.lmi.reply import DocumentReply, StreamReply, WholeOutput
+from handler.protocols.tensors.outputs import TensorValues
+from handler.protocols.tgi.answers import TgiAnswer, TgiDetails, TgiOthers, TgiOutput, TgiSequence
 from handler.protocols.tgi.errors import SLICE, TgiErrors
 from handler.protocols.tgi.request import Body, check_limits, read_body, unknown
 from handler.protocols.tgi.response import TgiFormat, finish_shown, seed_of
@@ -103,43 +105,36 @@ class Tgi(TgiFormat, Schema):
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def stream_details(
-        self, request: Request, finish: Finish, num_tokens: int, num_prompt_tokens: int
-    ) -> dict[str, Any]:
-        return super().stream_details(request, finish_shown(request, finish, num_tokens), num_tokens, num_prompt_tokens)
+    def document(
+        self, text: str, output: WholeOutput | None, outputs: TensorValues | None = None
+    ) -> TgiAnswer | list[TgiAnswer]:
+        answer: TgiAnswer = {"generated_text": text}
+        if output is not None:
+            answer["details"] = self._details(output)
+        return [answer] if self._array else answer
 
-    def details(
-        self, request: Request, best: SequenceOutput, others: Sequence[SequenceOutput], num_prompt_tokens: int
-    ) -> dict[str, Any]:
-        value = self._sequence(request, best)
-        if others:
-            value["best_of_sequences"] = [self._other(request, other) for other in others]
-        if request.sampling.top_logprobs:
-            value["top_tokens"] = [self.top_tokens(token) for token in best.tokens]
-        return value
+    def _finish(self, request: Request, finish: Finish, num_tokens: int) -> str:
+        return finish_shown(request, finish, num_tokens).value
 
-    def _sequence(self, request: Request, sequence: SequenceOutput) -> dict[str, Any]:
+    def _details(self, output: WholeOutput) -> TgiDetails:
+        request, best, others, _ = output
+        told = self._sequence(request, best)
+        more: TgiOthers = {"best_of_sequences": [self._other(request, other) for other in others]} if others else {}
+        return {**told, **more, **self._tops(request, best)}
+
+    def _sequence(self, request: Request, sequence: SequenceOutput) -> TgiOutput:
         num_tokens = len(sequence.tokens)
         return {
-            "finish_reason": finish_shown(request, sequence.finish, num_tokens).value,
+            "finish_reason": self._finish(request, sequence.finish, num_tokens),
             "generated_tokens": num_tokens,
             "seed": seed_of(request, sequence.index),
-            "prefill": [self.prompt_token(token) for token in sequence.prefill],
-            "tokens": [self.token(token) for token in sequence.tokens],
+            "prefill": self.prefill(sequence.prefill),
+            "tokens": self.tokens(sequence.tokens),
         }
 
-    def _other(self, request: Request, other: SequenceOutput) -> dict[str, Any]:
+    def _other(self, request: Request, other: SequenceOutput) -> TgiSequence:
         text = (request.prompt if request.full_text else "") + other.text
-        value = {"generated_text": text, **self._sequence(request, other)}
-        if request.sampling.top_logprobs:
-            value["top_tokens"] = [self.top_tokens(token) for token in other.tokens]
-        return value
-
-    def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
-        value: dict[str, Any] = {"generated_text": text}
-        if details is not None:
-            value["details"] = details
-        return [value] if self._array else value
+        return {"generated_text": text, **self._sequence(request, other), **self._tops(request, other)}
 
 
 def headers(request: Request, context: ServerContext) -> Callable[[Timing | None], Headers]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from handler.core.framing import JSON_TEXTS, SLOT, TOKEN_SLOTS, Framing, dumps
 from handler.core.values import Finish, Request, Token
 from handler.protocols.kernel.base import TokenLine
-from handler.protocols.lmi.reply import line_template
+from handler.protocols.kernel.reply import SequenceOutput
+from handler.protocols.lmi.reply import StreamEnd, line_template
+from handler.protocols.tensors.outputs import TensorValues
+from handler.protocols.tgi.answers import TgiBeside, TgiEvent, TgiPromptToken, TgiStreamDetails, TgiToken, TgiTops
 
 _SLOTS = TOKEN_SLOTS._replace(special=SLOT)
 
@@ -15,18 +18,27 @@ _SLOTS = TOKEN_SLOTS._replace(special=SLOT)
 class TgiFormat:
     """Tokens and events in TGI's format; null where a key has no value."""
 
-    def token(self, token: Token) -> dict[str, Any]:
+    def token(self, token: Token) -> TgiToken:
         return {"id": token.id, "text": token.text, "logprob": token.logprob, "special": token.special}
 
-    def prompt_token(self, token: Token) -> dict[str, Any]:
-        return {"id": token.id, "text": token.text, "logprob": token.logprob}
+    def tokens(self, tokens: Sequence[Token]) -> list[TgiToken]:
+        return [self.token(token) for token in tokens]
 
-    def top_tokens(self, token: Token) -> list[dict[str, Any]]:
-        return [self.token(alternative) for alternative in token.top]
+    def prefill(self, tokens: Sequence[Token]) -> list[TgiPromptToken]:
+        return [{"id": token.id, "text": token.text, "logprob": token.logprob} for token in tokens]
 
-    def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
-        nothing = {"generated_text": None, "details": None}
-        return {"index": index, "token": self.token(token), **(beside or {}), **nothing}
+    def _tops(self, request: Request, sequence: SequenceOutput) -> TgiTops:
+        return (
+            {"top_tokens": [self.tokens(token.top) for token in sequence.tokens]}
+            if request.sampling.top_logprobs
+            else {}
+        )
+
+    def chunk(self, token: Token, index: int, *, tops: bool = False, outputs: TensorValues | None = None) -> TgiEvent:
+        beside: TgiBeside = {"top_tokens": self.tokens(token.top)} if tops else {}
+        if outputs is not None:
+            beside["outputs"] = outputs
+        return {"index": index, "token": self.token(token), **beside, "generated_text": None, "details": None}
 
     def token_line(self, framing: Framing, texts: list[str]) -> TokenLine:
         format = line_template(self.chunk, framing, _SLOTS)
@@ -44,21 +56,30 @@ class TgiFormat:
         token: Token,
         index: int,
         text: str,
-        details: dict[str, Any] | None,
-        beside: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        return {**self.chunk(token, index, beside), "generated_text": text, "details": details}
+        end: StreamEnd | None,
+        *,
+        tops: bool = False,
+        outputs: TensorValues | None = None,
+    ) -> TgiEvent:
+        event = self.chunk(token, index, tops=tops, outputs=outputs)
+        event["generated_text"] = text
+        event["details"] = None if end is None else self._stream_details(end)
+        return event
 
-    def stream_details(
-        self, request: Request, finish: Finish, num_tokens: int, num_prompt_tokens: int
-    ) -> dict[str, Any]:
+    def _stream_details(self, end: StreamEnd) -> TgiStreamDetails:
         """Render details without the prompt: aiohttp's clients read lines of at most 128 KiB."""
-        return {
-            "finish_reason": finish.value,
-            "generated_tokens": num_tokens,
-            "seed": seed_of(request),
-            "input_length": num_prompt_tokens,
+        details: TgiStreamDetails = {
+            "finish_reason": self._finish(end.request, end.finish, end.num_tokens),
+            "generated_tokens": end.num_tokens,
+            "seed": seed_of(end.request),
+            "input_length": end.num_prompt_tokens,
         }
+        if end.prefill is not None:
+            details["prefill"] = self.prefill(end.prefill)
+        return details
+
+    def _finish(self, request: Request, finish: Finish, num_tokens: int) -> str:
+        return finish.value
 
 
 def seed_of(request: Request, index: int = 0) -> int | None:

@@ -13,19 +13,34 @@ Texts = str | None | list[str | None]
 Counts = Count | list[Count]
 
 
-class TritonResponse(TypedDict):
+class TritonHead(TypedDict):
+    """What every response repeats."""
+
     model_name: str
     model_version: str
-    text_output: str | list[str]
     id: NotRequired[str]
-    cum_log_probs: NotRequired[Numbers]
-    output_log_probs: NotRequired[Numbers]
-    context_logits: NotRequired[Numbers]
-    generation_logits: NotRequired[Numbers]
-    finish_reason: NotRequired[Texts]
-    cumulative_logprob: NotRequired[Numbers]
-    num_input_tokens: NotRequired[Count]
-    num_output_tokens: NotRequired[Counts]
+
+
+class TritonTensors(TypedDict, total=False):
+    """Output tensors beside the text, on request."""
+
+    cum_log_probs: Numbers
+    output_log_probs: Numbers
+    context_logits: Numbers
+    generation_logits: Numbers
+
+
+class TritonExtras(TypedDict, total=False):
+    """TensorRT-LLM's further fields, on request."""
+
+    finish_reason: Texts
+    cumulative_logprob: Numbers
+    num_input_tokens: Count
+    num_output_tokens: Counts
+
+
+class TritonResponse(TritonHead, TritonTensors, TritonExtras):
+    text_output: str | list[str]
 
 
 class TritonError(TypedDict):

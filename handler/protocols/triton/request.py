@@ -17,6 +17,7 @@ from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.values import MAX_NAME
 from handler.protocols.kernel.validation import show
 from handler.protocols.tensors.outputs import select_tensors
+from handler.protocols.triton.answers import TritonHead
 from handler.protocols.triton.errors import ERRORS, OneResponse, TritonErrors
 from handler.protocols.triton.inputs import INPUTS, LLMAPI, PROMPT, TABLE, join_guide, samples
 from handler.protocols.triton.response import (
@@ -68,7 +69,9 @@ class Triton(Schema):
         ignored = report_unknown(unknown, body, context)
         streams = self._streams(parameters)
         request = _request(prompt, parameters, ignores_end=given.get("ignore_eos") in (True, [True]))
-        fixed = {**({"id": id} if id else {}), "model_name": context.model_names[0], "model_version": VERSION}
+        fixed: TritonHead = {"model_name": context.model_names[0], "model_version": VERSION}
+        if id:
+            fixed["id"] = id
         options = ResponseOptions(
             request,
             fixed,

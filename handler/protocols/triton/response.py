@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from handler.core.framing import SLOT, template
@@ -11,7 +11,8 @@ from handler.core.values import Delta, Finish, Request, Token
 from handler.protocols.kernel.base import ErrorFormat
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply, finish_of, rank_sequences
 from handler.protocols.kernel.stream import TokenStream
-from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, document
+from handler.protocols.tensors.outputs import Lines, OutputTensors, TensorValues, TokenRows, document
+from handler.protocols.triton.answers import TritonExtras, TritonHead, TritonResponse, TritonTensors
 from handler.protocols.triton.errors import EVENTS
 
 _REASONS = {Finish.LENGTH: "length", Finish.EOS: "stop", Finish.STOP: "stop"}
@@ -29,17 +30,28 @@ class ResponseOptions(NamedTuple):
     """
 
     request: Request
-    fixed: Mapping[str, str]
+    fixed: TritonHead
     tensors: OutputTensors | None
     extras: frozenset[str]
     before: str
 
-    def response(self, text: str | Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    def response(
+        self, text: str | list[str], values: TensorValues | None = None, extras: TritonExtras | None = None
+    ) -> Mapping[str, object]:
         """Build a response, names in alphabetical order; a tensor of one element is that element, others are flat
         lists.
+
+        Args:
+            extras: all of them; those that the request names are shown.
         """
-        fields = {**self.fixed, **{name: _flat(value) for name, value in values.items()}, "text_output": text}
-        return dict(sorted(fields.items()))
+        tensors: TritonTensors = _flattened(values or {})
+        shown: TritonExtras = _flattened({name: item for name, item in (extras or {}).items() if name in self.extras})
+        response: TritonResponse = {**self.fixed, "text_output": text, **tensors, **shown}
+        return dict(sorted(response.items()))
+
+
+def _flattened(values: Mapping[str, Any]) -> Any:
+    return {name: _flat(value) for name, value in values.items()}
 
 
 def _flat(value: Any) -> Any:
@@ -60,22 +72,22 @@ class ResponseReply(WholeReply):
     def _finish(self, delta: Delta) -> Finish | None:
         return finish_of(self._options.request, delta)
 
-    def _document(self) -> dict[str, Any]:
+    def _document(self) -> Mapping[str, object]:
         options = self._options
         sequences = self._rank()
         texts = [options.before + sequence.text for sequence in sequences]
         lengths = [sum(token.id >= 0 for token in sequence.tokens) for sequence in sequences]
-        extras: dict[str, Any] = {
+        extras: TritonExtras = {
             "finish_reason": [_REASONS.get(sequence.finish) for sequence in sequences],
             "cumulative_logprob": [sequence.logprob for sequence in sequences],
             "num_input_tokens": self._num_prompt_tokens,
             "num_output_tokens": lengths,
         }
-        values = {name: extras[name] for name in options.extras}
+        values = None
         if options.tensors is not None:
             generated = [TokenRows(sequence.tokens, sequence.rows) for sequence in sequences]
-            values |= document(options.tensors, generated, self._context)
-        return options.response(texts[0] if len(texts) == 1 else texts, values)
+            values = document(options.tensors, generated, self._context)
+        return options.response(texts[0] if len(texts) == 1 else texts, values, extras)
 
     def _rank(self) -> list[SequenceOutput]:
         """Return the sequences in the order of their seeds; ranked for `best_of`, and as the engine ranks beams."""
@@ -112,26 +124,26 @@ class StreamReply(TokenStream):
             self._lines.take(delta)
 
     def _token(self, place: int, token: Token) -> bytes:
-        event = self._event(token, {})
+        event = self._event(token, None)
         if self._lines is None and self._options.extras <= {"finish_reason"}:
-            self._events[place] = template(EVENTS.encode(self._options.response(SLOT, {})))
+            self._events[place] = template(EVENTS.encode(self._options.response(SLOT)))
         return event
 
     def _finish(self, delta: Delta) -> Finish:
         return finish_of(self._options.request, delta) or super()._finish(delta)
 
     def _last(self, place: int, token: Token, finish: Finish) -> bytes:
-        return self._event(token, {"finish_reason": _REASONS.get(finish)})
+        return self._event(token, finish)
 
-    def _event(self, token: Token, more: Mapping[str, Any]) -> bytes:
+    def _event(self, token: Token, finish: Finish | None) -> bytes:
         text, self._before = self._before + token.text, ""
         self._logprob += token.logprob or 0.0
-        values: dict[str, Any] = {} if self._lines is None else self._lines.line(token)
-        extras = {
+        extras: TritonExtras = {
             "cumulative_logprob": self._logprob,
             "num_input_tokens": self._num_prompt_tokens,
             "num_output_tokens": int(token.id >= 0),
-            **more,
         }
-        values |= {name: value for name, value in extras.items() if name in self._options.extras}
-        return EVENTS.encode(self._options.response(text, values))
+        if finish is not None:
+            extras["finish_reason"] = _REASONS.get(finish)
+        values = None if self._lines is None else self._lines.line(token)
+        return EVENTS.encode(self._options.response(text, values, extras))

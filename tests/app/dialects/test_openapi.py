@@ -17,8 +17,9 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from handler.core.framing import dumps
 from handler.protocols.kernel.base import Schema, ServerContext
-from handler.protocols.kernel.json_schema import parameters, ref, schema_of_reader, schema_of_type
+from handler.protocols.kernel.json_schema import ref, schema_of_reader, schema_of_type
 from handler.protocols.kernel.readers.values import integer, number
+from handler.protocols.kernel.schema.description import parameters
 from handler.protocols.lmi import chat
 from handler.protocols.openai import embeddings
 from handler.protocols.openai import parameters as openai_parameters
