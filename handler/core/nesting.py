@@ -8,12 +8,13 @@ MAX_DEPTH = 200
 """Levels of lists and objects. Templates and everything else that follows them recursively allow more."""
 
 
-def is_too_deep(value: Any, text: str) -> bool:
+def is_too_deep(value: Any, text: str | bytes) -> bool:
     """Return whether a JSON value has more than MAX_DEPTH levels, whatever this version of Python can decode.
 
     Args:
         text: what the value was decoded from.
     """
+    text = text if isinstance(text, str) else str(text, "latin-1")  # brackets are ASCII
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return False
     level = [value]

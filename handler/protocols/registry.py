@@ -37,7 +37,7 @@ class DispatchByField(Schema):
 
     def __init__(self, mode: Schema, others: Mapping[str, Schema]) -> None:
         self.name = mode.name
-        self.any_media, self.errors = mode.any_media, mode.errors
+        self.any_media, self.unique_keys, self.errors = mode.any_media, mode.unique_keys, mode.errors
         self._mode = mode
         self._others = others
 

@@ -14,14 +14,14 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import NotJson, TooLarge, Unavailable
 from handler.core.values import Request
 from handler.core.words import client_words
 from handler.engines.process.sandbox import LimitExceeded, MemoryLimitExceeded, NotRun, Purpose, Sandbox
 from handler.engines.process.sandbox_tasks import Job, Limits, Work
-from handler.protocols.kernel.readers.body import decode, decode_text
+from handler.protocols.kernel.readers.body import decode_in_python, decode_text
 from handler.serving.turns import Quota, TurnThreads
 
 T = TypeVar("T")
@@ -73,11 +73,12 @@ class LargeBodies:
         future.add_done_callback(lambda _: self._waiting.give_back(1))
         return future
 
-    def decode(self, body: bytes, *, plain: bool) -> Any:
+    def decode(self, body: bytes, *, plain: bool, unique_keys: bool) -> Any:
         """The body as a value. Call it on one of the threads: the process ends with the thread that started it.
 
         Args:
             plain: it is text, the value of `inputs`.
+            unique_keys: as in `readers.body.decode`.
 
         Raises:
             NotJson: as `readers.body.decode`.
@@ -85,7 +86,7 @@ class LargeBodies:
             Unavailable: the process cannot be had.
         """
         memory = _MEMORY + _MEMORY_FACTOR * len(body)
-        job = Job(plain, Limits(SECONDS, memory, _PATIENCE, _NICE), len(body))
+        job = Job(_Form(plain, unique_keys), Limits(SECONDS, memory, _PATIENCE, _NICE), len(body))
         try:
             parts, _ = self._process.run(job, body)
         except MemoryLimitExceeded:
@@ -121,14 +122,22 @@ def _length(content: Sequence[Any]) -> int:
 # -- in the process ----------------------------------------------------------------------------------------------
 
 
+class _Form(NamedTuple):
+    """How a body is read: arguments of `LargeBodies.decode`."""
+
+    plain: bool
+    unique_keys: bool
+
+
 def _make() -> Work:
     return _read
 
 
-def _read(plain: bool, data: memoryview) -> Iterator[Any]:
+def _read(form: _Form, data: memoryview) -> Iterator[Any]:
     """Parts of the value, and at last its pickle, which names them."""
     gc.disable()  # there is nothing to be found, in millions of objects
-    value = {"inputs": decode_text(data)} if plain else decode(data)
+    # By orjson it would take more memory than the limit allows for: it keeps its own tree beside the value.
+    value = {"inputs": decode_text(data)} if form.plain else decode_in_python(data, unique_keys=form.unique_keys)
     check_amount(value)
     file = io.BytesIO()
     pickler = _Pickler(file)

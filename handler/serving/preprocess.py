@@ -99,7 +99,7 @@ class Preprocessor:
         self.input_formatter = "" if formatters.input is None else formatters.input.title  # for messages
         if formatters.input is not None:
             keywords = {"tokenizer": FormatterTokenizer(tokenizer.encode), "configs": formatters.configs}
-            self._reader = CustomReader(formatters.input, _decoded, keywords)
+            self._reader = CustomReader(formatters.input, self._read_value, keywords)
         self._any_media = formatters.input is not None and not formatters.input.takes_payload
         self.context = replace(
             context,
@@ -163,8 +163,16 @@ class Preprocessor:
         if schema is None and self._reader is not None:
             return Decoded(*self._reader.read(body, headers, session_of(self._sessions, headers)))
         if len(body) >= LARGE:
-            return Decoded(self.large_bodies.decode(body, plain=schema is None and _is_plain(headers)))
-        return Decoded(decode(body) if schema is not None else _decoded(body, headers))
+            plain = schema is None and _is_plain(headers)
+            unique_keys = (schema or self.schema).unique_keys
+            return Decoded(self.large_bodies.decode(body, plain=plain, unique_keys=unique_keys))
+        return Decoded(decode(body, unique_keys=schema.unique_keys) if schema else self._read_value(body, headers))
+
+    def _read_value(self, body: bytes, headers: Headers) -> Any:
+        """Decode a body of the configured dialect."""
+        if _is_plain(headers):
+            return {"inputs": decode_text(body)}
+        return decode(body, unique_keys=self.schema.unique_keys)
 
     def close(self) -> None:
         self.large_bodies.close()
@@ -312,10 +320,6 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
     """
     quoted = ", ".join(urllib.parse.quote(name[:64], safe="._-[]") for name in names[:32])
     return {"x-lmi-ignored-parameters": quoted[:1024]} if names else {}
-
-
-def _decoded(body: bytes, headers: Headers) -> Any:
-    return {"inputs": decode_text(body)} if _is_plain(headers) else decode(body)
 
 
 def _is_plain(headers: Headers) -> bool:

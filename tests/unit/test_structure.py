@@ -40,7 +40,7 @@ ONLY_IN_HANDLER = {
     "prometheus_client": {"serving/metrics"},
     "opentelemetry": {"serving/metrics/tracing"},
     "javaproperties": {"config"},
-    "orjson": {"core/framing", "engines/openai"},
+    "orjson": {"core/framing", "engines/openai", "protocols/kernel/readers/body"},
     "aiohttp": {"engines/openai", "serving/media"},
     "yarl": {"serving/media"},
     "PIL": {"serving/media/image", "engines/trtllm/media", "engines/vllm/media"},

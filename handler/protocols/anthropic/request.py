@@ -41,6 +41,7 @@ class AnthropicMessages(Schema):
 
     name = "anthropic_messages"
     errors = ERRORS
+    unique_keys = True
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if isinstance(body, dict) and body.get("max_tokens") is None:

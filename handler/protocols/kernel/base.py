@@ -267,11 +267,13 @@ class Schema(ABC):
 
     Attributes:
         any_media: read bodies as JSON whatever their content type is.
+        unique_keys: refuse a body that has a key twice, as its original does; else the last one counts.
         errors: how it tells failures, where nothing of a request is known.
     """
 
     name: str
     any_media = False
+    unique_keys = False
     errors: ErrorFormat
 
     @abstractmethod

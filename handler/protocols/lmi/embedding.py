@@ -25,6 +25,7 @@ class LmiEmbedding(TeiEmbed):
 
     name = "lmi_embedding"
     errors: ErrorFormat = EmbeddingErrors()
+    unique_keys = False
     table = EMBED._replace(prefix="parameters.")
     fields = frozenset({"inputs", "parameters"})
 

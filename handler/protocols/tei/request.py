@@ -62,6 +62,7 @@ class Tei(Schema):
     """
 
     errors: ErrorFormat = ERRORS
+    unique_keys = True
     table: Table
     fields: frozenset[str] = frozenset({"inputs"})
 

@@ -71,6 +71,7 @@ class Mindie(Schema):
     name = "mindie"
     errors = MindieErrors()
     special_in_text = False
+    unique_keys = True
 
     # -- reading -------------------------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ class Tgi(TgiFormat, Schema):
     """
 
     special_in_text = False
+    unique_keys = True
 
     errors: TgiErrors
 

@@ -36,6 +36,7 @@ class _TgiTokenize(Schema):
     """Of a generate body only `inputs` counts; as in TGI, `truncate` has no effect."""
 
     name = "tgi_tokenize"
+    unique_keys = True
     errors = TgiErrors()
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:

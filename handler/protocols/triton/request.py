@@ -49,6 +49,7 @@ class Triton(Schema):
 
     errors = ERRORS
     any_media = True  # Triton looks at no content type
+    unique_keys = True
 
     def __init__(self, route: Route) -> None:
         self.name = f"triton_{route.value}"

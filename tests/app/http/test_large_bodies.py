@@ -38,8 +38,9 @@ def bodies() -> Iterator[LargeBodies]:
     found.close()
 
 
-def read(bodies: LargeBodies, body: bytes, *, plain: bool = False) -> Any:
-    return bodies.submit(len(body), functools.partial(bodies.decode, body, plain=plain)).result(120)
+def read(bodies: LargeBodies, body: bytes, *, plain: bool = False, unique_keys: bool = True) -> Any:
+    call = functools.partial(bodies.decode, body, plain=plain, unique_keys=unique_keys)
+    return bodies.submit(len(body), call).result(120)
 
 
 def refusal(bodies: LargeBodies, body: bytes) -> ServingError:
@@ -65,6 +66,10 @@ def test_a_value_comes_back_as_it_was_sent(bodies: LargeBodies, name: str) -> No
     found = read(bodies, body)
     assert found == VALUES[name]
     assert repr(found) == repr(decode(body)), "types too"
+
+
+def test_of_a_key_that_stands_twice_the_last_value_counts_where_that_is_asked(bodies: LargeBodies) -> None:
+    assert read(bodies, WRONG["a key twice"], unique_keys=False) == {"a": 1}
 
 
 def test_plain_text_is_a_prompt(bodies: LargeBodies) -> None:
@@ -96,7 +101,8 @@ def test_nesting_is_read_or_refused_at_every_depth(bodies: LargeBodies, levels: 
     depth = levels - 1  # the body itself is a level
     for size in (1, MIB):
         body = b'{"inputs":"' + b"a" * size + b'","x":' + b"[" * depth + b"]" * depth + b"}"
-        outcome = bodies.submit(len(body), functools.partial(bodies.decode, body, plain=False)) if size == MIB else None
+        call = functools.partial(bodies.decode, body, plain=False, unique_keys=True)
+        outcome = bodies.submit(len(body), call) if size == MIB else None
         if levels > MAX_DEPTH:
             with pytest.raises(NotJson, match="nested too deeply"):
                 outcome.result(120) if outcome else decode(body)

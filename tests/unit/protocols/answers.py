@@ -97,7 +97,7 @@ def answer(
     dialect, value = DIALECTS[schema] if isinstance(schema, str) else schema, None
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     try:
-        value = decode(raw)
+        value = decode(raw, unique_keys=dialect.unique_keys)
         call = dialect.parse(value, context)
     except ServingError as error:
         return dialect.errors_of(value, context).whole(error)
