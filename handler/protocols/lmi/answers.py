@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypedDict
 
 from handler.protocols.kernel.base import FrontEndError
 from handler.protocols.kernel.json_schema import Count, NotRequired
-from handler.protocols.openai.answers import ChatLogprobs, TokenUsage, ToolCall, ToolCallPart
+from handler.protocols.openai.answers import ChatLogprobs, MessageParts, StreamUsage, TokenUsage, ToolCallPart
 from handler.protocols.tensors.outputs import TensorValues
 
 FinishReason = Annotated[str, ("enum", ("length", "eos_token", "stop_sequence"))]
@@ -117,12 +117,9 @@ BatchError = BatchFailure | FrontEndError
 ChatFinishReason = Annotated[str, ("enum", ("length", "eos_token", "stop_sequence", "tool_calls"))]
 
 
-class LmiMessage(TypedDict):
+class LmiMessage(MessageParts):
     role: Literal["assistant"]
     content: str | None
-    reasoning: NotRequired[str]
-    reasoning_content: NotRequired[str]
-    tool_calls: NotRequired[list[ToolCall]]
 
 
 class LmiMessagePart(TypedDict, total=False):
@@ -157,9 +154,8 @@ class LmiChatAnswer(TypedDict):
     usage: TokenUsage
 
 
-class LmiChatChunk(TypedDict):
+class LmiChatChunk(StreamUsage):
     id: str
     object: Literal["chat.completion.chunk"]
     created: Count
     choices: list[LmiChatPart]
-    usage: NotRequired[TokenUsage | None]

@@ -14,7 +14,7 @@ from handler.protocols.kernel.base import ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table
 from handler.protocols.kernel.readers.adapters import merge_adapters, read_adapters
 from handler.protocols.kernel.readers.values import string
-from handler.protocols.lmi.chat_response import ChatDocument, ChatStream, LmiChatFormat, LmiHead
+from handler.protocols.lmi.chat_response import ChatDocument, ChatStream, LmiChatFormat
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
 from handler.protocols.lmi.request import Lmi
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
@@ -43,7 +43,6 @@ class Chat(OpenAiChat):
     fields = OpenAiChat.fields | {"adapters", "inputs"}  # `inputs` is null, or the body would be no chat
     max_new_tokens = 30
     format = LmiChatFormat
-    head = LmiHead
 
     def __init__(self, mode: Lmi | DynamicBatch) -> None:
         self.name = f"{mode.name}_chat"

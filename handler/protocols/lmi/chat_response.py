@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from handler.core.values import Finish
-from handler.protocols.assistant.events import Event
+from handler.protocols.lmi.answers import LmiChatAnswer, LmiChatChoice, LmiChatChunk
 from handler.protocols.openai import chat_response as openai
-from handler.protocols.openai.answers import OpenAiMessagePart
-from handler.protocols.openai.chat_response import ChatFormat
-from handler.protocols.openai.response import Choice, Head
-
-
-class LmiHead(Head):
-    __slots__ = ()
-
-    def value(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "choices": choices}
+from handler.protocols.openai.answers import OpenAiMessagePart, StreamUsage
+from handler.protocols.openai.chat_response import ChatFormat, ReadAnswer
+from handler.protocols.openai.response import Choice
 
 
 class LmiChatFormat(ChatFormat):
@@ -29,10 +22,38 @@ class LmiChatFormat(ChatFormat):
 
 
 class ChatStream(openai.ChatStream):
+    def _value(self, choices: list[Any], counts: StreamUsage) -> Mapping[str, object]:
+        head = self._fields
+        chunk: LmiChatChunk = {
+            "id": head.id,
+            "object": "chat.completion.chunk",
+            "created": head.created,
+            "choices": choices,
+            **counts,
+        }
+        return chunk
+
     def _message_part(self, choice: Choice, delta: OpenAiMessagePart) -> OpenAiMessagePart:
         return delta if choice.begun else {**delta, "role": "assistant"}
 
 
 class ChatDocument(openai.ChatDocument):
-    def _message(self, events: Iterable[Event]) -> Any:
-        return {name: item for name, item in super()._message(events).items() if name != "refusal"}
+    def _document(self) -> Mapping[str, object]:
+        head = self._head
+        value: LmiChatAnswer = {
+            "id": head.id,
+            "object": "chat.completion",
+            "created": head.created,
+            "choices": [_choice(answer) for answer in self._answers()],
+            "usage": self._usage(self._num_thoughts),
+        }
+        return value
+
+
+def _choice(answer: ReadAnswer) -> LmiChatChoice:
+    return {
+        "index": answer.number,
+        "message": {"role": "assistant", "content": answer.content, **answer.parts},
+        "logprobs": answer.logprobs,
+        "finish_reason": answer.reason,
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from handler.protocols.kernel.json_schema import Count, NotRequired
 
@@ -29,6 +29,16 @@ class OpenAiAnswer(TypedDict):
     created: Count
     model: str
     system_fingerprint: str
+
+
+class AnswerHead(OpenAiAnswer):
+    object: Any
+
+
+class StreamUsage(TypedDict, total=False):
+    """On request; null in the chunks before."""
+
+    usage: TokenUsage | None
 
 
 # -- chat --------------------------------------------------------------------------------------------------------
@@ -73,13 +83,18 @@ class ToolCallPart(TypedDict):
     type: NotRequired[Literal["function"]]
 
 
-class OpenAiMessage(TypedDict):
+class MessageParts(TypedDict, total=False):
+    """What a message has beside its text."""
+
+    reasoning: str
+    reasoning_content: str
+    tool_calls: list[ToolCall]
+
+
+class OpenAiMessage(MessageParts):
     role: Literal["assistant"]
     content: str | None
     refusal: None
-    reasoning: NotRequired[str]
-    reasoning_content: NotRequired[str]
-    tool_calls: NotRequired[list[ToolCall]]
 
 
 class OpenAiMessagePart(TypedDict, total=False):
@@ -110,10 +125,9 @@ class OpenAiChatAnswer(OpenAiAnswer):
     usage: TokenUsage
 
 
-class OpenAiChatChunk(OpenAiAnswer):
+class OpenAiChatChunk(OpenAiAnswer, StreamUsage):
     object: Literal["chat.completion.chunk"]
     choices: list[OpenAiChatPart]
-    usage: NotRequired[TokenUsage | None]
 
 
 # -- text completions --------------------------------------------------------------------------------------------
@@ -146,8 +160,8 @@ class _OpenAiTextChunk(OpenAiAnswer):
     choices: list[OpenAiTextChoice]
 
 
-class OpenAiTextChunk(_OpenAiTextChunk):
-    usage: NotRequired[TokenUsage | None]
+class OpenAiTextChunk(_OpenAiTextChunk, StreamUsage):
+    """One of a stream."""
 
 
 class OpenAiTextAnswer(_OpenAiTextChunk):

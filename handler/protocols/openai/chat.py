@@ -59,7 +59,6 @@ class OpenAiChat(Schema):
     fields = frozenset({"messages", "model", "stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls"})
     max_new_tokens: int | None = None
     format: type[ChatFormat] = ChatFormat
-    head: type[Head] = Head
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
@@ -100,7 +99,7 @@ class OpenAiChat(Schema):
             every_role=for_tgi,
             thoughts=parameters.others.get("include_reasoning", True),
         )
-        head = self.head(*identity("chatcmpl"), model, context.fingerprint)
+        head = Head(*identity("chatcmpl"), model, context.fingerprint)
         if for_tgi:
             usage = usage._replace(null=True)
         return self.answer(ParsedChat(request, head, format, framing, usage, ignored))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from handler.core.framing import JSON, JSON_TEXTS, SLOT, SSE_DONE, Framing, template
 from handler.core.values import Finish, Token
@@ -16,12 +16,14 @@ from handler.protocols.openai.answers import (
     ChatLogprobs,
     ChosenLogprob,
     FunctionCall,
+    MessageParts,
+    OpenAiChatAnswer,
     OpenAiChatChoice,
+    OpenAiChatChunk,
     OpenAiChatPart,
-    OpenAiMessage,
     OpenAiMessagePart,
+    StreamUsage,
     TokenLogprob,
-    ToolCall,
     ToolCallPart,
 )
 from handler.protocols.openai.errors import ERRORS
@@ -106,8 +108,6 @@ class ChatChoice(Choice):
 
 
 class ChatStream(Stream[ChatChoice]):
-    kind = "chat.completion.chunk"
-
     def __init__(
         self,
         head: Head,
@@ -127,6 +127,11 @@ class ChatStream(Stream[ChatChoice]):
         super().start(index, num_prompt_tokens)
         for choice in self._choices:
             choice.reader = self._format.form.reader()
+
+    def _value(self, choices: list[Any], counts: StreamUsage) -> Mapping[str, object]:
+        head = self._fields.value("chat.completion.chunk")
+        chunk: OpenAiChatChunk = {**head, "choices": choices, **counts}
+        return chunk
 
     @property
     def _is_plain(self) -> bool:
@@ -221,53 +226,64 @@ class ChatStream(Stream[ChatChoice]):
         return sum(choice.reader.num_thoughts for choice in self._choices if choice.reader is not None)
 
 
+class ReadAnswer(NamedTuple):
+    """One sequence's answer.
+
+    Attributes:
+        content: None where there is no text beside `parts`.
+    """
+
+    number: int
+    content: str | None
+    parts: MessageParts
+    logprobs: ChatLogprobs | None
+    reason: str | None
+
+
 class ChatDocument(WholeAnswer):
     """The whole answer; choices are in the order of their seeds."""
-
-    kind = "chat.completion"
 
     def __init__(self, head: Head, format: ChatFormat, num_sequences: int) -> None:
         super().__init__(head, 1, num_sequences)
         self._format = format
-        self._num_thoughts = 0
+        self._num_thoughts = None if format.form.thinking is None else 0
 
-    def _choices(self) -> list[OpenAiChatChoice]:
-        return [self._choice(sequence) for sequence in self._sequences]
+    def _document(self) -> Mapping[str, object]:
+        choices = [self._choice(answer) for answer in self._answers()]
+        head = self._head.value("chat.completion")
+        value: OpenAiChatAnswer = {**head, "choices": choices, "usage": self._usage(self._num_thoughts)}
+        return value
 
-    def _choice(self, sequence: SequenceOutput) -> OpenAiChatChoice:
+    def _choice(self, answer: ReadAnswer) -> OpenAiChatChoice:
+        return {
+            "index": answer.number,
+            "message": {"role": "assistant", "content": answer.content, "refusal": None, **answer.parts},
+            "logprobs": answer.logprobs,
+            "finish_reason": answer.reason,
+        }
+
+    def _answers(self) -> list[ReadAnswer]:
+        """Read the answers; the tokens of their thoughts are known then."""
+        return [self._read(sequence) for sequence in self._sequences]
+
+    def _read(self, sequence: SequenceOutput) -> ReadAnswer:
         reader, tokens = self._format.form.reader(), sequence.tokens
         if reader is None:
             events: list[Event] = ["".join([token.text for token in tokens])]
         else:
             events, others = reader.read(tokens, sequence.finish)
             tokens = tokens if self._format.thoughts else others
-            self._num_thoughts += reader.num_thoughts
-        message = self._message(events)
-        broken = any(isinstance(event, CallEnd) and not event.whole for event in filter(self._format.selects, events))
-        return {
-            "index": sequence.index,
-            "message": message,
-            "logprobs": self._format.logprobs.of(tokens),
-            "finish_reason": self._format.reason(sequence.finish, called="tool_calls" in message, broken=broken),
-        }
-
-    def _count_thoughts(self) -> int | None:
-        return None if self._format.form.thinking is None else self._num_thoughts
-
-    def _message(self, events: Iterable[Event]) -> OpenAiMessage:
-        content, thoughts, calls = _gather([event for event in events if self._format.selects(event)])
-        message: OpenAiMessage = {"role": "assistant", "content": content, "refusal": None}
-        if (calls and not content.strip()) or (thoughts and not content):
-            message["content"] = None
-        if thoughts:
-            message["reasoning"] = message["reasoning_content"] = thoughts
-        if calls:
-            message["tool_calls"] = calls
-        return message
+            if self._num_thoughts is not None:
+                self._num_thoughts += reader.num_thoughts
+        shown = [event for event in events if self._format.selects(event)]
+        content, parts = _gather(shown)
+        broken = any(isinstance(event, CallEnd) and not event.whole for event in shown)
+        reason = self._format.reason(sequence.finish, called="tool_calls" in parts, broken=broken)
+        return ReadAnswer(sequence.index, content, parts, self._format.logprobs.of(tokens), reason)
 
 
-def _gather(events: Sequence[Event]) -> tuple[str, str, list[ToolCall]]:
-    """Return the text, the thoughts, and the calls as a whole answer has them."""
+def _gather(events: Sequence[Event]) -> tuple[str | None, MessageParts]:
+    """Return the text, None where there is none beside thoughts or calls, and these as a whole answer has them."""
     content: list[str] = []
     thoughts: list[str] = []
     functions: dict[int, FunctionCall] = {}
@@ -280,7 +296,12 @@ def _gather(events: Sequence[Event]) -> tuple[str, str, list[ToolCall]]:
             functions[event.number] = {"name": event.name, "arguments": ""}
         elif isinstance(event, Arguments):
             functions[event.number]["arguments"] += event.text
-    calls: list[ToolCall] = [
-        {"id": call_id(), "type": "function", "function": function} for function in functions.values()
-    ]
-    return "".join(content), "".join(thoughts), calls
+    text, thought = "".join(content), "".join(thoughts)
+    parts: MessageParts = {}
+    if thought:
+        parts["reasoning"] = parts["reasoning_content"] = thought
+    if functions:
+        parts["tool_calls"] = [
+            {"id": call_id(), "type": "function", "function": function} for function in functions.values()
+        ]
+    return None if (functions and not text.strip()) or (thought and not text) else text, parts

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from handler.core.values import Delta, Finish, Token
 from handler.protocols.kernel.base import Reply
 from handler.protocols.kernel.reply import SequenceOutput
-from handler.protocols.openai.answers import OpenAiTextChoice, TextLogprobs, TokenIds
+from handler.protocols.openai.answers import (
+    OpenAiTextAnswer,
+    OpenAiTextChoice,
+    OpenAiTextChunk,
+    StreamUsage,
+    TextLogprobs,
+    TokenIds,
+)
 from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, WholeAnswer
 
 
@@ -70,8 +77,6 @@ class TextChoice(Choice):
 
 
 class TextStream(Stream[TextChoice]):
-    kind = "text_completion"
-
     def __init__(self, head: Head, format: TextFormat, num_sequences: int, wanted: Usage) -> None:
         prompts = [prompt for prompt in format.prompts for _ in range(num_sequences)]
         choices = [TextChoice(index, prompt) for index, prompt in enumerate(prompts)]
@@ -80,6 +85,10 @@ class TextStream(Stream[TextChoice]):
 
     def _take(self, place: int, delta: Delta) -> None:
         self._choices[place].prefill = delta.prefill or ()
+
+    def _value(self, choices: list[Any], counts: StreamUsage) -> Mapping[str, object]:
+        chunk: OpenAiTextChunk = {**self._fields.value("text_completion"), "choices": choices, **counts}
+        return chunk
 
     @property
     def _is_plain(self) -> bool:
@@ -105,11 +114,12 @@ class TextStream(Stream[TextChoice]):
 class TextDocument(WholeAnswer):
     """The whole answer: the choices of each prompt in turn. `best_of` ranks them by mean log-probability."""
 
-    kind = "text_completion"
-
     def __init__(self, head: Head, format: TextFormat, num_sequences: int) -> None:
         super().__init__(head, len(format.prompts), num_sequences)
         self._format = format
+
+    def _document(self) -> OpenAiTextAnswer:
+        return {**self._head.value("text_completion"), "choices": self._choices(), "usage": self._usage()}
 
     def _choices(self) -> list[OpenAiTextChoice]:
         choices: list[OpenAiTextChoice] = []

@@ -12,7 +12,7 @@ from handler.core.values import Delta, Finish, Token
 from handler.protocols.kernel.base import ErrorFormat
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply
 from handler.protocols.kernel.stream import TokenStream
-from handler.protocols.openai.answers import TokenUsage
+from handler.protocols.openai.answers import AnswerHead, StreamUsage, TokenUsage
 from handler.protocols.openai.errors import ERRORS
 
 REASONS: Mapping[Finish | None, str | None] = {
@@ -32,14 +32,13 @@ class Head(NamedTuple):
     model: str = ""
     fingerprint: str = ""
 
-    def value(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def value(self, kind: str) -> AnswerHead:
         return {
             "id": self.id,
             "object": kind,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
-            "choices": choices,
         }
 
 
@@ -102,8 +101,6 @@ class Stream(TokenStream, Generic[C]):
         choices: those of each request in turn.
     """
 
-    kind = ""
-
     def __init__(
         self,
         head: Head,
@@ -117,8 +114,8 @@ class Stream(TokenStream, Generic[C]):
         self._fields = head
         self._choices = choices
         self._usage = wanted
-        counts = {} if not (wanted.always or wanted.null) else {"usage": _COUNTS if wanted.always else None}
-        self._event = template(framing.encode({**head.value(self.kind, [SLOT]), **counts}))
+        counts: StreamUsage = {"usage": _COUNTS if wanted.always else None} if wanted.always or wanted.null else {}
+        self._event = template(framing.encode(self._value([SLOT], counts)))
         self._is_text = not wanted.always  # a token's text alone makes its chunk, by `Choice.text_event`
 
     def _token(self, place: int, token: Token) -> bytes:
@@ -146,6 +143,10 @@ class Stream(TokenStream, Generic[C]):
     def _text_chunk(self, event: bytes, text: str) -> bytes:
         data = event % JSON_TEXTS[text]
         return self._chunk(data) if self._usage.always else data
+
+    def _value(self, choices: list[Any], counts: StreamUsage) -> Mapping[str, object]:
+        """Render a chunk."""
+        raise NotImplementedError
 
     @property
     def _is_plain(self) -> bool:
@@ -175,7 +176,7 @@ class Stream(TokenStream, Generic[C]):
         chunk = b""
         if self._usage.at_end:
             counts = usage(self._num_prompt_tokens, self._num_tokens, self._count_thoughts())
-            chunk = self._framing.encode({**self._fields.value(self.kind, []), "usage": counts})
+            chunk = self._framing.encode(self._value([], {"usage": counts}))
         return chunk + self._framing.end
 
     def _count_thoughts(self) -> int | None:
@@ -184,13 +185,11 @@ class Stream(TokenStream, Generic[C]):
 
 
 class WholeAnswer(WholeReply):
-    """A whole answer as one object. Subclasses render the choices.
+    """A whole answer as one object, which subclasses render.
 
     Args:
         num_sequences: sequences of each request.
     """
-
-    kind = ""
 
     def __init__(self, head: Head, num_requests: int, num_sequences: int) -> None:
         super().__init__(num_requests * num_sequences)
@@ -203,14 +202,7 @@ class WholeAnswer(WholeReply):
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
         return self._sequences[index * self._each + delta.sequence]
 
-    def _document(self) -> dict[str, Any]:
+    def _usage(self, num_thoughts: int | None = None) -> TokenUsage:
+        """Return the counts; `num_thoughts` as in `usage`."""
         num_tokens = sum(token.id >= 0 for sequence in self._sequences for token in sequence.tokens)
-        head = self._head.value(self.kind, self._choices())
-        return {**head, "usage": usage(self._num_prompt_tokens, num_tokens, self._count_thoughts())}
-
-    def _count_thoughts(self) -> int | None:
-        """Count the tokens of thoughts, after the choices were rendered; None where these are not separated."""
-        return None
-
-    def _choices(self) -> Sequence[Mapping[str, Any]]:
-        raise NotImplementedError
+        return usage(self._num_prompt_tokens, num_tokens, num_thoughts)
