@@ -138,7 +138,7 @@ def item(body: Any, **headers: str) -> Item:
     return Item(body if isinstance(body, bytes) else json.dumps(body).encode(), headers)
 
 
-def ask(text: str, tokens: int, **more: Any) -> dict[str, Any]:
+def ask(text: str | list[str], tokens: int, **more: Any) -> dict[str, Any]:
     return {"inputs": text, "parameters": {"max_new_tokens": tokens}, **more}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ SECONDS = "1"  # of CPU time that a text may take before it is refused
 
 _number = itertools.count(100)
 
-ATTACKS = {
+ATTACKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "a cyclic rule": lambda n: {"grammar": f'root ::= s\ns ::= s s s s | [a-z] | "" | "{n}"'},
     "a cyclic rule after a prefix": lambda n: {"grammar": f'root ::= [a-z]{{{n}}} s\ns ::= s s s s | [a-z] | ""'},
     "an ambiguous rule after a prefix": lambda n: {"grammar": f"root ::= [a-z]{{{n}}} s\ns ::= s s | [a-z]"},

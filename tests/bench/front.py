@@ -18,7 +18,7 @@ class Front:
     def __init__(self, handshake: str) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._handshake = self._bind(zmq.ROUTER, handshake)
-        self.address = self._handshake.last_endpoint.decode()
+        self.address = _address(self._handshake)
         self._input = self._bind(zmq.ROUTER)
         self._output = self._bind(zmq.PULL)
 
@@ -35,7 +35,7 @@ class Front:
         """Return what the core says of itself."""
         self._core, hello = self._handshake.recv_multipart()
         assert msgspec.msgpack.decode(hello)["status"] == "HELLO"
-        ends = {"inputs": [self._input.last_endpoint.decode()], "outputs": [self._output.last_endpoint.decode()]}
+        ends = {"inputs": [_address(self._input)], "outputs": [_address(self._output)]}
         self._handshake.send_multipart([self._core, _pack({"addresses": ends, "parallel_config": {}})])
         ready = self._input.recv_multipart()[1]
         assert msgspec.msgpack.decode(self._handshake.recv_multipart()[1])["status"] == "READY"
@@ -64,3 +64,10 @@ class Front:
         while True:
             if outputs := self.message()[1]:
                 return list(outputs)
+
+
+def _address(socket: zmq.Socket[bytes]) -> str:
+    """Where it is bound."""
+    found = socket.last_endpoint
+    assert isinstance(found, bytes)
+    return found.decode()

@@ -48,6 +48,7 @@ def test_every_id_of_the_shape_is_a_token(source: Path, tmp_path: Path, monkeypa
     ours, theirs = HfTokenizer(target), HfTokenizer(source)
     assert ours.encode("the end of the").ids == theirs.encode("the end of the").ids
     assert 260 in ours.encode("of the").ids
+    assert ours.vocabulary is not None
     texts = [ours.vocabulary.text(id) for id in range(300)]
     assert texts[299] == " filler299"
     assert all(texts)

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
 from handler.core.errors import ConfigError
 from handler.engines.openvino import gguf_weights
 from handler.engines.openvino.gguf_weights import writable
 from handler.engines.openvino.model import prepare_model
-from tests.model.openvino.test_gguf_weights import Kind, write_small
+from tests.model.openvino.test_gguf_weights import write_small
 
 
 def converted(source: Path, cache: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> Path:

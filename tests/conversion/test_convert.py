@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from handler.core import child_processes
 from handler.core.errors import ConfigError
 from handler.core.values import Task
 from handler.engines import model_cache
@@ -48,7 +49,7 @@ class Converter:
 @pytest.fixture
 def converter(monkeypatch: pytest.MonkeyPatch) -> Converter:
     double = Converter()
-    monkeypatch.setattr(model_cache.child_processes, "run", double)
+    monkeypatch.setattr(child_processes, "run", double)
     monkeypatch.setattr(module, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
     return double
 
@@ -116,8 +117,8 @@ def test_a_moved_checkpoint_is_the_same(converter: Converter, source: Path, cach
 def test_without_the_extra_the_refusal_says_what_to_install(
     converter: Converter, monkeypatch: pytest.MonkeyPatch, source: Path, cache: Path, missing: str
 ) -> None:
-    found = module.find_spec
-    monkeypatch.setattr(module, "find_spec", lambda name: None if name == missing else found(name))
+    spec = importlib.machinery.ModuleSpec
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name == missing else spec(name, None))
     with pytest.raises(ConfigError, match=r"pip install 'lmi-handler\[convert\]'") as refusal:
         convert(source, cache)
     assert str(source) in str(refusal.value)
@@ -191,7 +192,7 @@ def test_a_kill_half_way_leaves_nothing_that_counts(source: Path, cache: Path) -
     assert [path.suffix for path in results(cache)] == [".partial"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
-        patch.setattr(model_cache.child_processes, "run", Converter())
+        patch.setattr(child_processes, "run", Converter())
         target = convert(source, cache)
     assert {path.name for path in target.iterdir()} == set(model_cache.NEEDED)
     assert results(cache) == [target]

@@ -130,7 +130,7 @@ def test_a_subclass_refuses_in_its_own_name(model: Path) -> None:
     with using.tensorrt_llm():
         import tensorrt_llm
 
-        class Mine(tensorrt_llm.LLM):  # type: ignore[misc, name-defined]
+        class Mine(tensorrt_llm.LLM):  # type: ignore[misc]  # imported as Any
             pass
 
         with pytest.raises(ValueError, match="Mine got invalid argument: x"):
@@ -218,5 +218,5 @@ def test_torch_sampler_takes_penalties_and_seeds_and_does_nothing_before_1_3(eac
     plain = each.ask(max_tokens=40, end_id=-1)[0][-1]
     punished = each.ask(max_tokens=40, end_id=-1, frequency_penalty=5.0)[0][-1]
     assert (plain == punished) == (release < (1, 3))
-    sampled = {"temperature": 3.0, "top_k": 0, "top_p": 1.0, "seed": 4, "end_id": -1}
+    sampled: dict[str, Any] = {"temperature": 3.0, "top_k": 0, "top_p": 1.0, "seed": 4, "end_id": -1}
     assert (each.ask(**sampled)[0][-1] == each.ask(**sampled)[0][-1]) == (release >= (1, 3))

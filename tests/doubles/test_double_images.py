@@ -89,7 +89,8 @@ def test_prompts_of_ids_beside_texts_end_the_engine_before_1_3(each: Double) -> 
             params = each.package.SamplingParams(max_tokens=200, end_id=-1, detokenize=False)
             return each.llm.generate_async(given, sampling_params=params, streaming=True).aresult()
 
-        return await asyncio.gather(ask(inputs(picture(56, 84))), ask([30, 31, 32]), return_exceptions=True)
+        asked = [ask(inputs(picture(56, 84))), ask([30, 31, 32])]
+        return await asyncio.gather(*asked, return_exceptions=True)
 
     failed = [isinstance(one, RuntimeError) for one in asyncio.run(run())]
     assert failed == [each.package.MANNERS.release < (1, 3)] * 2

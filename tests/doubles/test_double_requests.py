@@ -156,7 +156,7 @@ def test_a_text_level_stop_leaves_the_engine_at_work_in_1_2_alone(model: Path) -
         with using.tensorrt_llm(f"version={version}"):
             found = Double(model)
             text = found.llm.generate(PROMPT, found.package.SamplingParams(end_id=-1)).outputs[0].text
-            params = {"detokenize": True, "max_tokens": 400, "stop": [text[3:5]], "min_tokens": 1}
+            params: dict[str, Any] = {"detokenize": True, "max_tokens": 400, "stop": [text[3:5]], "min_tokens": 1}
             output = found.ask(**params)[1].outputs[0]
             assert output.finish_reason == "stop"
             assert text[3:5] not in output.text
@@ -166,8 +166,7 @@ def test_a_text_level_stop_leaves_the_engine_at_work_in_1_2_alone(model: Path) -
 
 
 def test_texts_of_several_sequences_are_said_twice_when_streamed_before_1_3(each: Double) -> None:
-    params = {"n": 2, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "end_id": -1, "max_tokens": 6, "detokenize": True}
-    outputs = each.ask(**params)[1].outputs
+    outputs = each.ask(n=2, temperature=1.0, top_p=1.0, top_k=0, end_id=-1, max_tokens=6, detokenize=True)[1].outputs
     decoded = [each.llm.tokenizer.decode(output.token_ids) for output in outputs]
     assert ([output.text for output in outputs] == decoded) == (each.package.MANNERS.release >= (1, 3))
 

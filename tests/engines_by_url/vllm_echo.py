@@ -18,7 +18,7 @@ from tests.engines_by_url.vllm_server import FREE
 _PAUSE = 0.01
 
 
-class Echo(LogitsProcessor):
+class Echo(LogitsProcessor):  # type: ignore[misc]  # vLLM is not installed where mypy runs
     """Each row's prompt, and the answer so far, which vLLM goes on with."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:

@@ -41,7 +41,6 @@ async def generate(request: dict[str, Any], context: Any) -> AsyncIterator[dict[
             return
 
 
-@dynamo_worker()
 async def worker(runtime: DistributedRuntime) -> None:
     endpoint = runtime.endpoint("dynamo.backend.generate")
     kinds = ModelType.Chat | ModelType.Completions
@@ -53,4 +52,4 @@ async def worker(runtime: DistributedRuntime) -> None:
 
 
 uvloop.install()
-asyncio.run(worker())
+asyncio.run(dynamo_worker()(worker)())

@@ -161,11 +161,11 @@ def test_a_body_that_needs_too_much_memory_or_time_is_refused_alone(
 def deadly() -> Work:
     """What reads bodies, and ends with its process over one that says so."""
 
-    def work(plain: bool, data: memoryview) -> Iterator[Any]:
+    def work(form: large_bodies._Form, data: memoryview) -> Iterator[Any]:
         if bytes(data[:4]) == b"die ":
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(10)
-        yield from large_bodies._read(plain, data)
+        yield from large_bodies._read(form, data)
 
     return work
 

@@ -27,9 +27,9 @@ def served(*loads: float, scale: float = 1.0, kind: str = "clients", **plan: Any
         rate = value["tokens_per_second"]
         value |= {"tokens_per_second_each": [0.9 * rate, rate, 1.1 * rate], "engine_tokens_per_second": 1.2 * rate}
         results.append(value)
-    asked = {"url": None, "engine": "vllm", "model": "/models/tiny", "options": [], "tokens": 128, "prompt_words": 48}
+    asked = {"url": None, "engine": "vllm", "model": "/models/tiny", "tokens": 128, "prompt_words": 48}
     return {
-        "plan": {**asked, "repeat": 3, **plan},
+        "plan": {**asked, "options": [], "repeat": 3, **plan},
         "results": results,
         "date": "2026-11-22T11:28:58+00:00",
         "machine": {"cpu": "AMD EPYC", "cores": 2, "memory_gb": 25},

@@ -101,7 +101,8 @@ class Processor:
 
     def _count(self, image: Any) -> int:
         """`smart_resize` of transformers' models/qwen2_vl/image_processing_qwen2_vl.py, in tokens."""
-        height, width = image.height, image.width
+        height: int = image.height
+        width: int = image.width
         if max(height, width) / min(height, width) > 200:
             raise ValueError("absolute aspect ratio must be smaller than 200")
         sides = [round(side / 28) * 28 for side in (height, width)]

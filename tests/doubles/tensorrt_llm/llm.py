@@ -24,7 +24,7 @@ from tensorrt_llm.llm_args import checked
 from tensorrt_llm.sampling_params import SamplingParams
 
 
-class RequestOutput(GenerationResult):
+class RequestOutput(GenerationResult):  # type: ignore[misc]  # mypy takes it for the real package's
     """What generate_async gives; made by nobody else."""
 
 
@@ -116,12 +116,14 @@ class LLM:
         data = inputs.get("multi_modal_data") if isinstance(inputs, dict) else None
         if self.input_processor is None or isinstance(inputs, list):
             return *self._ids(inputs, params), None
-        text, arguments = inputs, {}
+        text: Any = inputs
+        arguments: Any = {}
         if isinstance(inputs, dict):
             text, arguments = inputs.get("prompt"), inputs.get("mm_processor_kwargs", {})
             if not text and (ids := inputs.get("prompt_token_ids")):
                 if not data:
                     return *self._ids(inputs, params), None
+                assert self._tokenizer is not None
                 text = self._tokenizer.decode(ids)  # and read again
                 if MANNERS.release < (1, 3):
                     arguments = inputs.get("mm_processor_kwargs")

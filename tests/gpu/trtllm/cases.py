@@ -93,6 +93,7 @@ class Loaded:
         return joined(self.run(key)[key])
 
     def text(self, **sampling: Any) -> str:
+        assert self.tokenizer.vocabulary is not None
         pieces = self.tokenizer.vocabulary.pieces
         return b"".join(pieces[id] for id in self.one(**sampling).ids if id not in self.eos).decode()
 

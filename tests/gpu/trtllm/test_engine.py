@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,7 @@ def test_the_eos_that_a_least_length_keeps_from_coming_is_the_tokenizers(model: 
 
 
 def test_log_probabilities_that_nobody_wants_are_not_asked_for(each: Loaded) -> None:
-    asked = {"ignore_eos": True, "max_new_tokens": 5}
+    asked: dict[str, Any] = {"ignore_eos": True, "max_new_tokens": 5}
     wanted = each.one(**asked)
     assert None not in wanted.logprobs
     plain = each.one(**asked, logprobs=False)
@@ -98,7 +99,7 @@ def test_log_probabilities_that_nobody_wants_are_not_asked_for(each: Loaded) -> 
 
 
 def test_seeds_where_the_version_has_them_else_refused_by_name(each: Loaded) -> None:
-    asked = {"do_sample": True, "seed": 5, "ignore_eos": True}
+    asked: dict[str, Any] = {"do_sample": True, "seed": 5, "ignore_eos": True}
     first, again, otherwise = (each.one(**{**asked, "seed": seed}).ids for seed in (5, 5, 6))
     assert first != otherwise
     assert (first == again) == ("seed" not in each.unsupported)
@@ -107,9 +108,9 @@ def test_seeds_where_the_version_has_them_else_refused_by_name(each: Loaded) -> 
 def test_sampling_parameters_act(each: Loaded) -> None:
     most_likely = each.one(ignore_eos=True).ids
     for change in ({"top_p": 0.01}, {"temperature": 0.001}, {"top_k": 1}, {"temperature": 0.0}, {"top_p": 0.0}):
-        sampled = {"do_sample": True, "temperature": 5.0, "ignore_eos": True, **change}
+        sampled: dict[str, Any] = {"do_sample": True, "temperature": 5.0, "ignore_eos": True, **change}
         assert each.one(**sampled).ids == most_likely, change
-    wild = {"do_sample": True, "temperature": 5.0, "ignore_eos": True}
+    wild: dict[str, Any] = {"do_sample": True, "temperature": 5.0, "ignore_eos": True}
     assert each.one(**wild).ids != most_likely
     if "min_p" not in each.unsupported:
         assert each.one(**{**wild, "min_p": 1.0}).ids == most_likely
@@ -140,9 +141,10 @@ def test_a_biased_and_a_forbidden_token(each: Loaded) -> None:
 def test_what_a_request_is_refused_for_stays_with_it(each: Loaded) -> None:
     alone = each.one().ids
     key = each.add()
-    for bad in ({"top_p": 2.0}, {"repetition_penalty": 0.0}, {"max_new_tokens": 0}, {"num_beams": 9}):
-        with pytest.raises(ValueError, match=next(iter(bad))):
-            each.add(**{"do_sample": True, **bad})
+    bad: dict[str, Any] = {"top_p": 2.0, "repetition_penalty": 0.0, "max_new_tokens": 0, "num_beams": 9}
+    for name, value in bad.items():
+        with pytest.raises(ValueError, match=name):
+            each.add(**{"do_sample": True, name: value})
     with pytest.raises(ValueError, match="the prompt is empty"):
         each.add([])
     with pytest.raises(ValueError, match="token ids must be below"):

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,8 +51,9 @@ def test_penalties_act(which: str, request: pytest.FixtureRequest) -> None:
     plain = found.one(ignore_eos=True, max_new_tokens=100).ids
     most = max(plain, key=plain.count)
     assert plain.count(most) > 2
-    for change in ({"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"repetition_penalty": 3.0}):
-        assert found.one(ignore_eos=True, max_new_tokens=100, **change).ids != plain, change
+    penalties: dict[str, Any] = {"frequency_penalty": 2.0, "presence_penalty": 2.0, "repetition_penalty": 3.0}
+    for name, value in penalties.items():
+        assert found.one(ignore_eos=True, max_new_tokens=100, **{name: value}).ids != plain, name
     once = found.one(ignore_eos=True, max_new_tokens=60, no_repeat_ngram_size=1).ids
     assert len(set(once)) == 60
 
@@ -131,7 +133,8 @@ def test_a_guide_that_the_engine_cannot_use_ends_its_request_alone(newest: Loade
 
 def test_nothing_that_a_client_may_say_ends_the_engine(newest: Loaded) -> None:
     alone = newest.one(ignore_eos=True).ids
-    wild = {"do_sample": True, "ignore_eos": True}
+    wild: dict[str, Any] = {"do_sample": True, "ignore_eos": True}
+    asked: dict[str, Any]
     for asked in ({"temperature": 1e-38}, {"top_k": 10**6}, {"temperature": 3e38}, {"min_p": 1.0, "top_p": 1e-38}):
         assert newest.one(**{**wild, **asked}).finish is Finish.LENGTH, asked
     ids = tuple(newest.tokenizer.encode("left").ids)

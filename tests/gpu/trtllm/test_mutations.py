@@ -12,6 +12,7 @@ import pytest
 
 from handler.config.config import Config
 from handler.core.values import Finish
+from handler.engines.base import EngineConfig
 from handler.engines.trtllm import engine as trtllm
 from handler.engines.trtllm import results as trtllm_results
 from handler.engines.trtllm.results import RunningRequest
@@ -20,7 +21,7 @@ from tests.gpu.trtllm.cases import Loaded, joined, loaded
 
 
 def load(model: Path) -> Loaded:
-    return Loaded(trtllm.EngineConfig(Config(max_rolling_batch_size=16), model=model))
+    return Loaded(EngineConfig(Config(max_rolling_batch_size=16), model=model))
 
 
 def test_a_shared_sampling_params_shows(model: Path) -> None:

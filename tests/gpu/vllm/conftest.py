@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import LiveServer, serve, wait_for
+from tests.servers import LiveServer, options, serve, wait_for
 
-SMALL = ("--engine", "vllm", "-o", "option.enforce_eager=true", "-o", "option.kv_cache_gib=1")
-SMALL = (*SMALL, "-o", "option.max_model_len=2048", "-o", "option.model_loading_timeout=600")
+SMALL = (
+    "--engine",
+    "vllm",
+    *options("option.enforce_eager=true", "option.kv_cache_gib=1"),
+    *options("option.max_model_len=2048", "option.model_loading_timeout=600"),
+)
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.vllm
 
 PATIENCE = 120  # seconds by the clock
 
-HONEST = {
+HONEST: dict[str, dict[str, Any]] = {
     "fields": {f"field_{n}": {"type": ("string", "integer", "boolean")[n % 3]} for n in range(100)},
     "enum": {"one": {"enum": [f"value number {n}" for n in range(300)]}},
     "formats": {"day": {"type": "string", "format": "date"}, "id": {"type": "string", "pattern": "^[A-Z]{2}[0-9]{6}$"}},

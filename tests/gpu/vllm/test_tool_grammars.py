@@ -22,8 +22,9 @@ CASES = {
 NOT_AS_GOLDEN = {"mistral [ARGS]", "smollm2"}
 """The golden answers are in the format's other notation."""
 
-BONN = ("weather", {"city": "Bonn", "days": 3})
-TIME = ("time", {})
+Call = tuple[str, dict[str, Any]]
+BONN: Call = ("weather", {"city": "Bonn", "days": 3})
+TIME: Call = ("time", {})
 
 
 class Grammars:

@@ -108,7 +108,7 @@ def test_tools_go_to_a_template_that_has_a_place_for_them(demo_model: Path, tmp_
     assert tokenizer.chat_template == template
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": ["é", 1]}}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "Do."},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "done", "tool_call_id": "c"},

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from handler.core import child_processes
 from handler.core.errors import ConfigError
 from handler.engines import model_cache
 from handler.engines.openvino.gguf_weights import exact_model, writable
@@ -103,7 +104,7 @@ def test_says_what_an_engine_asks_of_a_directory(f32_model: Path) -> None:
 
 @pytest.mark.model
 def test_is_made_once(f32_model: Path, lone_demo: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_cache.child_processes, "run", None)
+    monkeypatch.setattr(child_processes, "run", None)
     assert exact_model(lone_demo, cache, "f32") == f32_model
     assert {path.name for path in cache.iterdir()} == {f32_model.name, "lock"}
     assert "scratch" not in {path.name for path in f32_model.iterdir()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,9 +30,10 @@ NOTATIONS = {
     for text, notation in format.notations.items()
     if notation.style == "json" and name != "granite4"  # which is hermes'
 }
-BONN = ("weather", {"city": "Bonn", "days": 3})
-TIME = ("time", {})
-OTHERS = {
+Call = tuple[str, dict[str, Any]]
+BONN: Call = ("weather", {"city": "Bonn", "days": 3})
+TIME: Call = ("time", {})
+OTHERS: dict[str, Call] = {
     "another tool": ("rain", {}),
     "other arguments": ("weather", {"city": 3}),
     "half a name": ("weath", {"city": "Bonn"}),

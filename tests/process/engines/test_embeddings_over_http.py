@@ -112,7 +112,7 @@ def test_scores_are_those_of_transformers(reranker: LiveServer) -> None:
 
 
 def test_rerank(reranker: LiveServer) -> None:
-    body = {"query": "w5 w6", "texts": [*WORDS[:3], LONG], "truncate": True, "raw_scores": True}
+    body: dict[str, Any] = {"query": "w5 w6", "texts": [*WORDS[:3], LONG], "truncate": True, "raw_scores": True}
     together = {rank["index"]: rank["score"] for rank in ask(reranker, "/rerank", body)}
     for index, text in enumerate(body["texts"]):
         (alone,) = ask(reranker, "/rerank", {**body, "texts": [text]})

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import pytest
 
-from tests.servers import LiveServer, options, serve, wait_for
+from tests.servers import LiveServer, ServerProcess, options, serve, wait_for
 from tests.unit.engines.pooling.models import GOLDEN, TEXTS, write_model
 
 WANTED = json.loads(GOLDEN.read_text())["bert"]["mean"]
@@ -40,7 +40,7 @@ def test_requests_at_once_share_steps_and_more_than_the_engine_takes_wait(server
     numpy.testing.assert_allclose(numpy.array(embedded(server, [WORDS[2]] * 40)), [WANTED[2]] * 40, atol=1e-4)
 
 
-def test_a_lost_engine_is_started_again(server: LiveServer) -> None:
+def test_a_lost_engine_is_started_again(server: ServerProcess) -> None:
     os.kill(server.engine_pid(), signal.SIGKILL)
     wait_for(lambda: server.metric("lmi_engine_restarts_total") == 1 and server.ping() == 200, 60, "no new engine")
     numpy.testing.assert_allclose(numpy.array(embedded(server, WORDS[0])), [WANTED[0]], atol=1e-4)

@@ -7,6 +7,7 @@ import queue
 import socket
 import threading
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,7 +39,8 @@ def test_messages_survive_any_cut(messages: list[object], size: int) -> None:
 @given(messages=MESSAGES, size=st.integers(1, 64))
 def test_messages_survive_any_cut_on_a_channel(messages: list[object], size: int) -> None:
     data = b"".join(encode(message) for message in messages)
-    reader, found = MessageReader(), []
+    reader = MessageReader()
+    found: list[Any] = []
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for start in range(0, len(data), size):
@@ -65,7 +67,8 @@ def test_a_rest_that_looks_like_a_message_is_none() -> None:
 
 def test_a_message_larger_than_the_sockets_buffer_comes_whole() -> None:
     message = bytes(range(256)) * (1 << 13)
-    reader, found = MessageReader(), []
+    reader = MessageReader()
+    found: list[Any] = []
     ours, theirs = socket.socketpair()
     with ours, theirs:
         sender = threading.Thread(target=send, args=(ours, message), daemon=True)
@@ -88,7 +91,8 @@ def test_commands_to_an_engine_that_reads_nothing_come_in_order(monkeypatch: pyt
     ends: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
     monkeypatch.setattr(instance, "run", lambda load, channel: ends.put(channel))
     engine = EngineInstance(Spec("echo", EngineConfig()), isolated=False)
-    reader, found = MessageReader(), []
+    reader = MessageReader()
+    found: list[Any] = []
     with ends.get(timeout=30) as theirs, contextlib.closing(engine.channel):
         commands = [bytes([number]) * 100_000 for number in range(50)]
         for command in [*commands, b"short"]:

@@ -12,7 +12,6 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from handler.cli import main
 from handler.http.server import Server
@@ -44,12 +43,12 @@ def debugging() -> None:
 def block_when(file: Path, kind: str) -> None:
     tick = Server.on_tick
 
-    async def on_tick(server: Server, counter: int) -> Any:
+    async def on_tick(self: Server, counter: int) -> bool:
         if file.exists():
             file.unlink()
             print(f"the loop stands still: {kind}", file=sys.stderr, flush=True)
             {"sleep": sleeping, "regex": matching, "gil": holding, "debugger": debugging}[kind]()
-        return await tick(server, counter)
+        return await tick(self, counter)
 
     Server.on_tick = on_tick  # type: ignore[method-assign]
 

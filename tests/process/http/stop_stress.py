@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from tests.app.test_engine_failures import ECHO
 from tests.environment import clean_environment
-from tests.process.http.test_faults import ECHO
-from tests.servers import LiveServer
+from tests.servers import LiveServer, ServerProcess
 
 _NUM_CLIENTS = 8
 _NUM_TOKENS = 20
@@ -73,7 +73,7 @@ def one_round(seconds: float, arguments: list[str]) -> tuple[int, float, Clients
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # inherited by the server
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean_environment())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    clients = Clients(LiveServer(process))
+    clients = Clients(ServerProcess(process))
     threads = [threading.Thread(target=clients.run) for _ in range(_NUM_CLIENTS)]
     for thread in threads:
         thread.start()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from handler.config.loader import read_config
-from tests.servers import LiveServer, http, post_bytes, raw, serve, wait_for
+from tests.servers import LiveServer, ServerProcess, http, post_bytes, raw, serve, wait_for
 
 CANCELLED = 'lmi_requests_total{outcome="cancelled"}'
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
@@ -97,7 +97,7 @@ def test_who_sends_all_of_a_body_that_is_refused_early_can_read_why_and_is_close
     assert found.endswith(b"}")
 
 
-def test_trailers_cost_no_memory(echo_server: LiveServer) -> None:
+def test_trailers_cost_no_memory(echo_server: ServerProcess) -> None:
     """Four clients, each with up to 50 MB in one trailer, without a length that could be refused before."""
     head = b"POST /invocations HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nx: "
     before = peak_memory(echo_server)
@@ -111,7 +111,7 @@ def test_trailers_cost_no_memory(echo_server: LiveServer) -> None:
     assert peak_memory(echo_server) - before < 20_000_000
 
 
-def peak_memory(server: LiveServer) -> int:
+def peak_memory(server: ServerProcess) -> int:
     """Bytes that the process has had in memory at most."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{server.process.pid}/status").read_text())
     assert found is not None

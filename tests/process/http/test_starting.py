@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
 from tests.environment import clean_environment
-from tests.model.openvino.test_gguf_weights import Kind, write_small
+from tests.model.openvino.test_gguf_weights import write_small
 from tests.ports import free_port
 from tests.servers import http, wait_for
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.process.http.test_faults import ECHO, stream
+from tests.app.test_engine_failures import ECHO, stream
 from tests.servers import PATIENCE, LiveServer, serve, wait_for
 
 
@@ -20,7 +20,7 @@ def signalling(name: str, text: str) -> tuple[str, ...]:
 
 def ended(server: LiveServer, seconds: float = PATIENCE) -> int:
     """The exit status of a server that nobody signals but itself."""
-    return server.process.wait(seconds)
+    return server.wait(seconds)
 
 
 def request(words: str, num_tokens: int) -> dict[str, Any]:

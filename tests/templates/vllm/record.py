@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from typing import Any
 
 import pydantic
@@ -76,9 +76,9 @@ class Anything(metaclass=AnyName):
 
 
 class Stub(types.ModuleType):
-    """A module that has every name, as a class."""
+    """A package that has every name, as a class."""
 
-    __path__: Sequence[str] = ()
+    __path__: MutableSequence[str] = []  # noqa: RUF012  # as ModuleType declares it
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -359,7 +359,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.texts: dict[tuple[type, str], dict[str, None]] = {}
-        self.last: dict[int, tuple[Any, str]] = {}
+        self.last: dict[int, tuple[Any, str, Any]] = {}
         self.depth = 0
 
     def note(self, parser: Any, text: Any, request: Any) -> None:
@@ -368,7 +368,7 @@ class Recorder:
         tools = getattr(parser, "tools", None) or getattr(request, "tools", None) or []
         self.texts.setdefault((type(parser), _tools(tools)), {})[text] = None
 
-    def wrap(self, cls: type) -> None:
+    def wrap(self, cls: Any) -> None:
         for name, place in METHODS.items():
             if name in cls.__dict__ and not hasattr(cls.__dict__[name], "recorded"):
                 setattr(cls, name, self._recorded(cls.__dict__[name], place))
@@ -430,6 +430,7 @@ def _tools(tools: Any) -> str:
 
 
 def _all(cls: type) -> Iterator[type]:
+    sub: type
     for sub in cls.__subclasses__():
         yield sub
         yield from _all(sub)

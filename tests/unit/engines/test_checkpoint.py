@@ -180,8 +180,8 @@ def test_what_must_be_converted_is_not_fetched_without_the_converter(
     """In this process, as another one would find a converter that is installed."""
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(convert, "converter_is_installed", lambda: False)
-    monkeypatch.setattr(convert.hub, "download_descriptions", lambda name, revision: tmp_path)
-    monkeypatch.setattr(convert.hub, "download", lambda *_, **__: pytest.fail("fetched"))
+    monkeypatch.setattr(hub_module, "download_descriptions", lambda name, revision: tmp_path)
+    monkeypatch.setattr(hub_module, "download", lambda *_, **__: pytest.fail("fetched"))
     with pytest.raises(
         ConfigError, match=r"has to be converted .*'lmi-handler\[convert\]'.* lmi serve a/b --engine vllm"
     ):
@@ -200,7 +200,7 @@ def test_weights_of_torch_are_for_the_converter(
         return tmp_path
 
     monkeypatch.setattr(convert, "converter_is_installed", lambda: installed)
-    monkeypatch.setattr(convert.hub, "download", download)
+    monkeypatch.setattr(hub_module, "download", download)
     assert convert.download("a/b", None) == tmp_path
     assert (hub_module.TORCH[0] in asked[-1]) is not installed
 

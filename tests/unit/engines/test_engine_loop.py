@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import socket
 import threading
 import time
@@ -75,7 +76,7 @@ class Scripted(Waiting):
         time.sleep(0.001)
         line = self._script.pop(0) if len(self._script) > 1 else self._script[0]
         if isinstance(line, Step):
-            return Step(*map(list, line))
+            return copy.deepcopy(line)
         raise line
 
 

@@ -111,6 +111,7 @@ def test_a_character_of_several_tokens_comes_whole(loaded: dict[str, HfTokenizer
 def test_special_tokens_are_marks_and_known_as_such(loaded: dict[str, HfTokenizer]) -> None:
     tokenizer = loaded["byte_level"]
     (id,) = tokenizer.encode("<|im_end|>").ids
+    assert tokenizer.vocabulary is not None
     assert tokenizer.vocabulary.special >= {id}
     assert tokenizer.vocabulary.text(id) == "<|im_end|>"
 
@@ -164,6 +165,7 @@ def test_tokens_stand_where_the_library_has_them(hf_demo: Path, text: str) -> No
     tokenizer = _demo(hf_demo)
     found = spans(tokenizer.encode(text))
     if found is None:  # its vocabulary lacks a byte of the text
+        assert tokenizer.vocabulary is not None
         assert not set(text.encode()) <= {piece[0] for piece in tokenizer.vocabulary.pieces if len(piece) == 1}
         return
     assert found == [(len(text[:start].encode()), len(text[:stop].encode())) for start, stop in library.offsets]
@@ -185,7 +187,10 @@ def test_tools_go_to_a_template_that_has_a_place_for_them(tmp_path: Path) -> Non
     assert tokenizer.chat_template == template
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": ["é", 1]}}}
-    messages = [{"role": "user", "content": "Do."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Do."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
     shown, _, rest = tokenizer.encode_chat(messages, [tool]).text.partition("\n")
     assert json.loads(shown.removeprefix("T:")) == tool
     assert rest == 'user:Do.assistant:C:f={"x": ["é", 1]}A:'

@@ -79,7 +79,7 @@ CHAT = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "im
 )
 def test_a_template_gets_the_form_that_it_renders(template: str, of_parts: str, of_text: str) -> None:
     def render(messages: list[dict[str, Any]]) -> str:
-        return jinja2.Template(template).render(messages=messages)
+        return str(jinja2.Template(template).render(messages=messages))
 
     forms = find_forms(render, "<image>")
     assert render(forms.adapt(CHAT)) == of_parts

@@ -67,7 +67,7 @@ def test_openvinos_gets_no_long_text_with_too_many_tokens(demo_model: Path) -> N
 @pytest.fixture
 def hugging_faces() -> HfTokenizer:
     fast = Tokenizer(WordLevel({"hello": 0, "?": 1}, unk_token="?"))
-    fast.pre_tokenizer = Whitespace()  # type: ignore[assignment]
+    fast.pre_tokenizer = Whitespace()
     tokenizer = HfTokenizer.__new__(HfTokenizer)
     tokenizer._fast, tokenizer._vocabulary = fast, Vocabulary([b"hello", b"?"])
     return tokenizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,8 @@ NO_WORDS = Vocabulary([])
 IDLE = [Load(0, 0, 0), Load(1, 0, 0)]
 
 
-def choose(router: Router, text: str, loads: list[Load] = IDLE, **fields: object) -> int:
-    return router.choose(Request(text, **fields), Prompt(text, [], NO_WORDS), loads)  # type: ignore[arg-type]
+def choose(router: Router, text: str, loads: list[Load] = IDLE, **fields: Any) -> int:
+    return router.choose(Request(text, **fields), Prompt(text, [], NO_WORDS), loads)
 
 
 def test_the_fewest_tokens_to_come_decide_and_the_longest_pause_among_equals() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from handler.config.config import Config
 from handler.config.options.openai import OPENAI
@@ -28,7 +29,7 @@ NAMES = {
     "return_context_logits": "outputs: context_logits",
     "return_generation_logits": "outputs: generation_logits",
 }
-VALUES = {
+VALUES: dict[str, Any] = {
     "min_new_tokens": 2, "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.5,
     "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": ((3, 1.0),), "seed": 7, "stop_token_ids": (3,),
     "bad_sequences": ("x",), "ignore_eos": True, "logprobs": True, "top_logprobs": 2, "max_new_tokens": 7,
@@ -63,7 +64,7 @@ def test_the_document_names_every_option() -> None:
 
 
 def test_what_is_not_refused_changes_the_request() -> None:
-    base = {"max_new_tokens": 5, "do_sample": True, "logprobs": False}
+    base: dict[str, Any] = {"max_new_tokens": 5, "do_sample": True, "logprobs": False}
     for kind in KINDS:
         unsupported, _ = _able(kind)
         plain = completion(kind, "m", [1], Sampling(**base))

@@ -165,7 +165,7 @@ def test_it_sees_the_request() -> None:
     assert output.input.request_id == output.request_id == output.sequences[0].tokens[0].request_id
     assert output.get_prompt_tokens_as_dict()[1] == {"id": 314, "text": " is", "logprob": -3.5}
     assert output.get_tokens_as_dict()[-1] == {"id": 2, "text": "", "logprob": -0.125, "special": True}
-    assert output.sequences[0].cumulative_log_prob == sum(token.log_prob for token in output.sequences[0].tokens)
+    assert output.sequences[0].cumulative_log_prob == sum(token.log_prob or 0.0 for token in output.sequences[0].tokens)
 
 
 def test_the_six_arguments_of_28() -> None:
@@ -173,7 +173,7 @@ def test_the_six_arguments_of_28() -> None:
 
     def legacy(token: Any, first: bool, last: bool, details: Any, generated: str, id: int) -> str:
         seen.append((token.as_dict(), first, last, details, generated))
-        return token.text.upper()
+        return str(token.text).upper()
 
     body = {"parameters": {"details": True, "return_full_text": True}, **STREAM}
     assert pieces(call(legacy, body, Style.LEGACY), [text("a"), text("b", Finish.EOS)]) == ["A", "B"]
@@ -371,7 +371,7 @@ class Trap(TextInput):
         self.error = error
 
     @property
-    def input_text(self) -> Any:  # type: ignore[override]
+    def input_text(self) -> Any:
         raise self.error
 
 

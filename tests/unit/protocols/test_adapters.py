@@ -33,7 +33,7 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
 def names(schema: str, body: dict[str, Any]) -> list[str | None]:
     found = SCHEMAS[schema].parse(body, CONTEXT)
     assert not found.ignored
-    return [request.adapter and request.adapter.name for request in found.requests]
+    return [request.adapter.name if request.adapter else None for request in found.requests]
 
 
 @pytest.mark.parametrize(

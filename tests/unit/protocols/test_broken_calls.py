@@ -162,7 +162,7 @@ def test_a_cut_before_the_arguments_is_no_call(dialect: str, stream: bool) -> No
 @_both
 @pytest.mark.parametrize("dialect", ["openai", "tgi", "lmi", "tgi_compat"])
 def test_a_named_function_ends_with_stop_only_where_it_is_whole(dialect: str, stream: bool) -> None:
-    named = {"tool_choice": {"type": "function", "function": {"name": "weather"}}}
+    named: dict[str, Any] = {"tool_choice": {"type": "function", "function": {"name": "weather"}}}
     whole = ask(dialect, '{"city": "a"}', stream=stream, **named)
     assert whole.reason == ("eos_token" if dialect in ("lmi", "tgi_compat") else "stop")
     cut = ask(dialect, '{"city": "a', Finish.STOP, stream=stream, **named)

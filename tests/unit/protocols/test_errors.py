@@ -8,6 +8,7 @@ import pytest
 
 from handler.core import errors
 from handler.core.errors import GenerationFailed, InvalidParameter, InvalidPayload, Overloaded, ServingError, TooLong
+from handler.core.values import Task
 from handler.protocols import registry
 from handler.protocols.kernel.base import FRONT_END, ErrorFormat
 from tests.unit.protocols.answers import DIALECTS
@@ -45,6 +46,6 @@ def test_an_error_without_a_status_of_its_own_has_that_of_the_class_above(name: 
 
 def test_every_route_and_path_has_errors() -> None:
     for path in ("/v1/nothing", "/v2/nothing", "/embed_all", "/v2/rerank/x", "/v1/messages/x", "/v1/chat/completions"):
-        answer = registry.refuse_path(path, registry.Task.EMBEDDING)
+        answer = registry.refuse_path(path, Task.EMBEDDING)
         assert answer is not None
         assert answer.status == errors.NotFound.status, path

@@ -145,7 +145,7 @@ def test_a_field_that_no_engine_maps_is_refused_by_name(setting: str, monkeypatc
     monkeypatch.setattr("handler.protocols.kernel.validation.DEFAULTS", Later._field_defaults)
     monkeypatch.setattr("handler.protocols.kernel.parameters.DEFAULTS", Later._field_defaults)
     parameter = Parameter("pretended", number(0, 0.5))
-    monkeypatch.setitem(inputs.TABLE.parameters, "pretended", parameter)  # type: ignore[arg-type]
+    monkeypatch.setitem(inputs.TABLE.parameters, "pretended", parameter)
     servers = {"option.base_url": "http://x/v1", "option.base_url_kind": setting}
     engine, version, options = SETTINGS.get(setting, ("openai", "", servers))
     with using.tensorrt_llm(f"version={version}") if version else contextlib.nullcontext():
@@ -170,4 +170,4 @@ def test_an_engine_names_fields_of_sampling_alone(engine: str) -> None:
     with using.tensorrt_llm("version=1.3.0"):
         able = capabilities(engine, servers if engine == "openai" else {})
     assert {*able.supports, *able.reasons, *able.limits, *BY_HANDLER} <= set(Sampling._fields)
-    assert BY_HANDLER.isdisjoint(able.supports - {"logprobs"}), "the handler does so"
+    assert BY_HANDLER.isdisjoint({*able.supports} - {"logprobs"}), "the handler does so"

@@ -172,7 +172,7 @@ def one_a_token(delta: Delta) -> list[Delta]:
     """The same tokens in deltas of one token each."""
     logits = delta.logits or Logits()
     singles = [
-        Delta(delta.id, delta.sequence, (token,), logits=row and Logits(None, [row]))
+        Delta(delta.id, delta.sequence, (token,), logits=Logits(None, [row]) if row else None)
         for token, row in itertools.zip_longest(delta.tokens, logits.generation or ())
     ]
     if len(singles) < 2:
@@ -187,8 +187,10 @@ def render(reply: Reply, errors: ErrorFormat, deltas: list[tuple[int, Delta]]) -
     """Return the bytes, and whether the answer is complete; a failure before them is another response."""
     data = b""
     for index, delta in deltas:
-        is_refused = delta.error is not None and not data
-        data += errors.whole(delta.error).body if is_refused else reply.feed(index, delta)
+        if delta.error is not None and not data:
+            data += errors.whole(delta.error).body
+        else:
+            data += reply.feed(index, delta)
     return data, reply.finished
 
 

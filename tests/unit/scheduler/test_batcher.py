@@ -10,7 +10,7 @@ import pytest
 
 from handler.core.errors import GenerationFailed, Unavailable
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Delta, Finish, Request, Sampling
+from handler.core.values import Adapter, Delta, Finish, Request, Sampling
 from handler.engines.base import EngineRequest, Output, Step
 from handler.scheduler.batcher import Batcher
 
@@ -44,6 +44,8 @@ class Scripted:
         self.active.pop(key, None)
         self.cancelled.append(key)
 
+    def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None: ...
+
     def step(self, timeout: float = 0.0) -> list[Step]:
         if self.fail is not None:
             error, self.fail = self.fail, None
@@ -71,8 +73,8 @@ def prompt(text: str) -> Prompt:
     return Prompt(text, list(text.encode()), LETTERS)
 
 
-def submit(batcher: Batcher, text: str, **sampling: object) -> int:
-    return batcher.submit(Request(text, Sampling(**sampling)), prompt(text))  # type: ignore[arg-type]
+def submit(batcher: Batcher, text: str, **sampling: Any) -> int:
+    return batcher.submit(Request(text, Sampling(**sampling)), prompt(text))
 
 
 def run(batcher: Batcher, steps: int = 50) -> dict[int, list[Delta]]:

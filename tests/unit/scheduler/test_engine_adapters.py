@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,8 +50,8 @@ class Adapting(Scripted):
 class Rig:
     """A batcher with adapters, on a scripted engine."""
 
-    def __init__(self, *names: str, max_active: int = 32, **engine: object) -> None:
-        self.engine = Adapting(**engine)  # type: ignore[arg-type]
+    def __init__(self, *names: str, max_active: int = 32, **engine: Any) -> None:
+        self.engine = Adapting(**engine)
         self.adapters = AdapterRegistry()
         self.batcher = Batcher(self.engine, self.adapters, max_active=max_active)
         self.outcomes: list[Outcome] = []

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import AdapterFailed, BadRequest, ConfigError, Conflict, NoRoom, NotFound, ServingError
-from handler.core.values import Adapter, Finish
+from handler.core.text import Prompt
+from handler.core.values import Adapter, Finish, Request
 from handler.engines.base import EngineRequest, Output, Step
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora.files import adapter_path, adapters_of, check_name
@@ -28,10 +29,14 @@ class Engine:
         self.answers: list[Output] = []
         self.keys: dict[int, int] = {}  # by the adapter's id
 
+    def admits(self, request: Request, prompt: Prompt) -> bool:
+        return True
+
+    def continues(self, key: int) -> bool:
+        return True
+
     def add(self, request: EngineRequest) -> None: ...
-
     def cancel(self, key: int) -> None: ...
-
     def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
         self.keys[adapter.id] = key
 
@@ -174,12 +179,13 @@ def test_an_update_under_way_takes_no_room() -> None:
 
 def test_without_lora_every_change_is_refused_with_the_reason() -> None:
     adapters = AdapterRegistry(unavailable="echo: it was started without option.enable_lora=true")
-    for change in (
+    changes: list[Callable[[], object]] = [
         lambda: adapters.register("a", Path("/a"), print),
         lambda: adapters.update("a", print),
         lambda: adapters.unregister("a"),
         adapters.check,
-    ):
+    ]
+    for change in changes:
         with pytest.raises(BadRequest, match="LoRA is not enabled: echo: it was started without"):
             change()
 

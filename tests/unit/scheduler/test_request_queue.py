@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -69,7 +70,7 @@ def test_the_batcher_starts_the_lowest_priority_first_and_forgets_what_is_cancel
     assert batcher.idle
 
 
-BODIES = {
+BODIES: dict[str, dict[str, Any]] = {
     "lmi": {"inputs": "a", "parameters": {"priority": -3}},
     "tgi_compat": {"inputs": "a", "parameters": {"priority": -3}},
     "dynamic_batch": {"inputs": ["a", "b"], "parameters": {"priority": -3}},

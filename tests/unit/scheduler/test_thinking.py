@@ -242,7 +242,7 @@ def test_both_parts_keep_what_they_do_not_change() -> None:
     engine.add(whole)
     while len(script.whole) < 2:
         engine.step()
-    own = {"key": 0, "ids": (), "parameters": Sampling()}
+    own: dict[str, Any] = {"key": 0, "ids": (), "parameters": Sampling()}
     assert [part._replace(**own) for part in script.whole] == [whole._replace(**own)] * 2
 
 

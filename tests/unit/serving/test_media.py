@@ -171,13 +171,18 @@ def test_large_images_of_one_client_do_not_hold_up_a_neighbours_small_one(images
 def test_pixels_are_reserved_before_any_is_decoded(images: MediaLoader) -> None:
     png, go_on = image_file(), threading.Event()
     decode = images._decode
-    images._decode = lambda *given: decode(*given) if go_on.wait(PATIENCE) else None  # type: ignore[method-assign,assign,return-value]
-    loading = images.load([source(png), source(png)])
-    try:
-        wait_for(lambda: images.memory.taken == 2 * (len(png) + 8 * 6 * 3), PATIENCE, "the pixels do not count")
-    finally:
-        go_on.set()
-    assert loading.result().media[0] == loading.result().media[1]
+
+    def later(*given: Any) -> Image:
+        assert go_on.wait(PATIENCE)
+        return decode(*given)
+
+    with mock.patch.object(images, "_decode", later):
+        loading = images.load([source(png), source(png)])
+        try:
+            wait_for(lambda: images.memory.taken == 2 * (len(png) + 8 * 6 * 3), PATIENCE, "the pixels do not count")
+        finally:
+            go_on.set()
+        assert loading.result().media[0] == loading.result().media[1]
 
 
 def test_images_beyond_the_memory_wait_for_other_requests(images: MediaLoader) -> None:

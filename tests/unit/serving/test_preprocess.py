@@ -12,8 +12,9 @@ import pytest
 
 from handler.config.config import Config
 from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong, ServingError
+from handler.core.media import MediaTokens
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Pooling, Request, Sampling, Truncation
+from handler.core.values import PLAIN_TEMPLATE, Adapter, Pooling, Request, Sampling, TemplateOptions, Truncation
 from handler.engines.base import EngineInfo
 from handler.engines.echo.tokenizer import EchoTokenizer
 from handler.protocols.kernel.base import ParsedRequest, ServerContext
@@ -31,12 +32,18 @@ class Letters:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary: Vocabulary | None = vocabulary
         self.chat_template = ""
+        self.media_tokens: MediaTokens | None = None
 
     def encode(self, text: str) -> Prompt:
         assert self.vocabulary is not None
         return Prompt(text, [self.vocabulary.pieces.index(letter.encode()) for letter in text], self.vocabulary)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: TemplateOptions = PLAIN_TEMPLATE,
+    ) -> Prompt:
         return self.encode(messages[-1]["content"])
 
 
@@ -68,7 +75,7 @@ def adapters(body: dict[str, Any], headers: dict[str, str], schema: str = "lmi")
     made = intake(schema)
     made.check_headers(headers)
     requests = parse(made, json.dumps(body).encode(), headers).requests
-    return [request.adapter and request.adapter.name for request in requests]
+    return [request.adapter.name if request.adapter else None for request in requests]
 
 
 @pytest.mark.parametrize("name", [IDENTIFIER, "adapter"])
@@ -184,7 +191,7 @@ def test_a_prompt_may_have_a_limit_of_its_own() -> None:
 
 def test_more_logits_than_an_answer_can_hold_are_refused() -> None:
     rows = MAX_LOGITS // len(BIG)
-    generation = {"return_generation_logits": True}
+    generation: dict[str, Any] = {"return_generation_logits": True}
     encode(Request("a", Sampling(max_new_tokens=rows, **generation)))
     even = Vocabulary([b"a", b"b"] * (MAX_LOGITS // 64))
     encode(Request("a", Sampling(max_new_tokens=32, **generation)), even)  # exactly as many

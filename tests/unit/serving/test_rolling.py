@@ -190,7 +190,7 @@ def test_after_an_early_commitment_a_failure_is_a_line_of_the_stream() -> None:
     bench.engine.step = lambda timeout=0.0: []  # type: ignore[method-assign]
     (piece,) = bench.silent_step(ask("x y", 3, stream=True))
     assert (piece.first, piece.data) == (True, b"")
-    del bench.engine.step  # type: ignore[attr-defined]
+    del bench.engine.step
     bench.engine.fail = GenerationFailed("gone")
     (piece,) = bench.step()
     assert not piece.first
@@ -206,7 +206,7 @@ def test_a_long_prompt_is_read_beside_the_steps() -> None:
 
 def test_dynamic_batches_through_steps_hold_several_prompts() -> None:
     bench = Bench("disable")
-    (piece,) = bench.step(ask(["a b", "c d"], 2))  # type: ignore[arg-type]
+    (piece,) = bench.step(ask(["a b", "c d"], 2))
     assert json.loads(piece.data) == [{"generated_text": " a b"}, {"generated_text": " c d"}]
 
 

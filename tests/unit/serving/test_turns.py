@@ -8,7 +8,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
+from functools import partial
 from typing import Any
 
 import pytest
@@ -89,7 +90,7 @@ def test_a_kind_has_no_more_slots_than_its_own() -> None:
 def test_threads_take_what_is_small_first() -> None:
     threads, free, done = TurnThreads(1, 1, "test"), threading.Event(), list[str]()
     first = threads.submit(lambda: free.wait(PATIENCE), 1000)
-    later = [threads.submit(lambda cost=cost: done.append(str(cost)), cost) for cost in (500, 400, 2, 300, 1)]
+    later = [threads.submit(partial(done.append, str(cost)), cost) for cost in (500, 400, 2, 300, 1)]
     later[1].cancel()
     free.set()
     assert first.result(PATIENCE)
@@ -134,7 +135,7 @@ def test_what_waits_at_the_end_is_cancelled() -> None:
 def wait_for_turns(count: int) -> float:
     """Return the CPU time of so many calls that have waited together."""
     threads, begin = TurnThreads(2, 2, "turns"), threading.Event()
-    held = [threads.submit(begin.wait, 1.0) for _ in range(2)]
+    held: list[Future[Any]] = [threads.submit(begin.wait, 1.0) for _ in range(2)]
     waiting = [threads.submit(int, 1.0, slow=index % 3 == 0) for index in range(count)]
     began = time.process_time()
     begin.set()

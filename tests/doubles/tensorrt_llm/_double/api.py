@@ -76,7 +76,7 @@ def model(name: str, parameters: list[dict[str, Any]], known: dict[str, Any]) ->
 
 def record(name: str, bases: tuple[type, ...] = (), *, kw_only: bool = False, slots: bool = False, **more: Any) -> type:
     """A dataclass."""
-    found = []
+    found: list[Any] = []
     for parameter in API[name]["params"]:
         first = default(parameter, {})
         if parameter.get("default") == "<required>":

@@ -316,11 +316,12 @@ class Engine:
 
 
 def _death() -> Exception:
+    error: Exception = RuntimeError("the executor died")
     if MANNERS.death == "cpp":
-        return errors.CppExecutorError("the executor died")
-    error = RuntimeError("the executor died")
-    dead = MANNERS.death == "dead" or (not MANNERS.death and MANNERS.release >= (1, 3))
-    return errors.EngineDeadError(error) if dead else error
+        error = errors.CppExecutorError("the executor died")
+    elif MANNERS.death == "dead" or (not MANNERS.death and MANNERS.release >= (1, 3)):
+        error = errors.EngineDeadError(error)
+    return error
 
 
 def _common(one: list[int], other: list[int]) -> int:

@@ -9,7 +9,7 @@ from tensorrt_llm._double.request import Request, Sequence
 from tensorrt_llm._double.result import Logprob
 
 
-class FastEngine(Engine):
+class FastEngine(Engine):  # type: ignore[misc]  # mypy takes it for the real package's
     def _context(self, request: Request) -> Any:
         return None
 

@@ -12,7 +12,7 @@ import numpy
 try:
     from re import _parser as parser  # type: ignore[attr-defined]
 except ImportError:  # before Python 3.11
-    import sre_parse as parser  # type: ignore[no-redef]
+    import sre_parse as parser
 
 
 def texts(guide: Any) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
 MISUSES: list[str] = []
 """What the adapter did that real versions punish with a hang, or with wrong answers."""
@@ -78,8 +78,8 @@ class Manners:
 
 
 def read(text: str) -> Manners:
-    kinds = {field.name: type(field.default) for field in fields(Manners)}
     found = Manners()
+    kinds = {name: type(value) for name, value in asdict(found).items()}
     for part in filter(None, text.split(";")):
         name, _, value = part.partition("=")
         kind = kinds[name]

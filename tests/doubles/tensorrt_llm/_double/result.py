@@ -269,6 +269,7 @@ class GenerationResult:
                 return
 
     def _detokenize(self, output: Any, response: Response) -> None:
+        assert self.tokenizer is not None
         params = self.sampling_params
         output._last_text_len = len(output.text)
         if MANNERS.release >= (1, 3) or output.token_ids_diff:

@@ -7,7 +7,7 @@ from tensorrt_llm._double.manners import MANNERS
 
 __all__ = ["CppExecutorError", "RequestError"]
 
-_DEAD = EngineDeadError
+_DEAD: type[Exception] = EngineDeadError
 del EngineDeadError
 
 

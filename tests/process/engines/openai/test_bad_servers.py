@@ -56,6 +56,11 @@ class Result(NamedTuple):
     error: Words
 
 
+def failed(*ids: int, error: str) -> Result:
+    """What comes of a request that fails after these ids."""
+    return Result(list(ids), Finish.ERROR, Words(error))
+
+
 def run(found: UrlEngine, *keys: int) -> dict[int, Result]:
     """Step until each of the requests has ended."""
     ids: dict[int, list[int]] = {key: [] for key in keys}
@@ -150,7 +155,7 @@ def test_a_request_that_the_server_refuses_ends_with_its_words_alone(answer: byt
     code = next(code for code in (413, 422, 400) if f" {code} ".encode() in answer or code == 400)
     with listening((answer,)) as server, engine(server) as found:
         result = one(found)
-        assert result == ([], Finish.ERROR, "to the client: no such thing")
+        assert result == failed(error="to the client: no such thing")
         assert result.error.log == f"{server.url} refused it with {code}"
         assert len(server.received) == 1, "it is not tried again"
         assert one(found, key=2) == ([5, 6, 7], Finish.LENGTH, "")
@@ -160,7 +165,7 @@ def test_after_the_first_token_a_refusal_is_a_failure() -> None:
     with listening((HEAD, FIVE, UNDER_200)) as server, engine(server) as found:
         result = one(found)
         log = f"{server.url} refused it with 400: no such thing"
-        assert result == ([5], Finish.ERROR, "the vllm server refused it with 400")
+        assert result == failed(5, error="the vllm server refused it with 400")
         assert result.error.log == log
 
 
@@ -170,7 +175,7 @@ def test_what_the_operator_has_to_change_is_in_the_log_and_another_server_answer
 ) -> None:
     with listening(*[(answer,)] * 3) as server, engine(server) as found:
         result = one(found)
-        assert result == ([], Finish.ERROR, f"the vllm server {plain}")
+        assert result == failed(error=f"the vllm server {plain}")
         assert result.error.log.startswith(f"{server.url} {plain}")
         assert words in result.error.log
         assert one(found, key=2) == ([5, 6, 7], Finish.LENGTH, "")
@@ -216,7 +221,7 @@ def test_a_failure_is_tried_again_before_the_first_token(answer: bytes, plain: s
     with listening((answer,), GOOD, *[(answer,)] * 3) as server, engine(server) as found:
         assert one(found) == ([5, 6, 7], Finish.LENGTH, "")
         result = one(found, key=2)
-        assert result == ([], Finish.ERROR, f"the vllm server {plain}")
+        assert result == failed(error=f"the vllm server {plain}")
         assert result.error.retry_after is None
         assert words in result.error.log
         assert len(server.received) == 5
@@ -240,7 +245,7 @@ def test_a_busy_server_is_tried_again_and_then_the_client_may_come_again(answer:
     with listening((answer,), GOOD, *[(answer,)] * 3) as server, engine(server) as found:
         assert one(found) == ([5, 6, 7], Finish.LENGTH, "")
         result = one(found, key=2)
-        assert result == ([], Finish.ERROR, f"the vllm server is busy: it answered {code}")
+        assert result == failed(error=f"the vllm server is busy: it answered {code}")
         assert result.error.retry_after == 0, "it does not say when"
         assert result.error.log == f"{server.url} answered {code}: down"
         assert len(server.received) == 5
@@ -250,7 +255,7 @@ def test_a_busy_server_is_tried_again_and_then_the_client_may_come_again(answer:
 def test_after_the_first_token_a_busy_server_is_a_failure(answer: bytes, code: int) -> None:
     with listening((HEAD + FIVE + answer.removeprefix(HEAD),)) as server, engine(server) as found:
         result = one(found)
-        assert result == ([5], Finish.ERROR, f"the vllm server answered {code}")
+        assert result == failed(5, error=f"the vllm server answered {code}")
         assert result.error.retry_after is None
 
 

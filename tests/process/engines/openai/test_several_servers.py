@@ -17,14 +17,14 @@ from handler.engines.openai.client import find_kind
 from handler.engines.openai.engine import UrlEngine
 from handler.engines.openai.events import EventReader
 from tests.process.engines.openai.server import CHUNKED, GOOD, HANG, HEAD, event, listening, status
-from tests.process.engines.openai.test_bad_servers import PATIENCE, SAMPLING, engine, one, run
+from tests.process.engines.openai.test_bad_servers import PATIENCE, SAMPLING, engine, failed, one, run
 
 WHOLE = ([5, 6, 7], Finish.LENGTH, "")
 KEY = "sk-proj-0123456789abcdef"
 SAYS_ALL = f"<b>{KEY}</b> of http://10.1.2.3:8000/v1 at /opt/ml/model/serve.py: ValueError: temperature is too hot"
 
 
-def models(name: str = "served", owner: str = "vllm", most: Any = 64) -> dict[str, Any]:
+def models(name: Any = "served", owner: str = "vllm", most: Any = 64) -> dict[str, Any]:
     return {"data": [{"id": name, "owned_by": owner, "max_model_len": most}]}
 
 
@@ -213,7 +213,7 @@ def test_a_client_is_told_to_wait_as_long_as_the_server_says(value: str) -> None
     again = [busy(value, more=DATE)] * 3
     with listening(*again) as server, engine(server) as found:
         result = one(found)
-        assert result == ([], Finish.ERROR, "the vllm server is busy: it answered 503")
+        assert result == failed(error="the vllm server is busy: it answered 503")
         assert result.error.retry_after == WAITS[value]
         assert len(server.received) == (1 if WAITS[value] else 3), "one that says when is left alone until then"
 
@@ -260,7 +260,7 @@ def test_a_server_whose_models_are_busy_is_busy(monkeypatch: pytest.MonkeyPatch)
     with listening(busy("", 500)) as server, engine(server) as found:
         server.models = busy("5")[0]
         result = one(found)
-        assert result == ([], Finish.ERROR, "the vllm server is busy: it answered 503")
+        assert result == failed(error="the vllm server is busy: it answered 503")
         assert result.error.retry_after == 5.0
 
 

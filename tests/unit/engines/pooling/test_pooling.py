@@ -154,8 +154,8 @@ def test_numbers_of_an_answer(pooling: Pooling, exclusive: bool, wanted: list[fl
 
 
 def test_a_score_of_one_number_is_a_sigmoid_and_a_zero_vector_stays_zero() -> None:
-    assert FILES.finish(numpy.float32([0.0]), Pooling("score")) == [0.5]
-    assert FILES.finish(numpy.float32([0.0, 0.0]), Pooling("embed")) == [0.0, 0.0]
+    assert FILES.finish(numpy.array([0.0], numpy.float32), Pooling("score")) == [0.5]
+    assert FILES.finish(numpy.array([0.0, 0.0], numpy.float32), Pooling("embed")) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_ids_are_cut_as_they_are(tokenizer: HfPoolingTokenizer, side: str, kept:
 @pytest.mark.parametrize("kind", [None, "embed", "score", "classify"])
 def test_a_server_answers_its_own_task_only(task: Task, kind: str | None) -> None:
     wanted = {None: Task.GENERATION, "embed": Task.EMBEDDING, "score": Task.RERANK, "classify": Task.CLASSIFICATION}
-    request = Request("a", pooling=kind and Pooling(kind))
+    request = Request("a", pooling=Pooling(kind) if kind else None)
     if wanted[kind] is task:
         check_task(request, task)
     else:

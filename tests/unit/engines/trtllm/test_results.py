@@ -34,8 +34,8 @@ def test_one_token_more_goes_into_the_columns() -> None:
 
 def test_a_token_without_a_log_probability_has_none() -> None:
     step = Step([], [], [], [])
-    for entries in ([], None):
-        assert running([5], logprobs=entries).one_token(step)
+    assert running([5], logprobs=[]).one_token(step)
+    assert running([5], logprobs=None).one_token(step)
     assert step.logprobs == [None, None]
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from handler.core.values import Finish, Sampling
-from handler.engines.vllm.beam import Alternatives, Beam, BeamSearch
+from handler.engines.vllm.beam import Beam, BeamSearch
 
 EOS = 0
+Answer = tuple[tuple[int, ...], float]
+Model = Mapping[tuple[int, ...], Sequence[tuple[int, float]]]
 
 
-def language(seed: int, size: int = 4) -> dict[tuple[int, ...], Alternatives]:
+def language(seed: int, size: int = 4) -> Model:
     """What may come after every beginning of up to four tokens."""
     draw = random.Random(seed)
     found = {}
@@ -26,18 +30,19 @@ def language(seed: int, size: int = 4) -> dict[tuple[int, ...], Alternatives]:
     return found
 
 
-def search(model: dict[tuple[int, ...], Alternatives], **sampling: object) -> list[Beam]:
-    found = BeamSearch(Sampling(**sampling), {EOS})  # type: ignore[arg-type]
+def search(model: Model, **sampling: Any) -> list[Beam]:
+    found = BeamSearch(Sampling(**sampling), {EOS})
     while not found.advance([model[beam.ids] for beam in found.beams]):
         pass
     return found.best()
 
 
-def everything(model: dict[tuple[int, ...], Alternatives], length: int) -> list[tuple[tuple[int, ...], float]]:
+def everything(model: Model, length: int) -> list[Answer]:
     """Every answer of up to `length` tokens with its log-probability."""
-    found, open_ = [], [((), 0.0)]
+    found: list[Answer] = []
+    open_: list[Answer] = [((), 0.0)]
     for _ in range(length):
-        longer = [((*ids, id), total + logprob) for ids, total in open_ for id, logprob in model[ids]]
+        longer: list[Answer] = [((*ids, id), total + logprob) for ids, total in open_ for id, logprob in model[ids]]
         found += [answer for answer in longer if answer[0][-1] == EOS]
         open_ = [answer for answer in longer if answer[0][-1] != EOS]
     return found + open_
@@ -62,13 +67,13 @@ def test_as_many_beams_as_asked_for_the_best_first() -> None:
 
 
 def test_an_end_token_ends_a_beam_and_the_limit_the_others() -> None:
-    model = {(): [(1, -0.1), (EOS, -3.0)], (1,): [(1, -0.1), (EOS, -3.0)]}
+    model: Model = {(): [(1, -0.1), (EOS, -3.0)], (1,): [(1, -0.1), (EOS, -3.0)]}
     found = search(model, num_beams=2, max_new_tokens=2, length_penalty=0.0)
     assert [(beam.ids, beam.finish) for beam in found] == [((1, 1), Finish.LENGTH), ((EOS,), Finish.EOS)]
 
 
 def test_a_stop_token_ends_a_beam_as_such() -> None:
-    model = {(): [(1, -0.1), (2, -3.0)], (1,): [(2, -0.1), (1, -3.0)]}
+    model: Model = {(): [(1, -0.1), (2, -3.0)], (1,): [(2, -0.1), (1, -3.0)]}
     found = search(model, num_beams=2, max_new_tokens=2, stop_token_ids=(2,), length_penalty=0.0)
     assert (found[0].ids, found[0].finish) == ((1, 2), Finish.STOP)
 
@@ -89,7 +94,7 @@ def test_early_stopping_ends_with_the_first_full_set() -> None:
 
 
 def test_a_search_in_which_everything_ends_has_ended() -> None:
-    model = {(): [(1, -0.1), (2, -3.0), (EOS, -4.0)]}
+    model: Model = {(): [(1, -0.1), (2, -3.0), (EOS, -4.0)]}
     found = search(model, num_beams=2, max_new_tokens=9, stop_token_ids=(1, 2))
     assert [(beam.ids, beam.finish) for beam in found] == [((1,), Finish.STOP), ((2,), Finish.STOP)]
 

@@ -48,10 +48,13 @@ def test_one_that_waits_can_leave() -> None:
 
 
 def test_one_that_cannot_start_is_named_and_the_next_one_comes() -> None:
+    def fail() -> None:
+        raise ValueError
+
     turns = LoraExclusion()
     started: list[int] = []
     turns.enter(1, True, partial(started.append, 1))
-    turns.enter(2, False, partial(int, "x"))
+    turns.enter(2, False, fail)
     turns.enter(3, True, partial(started.append, 3))
     ((key, error),) = turns.leave(1)
     assert (key, type(error)) == (2, ValueError)

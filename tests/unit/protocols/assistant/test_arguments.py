@@ -41,7 +41,9 @@ def joined(events: Sequence[Event]) -> list[str | Call]:
             count += 1
             found.append((event.name, "", False))
         elif isinstance(event, Arguments | CallEnd):
-            name, text, _ = found[-1]
+            call = found[-1]
+            assert isinstance(call, tuple)
+            name, text, _ = call
             assert event.number == count - 1
             found[-1] = (name, text + event.text, False) if isinstance(event, Arguments) else (name, text, event.whole)
     return found

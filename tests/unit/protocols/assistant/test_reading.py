@@ -147,7 +147,7 @@ def test_marks_that_are_special_tokens_have_to_be_shown() -> None:
 
 def test_a_template_without_a_place_for_tools_gets_text() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "time", "arguments": {"zone": "é"}}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "When?"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "noon", "tool_call_id": "c"},
@@ -173,7 +173,7 @@ def test_kimis_templates_get_ids_with_the_name_and_an_index_over_the_whole_histo
     def call(id: str, name: str) -> dict[str, Any]:
         return {"id": id, "type": "function", "function": {"name": name, "arguments": {}}}
 
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "assistant", "content": "", "tool_calls": [call("a", "time"), call("b", "weather")]},
         {"role": "tool", "tool_call_id": "b", "content": "sun"},
         {"role": "tool", "tool_call_id": "a", "content": "12:00"},
@@ -191,7 +191,7 @@ def test_kimis_templates_get_ids_with_the_name_and_an_index_over_the_whole_histo
 
 def test_ids_have_the_length_that_mistrals_templates_ask_for() -> None:
     call = {"id": "call_0123456789abcdef01234567", "type": "function", "function": {"name": "time", "arguments": {}}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "assistant", "content": "", "tool_calls": [call, {**call, "id": "a-1"}]},
         {"role": "tool", "content": "noon", "tool_call_id": call["id"]},
     ]

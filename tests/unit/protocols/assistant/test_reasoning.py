@@ -96,7 +96,7 @@ def read(family: str, pieces: Iterable[str], *, thinking: bool, tools: bool = Fa
 
 @pytest.mark.parametrize(("family", "thinking", "answer", "thoughts", "text"), ANSWERS)
 def test_thoughts_are_found_in_any_cutting(family: str, thinking: bool, answer: str, thoughts: str, text: str) -> None:
-    wanted = (thoughts, text, [])
+    wanted: tuple[str, str, list[tuple[str, str]]] = (thoughts, text, [])
     assert parts(read(family, [answer], thinking=thinking)) == wanted
     assert parts(read(family, answer, thinking=thinking)) == wanted
     for cut in range(len(answer)):

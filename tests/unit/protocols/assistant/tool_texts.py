@@ -127,7 +127,7 @@ _PARAMETERS = {
 
 def write(notation: Notation, *calls: tuple[str, dict[str, Any]]) -> str:
     """Write calls as a notation's rule has them."""
-    written = []
+    written: list[str] = []
     for name, arguments in calls:
         text = json.dumps(arguments, ensure_ascii=False)
         if pattern := _PARAMETERS.get(notation.style):

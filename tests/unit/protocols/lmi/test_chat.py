@@ -19,7 +19,7 @@ USER = {"role": "user", "content": "hi"}
 ASK = {"messages": [USER]}
 
 
-def parse(schema: str = "lmi", **body: Any) -> ParsedRequest:
+def parse(schema: str = "lmi", /, **body: Any) -> ParsedRequest:
     return SCHEMAS[schema].parse({**ASK, **body}, CONTEXT)
 
 

@@ -69,11 +69,11 @@ class Adapters:
 WITH_ADAPTERS = replace(NAMED, adapters=Adapters(), no_adapters="")
 
 
-def parse(context: ServerContext = NAMED, **body: Any) -> ParsedRequest:
+def parse(context: ServerContext = NAMED, /, **body: Any) -> ParsedRequest:
     return CHAT.parse({"messages": [USER], **body}, context)
 
 
-def complete(context: ServerContext = NAMED, **body: Any) -> ParsedRequest:
+def complete(context: ServerContext = NAMED, /, **body: Any) -> ParsedRequest:
     return COMPLETIONS.parse({"prompt": "a b", **body}, context)
 
 

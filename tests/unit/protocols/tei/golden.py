@@ -35,7 +35,7 @@ _LMI = {
     "fails": ({"inputs": "a"}, failing(0)),
     "busy": ({"inputs": "a"}, BUSY),
 }
-_TEI = {
+_TEI: dict[str, dict[str, tuple[Any, Any]]] = {
     "embed": {
         "one": ({"inputs": "What is"}, None),
         "several": ({"inputs": ["What", [0, 1]], "normalize": False, "truncate": True}, None),

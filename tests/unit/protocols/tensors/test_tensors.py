@@ -40,17 +40,17 @@ class Adapters:
         return self.mine if number == 7 else None
 
 
-def parse(parameters: dict[str, Any], *, context: ServerContext = CAPABLE, **body: Any) -> ParsedRequest:
+def parse(parameters: dict[str, Any], context: ServerContext = CAPABLE, /, **body: Any) -> ParsedRequest:
     return SCHEMAS["lmi"].parse({"inputs": "hi", "parameters": parameters, **body}, context)
 
 
-def request(context: ServerContext = CAPABLE, **parameters: Any) -> Request:
-    return parse(parameters, context=context).requests[0]
+def request(context: ServerContext = CAPABLE, /, **parameters: Any) -> Request:
+    return parse(parameters, context).requests[0]
 
 
-def refusal(context: ServerContext = CAPABLE, **parameters: Any) -> str:
+def refusal(context: ServerContext = CAPABLE, /, **parameters: Any) -> str:
     with pytest.raises(InvalidParameter) as caught:
-        parse(parameters, context=context)
+        parse(parameters, context)
     return str(caught.value)
 
 
