@@ -1,4 +1,4 @@
-"""The types of OpenAI's responses. Each field of the wire is declared here, for the API's document."""
+"""The types of OpenAI's responses. Each field of the wire is declared here, for mypy and for the API's document."""
 
 from __future__ import annotations
 
@@ -8,68 +8,193 @@ from handler.protocols.kernel.json_schema import Count, NotRequired
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
+# -- items -------------------------------------------------------------------------------------------------------
 
-class ResponseItem(TypedDict):
-    """A message, a thought or a call."""
 
+class OutputText(TypedDict):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[Any]
+
+
+class ReasoningText(TypedDict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+Part = OutputText | ReasoningText
+
+
+class _Item(TypedDict):
     id: str
-    type: Literal["message", "reasoning", "function_call"]
     status: Status
-    role: NotRequired[Literal["assistant"]]
-    content: NotRequired[list[dict[str, Any]]]
-    summary: NotRequired[list[dict[str, Any]]]
-    arguments: NotRequired[str]
-    call_id: NotRequired[str]
-    name: NotRequired[str]
+
+
+class MessageItem(_Item):
+    type: Literal["message"]
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class ReasoningItem(_Item):
+    type: Literal["reasoning"]
+    summary: list[Any]
+    content: list[ReasoningText]
+
+
+class CallItem(_Item):
+    type: Literal["function_call"]
+    arguments: str
+    call_id: str
+    name: str
     namespace: NotRequired[str]
+
+
+ResponseItem = MessageItem | ReasoningItem | CallItem
+
+# -- a response --------------------------------------------------------------------------------------------------
+
+
+class InputTokens(TypedDict):
+    cached_tokens: Count
+    cache_write_tokens: Count
+
+
+class OutputTokens(TypedDict):
+    reasoning_tokens: Count
 
 
 class ResponseUsage(TypedDict):
     input_tokens: Count
-    input_tokens_details: dict[str, Any]
+    input_tokens_details: InputTokens
     output_tokens: Count
-    output_tokens_details: dict[str, Any]
+    output_tokens_details: OutputTokens
     total_tokens: Count
 
 
-class OpenAiResponse(TypedDict):
-    id: str
-    object: Literal["response"]
-    created_at: Count
-    model: str
+class ResponseReasoning(TypedDict):
+    effort: str | None
+    summary: None
+
+
+class ResponseText(TypedDict):
+    format: dict[str, Any]
+
+
+class ResponseHead(TypedDict):
+    """What a response repeats of its request."""
+
     instructions: str | None
     max_output_tokens: Count | None
     metadata: dict[str, Any]
     parallel_tool_calls: bool
     previous_response_id: None
-    reasoning: dict[str, Any]
+    reasoning: ResponseReasoning
     store: bool
     temperature: float
-    text: dict[str, Any]
+    text: ResponseText
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_p: float
     truncation: Literal["disabled"]
+
+
+class ResponseStart(ResponseHead):
+    """What of a response does not change."""
+
+    id: str
+    object: Literal["response"]
+    created_at: Count
+    model: str
+
+
+class ResponseFailure(TypedDict):
+    code: Literal["rate_limit_exceeded", "server_error"]
+    message: str
+
+
+class IncompleteDetails(TypedDict):
+    reason: Literal["max_output_tokens"]
+
+
+class OpenAiResponse(ResponseStart):
     status: Status
-    error: dict[str, Any] | None
-    incomplete_details: dict[str, Any] | None
+    error: ResponseFailure | None
+    incomplete_details: IncompleteDetails | None
     output: list[ResponseItem]
     usage: ResponseUsage | None
 
 
-class OpenAiResponseEvent(TypedDict):
-    """An event; `type` says which of the other fields it has."""
+# -- events ------------------------------------------------------------------------------------------------------
 
-    type: str
+
+class _Event(TypedDict):
     sequence_number: Count
-    response: NotRequired[OpenAiResponse]
-    item: NotRequired[ResponseItem]
-    part: NotRequired[dict[str, Any]]
-    item_id: NotRequired[str]
-    output_index: NotRequired[Count]
-    content_index: NotRequired[Count]
-    delta: NotRequired[str]
-    text: NotRequired[str]
-    arguments: NotRequired[str]
-    name: NotRequired[str]
-    logprobs: NotRequired[list[dict[str, Any]]]
+
+
+ResponseState = Literal[
+    "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
+]
+
+
+class ResponseEvent(_Event):
+    type: ResponseState
+    response: OpenAiResponse
+
+
+class ItemEvent(_Event):
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    output_index: Count
+    item: ResponseItem
+
+
+class CallPlace(TypedDict):
+    item_id: str
+    output_index: Count
+
+
+class TextPlace(CallPlace):
+    content_index: Count
+
+
+class PartEvent(_Event, TextPlace):
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    part: Part
+
+
+class TextDelta(_Event, TextPlace):
+    type: Literal["response.output_text.delta"]
+    delta: str
+    logprobs: list[Any]
+
+
+class TextDone(_Event, TextPlace):
+    type: Literal["response.output_text.done"]
+    text: str
+    logprobs: list[Any]
+
+
+class ReasoningDelta(_Event, TextPlace):
+    type: Literal["response.reasoning_text.delta"]
+    delta: str
+
+
+class ReasoningDone(_Event, TextPlace):
+    type: Literal["response.reasoning_text.done"]
+    text: str
+
+
+class CallDelta(_Event, CallPlace):
+    type: Literal["response.function_call_arguments.delta"]
+    delta: str
+
+
+class CallDone(_Event, CallPlace):
+    type: Literal["response.function_call_arguments.done"]
+    name: str
+    arguments: str
+
+
+Delta = TextDelta | ReasoningDelta | CallDelta
+OpenAiResponseEvent = ResponseEvent | ItemEvent | PartEvent | Delta | TextDone | ReasoningDone | CallDone

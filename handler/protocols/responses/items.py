@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from handler.core.identifiers import new_digits
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
-
-Value = dict[str, Any]
-
-_KINDS = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
-_DELTAS = {
-    "message": "response.output_text.delta",
-    "reasoning": "response.reasoning_text.delta",
-    "function_call": "response.function_call_arguments.delta",
-}
+from handler.protocols.responses.answers import (
+    CallItem,
+    CallPlace,
+    Delta,
+    MessageItem,
+    OpenAiResponseEvent,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    ResponseItem,
+    Status,
+    TextPlace,
+)
 
 
 def new_id(prefix: str) -> str:
@@ -31,7 +34,7 @@ class Items:
 
     Attributes:
         output: the items so far; the last one may be open.
-        kind: the open item's type; "" where none is open.
+        open: the last item, while it is open.
         parts: the pieces of its text.
         broken: a call is not whole.
     """
@@ -40,27 +43,31 @@ class Items:
         self._namespaces = namespaces
         self._single = single
         self._space = ""
-        self.output: list[Value] = []
-        self.kind = ""
+        self._numbers = 0
+        self.output: list[ResponseItem] = []
+        self.open: ResponseItem | None = None
         self.parts: list[str] = []
         self.broken = False
 
-    def feed(self, events: Iterable[Event]) -> list[Value]:
-        found: list[Value] = []
+    def number(self) -> int:
+        """Return the number of the next event."""
+        self._numbers += 1
+        return self._numbers - 1
+
+    def feed(self, events: Iterable[Event]) -> list[OpenAiResponseEvent]:
+        found: list[OpenAiResponseEvent] = []
         for event in events:
             if isinstance(event, str):
                 self._text(event, found)
             elif isinstance(event, Reasoning):
-                if self.kind != "reasoning":
-                    self._begin("reasoning", {"summary": [], "content": []}, found)
+                if self.open is None or self.open["type"] != "reasoning":
+                    self._begin(_reasoning(), found)
                 self._add(event.text, found)
             elif self._single and event.number:
                 continue
             elif isinstance(event, CallStart):
                 namespace, name = self._namespaces.get(event.name, ("", event.name))
-                more = {"namespace": namespace} if namespace else {}
-                call = {"arguments": "", "call_id": new_id("call"), "name": name, **more}
-                self._begin("function_call", call, found)
+                self._begin(_call(namespace, name), found)
             elif isinstance(event, Arguments):
                 self._add(event.text, found)
             else:
@@ -68,71 +75,175 @@ class Items:
                 self._close(found, status="completed" if event.whole else "incomplete")
         return found
 
-    def end(self, *, complete: bool) -> list[Value]:
+    def end(self, *, complete: bool) -> list[OpenAiResponseEvent]:
         """Return the events of the last item's end."""
-        found: list[Value] = []
+        found: list[OpenAiResponseEvent] = []
         if self._space and not self.output:
             space = self._space
-            self._begin("message", {"role": "assistant", "content": []}, found)
+            self._begin(_message(), found)
             self._add(space, found)
         self._close(found, status="completed" if complete else "incomplete")
         return found
 
-    @property
-    def place(self) -> Value:
-        """Where a delta of the open item belongs."""
-        index = {} if self.kind == "function_call" else {"content_index": 0}
-        return {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1, **index}
-
-    def delta(self, text: Any) -> Value:
+    def delta(self, item: ResponseItem, text: str, number: int) -> Delta:
         """Return a delta of the open item."""
-        more: Value = {"logprobs": []} if self.kind == "message" else {}
-        return {"type": _DELTAS[self.kind], **self.place, "delta": text, **more}
+        if item["type"] == "message":
+            return {
+                "type": "response.output_text.delta",
+                "sequence_number": number,
+                **self._place(item),
+                "delta": text,
+                "logprobs": [],
+            }
+        if item["type"] == "reasoning":
+            return {
+                "type": "response.reasoning_text.delta",
+                "sequence_number": number,
+                **self._place(item),
+                "delta": text,
+            }
+        return {
+            "type": "response.function_call_arguments.delta",
+            "sequence_number": number,
+            **self._call_place(item),
+            "delta": text,
+        }
 
-    def _text(self, text: str, found: list[Value]) -> None:
-        if self.kind != "message":
+    def _call_place(self, item: ResponseItem) -> CallPlace:
+        return {"item_id": item["id"], "output_index": len(self.output) - 1}
+
+    def _place(self, item: ResponseItem) -> TextPlace:
+        """Return where an event about the text of the open item belongs."""
+        return {**self._call_place(item), "content_index": 0}
+
+    def _text(self, text: str, found: list[OpenAiResponseEvent]) -> None:
+        if self.open is None or self.open["type"] != "message":
             self._space += text
             if not self._space.strip():
                 return
             text = self._space
-            self._begin("message", {"role": "assistant", "content": []}, found)
+            self._begin(_message(), found)
         self._add(text, found)
 
-    def _begin(self, kind: str, fields: Value, found: list[Value]) -> None:
+    def _begin(self, item: ResponseItem, found: list[OpenAiResponseEvent]) -> None:
         self._close(found)
-        self.kind, self._space, self.parts = kind, "", []
-        item = {"id": new_id(_KINDS[kind]), "type": kind, "status": "in_progress", **fields}
+        self.open, self._space, self.parts = item, "", []
         self.output.append(item)
-        added = {"type": "response.output_item.added", "output_index": len(self.output) - 1, "item": {**item}}
-        found.append(added)
-        if kind != "function_call":
-            found.append({"type": "response.content_part.added", **self.place, "part": _part(kind, "")})
+        index = len(self.output) - 1
+        found.append(
+            {
+                "type": "response.output_item.added",
+                "sequence_number": self.number(),
+                "output_index": index,
+                "item": item.copy(),
+            }
+        )
+        if item["type"] != "function_call":
+            part = _output_text("") if item["type"] == "message" else _reasoning_text("")
+            found.append(
+                {
+                    "type": "response.content_part.added",
+                    "sequence_number": self.number(),
+                    **self._place(item),
+                    "part": part,
+                }
+            )
 
-    def _add(self, text: str, found: list[Value]) -> None:
+    def _add(self, text: str, found: list[OpenAiResponseEvent]) -> None:
+        assert self.open is not None, "text is of an item"
         self.parts.append(text)
-        found.append(self.delta(text))
+        found.append(self.delta(self.open, text, self.number()))
 
-    def _close(self, found: list[Value], *, status: str = "completed") -> None:
-        if not self.kind:
+    def _close(self, found: list[OpenAiResponseEvent], *, status: Status = "completed") -> None:
+        item = self.open
+        if item is None:
             return
-        item, place, text = self.output[-1], self.place, "".join(self.parts)
         item["status"] = status
-        if self.kind == "function_call":
+        self._finish(item, "".join(self.parts), found)
+        found.append(
+            {
+                "type": "response.output_item.done",
+                "sequence_number": self.number(),
+                "output_index": len(self.output) - 1,
+                "item": item.copy(),
+            }
+        )
+        self.open = None
+
+    def _finish(self, item: ResponseItem, text: str, found: list[OpenAiResponseEvent]) -> None:
+        """Put an item's whole text into it."""
+        if item["type"] == "function_call":
             item["arguments"] = text
-            if status == "completed":  # clients take the event for a call to make
-                done = {"name": item["name"], "arguments": text}
-                found.append({"type": "response.function_call_arguments.done", **place, **done})
-        else:
-            part = _part(self.kind, text)
+            if item["status"] == "completed":  # clients take the event for a call to make
+                found.append(
+                    {
+                        "type": "response.function_call_arguments.done",
+                        "sequence_number": self.number(),
+                        **self._call_place(item),
+                        "name": item["name"],
+                        "arguments": text,
+                    }
+                )
+            return
+        part: OutputText | ReasoningText
+        if item["type"] == "message":
+            part = _output_text(text)
             item["content"] = [part]
-            more: Value = {"logprobs": []} if self.kind == "message" else {}
-            found.append({"type": f"response.{part['type']}.done", **place, "text": text, **more})
-            found.append({"type": "response.content_part.done", **place, "part": part})
-        found.append({"type": "response.output_item.done", "output_index": len(self.output) - 1, "item": {**item}})
-        self.kind = ""
+            found.append(
+                {
+                    "type": "response.output_text.done",
+                    "sequence_number": self.number(),
+                    **self._place(item),
+                    "text": text,
+                    "logprobs": [],
+                }
+            )
+        else:
+            part = _reasoning_text(text)
+            item["content"] = [part]
+            found.append(
+                {
+                    "type": "response.reasoning_text.done",
+                    "sequence_number": self.number(),
+                    **self._place(item),
+                    "text": text,
+                }
+            )
+        found.append(
+            {
+                "type": "response.content_part.done",
+                "sequence_number": self.number(),
+                **self._place(item),
+                "part": part,
+            }
+        )
 
 
-def _part(kind: str, text: str) -> Value:
-    if kind == "reasoning":
-        return {"type": "reasoning_text", "text": text}
+def _message() -> MessageItem:
+    return {"id": new_id("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": []}
+
+
+def _reasoning() -> ReasoningItem:
+    return {"id": new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+
+
+def _call(namespace: str, name: str) -> CallItem:
+    item: CallItem = {
+        "id": new_id("fc"),
+        "type": "function_call",
+        "status": "in_progress",
+        "arguments": "",
+        "call_id": new_id("call"),
+        "name": name,
+    }
+    if namespace:
+        item["namespace"] = namespace
+    return item
+
+
+def _output_text(text: str) -> OutputText:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _reasoning_text(text: str) -> ReasoningText:
+    return {"type": "reasoning_text", "text": text}

@@ -21,6 +21,7 @@ from handler.protocols.openai.chat import OpenAiChat, ParsedChat
 from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import CHAT
 from handler.protocols.openai.request import streaming
+from handler.protocols.responses.answers import ResponseHead, ResponseStart
 from handler.protocols.responses.items import new_id
 from handler.protocols.responses.messages import InputReader
 from handler.protocols.responses.parameters import NO_EFFECT, TABLE
@@ -85,13 +86,19 @@ class _Chat(OpenAiChat):
     )
     fields = frozenset({"messages", "model", "stream", "tools", "tool_choice", "parallel_tool_calls"})
 
-    def __init__(self, head: Mapping[str, Any], namespaces: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(self, head: ResponseHead, namespaces: Mapping[str, tuple[str, str]]) -> None:
         self._head = head
         self._namespaces = namespaces
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
-        own = {"id": new_id("resp"), "object": "response", "created_at": chat.head.created, "model": chat.head.model}
-        settings, requests = Settings({**own, **self._head}, chat.format.form, self._namespaces), (chat.request,)
+        head: ResponseStart = {
+            "id": new_id("resp"),
+            "object": "response",
+            "created_at": chat.head.created,
+            "model": chat.head.model,
+            **self._head,
+        }
+        settings, requests = Settings(head, chat.format.form, self._namespaces), (chat.request,)
         if chat.framing is JSON:
             return ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored)
         return streaming(requests, ResponseStream(settings), chat.ignored)
@@ -116,7 +123,7 @@ def _in_own_words(text: str) -> str:
     return text
 
 
-def _head(body: Mapping[str, Any]) -> dict[str, Any]:
+def _head(body: Mapping[str, Any]) -> ResponseHead:
     """Return what a response repeats of its request.
 
     Raises:
@@ -124,7 +131,7 @@ def _head(body: Mapping[str, Any]) -> dict[str, Any]:
     """
     reasoning = body.get("reasoning") or {}
     parallel, text = body.get("parallel_tool_calls"), body.get("text")
-    head = {
+    head: ResponseHead = {
         "instructions": body.get("instructions"),
         "max_output_tokens": body.get("max_output_tokens"),
         "metadata": body.get("metadata") or {},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from handler.core.errors import ServingError
 from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, named_event, template
@@ -13,7 +13,25 @@ from handler.protocols.assistant.replies import BlockStream, read_whole
 from handler.protocols.kernel.base import TokenLine
 from handler.protocols.kernel.reply import WholeReply
 from handler.protocols.openai.errors import ERRORS
-from handler.protocols.responses.items import Items, Value
+from handler.protocols.responses.answers import (
+    OpenAiResponse,
+    OpenAiResponseEvent,
+    ResponseEvent,
+    ResponseFailure,
+    ResponseItem,
+    ResponseStart,
+    ResponseState,
+    ResponseUsage,
+    Status,
+)
+from handler.protocols.responses.items import Items
+
+_STATES: Mapping[Status, ResponseState] = {
+    "in_progress": "response.in_progress",
+    "completed": "response.completed",
+    "incomplete": "response.incomplete",
+    "failed": "response.failed",
+}
 
 
 class Settings(NamedTuple):
@@ -24,7 +42,7 @@ class Settings(NamedTuple):
         namespaces: a tool's name in the prompt -> its namespace and its name there.
     """
 
-    head: Mapping[str, Any]
+    head: ResponseStart
     form: AnswerForm
     namespaces: Mapping[str, tuple[str, str]]
 
@@ -32,17 +50,32 @@ class Settings(NamedTuple):
         return Items(self.namespaces, single=self.form.tools.single)
 
     def response(
-        self, output: Sequence[Value] = (), finish: Finish | None = None, *, broken: bool = False, **more: Any
-    ) -> Value:
+        self,
+        output: Sequence[ResponseItem] = (),
+        finish: Finish | None = None,
+        *,
+        broken: bool = False,
+        usage: ResponseUsage | None = None,
+        error: ResponseFailure | None = None,
+    ) -> OpenAiResponse:
         """Return a response; without `finish` it is in progress. With a `broken` call it is incomplete."""
-        ended = "incomplete" if broken else "completed"
-        status = {None: "in_progress", Finish.LENGTH: "incomplete", Finish.ERROR: "failed"}.get(finish, ended)
-        details = {"reason": "max_output_tokens"} if finish is Finish.LENGTH else None
-        fields = {"status": status, "error": None, "incomplete_details": details, "output": [*output], "usage": None}
-        return {**self.head, **fields, **more}
+        ended: Status = "incomplete" if broken else "completed"
+        others: Mapping[Finish | None, Status] = {
+            None: "in_progress",
+            Finish.LENGTH: "incomplete",
+            Finish.ERROR: "failed",
+        }
+        return {
+            **self.head,
+            "status": others.get(finish, ended),
+            "error": error,
+            "incomplete_details": {"reason": "max_output_tokens"} if finish is Finish.LENGTH else None,
+            "output": [*output],
+            "usage": usage,
+        }
 
 
-def usage(num_prompt_tokens: int, num_tokens: int, num_thoughts: int) -> Value:
+def usage(num_prompt_tokens: int, num_tokens: int, num_thoughts: int) -> ResponseUsage:
     return {
         "input_tokens": num_prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -60,21 +93,30 @@ class ResponseStream(BlockStream):
         self._settings = settings
         self._items = settings.items()
         self._text_event: bytes | None = None  # the template of a delta of text, while a message is open
-        self._number = 0  # of the next event
 
     def token_line(self) -> TokenLine | None:
         return None if self._text_event is None or not self._settings.form.is_text else self._text_token
 
     def _broken_off(self, error: ServingError) -> bytes:
         rest = self._encode(self._items.end(complete=False))
-        code = "rate_limit_exceeded" if ERRORS.status(error) == 429 else "server_error"
-        failure = {"code": code, "message": error.message}
+        failure: ResponseFailure = {
+            "code": "rate_limit_exceeded" if ERRORS.status(error) == 429 else "server_error",
+            "message": error.message,
+        }
         response = self._settings.response(self._items.output, Finish.ERROR, error=failure)
-        return rest + self._encode([{"type": "response.failed", "response": response}])
+        return rest + self._encode([self._told(response)])
+
+    def _told(self, response: OpenAiResponse, kind: ResponseState | None = None) -> ResponseEvent:
+        """Return the event that tells a response's state."""
+        return {
+            "type": kind or _STATES[response["status"]],
+            "sequence_number": self._items.number(),
+            "response": response,
+        }
 
     def _head(self) -> bytes:
         response = self._settings.response()
-        return self._encode([{"type": f"response.{kind}", "response": response} for kind in ("created", "in_progress")])
+        return self._encode([self._told(response, "response.created"), self._told(response)])
 
     def _token(self, place: int, token: Token) -> bytes:
         return self._encode(self._items.feed([token.text] if self._reader is None else self._reader.feed(token)))
@@ -83,25 +125,23 @@ class ResponseStream(BlockStream):
         """Encode a token of an answer that is nothing but text, amid a message."""
         self._num_tokens += token.id >= 0
         self._items.parts.append(token.text)
-        return self._text(token.text)
+        return self._text(token.text, self._items.number())
 
-    def _text(self, text: str) -> bytes:
+    def _text(self, text: str, number: int) -> bytes:
         assert self._text_event is not None, "a message is open"
-        self._number += 1
-        return self._text_event % (self._number - 1, JSON_TEXTS[text])
+        return self._text_event % (number, JSON_TEXTS[text])
 
-    def _encode(self, events: Sequence[Value]) -> bytes:
+    def _encode(self, events: Sequence[OpenAiResponseEvent]) -> bytes:
         chunks = []
         for event in events:
             if self._text_event is not None and event["type"] == "response.output_text.delta":
-                chunks.append(self._text(event["delta"]))
+                chunks.append(self._text(event["delta"], event["sequence_number"]))
                 continue
             self._text_event = None
-            chunks.append(named_event({"type": event["type"], "sequence_number": self._number, **event}))
-            self._number += 1
-        if self._text_event is None and self._items.kind == "message":
-            delta = self._items.delta(SLOT)
-            self._text_event = template(named_event({"type": delta["type"], "sequence_number": NUMBER, **delta}))
+            chunks.append(named_event(event))
+        item = self._items.open
+        if self._text_event is None and item is not None and item["type"] == "message":
+            self._text_event = template(named_event(self._items.delta(item, SLOT, NUMBER)))
         return b"".join(chunks)
 
     def _last(self, place: int, token: Token, finish: Finish) -> bytes:
@@ -110,7 +150,7 @@ class ResponseStream(BlockStream):
         rest += self._encode(self._items.end(complete=finish is not Finish.LENGTH))
         counts = usage(self._num_prompt_tokens, self._num_tokens, self._num_thoughts)
         response = self._settings.response(self._items.output, finish, broken=self._items.broken, usage=counts)
-        return rest + self._encode([{"type": f"response.{response['status']}", "response": response}])
+        return rest + self._encode([self._told(response)])
 
 
 class ResponseDocument(WholeReply):
@@ -120,7 +160,7 @@ class ResponseDocument(WholeReply):
         super().__init__(1)
         self._settings = settings
 
-    def _document(self) -> Value:
+    def _document(self) -> OpenAiResponse:
         (sequence,) = self._sequences
         items, answer = self._settings.items(), read_whole(self._settings.form, sequence)
         items.feed(answer.events)
