@@ -95,7 +95,8 @@ test-docs: dev ## 2 min: every code block of the documents, run on real servers;
 test-fuzz: dev ## 4 min: request bodies and cuts of text at random, many of each
 	$(PYTEST) --timeout 300 -m 'hypothesis and not vllm' --hypothesis-profile many tests/unit tests/app tests/process
 
-test-attacks: dev ## 3 min: what costs a server most, and the time that it costs
+test-attacks: PARALLEL = -n 0  # it measures waits: two files at once would measure one another
+test-attacks: dev ## 3 min: what costs a server most, and the time that it costs; on a quiet machine
 	$(PYTEST) --timeout 300 tests/attacks
 
 test-tools: dev ## 1 min: tests of the doubles, the benchmarks, the examples, the container's programs, conversion, the wheel; Prometheus (Debian's, by apt)

@@ -12,9 +12,8 @@ import PIL.Image
 import pytest
 
 from tests.app.media.files import data_url, image_file
-from tests.app.server import serve
 from tests.attacks.watch import hold, pings
-from tests.servers import LiveServer
+from tests.servers import LiveServer, serve
 
 CHAT = "/v1/chat/completions"
 REQUESTS = 30

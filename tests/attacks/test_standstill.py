@@ -33,9 +33,13 @@ def call(parameters: Any, text: str, **more: Any) -> Any:
     return {"messages": [{"role": "user", "content": text}], "tools": tools, "max_tokens": 1000, **more}
 
 
+def chat(content: Any, **more: Any) -> Any:
+    """A short answer: without a number the engine goes on until the context is full."""
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": 4, **more}
+
+
 def schema(schema: Any) -> Any:
-    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    return {"messages": [{"role": "user", "content": "a"}], "response_format": form}
+    return chat("a", response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}})
 
 
 def parameters(**values: Any) -> Any:
@@ -80,24 +84,20 @@ ATTACKS: dict[str, tuple[str, Any]] = {
     "many parameters": (INVOCATIONS, parameters(**{f"p{number}": number for number in range(50_000)})),
     "many stop strings": (INVOCATIONS, parameters(stop=["a"] * 100_000)),
     "long stop strings": (INVOCATIONS, parameters(stop=["a" * 100_000] * 4)),
-    "many biases": (CHAT, {
-        "messages": [{"role": "user", "content": "a"}],
-        "logit_bias": {str(number): 1 for number in range(100_000)},
-    }),
-    "many messages": (CHAT, {"messages": [{"role": "user", "content": "a"}] * 20_000}),
-    "many parts": (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 50_000}]}),
-    "arguments that are not JSON": (CHAT, {"messages": [
+    "many biases": (CHAT, chat("a", logit_bias={str(number): 1 for number in range(100_000)})),
+    "many messages": (CHAT, chat("a", messages=[{"role": "user", "content": "a"}] * 20_000)),
+    "many parts": (CHAT, chat([{"type": "text", "text": "a"}] * 50_000)),
+    "arguments that are not JSON": (CHAT, chat("a", messages=[
         {"role": "user", "content": "a"},
         {"role": "assistant", "tool_calls": [
             {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[" * 100_000}}
         ]},
-    ]}),
-    "half surrogates": (CHAT, b'{"messages": [{"role": "user", "content": "' + b"\\ud800" * 50_000 + b'"}]}'),
-    "combining characters": (CHAT, {"messages": [{"role": "user", "content": "e" + "\u0301" * 200_000}]}),
-    "template arguments": (CHAT, {
-        "messages": [{"role": "user", "content": "a"}],
-        "chat_template_kwargs": {f"a{number}": LETTERS for number in range(20_000)},
-    }),
+    ])),
+    "half surrogates": (
+        CHAT, b'{"max_tokens": 4, "messages": [{"role": "user", "content": "' + b"\\ud800" * 50_000 + b'"}]}'
+    ),
+    "combining characters": (CHAT, chat("e" + "\u0301" * 200_000)),
+    "template arguments": (CHAT, chat("a", chat_template_kwargs={f"a{number}": LETTERS for number in range(20_000)})),
     "an adapter's long name": (INVOCATIONS, {"inputs": "a", "adapters": "../" * 100_000}),
     "tensors without end": ("/v2/models/model/infer", {"inputs": [
         {"name": "text_input", "shape": [1] * 20_000, "datatype": "BYTES", "data": ["a"]}
