@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,6 +208,8 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool) -> Rea
     settings = _settings(properties, written, asynchronous=asynchronous)
     config, found, engine = read_config(properties=own_file, environ=environ, settings=settings, java=True)
     problems += found
+    if not asynchronous and config.rolling_batch == "disable":
+        config = replace(config, warnings=(*config.warnings, *_lost_rolling_batch(found_by_java)))
     for key in _EMBEDDED_ONLY & config.origins.keys():
         idle = f"without effect here: {key} ({config.where(key)}); DJL Serving has metrics of its own"
         config = replace(config, warnings=(*config.warnings, idle), cloudwatch_metrics_interval=0.0)
@@ -221,6 +223,18 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool) -> Rea
         with problems:
             config = replace(config, model_id=_own_model(directory))
     return Reading(config, tuple(problems), engine)
+
+
+def _lost_rolling_batch(found_by_java: Iterable[Setting | Problem]) -> Iterator[str]:
+    """Name the user's option.rolling_batch=auto in whose place DJL Serving put `disable`."""
+    key = "option.rolling_batch"
+    last = [item for item in found_by_java if isinstance(item, Setting) and item.key == key][-1:]
+    for setting in last:
+        if setting.value.strip() == _LEFT_TO_JAVA[key]:
+            yield (
+                f"DJL Serving made {key}=disable, which is dynamic batching, of auto ({setting.origin}); "
+                f"write {key}=scheduler for a rolling batch"
+            )
 
 
 def _settings(properties: Mapping[str, Any], written: Mapping[str, str], *, asynchronous: bool) -> list[Setting]:

@@ -155,6 +155,19 @@ def test_what_the_user_writes_is_no_recommendation(tmp_path: Path, monkeypatch: 
         read(tmp_path, **two)
 
 
+def test_auto_that_java_turns_into_dynamic_batching_is_said(tmp_path: Path) -> None:
+    """Its recommender does so for a model with a config.json, unless its image has vLLM or TensorRT-LLM."""
+    auto = "engine=Python\noption.rolling_batch=auto\n"
+    config = read(tmp_path, auto, rolling_batch="disable")
+    assert config.rolling_batch == "disable"
+    (warning,) = config.warnings
+    assert warning.startswith("DJL Serving made option.rolling_batch=disable, which is dynamic batching, of auto (")
+    assert "(serving.properties, line 2)" in warning and "option.rolling_batch=scheduler" in warning
+    assert read(tmp_path, auto, rolling_batch="auto").warnings == ()
+    assert read(tmp_path, auto, rolling_batch="disable", asynchronous=True).warnings == ()
+    assert read(tmp_path, rolling_batch="disable").warnings == ()
+
+
 def test_servers_environment_is_the_java_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVING_SOMETHING_NEW", "1")
     monkeypatch.setenv("SERVING_JOB_QUEUE_SIZE", "5")
