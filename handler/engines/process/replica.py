@@ -48,7 +48,7 @@ class Work(NamedTuple):
     moved_from: Replica | None = None
 
     def to_come(self, num_steps: int) -> int:
-        """Return an upper bound of the tokens still to compute: the prompt's too before its first step, then one a step."""
+        """Return an upper bound of the tokens still to compute, of the prompt too before its first step."""
         done = num_steps - self.began
         return max(self.num_tokens - done, 1) if done else self.num_prompt_tokens + self.num_tokens
 
