@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -49,22 +49,26 @@ def refusal(bodies: LargeBodies, body: bytes) -> ServingError:
     return caught.value
 
 
-VALUES = {
-    "a text": {"inputs": "a" * MIB},
-    "wide characters": {"inputs": "a" * MIB + "😀é語", "é" * 100: "\n" * 100},
-    "numbers": {"x": [0, -1, 1 << 80, 0.5, 1e300], "ids": list(range(200_000)), "floats": [0.1] * 100_000},
-    "numbers and others": {"x": [[1] * 70, [True] * 70, [None] * 70, [*range(70), "a"], [], [[]]], "y": "b" * MIB},
-    "names": {f"{number:x}" * 20: {"a": number} for number in range(30_000)},
-    "the same text twice": {"x": ["c" * 100] * 2, "y": "d" * MIB, "z": "d" * MIB},
-    "no object": "e" * MIB,
+VALUES: dict[str, Callable[[], Any]] = {
+    "a text": lambda: {"inputs": "a" * MIB},
+    "wide characters": lambda: {"inputs": "a" * MIB + "😀é語", "é" * 100: "\n" * 100},
+    "numbers": lambda: {"x": [0, -1, 1 << 80, 0.5, 1e300], "ids": list(range(200_000)), "floats": [0.1] * 100_000},
+    "numbers and others": lambda: {
+        "x": [[1] * 70, [True] * 70, [None] * 70, [*range(70), "a"], [], [[]]],
+        "y": "b" * MIB,
+    },
+    "names": lambda: {f"{number:x}" * 20: {"a": number} for number in range(30_000)},
+    "the same text twice": lambda: {"x": ["c" * 100] * 2, "y": "d" * MIB, "z": "d" * MIB},
+    "no object": lambda: "e" * MIB,
 }
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_a_value_comes_back_as_it_was_sent(bodies: LargeBodies, name: str) -> None:
-    body = json.dumps(VALUES[name], ensure_ascii=False).encode()
+    value = VALUES[name]()
+    body = json.dumps(value, ensure_ascii=False).encode()
     found = read(bodies, body)
-    assert found == VALUES[name]
+    assert found == value
     assert repr(found) == repr(decode(body)), "types too"
 
 
@@ -111,20 +115,26 @@ def test_nesting_is_read_or_refused_at_every_depth(bodies: LargeBodies, levels: 
             assert json.dumps(value["x"]) == "[" * depth + "]" * depth
 
 
-TOO_MUCH = {
-    "numbers": (b"[1" + b",1" * MAX_NUMBERS + b"]", f"more than {MAX_NUMBERS} numbers"),
-    "nulls": (b"[[null" + b",null" * MAX_NUMBERS + b"]]", f"more than {MAX_NUMBERS} numbers"),
-    "objects": (b"[{}" + b",{}" * (3 * MAX_VALUES) + b"]", f"more than {MAX_VALUES} texts"),
-    "names": (json.dumps(dict.fromkeys(map(str, range(MAX_VALUES)), 1)).encode(), f"more than {MAX_VALUES} texts"),
-    "texts": (b'["a"' + b',"a"' * (3 * MAX_VALUES) + b"]", f"more than {MAX_VALUES} texts"),
-    "a text": (b'{"inputs":"' + b"a" * (MAX_TEXT + 1) + b'"}', f"{MAX_TEXT + 1} characters; at most {MAX_TEXT}"),
-    "a name": (b'{"' + b"a" * (MAX_TEXT + 1) + b'":1}', f"{MAX_TEXT + 1} characters; at most {MAX_TEXT}"),
+TOO_MUCH: dict[str, Callable[[], tuple[bytes, str]]] = {
+    "numbers": lambda: (b"[1" + b",1" * MAX_NUMBERS + b"]", f"more than {MAX_NUMBERS} numbers"),
+    "nulls": lambda: (b"[[null" + b",null" * MAX_NUMBERS + b"]]", f"more than {MAX_NUMBERS} numbers"),
+    "objects": lambda: (b"[{}" + b",{}" * (3 * MAX_VALUES) + b"]", f"more than {MAX_VALUES} texts"),
+    "names": lambda: (
+        json.dumps(dict.fromkeys(map(str, range(MAX_VALUES)), 1)).encode(),
+        f"more than {MAX_VALUES} texts",
+    ),
+    "texts": lambda: (b'["a"' + b',"a"' * (3 * MAX_VALUES) + b"]", f"more than {MAX_VALUES} texts"),
+    "a text": lambda: (
+        b'{"inputs":"' + b"a" * (MAX_TEXT + 1) + b'"}',
+        f"{MAX_TEXT + 1} characters; at most {MAX_TEXT}",
+    ),
+    "a name": lambda: (b'{"' + b"a" * (MAX_TEXT + 1) + b'":1}', f"{MAX_TEXT + 1} characters; at most {MAX_TEXT}"),
 }
 
 
 @pytest.mark.parametrize("name", TOO_MUCH)
 def test_what_holds_too_much_is_refused_and_names_the_limit(bodies: LargeBodies, name: str) -> None:
-    body, message = TOO_MUCH[name]
+    body, message = TOO_MUCH[name]()
     found = refusal(bodies, body)
     assert type(found) is TooLarge
     assert found.status == 413

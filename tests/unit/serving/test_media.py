@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import io
 import json
@@ -140,13 +141,17 @@ def test_memory_is_given_back_when_nothing_refers_to_it(images: MediaLoader) -> 
     assert images.memory.taken == 0
 
 
-HUGE = saved(PIL.Image.new("RGB", (5700, 5700)), "WEBP", lossless=True)
+@functools.cache
+def huge() -> bytes:
+    return saved(PIL.Image.new("RGB", (5700, 5700)), "WEBP", lossless=True)
+
+
 """Some hundred bytes that become 97 MB."""
 
 
 def test_a_request_with_too_many_pixels_is_refused_by_its_headers(images: MediaLoader) -> None:
     with mock.patch.object(images, "_decode", wraps=images._decode) as decode:
-        error = refusal(images, *[source(HUGE)] * 32)
+        error = refusal(images, *[source(huge())] * 32)
         assert isinstance(error, InvalidPayload)
         assert "the request's images have more than" in error.message
         assert not decode.called
@@ -156,7 +161,7 @@ def test_a_request_with_too_many_pixels_is_refused_by_its_headers(images: MediaL
 def test_large_images_of_one_client_do_not_hold_up_a_neighbours_small_one(images: MediaLoader) -> None:
     """It waits neither for their decoding nor for their memory."""
     images.load([source(image_file())]).result()  # the process runs
-    attack = [images.load([source(HUGE)] * 11) for _ in range(30)]
+    attack = [images.load([source(huge())] * 11) for _ in range(30)]
     wait_for(lambda: images.memory.taken > 1 << 29, PATIENCE, "the attack does not begin")
     began = time.process_time()
     with mock.patch.object(images, "_decode", wraps=images._decode) as decode:

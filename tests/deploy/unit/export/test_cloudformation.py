@@ -4,8 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from cfnlint.api import lint
-from cfnlint.config import ManualArgs
 
 from deploy.errors import Refused
 from deploy.export.cloudformation import cloudformation_template, terraform_configuration
@@ -18,6 +16,9 @@ def exported(case: str, **changes: Any) -> dict[str, Any]:
 
 
 def linted(template: dict[str, Any]) -> list[str]:
+    from cfnlint.api import lint  # a second, which no other worker needs
+    from cfnlint.config import ManualArgs
+
     matches = lint(json.dumps(template), config=ManualArgs(regions=["eu-west-1"], ignore_checks=["E3019"]))
     return [f"{match.rule.id}: {match.message}" for match in matches]
 

@@ -9,25 +9,24 @@ from deploy.errors import SpecError
 from deploy.resolve.instances import all_types, find, refuse_mistyped
 from deploy.resolve.prices import Price, price_of, source_note
 
-OF_SAGEMAKER = set(
-    botocore.session.Session()
-    .get_service_model("sagemaker")
-    .shape_for("CreateEndpointConfigInput")
-    .members["ProductionVariants"]
-    .member.members["InstanceType"]
-    .enum
-)
+
+@pytest.fixture(scope="module")
+def of_sagemaker() -> set[str]:
+    """Types in SageMaker's API."""
+    model = botocore.session.Session().get_service_model("sagemaker")
+    variants = model.shape_for("CreateEndpointConfigInput").members["ProductionVariants"]
+    return set(variants.member.members["InstanceType"].enum)
 
 
-def test_every_type_is_one_that_sagemaker_serves_on() -> None:
+def test_every_type_is_one_that_sagemaker_serves_on(of_sagemaker: set[str]) -> None:
     names = [one.name for one in all_types()]
     assert len(names) == len(set(names)) > 100
-    assert set(names) <= OF_SAGEMAKER
+    assert set(names) <= of_sagemaker
 
 
-def test_every_nvidia_type_of_sagemaker_since_turing_is_known() -> None:
+def test_every_nvidia_type_of_sagemaker_since_turing_is_known(of_sagemaker: set[str]) -> None:
     known = {one.name for one in all_types()}
-    gpus = {name for name in OF_SAGEMAKER if name.split(".")[1].startswith(("g", "p"))}
+    gpus = {name for name in of_sagemaker if name.split(".")[1].startswith(("g", "p"))}
     assert gpus - known == {name for name in gpus if name.startswith(("ml.p2.", "ml.p3.", "ml.p6e-"))}
 
 
