@@ -1,4 +1,4 @@
-"""Images of prompts: values, their tokens, and memory that the engine reads too; no channel carries their bytes."""
+"""Media of prompts: values, their tokens, and memory that the engine reads too; no channel carries their bytes."""
 
 from __future__ import annotations
 
@@ -9,38 +9,46 @@ from typing import NamedTuple, Protocol
 
 from handler.core.identifiers import new_digits
 
+MEDIA = {"image": "images"}
+"""Kinds of media, each with the word for several; the names are those of chat templates and `limit_mm_per_prompt`."""
+
+ALL_MEDIA = " and ".join(MEDIA.values())
+
 
 class MediaSource(NamedTuple):
-    """An image of a message, as the client sent it.
+    """A medium of a message, as the client sent it.
 
     Attributes:
+        kind: of MEDIA.
         data: the file; None where `url` names it.
         url: "" with `data`.
         name: the field's path in the body, for messages.
     """
 
+    kind: str
     data: bytes | None
     url: str
     name: str
 
 
-class Image(NamedTuple):
-    """A decoded image.
+class Medium(NamedTuple):
+    """A decoded medium.
 
     Attributes:
-        width, height: in pixels.
-        rgb: height × width × 3 bytes: rows from the top, without padding.
-        digest: SHA-256 of size and pixels, hexadecimal; equal images have equal ones.
+        kind: of MEDIA.
+        size: an image's width and height, in pixels.
+        data: an image's height × width × 3 bytes: RGB, rows from the top, without padding.
+        digest: SHA-256 of size and data, hexadecimal; equal media of a kind have equal ones.
     """
 
-    width: int
-    height: int
-    rgb: bytes
+    kind: str
+    size: tuple[int, ...]
+    data: bytes
     digest: str
 
 
 class MediaPrompt(NamedTuple):
-    """A prompt with images, beside its ids.
+    """A prompt with media, beside its ids.
 
     Attributes:
         text: the rendered chat with special tokens in it, whose ids are the prompt's.
@@ -48,15 +56,15 @@ class MediaPrompt(NamedTuple):
     """
 
     text: str
-    media: tuple[Image, ...]
+    media: tuple[Medium, ...]
 
 
 class MediaTokens(Protocol):
-    """How a model counts the tokens of images.
+    """How a model counts the tokens of media of one kind.
 
     Attributes:
-        placeholder: id that the chat template writes once an image.
-        text: that of an image, where the chat template takes texts only.
+        placeholder: id that the chat template writes once a medium.
+        text: that of a medium, where the chat template takes texts only.
     """
 
     @property
@@ -65,31 +73,40 @@ class MediaTokens(Protocol):
     @property
     def text(self) -> str: ...
 
-    def count(self, width: int, height: int) -> int:
-        """Count the tokens of an image of `width` times `height` pixels.
+    def count(self, size: Sequence[int]) -> int:
+        """Count the tokens of a medium of this size, which is as in `Medium`.
 
         Raises:
-            ValueError: the model does not take such an image.
+            ValueError: the model does not take such a medium.
         """
 
 
+class Stored(NamedTuple):
+    """A medium in a file: `length` bytes of data."""
+
+    kind: str
+    size: tuple[int, ...]
+    length: int
+    digest: str
+
+
 class MediaFile(NamedTuple):
-    """Where another process of the same user finds a prompt's images.
+    """Where another process of the same user finds a prompt's media.
 
     Attributes:
-        path: of the file with the images' pixels, one after another; "" without images.
+        path: of the file with the media's data, one after another; "" without media.
         target: what `path` links to while the file is there.
         text: of the prompt.
-        media: width, height and digest of each.
+        media: what is in the file.
     """
 
     path: str
     target: str
     text: str
-    media: tuple[tuple[int, int, str], ...]
+    media: tuple[Stored, ...]
 
     def read(self) -> MediaPrompt:
-        """Read the images.
+        """Read the media.
 
         Raises:
             OSError: their owner has freed them.
@@ -99,41 +116,38 @@ class MediaFile(NamedTuple):
         # What the path leads to may be another file by now: the opened one is asked, and no pipe is waited for.
         with open(self.path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             if os.readlink(f"/proc/self/fd/{file.fileno()}") != self.target:
-                raise FileNotFoundError("the images are gone: their request has ended")
+                raise FileNotFoundError(f"the {ALL_MEDIA} are gone: their request has ended")
             return MediaPrompt(
                 self.text,
-                tuple(
-                    Image(width, height, file.read(width * height * 3), digest) for width, height, digest in self.media
-                ),
+                tuple(Medium(kind, size, file.read(length), digest) for kind, size, length, digest in self.media),
             )
 
 
 class SharedMedia:
-    """Images of a prompt, copied once; freed with this object. Linux only (memfd_create).
+    """Media of a prompt, copied once; freed with this object. Linux only (memfd_create).
 
     Attributes:
         file: for the engine's process.
     """
 
-    def __init__(self, text: str, media: Sequence[Image]) -> None:
-        sizes = tuple((image.width, image.height, image.digest) for image in media)
+    def __init__(self, text: str, media: Sequence[Medium]) -> None:
         if not media:
             self.file = MediaFile("", "", text, ())
             return
-        name = f"images-{new_digits()}"
+        name = f"media-{new_digits()}"
         fd = os.memfd_create(name)
         weakref.finalize(self, os.close, fd)
         with open(fd, "wb", closefd=False) as file:
-            for image in media:
-                file.write(image.rgb)
+            for medium in media:
+                file.write(medium.data)
         self.file = MediaFile(
             f"/proc/{os.getpid()}/fd/{fd}",
             f"/memfd:{name} (deleted)",
             text,
-            sizes,
+            tuple(Stored(kind, size, len(data), digest) for kind, size, data, digest in media),
         )
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """The images' digests."""
-        return tuple(digest for _, _, digest in self.file.media)
+        """The media's digests."""
+        return tuple(stored.digest for stored in self.file.media)

@@ -268,12 +268,12 @@ class Tokenizer(Protocol):
     Attributes:
         vocabulary: that of every answer; None where each prompt brings its own.
         chat_template: option.chat_template or the model's own, as text; "" where it has none.
-        media_tokens: None where it takes no media.
+        media_tokens: by kind, of the media that the model takes.
     """
 
     vocabulary: Vocabulary | None
     chat_template: str
-    media_tokens: MediaTokens | None
+    media_tokens: Mapping[str, MediaTokens]
 
     def encode(self, text: str) -> Prompt:
         """Encode a prompt. Special tokens in the text are recognised; only the model's usual first token is added."""
@@ -323,7 +323,7 @@ class Capabilities:
         reasons: Sampling field -> why a value that would have an effect is refused; also of fields in `supports`.
         limits: Sampling field -> largest value.
         no_adapters: the reason why the engine serves no LoRA adapters; "" where it does.
-        no_media: the reason why it takes no images; "" where it does.
+        no_media: by kind, the reason why it takes no such media; "" where it does. NO_MEDIA for a kind left out.
         sampling_defaults: Sampling field -> LMI's default for this engine, used with `do_sample`.
         structural_tags: xgrammar's styles of arguments that its structural tags have; empty where it takes none.
     """
@@ -332,7 +332,7 @@ class Capabilities:
     reasons: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = ""
-    no_media: str = NO_MEDIA
+    no_media: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     structural_tags: frozenset[str] = frozenset()
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from handler.core.errors import InvalidPayload, Overloaded
-from handler.core.media import Image
+from handler.core.media import Medium
 from handler.core.text import Prompt
 from handler.core.values import Request
 from handler.plugins.formatter_thread import FormatterThread
@@ -95,7 +95,7 @@ class Admission:
     """Decodes, parses and tokenizes requests. Belongs to the event loop's thread, and tokenizes on others.
 
     Args:
-        rules: for images.
+        rules: for media.
         stepped: the loop runs in a host's steps only.
     """
 
@@ -133,10 +133,10 @@ class Admission:
         return await self.run(size, functools.partial(self.preprocessor.parse, decoded, headers, schema))
 
     async def encode(self, request: Request, size: int) -> tuple[Request, Prompt]:
-        """Load the images of a request of a body of `size` bytes, tokenize it, and try its structured output.
+        """Load the media of a request of a body of `size` bytes, tokenize it, and try its structured output.
 
         Raises:
-            ServingError: the prompt does not fit, an image cannot be had, or the engine cannot follow the structured
+            ServingError: the prompt does not fit, a medium cannot be had, or the engine cannot follow the structured
                 output.
         """
         media, reservation = await self._load_media(request)
@@ -164,23 +164,23 @@ class Admission:
         finally:
             self._num_tokenizing -= 1
 
-    def _tokenize_for(self, take: Callable[[Prompt], None], request: Request, media: Sequence[Image]) -> None:
+    def _tokenize_for(self, take: Callable[[Prompt], None], request: Request, media: Sequence[Medium]) -> None:
         take(self.preprocessor.tokenize(request, media))
 
-    async def _load_media(self, request: Request) -> tuple[Sequence[Image], Reservation | None]:
-        """Load a request's images; when the caller is cancelled, their fetches end."""
+    async def _load_media(self, request: Request) -> tuple[Sequence[Medium], Reservation | None]:
+        """Load a request's media; when the caller is cancelled, their fetches end."""
         if not request.media:
             return (), None
         return await asyncio.wrap_future(self._media.load(request.media))
 
     async def _tokenizing(
-        self, use: Callable[[Request, Sequence[Image]], T], request: Request, size: int, media: Sequence[Image]
+        self, use: Callable[[Request, Sequence[Medium]], T], request: Request, size: int, media: Sequence[Medium]
     ) -> T:
         """Call `use` on a request of a body of `size` bytes: inline, on a thread, or on one for long texts."""
         if size < self._tokenize_inline and not media:
             return use(request, media)
         call = functools.partial(use, request, media)
-        size += sum(len(image.rgb) for image in media)  # they are copied
+        size += sum(len(medium.data) for medium in media)  # they are copied
         return await asyncio.wrap_future(self._submit(call, size, apart=is_long(request)))
 
     async def run(self, size: int, use: Callable[[], T]) -> T:

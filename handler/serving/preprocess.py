@@ -18,7 +18,7 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.identifiers import new_uuid
-from handler.core.media import Image
+from handler.core.media import Medium
 from handler.core.text import Prompt, check_ids, given_prompt
 from handler.core.values import Adapter, Request
 from handler.engines.base import EngineInfo, Tokenizer
@@ -202,7 +202,7 @@ class Preprocessor:
         compat = self.schema.name == "tgi_compat"
         return with_formatter(call, self._output_formatter, body.value, body.given, tgi_compat=compat, session=session)
 
-    def encode(self, request: Request, media: Sequence[Image] = ()) -> tuple[Request, Prompt]:
+    def encode(self, request: Request, media: Sequence[Medium] = ()) -> tuple[Request, Prompt]:
         """The request with its length settled, and the prompt's ids, cut as asked, within the model's limits.
 
         Raises:
@@ -216,7 +216,7 @@ class Preprocessor:
         self._check(request, prompt)
         return self._filled(request, prompt), prompt
 
-    def tokenize(self, request: Request, media: Sequence[Image] = ()) -> Prompt:
+    def tokenize(self, request: Request, media: Sequence[Medium] = ()) -> Prompt:
         """The prompt's ids and `media`, cut as asked. Raises InvalidPayload, InvalidParameter, PromptTooLong."""
         if request.pooling is not None:
             return encode_pooled(request, self._tokenizer)[1]

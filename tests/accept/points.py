@@ -10,7 +10,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
-from handler.core.media import Image
+from handler.core.media import Medium
 from handler.core.values import Adapter, Finish, StructuredOutput
 from tests.accept.served import Served, Skip, kill
 
@@ -303,9 +303,9 @@ def images_of_the_same_bytes_stay_apart_in_the_prefix_cache(served: Served) -> N
     assert abs((first[0][0] or 0.0) - (first[2][0] or 0.0)) < 0.3, "the same image is another one later"
 
 
-def _pictures(*given: tuple[int, int, str]) -> list[Image]:
+def _pictures(*given: tuple[int, int, str]) -> list[Medium]:
     return [
-        Image(width, height, pixels, sha256(f"{width}x{height}".encode() + pixels).hexdigest())
+        Medium("image", (width, height), pixels, sha256(f"{width}x{height}".encode() + pixels).hexdigest())
         for width, height, colour in given
         for pixels in [bytes.fromhex(colour) * (width * height)]
     ]

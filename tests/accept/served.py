@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from handler import engines
-from handler.core.media import Image, MediaSource
+from handler.core.media import MediaSource, Medium
 from handler.core.values import Adapter, Delta, Finish, Request, Sampling
-from handler.engines.base import EngineConfig, Tokenizer
+from handler.engines.base import NO_MEDIA, EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
@@ -77,13 +77,13 @@ class Served:
         request = Request(prompt, Sampling(**sampling), adapter=adapter)
         return self.batcher.submit(request, self.tokenizer.encode(prompt))
 
-    def look(self, text: str, *images: Image, **sampling: Any) -> int:
+    def look(self, text: str, *images: Medium, **sampling: Any) -> int:
         """Submit a chat of one message, with its images first."""
-        if self.capabilities.no_media:
-            raise Skip(f"takes no images: {self.capabilities.no_media}")
+        if why := self.capabilities.no_media.get("image", NO_MEDIA):
+            raise Skip(f"takes no images: {why}")
         content = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
         prompt = self.tokenizer.encode_chat([{"role": "user", "content": content}])
-        sources = (MediaSource(b"", "", "messages"),) * len(images)
+        sources = (MediaSource("image", b"", "", "messages"),) * len(images)
         request = Request(prompt.text, Sampling(**{"max_new_tokens": 16, **sampling}), media=sources)
         return self.batcher.submit(request, place_media(request, prompt, images, self.tokenizer.media_tokens))
 

@@ -43,7 +43,7 @@ ONLY_IN_HANDLER = {
     "orjson": {"core/framing", "engines/openai", "protocols/kernel/readers/body"},
     "aiohttp": {"engines/openai", "serving/media"},
     "yarl": {"serving/media"},
-    "PIL": {"serving/media/image", "engines/trtllm/media", "engines/vllm/media"},
+    "PIL": {"serving/media/image", "engines/pillow"},
     "boto3": {"container"},
     "rich": {"core/child_processes"},
 }

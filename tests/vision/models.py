@@ -17,8 +17,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.core.media import Image, MediaSource
+from handler.core.media import MediaSource, Medium
 from handler.core.values import Request, Sampling
+from handler.engines.pillow import pillow_image
 from handler.serving.media.placing import place_media
 from tests.process.engines.test_conformance import Driver, ids
 
@@ -40,14 +41,14 @@ FAMILIES = {"qwen2_vl": 8, "llava": 22}
 """Each with a seed whose weights have the gap."""
 
 
-def picture(width: int, height: int, seed: int) -> Image:
+def picture(width: int, height: int, seed: int) -> Medium:
     """Coarse random squares, which survive resizing."""
     import numpy
 
     rng = numpy.random.default_rng(seed)
     coarse = rng.integers(0, 256, (height // 14, width // 14, 3), dtype=numpy.uint8)
     pixels = coarse.repeat(14, axis=0).repeat(14, axis=1).tobytes()
-    return Image(width, height, pixels, sha256(f"{width}x{height}".encode() + pixels).hexdigest())
+    return Medium("image", (width, height), pixels, sha256(f"{width}x{height}".encode() + pixels).hexdigest())
 
 
 _PICTURES = (picture(56, 84, 1), picture(84, 56, 2), picture(84, 56, 3))
@@ -58,10 +59,10 @@ class Case(NamedTuple):
     """A chat."""
 
     messages: tuple[Mapping[str, Any], ...]
-    images: tuple[Image, ...]
+    images: tuple[Medium, ...]
 
 
-def _case(*images: Image) -> Case:
+def _case(*images: Medium) -> Case:
     return Case(({"role": "user", "content": [*[{"type": "image"}] * len(images), _QUESTION]},), images)
 
 
@@ -127,10 +128,8 @@ class Reference:
         self._processor = AutoProcessor.from_pretrained(model)
 
     def answer(self, case: Case) -> Answer:
-        from PIL import Image as Pillow
-
         text = self._processor.apply_chat_template(list(case.messages), tokenize=False, add_generation_prompt=True)
-        given = [Pillow.frombytes("RGB", (image.width, image.height), image.rgb) for image in case.images]
+        given = [pillow_image(image) for image in case.images]
         inputs = dict(self._processor(text=[text], images=given or None, return_tensors="pt"))
         ids, found, gaps = inputs.pop("input_ids"), [], []
         for _ in range(NUM_TOKENS):
@@ -170,7 +169,7 @@ class Vision:
             "",
             Sampling(max_new_tokens=NUM_TOKENS, ignore_eos=True),
             messages=case.messages,
-            media=tuple(MediaSource(b"", "", f"image {number}") for number, _ in enumerate(case.images)),
+            media=tuple(MediaSource("image", b"", "", f"image {number}") for number, _ in enumerate(case.images)),
         )
         tokenizer = self.driver.tokenizer
         prompt = tokenizer.encode_chat(case.messages)

@@ -6,8 +6,9 @@ import base64
 import io
 from concurrent.futures import ThreadPoolExecutor
 
-from handler.core.media import Image
+from handler.core.media import Medium
 from handler.core.text import Detokenizer
+from handler.engines.pillow import pillow_image
 from tests.servers import LiveServer
 from tests.vision.models import CASES, NUM_TOKENS, Case, Vision
 
@@ -37,9 +38,7 @@ def check_over_http(server: LiveServer, vision: Vision) -> None:
                 assert (num_prompt, text) == (expected.num_prompt, shown)
 
 
-def data_url(image: Image) -> str:
-    from PIL import Image as Pillow
-
+def data_url(image: Medium) -> str:
     file = io.BytesIO()
-    Pillow.frombytes("RGB", (image.width, image.height), image.rgb).save(file, "PNG")
+    pillow_image(image).save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

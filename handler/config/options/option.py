@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
+from handler.core.media import ALL_MEDIA, MEDIA
+
 _T = TypeVar("_T")
 _D = TypeVar("_D")
 
@@ -71,8 +73,9 @@ def declared(table: type) -> tuple[Option, ...]:
 
 _SECRET = re.compile(r"(?i)(\b|_)(token|api_?keys?|password|secret)[\"']?\s*[:=]|\bhf_[a-z0-9]{8}|://[^/\s]*@")
 _HOST = re.compile(r"(\*|[a-z0-9_.-]+(:[0-9]+)?|\[[0-9a-f]*:[0-9a-f:.]*\](:[0-9]+)?)")
-MAX_IMAGES = 1000
-"""The largest number of images that a request may be allowed."""
+MAX_MEDIA = 1000
+"""The largest number of media of a kind that a request may be allowed."""
+_NOT_SERVED = " and ".join([kind for kind in ("audio", "video") if kind not in MEDIA])
 _MOST_SHOWN = 400  # characters
 _MOST_NAME, _MOST_PATH = 255, 4095  # bytes that Linux takes
 
@@ -226,7 +229,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 class MediaLimits:
-    """Parser of the number of images in a request: {"image": n}, or LMI's image=n. Limits of other media must be 0.
+    """Parser of the numbers of media in a request: {"image": n}, or LMI's image=n. Those of kinds not served must be 0.
 
     Attributes:
         argument: option.engine_args has the same limits.
@@ -237,12 +240,12 @@ class MediaLimits:
     def __call__(self, text: str) -> dict[str, int]:
         pairs = (limit.partition("=")[::2] for limit in text.split(","))
         given = json_object(text) if text.startswith("{") else {name.strip(): value.strip() for name, value in pairs}
-        if any(value not in (0, "0") for name, value in given.items() if name != "image"):
-            raise ValueError("must be a number of images, as image=4: audio and video are not served")
+        if any(value not in (0, "0") for name, value in given.items() if name not in MEDIA):
+            raise ValueError(f"must be a number of {ALL_MEDIA}, as image=4: {_NOT_SERVED} are not served")
         try:
-            return {name: integer(0, MAX_IMAGES)(str(value)) for name, value in given.items()}
+            return {name: integer(0, MAX_MEDIA)(str(value)) for name, value in given.items()}
         except ValueError as error:
-            raise ValueError(f"images: {error}") from None
+            raise ValueError(f"{ALL_MEDIA}: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from handler.core.errors import ConfigError
 from handler.core.values import Adapter, Finish, Sampling, Task
 from handler.engines.base import (
     NO_LORA,
-    NO_MEDIA,
     Capabilities,
     EngineConfig,
     EngineInfo,
@@ -163,7 +162,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
         _SUPPORTS,
         _REASONS,
         no_adapters="" if config.options.engine_options.get("enable_lora") else NO_LORA,
-        no_media=NO_MEDIA if config.options.engine_options.get("echo_tokenizer") else "",
+        no_media={} if config.options.engine_options.get("echo_tokenizer") else {"image": ""},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from handler.core.errors import PromptTooLong
@@ -17,7 +18,7 @@ from handler.engines.huggingface.pooling_tokenizer import fit
 CONTEXT = 1 << 20  # tokens
 
 _SHORT = 1 << 16  # characters; a longer text is split by short calls, as other threads need the GIL
-_IMAGE = "<image>"  # comes next, in prompts with images
+_IMAGE = "<image>"  # comes next, in prompts with media
 
 
 class OneWord:
@@ -25,7 +26,7 @@ class OneWord:
 
     placeholder, text = len(CUES), _IMAGE
 
-    def count(self, width: int, height: int) -> int:
+    def count(self, size: Sequence[int]) -> int:
         return 1
 
 
@@ -34,7 +35,7 @@ class EchoTokenizer:
 
     vocabulary: Vocabulary | None = None
     chat_template = ""
-    media_tokens: MediaTokens | None = OneWord()
+    media_tokens: Mapping[str, MediaTokens] = MappingProxyType({"image": OneWord()})
 
     def encode(self, text: str, *, media: bool = False) -> Prompt:
         ids = {word: id for id, word in enumerate((*CUES, _IMAGE) if media else CUES)}

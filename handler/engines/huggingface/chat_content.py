@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from handler.core.media import MediaTokens
+
 Messages = list[dict[str, Any]]
 
 _PROBE = "lmi handler probe"
@@ -15,17 +17,17 @@ class ContentForms(NamedTuple):
 
     Attributes:
         text, parts: whether it renders a text, and a list of parts.
-        placeholder: what stands for an image where it renders texts only.
+        placeholders: by kind, what stands for a medium where it renders texts only.
     """
 
     text: bool
     parts: bool
-    placeholder: str
+    placeholders: Mapping[str, str]
 
     def adapt(self, messages: Sequence[Mapping[str, Any]]) -> Messages:
         """Return the messages in a form that the template renders.
 
-        Where it renders texts only, an image's placeholder is a line before the message's text, as vLLM has it.
+        Where it renders texts only, a medium's placeholder is a line before the message's text, as vLLM has it.
         """
         return [{**message, "content": self._content(message["content"])} for message in messages]
 
@@ -34,20 +36,22 @@ class ContentForms(NamedTuple):
             return content if self.text or not self.parts else [{"type": "text", "text": content}]
         if self.parts or not isinstance(content, list):
             return content
-        media = [self.placeholder for part in content if part["type"] == "image"]
+        media = [self.placeholders[part["type"]] for part in content if part["type"] in self.placeholders]
         return "\n".join([*media, *(part["text"] for part in content if part["type"] == "text")])
 
 
-def find_forms(render: Callable[[Messages], str], placeholder: str) -> ContentForms:
+def find_forms(render: Callable[[Messages], str], tokens: Mapping[str, MediaTokens]) -> ContentForms:
     """Try both forms.
 
     Args:
         render: applies the template; raises where the template fails.
+        tokens: by kind, of the media that the model takes.
     """
     text = _try(render, _PROBE)
     parts = _try(render, [{"type": "text", "text": _PROBE}])
     written = "'text'" in parts or '"text"' in parts  # the list itself, as text
-    return ContentForms(_PROBE in text, _PROBE in parts and not written, placeholder)
+    placeholders = {kind: one.text for kind, one in tokens.items()}
+    return ContentForms(_PROBE in text, _PROBE in parts and not written, placeholders)
 
 
 def last_text(message: Mapping[str, Any]) -> str:

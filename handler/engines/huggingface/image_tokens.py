@@ -7,7 +7,7 @@ models/llava/processing_llava.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class LlavaTokens:
     text: str
     number: int
 
-    def count(self, width: int, height: int) -> int:
+    def count(self, size: Sequence[int]) -> int:
         return self.number
 
 
@@ -55,7 +55,8 @@ class QwenTokens:
     least: int
     most: int
 
-    def count(self, width: int, height: int) -> int:
+    def count(self, size: Sequence[int]) -> int:
+        width, height = size
         if max(width, height) > _MAX_RATIO * min(width, height):
             raise ValueError(f"the model takes no image with a side over {_MAX_RATIO} times as long as the other")
         rows, columns = round(height / self.side), round(width / self.side)
@@ -69,7 +70,7 @@ class QwenTokens:
         return rows * columns
 
 
-def read_media_tokens(model: Path | None) -> MediaTokens | str:
+def read_image_tokens(model: Path | None) -> MediaTokens | str:
     """Return how a model counts the tokens of images, or the reason why it takes none.
 
     Args:
@@ -88,66 +89,10 @@ def read_media_tokens(model: Path | None) -> MediaTokens | str:
     return NO_MEDIA
 
 
-def no_media(model: Path | None) -> str:
+def no_images(model: Path | None) -> str:
     """Return the reason why a model takes no images; "" where it does."""
-    found = read_media_tokens(model)
+    found = read_image_tokens(model)
     return found if isinstance(found, str) else ""
-
-
-def expand(ids: Sequence[int], placeholder: int, counts: Sequence[int]) -> list[int]:
-    """Repeat each placeholder as often as its image has tokens.
-
-    Raises:
-        ValueError: there are not as many placeholders as images.
-    """
-    found = ids.count(placeholder)
-    if found != len(counts):
-        raise ValueError(f"the chat template makes {found} placeholders for {len(counts)} images")
-    left = iter(counts)
-    return [id for given in ids for id in ([placeholder] * next(left) if given == placeholder else [given])]
-
-
-def collapse(ids: Sequence[int], placeholder: int, counts: Sequence[int]) -> list[int]:
-    """Undo `expand`.
-
-    Raises:
-        ValueError: a placeholder does not stand there as often as its image has tokens.
-    """
-    result: list[int] = []
-    left, position = list(counts), 0
-    while position < len(ids):
-        id = ids[position]
-        size = left.pop(0) if id == placeholder and left else 1
-        if id == placeholder and list(ids[position : position + size]) != [id] * size:
-            raise ValueError("the prompt has not as many placeholders as its images have tokens")
-        result.append(id)
-        position += size
-    if left or result.count(placeholder) != len(counts):
-        raise ValueError("the prompt has not as many placeholders as its images have tokens")
-    return result
-
-
-def prompt_text(
-    ids: Sequence[int], text: str, encode: Callable[[str], list[int]], decode: Callable[[list[int]], str]
-) -> str:
-    """Return the text of a prompt for an engine that takes no ids: `text`, then that of further ids, as of a thought.
-
-    Args:
-        text: of the prompt, or of its beginning, or "".
-        encode, decode: the engine's, with special tokens in the text and none added.
-
-    Raises:
-        ValueError: the engine would compute other ids.
-    """
-    known = encode(text) if text else []
-    if list(ids[: len(known)]) == known:
-        text += decode(list(ids[len(known) :]))
-        if encode(text) == list(ids):
-            return text
-    raise ValueError(
-        "the engine takes vision models' prompts as text, and no text has exactly this prompt's tokens "
-        "(a prompt of ids, a cut prompt, or what follows a thought)"
-    )
 
 
 def _qwen(config: Mapping[str, Any], processor: Mapping[str, Any]) -> MediaTokens | str:

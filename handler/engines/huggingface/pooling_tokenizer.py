@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from handler.config.model_files import read_json
@@ -88,7 +89,7 @@ class HfPoolingTokenizer:
     """
 
     chat_template = ""
-    media_tokens: MediaTokens | None = None
+    media_tokens: Mapping[str, MediaTokens] = MappingProxyType({})
 
     def __init__(self, model: Path) -> None:
         from tokenizers import Tokenizer as FastTokenizer

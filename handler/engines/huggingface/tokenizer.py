@@ -12,7 +12,7 @@ from handler.core.media import MediaTokens
 from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
 from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
 from handler.engines.huggingface.chat_content import ContentForms, find_forms, last_text
-from handler.engines.huggingface.image_tokens import read_media_tokens
+from handler.engines.huggingface.media_tokens import media_tokens
 
 _SAMPLE = "Hello world, 12 times\n  indented – ÿ😀"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -47,11 +47,10 @@ class HfTokenizer:
         self.vocabulary: Vocabulary | None
         self.vocabulary = self._vocabulary = _vocabulary(self._tokenizer)
         self.chat_template = _chat_template(self._tokenizer)
-        media_tokens = read_media_tokens(model)
-        self.media_tokens: MediaTokens | None = None if isinstance(media_tokens, str) else media_tokens
+        self.media_tokens: Mapping[str, MediaTokens] = media_tokens(model)
         self._forms: ContentForms | None = None
-        if self.media_tokens is not None and self.chat_template:
-            self._forms = find_forms(self._render, self.media_tokens.text)
+        if self.media_tokens and self.chat_template:
+            self._forms = find_forms(self._render, self.media_tokens)
 
     def encode(self, text: str) -> Prompt:
         return self._encode(text, "inputs", add_special_tokens=True)

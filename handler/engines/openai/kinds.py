@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from handler.core.media import MEDIA
 from handler.core.values import Sampling
 from handler.engines.base import Capabilities
 from handler.engines.sampling import Rule, arguments, unless_neutral
@@ -53,7 +54,7 @@ class Kind(NamedTuple):
             {**_REASONS, **self.reasons},
             limits={"temperature": 2.0, **self.limits},
             no_adapters="its adapters are loaded at option.base_url, and are models there",
-            no_media="the server at option.base_url gets tokens only",
+            no_media=dict.fromkeys(MEDIA, "the server at option.base_url gets tokens only"),
         )
 
 

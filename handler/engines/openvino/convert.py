@@ -17,7 +17,7 @@ from handler.config.model_files import is_openvino
 from handler.core.errors import ConfigError
 from handler.core.values import Task
 from handler.engines.huggingface import hub
-from handler.engines.huggingface.image_tokens import no_media
+from handler.engines.huggingface.image_tokens import no_images
 from handler.engines.model_cache import fingerprint, make_once, run_converter
 from handler.engines.openvino.ir_files import parts
 from handler.engines.openvino.pooling.bert_graph import has_bert_config
@@ -105,7 +105,7 @@ def convert(source: Path, cache: Path, task: Task = Task.GENERATION) -> Path:
     check_converter(source, cache, task)
     needed: Sequence[str]
     if task is Task.GENERATION:
-        vision = not no_media(source)
+        vision = not no_images(source)
         script = CONVERTER.replace("TASK", "image-text-to-text" if vision else "text-generation-with-past")
         needed = [f"{part}.xml" for part in parts(vision=vision)]
     else:

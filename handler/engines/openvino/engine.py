@@ -22,7 +22,7 @@ from handler.engines.base import (
     failed,
     warm_up,
 )
-from handler.engines.huggingface.image_tokens import no_media, read_media_tokens
+from handler.engines.huggingface.media_tokens import media_tokens, no_media
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
 from handler.engines.openvino.convert import fetch
 from handler.engines.openvino.grammar_compiler import GrammarCompiler
@@ -89,10 +89,10 @@ class OpenVino:
         self._scorer = make_scorer(config, config.model)
         self._unscored: dict[int, Callable[[Scores], None]] = {}  # functions that start requests, given the scores
         self._eos = eos_ids(config.model, self._pipeline.get_tokenizer())
-        media_tokens = read_media_tokens(config.model) if is_vision(config.model) else ""
+        tokens = media_tokens(config.model) if is_vision(config.model) else {}
         self._vision: VisionPrompts | None = None
-        if not isinstance(media_tokens, str):
-            self._vision = VisionPrompts(self._pipeline.get_tokenizer(), media_tokens)
+        if tokens:
+            self._vision = VisionPrompts(self._pipeline.get_tokenizer(), tokens)
         self._running: dict[int, _Running] = {}
         self.info = EngineInfo(
             name="openvino",

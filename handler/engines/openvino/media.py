@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from handler.core.media import MediaPrompt, MediaTokens
-from handler.engines.huggingface.image_tokens import collapse, prompt_text
+from handler.core.media import MediaPrompt, MediaTokens, Medium
+from handler.engines.huggingface.media_tokens import collapse, prompt_text
 
 _OWN_TAGS = ("<ov_genai_image_", "<ov_genai_video_", "<ov_genai_audio_")
 """GenAI's own placeholders, which it replaces wherever they stand."""
@@ -17,10 +17,10 @@ class VisionPrompts:
 
     Args:
         tokenizer: the pipeline's.
-        tokens: the model's.
+        tokens: the model's, by kind.
     """
 
-    def __init__(self, tokenizer: Any, tokens: MediaTokens) -> None:
+    def __init__(self, tokenizer: Any, tokens: Mapping[str, MediaTokens]) -> None:
         self._tokenizer = tokenizer
         self._tokens = tokens
 
@@ -30,13 +30,11 @@ class VisionPrompts:
         Raises:
             ValueError: no text has these ids.
         """
-        text, pictures = ("", ()) if media is None else media
-        counts = [self._tokens.count(picture.width, picture.height) for picture in pictures]
-        short = collapse(ids, self._tokens.placeholder, counts)
-        text = prompt_text(short, text, self._encode, self._decode)
+        text, images = ("", ()) if media is None else media
+        text = prompt_text(collapse(ids, images, self._tokens), text, self._encode, self._decode)
         if tag := next((tag for tag in _OWN_TAGS if tag in text), ""):
             raise ValueError(f"the prompt's text has {tag}, which OpenVINO GenAI reads as an image")
-        return text, [_tensor(picture.width, picture.height, picture.rgb) for picture in pictures]
+        return text, [_tensor(image) for image in images]
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
@@ -46,8 +44,9 @@ class VisionPrompts:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
 
-def _tensor(width: int, height: int, rgb: bytes) -> Any:
+def _tensor(image: Medium) -> Any:
     import numpy
     import openvino
 
-    return openvino.Tensor(numpy.frombuffer(rgb, dtype=numpy.uint8).reshape(1, height, width, 3).copy())
+    width, height = image.size
+    return openvino.Tensor(numpy.frombuffer(image.data, dtype=numpy.uint8).reshape(1, height, width, 3).copy())

@@ -15,7 +15,8 @@ from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
 from handler.core.values import PLAIN_TEMPLATE, Task, TemplateOptions
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.chat_content import ContentForms, find_forms, last_text
-from handler.engines.huggingface.image_tokens import no_media, read_media_tokens
+from handler.engines.huggingface.image_tokens import no_images
+from handler.engines.huggingface.media_tokens import media_tokens
 from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.huggingface.pooling import read_pooling
 from handler.engines.model_cache import UnknownLayout
@@ -58,7 +59,7 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     if is_hub_reference(model_id) or (config.task is Task.GENERATION and model_id in (None, model_files.DEMO)):
         return
     model = find_model(model_id or model_files.DEMO, config.task)
-    if config.options.enable_prefix_caching and model.path.is_dir() and not no_media(model.path):
+    if config.options.enable_prefix_caching and model.path.is_dir() and not no_images(model.path):
         raise ConfigError(
             "option.enable_prefix_caching: OpenVINO GenAI's prefix cache could take one image for another: "
             "leave it out for a vision model"
@@ -112,11 +113,10 @@ class OpenVinoTokenizer:
         self.vocabulary: Vocabulary | None
         self.vocabulary = self._vocabulary = _vocabulary(self._tokenizer)
         self.chat_template = str(self._tokenizer.chat_template or "")
-        media_tokens = read_media_tokens(model) if is_vision(model) else ""
-        self.media_tokens: MediaTokens | None = None if isinstance(media_tokens, str) else media_tokens
+        self.media_tokens: Mapping[str, MediaTokens] = media_tokens(model) if is_vision(model) else {}
         self._forms: ContentForms | None = None
-        if self.media_tokens is not None and self.chat_template:
-            self._forms = find_forms(lambda messages: self._render(messages, PLAIN_TEMPLATE), self.media_tokens.text)
+        if self.media_tokens and self.chat_template:
+            self._forms = find_forms(lambda messages: self._render(messages, PLAIN_TEMPLATE), self.media_tokens)
         # Some tokenizers have a built-in limit, and silently cut a longer prompt.
         self._longest = max(map(len, self._vocabulary.pieces))  # bytes
         self._limit = self._tokenizer.encode("a " * _LONG).input_ids.shape[1]
@@ -176,7 +176,7 @@ class OpenVinoTokenizer:
         if len(ids) >= self._limit:
             raise PromptTooLong(name, self._limit, self._limit - 1, exact=False)
         # A vision model's engine takes the text.
-        return Prompt(text, ids, self._vocabulary, None if self.media_tokens is None else SharedMedia(text, ()))
+        return Prompt(text, ids, self._vocabulary, SharedMedia(text, ()) if self.media_tokens else None)
 
 
 def _size(value: Any) -> int:

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.media import MediaPrompt
-from handler.engines.huggingface.image_tokens import QwenTokens, collapse, prompt_text, read_media_tokens
+from handler.engines.huggingface.image_tokens import QwenTokens, read_image_tokens
+from handler.engines.huggingface.media_tokens import collapse, prompt_text
+from handler.engines.pillow import pillow_image
 
 
 def refusal(model: Path | None, *, own_caches: bool) -> str:
@@ -24,7 +26,7 @@ def refusal(model: Path | None, *, own_caches: bool) -> str:
     Args:
         own_caches: a request can have a prefix cache of its own, or there is none.
     """
-    tokens = read_media_tokens(model)
+    tokens = read_image_tokens(model)
     if isinstance(tokens, str):
         return tokens
     if not isinstance(tokens, QwenTokens):
@@ -33,10 +35,10 @@ def refusal(model: Path | None, *, own_caches: bool) -> str:
 
 
 def cache_salt(media: MediaPrompt | None) -> str | None:
-    """Name the prefix cache of prompts with the same images; None without images."""
+    """Name the prefix cache of prompts with the same media; None without media."""
     if media is None or not media.media:
         return None
-    return hashlib.sha256(",".join(image.digest for image in media.media).encode()).hexdigest()
+    return hashlib.sha256(",".join(medium.digest for medium in media.media).encode()).hexdigest()
 
 
 class VisionPrompts:
@@ -59,15 +61,11 @@ class VisionPrompts:
         Raises:
             ValueError: no text has these ids, or not as many placeholders as images.
         """
-        text, pictures = ("", ()) if media is None else media
-        counts = [self._tokens.count(picture.width, picture.height) for picture in pictures]
-        short = collapse(ids, self._tokens.placeholder, counts)
+        text, images = ("", ()) if media is None else media
+        short = collapse(ids, images, {"image": self._tokens})
         inputs: dict[str, Any] = {"prompt": prompt_text(short, text, self._encode, self._decode)}
-        if pictures:
-            from PIL import Image
-
-            found = [Image.frombytes("RGB", (picture.width, picture.height), picture.rgb) for picture in pictures]
-            inputs["multi_modal_data"] = {"image": found}
+        if images:
+            inputs["multi_modal_data"] = {"image": [pillow_image(image) for image in images]}
         return inputs
 
     def check(self, found: Sequence[int], ids: Sequence[int]) -> str:
@@ -92,5 +90,5 @@ class VisionPrompts:
 
 def vision_prompts(model: Path, tokenizer: Any, vocabulary: int) -> VisionPrompts | None:
     """Make them for a model with images; None where prompts are ids."""
-    tokens = read_media_tokens(model)
+    tokens = read_image_tokens(model)
     return VisionPrompts(tokenizer, tokens, vocabulary) if isinstance(tokens, QwenTokens) else None

@@ -115,7 +115,7 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
         SUPPORTS,
         reasons,
         no_adapters="" if lora else NO_LORA,
-        no_media=refusal(Path(arguments["model"]), own_caches=whole_prompts(arguments, release)),
+        no_media={"image": refusal(Path(arguments["model"]), own_caches=whole_prompts(arguments, release))},
         sampling_defaults=SAMPLING_DEFAULTS,
         structural_tags=frozenset({"json"} if tags else ()),
     )

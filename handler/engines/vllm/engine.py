@@ -30,7 +30,7 @@ from handler.engines.base import (
 from handler.engines.huggingface import checkpoint
 from handler.engines.huggingface.checkpoint import check_model, eos_ids, prepare_checkpoint
 from handler.engines.huggingface.hub import fetch
-from handler.engines.huggingface.image_tokens import no_media, read_media_tokens
+from handler.engines.huggingface.media_tokens import media_tokens, no_media
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
 from handler.engines.process.process_group import end_with_children
 from handler.engines.vllm.adapter_weights import check_weights
@@ -82,7 +82,7 @@ class Vllm:
         self._searches: dict[int, Beams] = {}
         assert config.model is not None
         self._eos = eos_ids(config.model)
-        self._media_tokens: Any = read_media_tokens(config.model)  # a reason where no images come
+        self._media_tokens = media_tokens(config.model)
         self.info = engine_info(self._engine)
         first = min(self._eos, default=0)
         warm_up(self, first)

@@ -8,7 +8,7 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.media import MediaSource
 from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.readers.media import ONLY_IN, check_taken, image_of_base64, image_of_url
+from handler.protocols.kernel.readers.media import check_taken, only_in, read_base64, read_url
 from handler.protocols.kernel.readers.turns import Chat, add_to_turn, join_turns
 from handler.protocols.kernel.validation import show
 
@@ -31,7 +31,7 @@ _FIELDS: Mapping[str, frozenset[str]] = {
 """Type of a block -> its names that are read, or have no effect by what they mean."""
 
 _WHY: Mapping[str, str] = {
-    "image": ONLY_IN,
+    "image": only_in("image"),
     "document": "the engine reads text only",
     "search_result": "the engine reads text only",
     "redacted_thinking": "only Anthropic can read it",
@@ -121,14 +121,14 @@ class MessagesReader:
         self._shown.clear()
 
     def _read_image(self, block: Mapping[str, Any], at: str) -> MediaSource:
-        check_taken("image", at, self._context)
+        check_taken("image", "image", at, self._context)
         given, name = block.get("source"), f"{at}.source"
         source = given if isinstance(given, dict) else {}
         match source.get("type"):
             case "base64":
-                return image_of_base64(source.get("data"), f"{name}.data")
+                return read_base64("image", source.get("data"), f"{name}.data")
             case "url":
-                return image_of_url(source.get("url"), f"{name}.url")
+                return read_url("image", source.get("url"), f"{name}.url")
             case "file":
                 raise InvalidPayload(f"{name}: 'file' is not supported: no files are kept; send base64 or url")
         raise InvalidPayload(f"{name} must be an object with a 'type' that is base64 or url")

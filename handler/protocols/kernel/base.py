@@ -17,8 +17,8 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Request, Task, Token
 from handler.protocols.kernel.json_schema import Count, NotRequired
 
-MAX_IMAGES = 32
-"""Images of one request, where option.limit_mm_per_prompt names no number."""
+MAX_MEDIA = 32
+"""Media of one kind in a request, where option.limit_mm_per_prompt names no number."""
 
 
 class AdapterLookup(Protocol):
@@ -64,8 +64,8 @@ class ServerContext:
         structural_tags: xgrammar's styles of arguments that the engine's structural tags have.
         task: what the model computes; requests for anything else are refused when they have been parsed.
         labels: names of the numbers of a classification.
-        no_media: why messages may have no images; "" where they may.
-        max_media: images of one request.
+        no_media: by kind, why messages may have no such media; "" where they may. Other kinds: none.
+        max_media: by kind, the most of one request.
         prompts: the model's own prompts for embeddings by name, each the beginning of a text.
     """
 
@@ -86,8 +86,8 @@ class ServerContext:
     structural_tags: frozenset[str] = frozenset()
     task: Task = Task.GENERATION
     labels: Sequence[str] = ()
-    no_media: str = "the engine reads text only"
-    max_media: int = MAX_IMAGES
+    no_media: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    max_media: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property

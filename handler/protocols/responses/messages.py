@@ -8,7 +8,7 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.media import MediaSource
 from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.readers.media import ONLY_IN, check_taken, image_of_url
+from handler.protocols.kernel.readers.media import check_taken, only_in, read_url
 from handler.protocols.kernel.readers.messages import MAX_ARGUMENTS, read_arguments
 from handler.protocols.kernel.readers.turns import Chat, add_to_turn, join_turns
 from handler.protocols.kernel.validation import show
@@ -125,14 +125,16 @@ class InputReader:
     def _part(self, part: Any, at: str, *, media: bool) -> str | MediaSource:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "input_image":
-            check_taken(kind, at, self._context)
+            check_taken("image", kind, at, self._context)
             if not media:
-                raise InvalidPayload(f"{at}: 'input_image' is not supported: {ONLY_IN}, and in outputs of calls")
+                raise InvalidPayload(
+                    f"{at}: 'input_image' is not supported: {only_in('image')}, and in outputs of calls"
+                )
             if part.get("file_id") is not None:
                 raise InvalidPayload(f"{at}.file_id is not supported: no files are kept; send image_url")
             if part.get("detail") not in (None, "auto"):
                 self.unknown |= {"input[].content[].detail": None}
-            return image_of_url(part.get("image_url"), f"{at}.image_url")
+            return read_url("image", part.get("image_url"), f"{at}.image_url")
         if kind not in _TEXTS:
             raise InvalidPayload(f"{at}: {show(kind)} is not supported: the engine reads text and images")
         text = part.get("refusal" if kind == "refusal" else "text")

@@ -9,6 +9,7 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter
 from handler.core.framing import JSON
+from handler.core.media import MEDIA
 from handler.core.text import Prompt, spans
 from handler.core.values import Request
 from handler.protocols.assistant.template import READERS, read_template
@@ -59,7 +60,7 @@ class _TgiChatTokenize(_TgiTokenize):
             raise OutOfRange("`tools` are not laid out by this route")  # they would change the text
         given = {name: value for name, value in body.items() if value is not None and name not in ("messages", "tools")}
         options = {name: _read(name, given.pop(name)) for name in _SHAPING if name in given}
-        text_only = replace(context, no_media="this route lays out text only")
+        text_only = replace(context, no_media=dict.fromkeys(MEDIA, "this route lays out text only"))
         messages, _, ignored = read_messages(body["messages"], text_only)
         try:
             template, unread = read_template(options, messages, context)

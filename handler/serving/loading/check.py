@@ -29,7 +29,7 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     """Find all problems that show before anything is loaded, fetched, converted or run.
 
     Those of the options, the sessions' path, the replicas, the exporter of traces, the syntax of a user's files, the
-    engine, its arguments and files, adapters, the directory of images.
+    engine, its arguments and files, adapters, the directory of media.
 
     Args:
         directory: where serving.properties lies, or would; by default where it does.

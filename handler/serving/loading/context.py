@@ -5,11 +5,13 @@ from __future__ import annotations
 from handler import __version__, engines
 from handler.config.config import Config
 from handler.config.model_files import embedding_prompts, label_names
+from handler.core.media import MEDIA
+from handler.engines.base import NO_MEDIA
 from handler.engines.process.engine_loop import Spec
 from handler.protocols.assistant.template import check_defaults
-from handler.protocols.kernel.base import MAX_IMAGES, ServerContext
+from handler.protocols.kernel.base import MAX_MEDIA, ServerContext
 from handler.scheduler.lora.registry import AdapterRegistry
-from handler.serving.media.rules import missing_packages
+from handler.serving.media.kinds import missing_packages
 
 
 def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
@@ -17,7 +19,8 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
     able = engines.capabilities(spec.engine, spec.config)
     names = (config.model_name, config.model_id, *(config.served_model_name or ()))
     options = {**config.engine_options, **config.engine_options.get("engine_args", {})}
-    max_media = options.get("limit_mm_per_prompt", {}).get("image", MAX_IMAGES)
+    most = options.get("limit_mm_per_prompt", {})
+    max_media = {kind: most.get(kind, MAX_MEDIA) for kind in MEDIA}
     return ServerContext(
         engine=spec.engine,
         config=config,
@@ -32,6 +35,11 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         prompts=embedding_prompts(spec.config.model),
         labels=label_names(spec.config.model) or ("LABEL_0", "LABEL_1"),
         structural_tags=able.structural_tags if "structured_output" not in able.unsupported else frozenset(),
-        no_media=able.no_media or missing_packages() or ("" if max_media else "option.limit_mm_per_prompt is 0"),
+        no_media={
+            kind: able.no_media.get(kind, NO_MEDIA)
+            or missing_packages(kind)
+            or ("" if max_media[kind] else "option.limit_mm_per_prompt is 0")
+            for kind in MEDIA
+        },
         max_media=max_media,
     )

@@ -1,4 +1,4 @@
-"""Fetch an image's file: over HTTP from hosts of an allow-list, or from one directory."""
+"""Fetch a medium's file: over HTTP from hosts of an allow-list, or from one directory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import aiohttp
 from yarl import URL
 
 from handler.core.errors import InvalidPayload
+from handler.core.media import MEDIA
 from handler.serving.media.addresses import PublicResolver, check_address
 from handler.serving.media.rules import ANY_HOST, MediaRules
 
 _SCHEMES = ("http", "https")
 _REDIRECTS, _MAX_REDIRECTS = (301, 302, 303, 307, 308), 3
-_HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "lmi-handler"}
+_HEADERS = {"Accept-Encoding": "identity", "User-Agent": "lmi-handler"}
 _INVALID = "it is not a valid URL"
 _CHUNK = 1 << 16  # bytes
 
@@ -41,16 +42,17 @@ class Fetcher:
             timeout=aiohttp.ClientTimeout(total=None),
         )
 
-    async def fetch(self, url: str) -> bytes:
-        """Return the body of an http or https URL.
+    async def fetch(self, url: str, kind: str) -> bytes:
+        """Return the body of an http or https URL, which leads to a medium of a kind.
 
         Raises:
             InvalidPayload: the rules forbid it, or it could not be fetched; the message goes after the field's name.
         """
+        seconds = self._rules.files[kind].seconds
         try:
-            return await asyncio.wait_for(self._follow(_read_url(url)), self._rules.seconds)
+            return await asyncio.wait_for(self._follow(_read_url(url), kind), seconds)
         except asyncio.TimeoutError:
-            limit = f"{self._rules.seconds:g} s (option.image_fetch_timeout)"
+            limit = f"{seconds:g} s (option.{kind}_fetch_timeout)"
             raise InvalidPayload(f"it could not be fetched in {limit}") from None
         except aiohttp.InvalidURL:
             raise InvalidPayload(_INVALID) from None
@@ -64,27 +66,30 @@ class Fetcher:
     async def close(self) -> None:
         await self._session.close()
 
-    async def _follow(self, url: URL) -> bytes:
+    async def _follow(self, url: URL, kind: str) -> bytes:
         """Get a URL; redirects are followed on the same host."""
         for _ in range(_MAX_REDIRECTS + 1):
-            self._check(url)
-            async with self._session.get(url, allow_redirects=False) as response:
+            self._check(url, kind)
+            headers = {"Accept": f"{kind}/*"}
+            async with self._session.get(url, headers=headers, allow_redirects=False) as response:
                 if response.status not in _REDIRECTS:
-                    return await self._read(response)
+                    return await self._read(response, kind)
                 target = url.join(_read_url(response.headers.get("Location", "")))
             if target.raw_host != url.raw_host or (url.scheme == "https" and target.scheme != "https"):
                 raise InvalidPayload("its server redirects to another host, or away from HTTPS")
             url = target
         raise InvalidPayload(f"its server redirects more than {_MAX_REDIRECTS} times")
 
-    def _check(self, url: URL) -> None:
+    def _check(self, url: URL, kind: str) -> None:
         host = url.raw_host or ""
         if url.scheme not in _SCHEMES or not host:
             raise InvalidPayload("it must be an http, https, file or data URL")
         if url.raw_user is not None or url.raw_password is not None:
             raise InvalidPayload("the URL has a user or a password")
         if not self._rules.domains:
-            raise InvalidPayload("images are not fetched: option.allowed_media_domains is not set; send a data URL")
+            raise InvalidPayload(
+                f"{MEDIA[kind]} are not fetched: option.allowed_media_domains is not set; send a data URL"
+            )
         name = f"[{host}]" if ":" in host else host
         named = [f"{name}:{url.port}"] + ([name, ANY_HOST] if url.is_default_port() else [])
         if not any(name in self._rules.domains for name in named):
@@ -95,22 +100,22 @@ class Fetcher:
             except ValueError:  # 127.1: its older versions connect to what the system reads there
                 raise InvalidPayload(_INVALID) from None
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _read(self, response: aiohttp.ClientResponse, kind: str) -> bytes:
         if response.status != 200:
             raise InvalidPayload(f"its server answers {response.status}")
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise InvalidPayload("its server answers with a Content-Encoding")
-        _check_size(response.content_length or 0, self._rules.max_bytes)
+        _check_size(response.content_length or 0, self._rules, kind)
         chunks, size = [], 0
         async for chunk in response.content.iter_chunked(_CHUNK):
             size += len(chunk)
-            _check_size(size, self._rules.max_bytes)
+            _check_size(size, self._rules, kind)
             chunks.append(chunk)
         return b"".join(chunks)
 
 
-def read_file(url: str, rules: MediaRules) -> bytes:
-    """Return the content of a `file:` URL. It blocks.
+def read_file(url: str, kind: str, rules: MediaRules) -> bytes:
+    """Return the content of a `file:` URL, which leads to a medium of a kind. It blocks.
 
     Raises:
         InvalidPayload: it lies outside of the directory, or cannot be read; the message goes after the field's name.
@@ -130,10 +135,10 @@ def read_file(url: str, rules: MediaRules) -> bytes:
             opened = Path(os.readlink(f"/proc/self/fd/{descriptor}"))  # a folder may have become a link meanwhile
             if rules.directory not in opened.parents or not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise outside
-            data = file.read(rules.max_bytes + 1)
+            data = file.read(rules.files[kind].max_bytes + 1)
     except (OSError, ValueError, RuntimeError):  # RuntimeError: links in a circle, before Python 3.13
         raise outside from None
-    _check_size(len(data), rules.max_bytes)
+    _check_size(len(data), rules, kind)
     return data
 
 
@@ -144,6 +149,6 @@ def _read_url(text: str) -> URL:
         raise InvalidPayload(_INVALID) from None
 
 
-def _check_size(size: int, most: int) -> None:
-    if size > most:
-        raise InvalidPayload(f"the file has more than {most} bytes (option.max_image_bytes)")
+def _check_size(size: int, rules: MediaRules, kind: str) -> None:
+    if size > (most := rules.files[kind].max_bytes):
+        raise InvalidPayload(f"the file has more than {most} bytes (option.max_{kind}_bytes)")

@@ -1,4 +1,4 @@
-"""Load the images of requests: fetches on one thread's event loop, decoding in a process within limits."""
+"""Load the media of requests: fetches on one thread's event loop, decoding in a process within limits."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 
 from handler.core.errors import InvalidPayload, Unavailable
 from handler.core.event_loop import run_in_daemon_thread
-from handler.core.media import Image, MediaSource
+from handler.core.media import ALL_MEDIA, MEDIA, MediaSource, Medium
 from handler.core.words import client_words
 from handler.engines.process.sandbox import LimitExceeded, NotRun, Purpose, Sandbox
-from handler.engines.process.sandbox_tasks import Job, Limits, Work
-from handler.serving.media.image.headers import LargerThanRead, read_size
+from handler.engines.process.sandbox_tasks import Job, Limits
+from handler.serving.media.decoder import LargerThanRead, Size
+from handler.serving.media.kinds import DECODERS
 from handler.serving.media.rules import MediaRules
 from handler.serving.turns import Flow, Quota, Turns, TurnThreads
 
@@ -27,23 +28,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_MEDIA = 1024  # of all requests, that are fetched and decoded, or wait for that
-MAX_MEMORY = 1 << 30  # bytes of files and pixels of all requests, until they end
-_SPARE_MEDIA, _FEW_MEDIA = 1024, 4  # beyond that, for requests with few images
+MAX_MEMORY = 1 << 30  # bytes of files and decoded data of all requests, until they end
+_SPARE_MEDIA, _FEW_MEDIA = 1024, 4  # beyond that, for requests with few media
 _SPARE_MEMORY, _LITTLE_MEMORY = 1 << 28, 1 << 25  # bytes beyond that, for requests that need little
 
 FETCHES, _FETCHES_OF_HOST = 128, 32  # files fetched at a time
 _FILES = "file:"  # host of files
 
-DECODERS, _SLOW_DECODERS = 3, 2  # images decoded at a time, and those of them that may take long
-_QUICK_PIXELS = 1 << 20
-_QUICK_SECONDS, SECONDS = 0.5, 10.0  # of computing for an image
+THREADS, _SLOW_THREADS = 3, 2  # media decoded at a time, and those of them that may take long
+_QUICK_UNITS = 1 << 20
+_QUICK_SECONDS, SECONDS = 0.5, 10.0  # of computing for a medium
 _PATIENCE = 60.0  # seconds by the clock
-_MEMORY, _MEMORY_OF_PIXEL = 64 << 20, 16  # bytes, beside the file's
-_COST = 1 << 18  # pixels that are decoded in the time that it takes to begin and end
-_BYTES_OF_PIXEL = 3
-_NICE = 5  # of images that may take long
-
-_PURPOSE = Purpose("images", "are decoded")
+_MEMORY = 64 << 20  # bytes, beside those of the file and of units
+_COST = 1 << 18  # units that are decoded in the time that it takes to begin and end
+_NICE = 5  # of media that may take long
 
 
 class Reservation:
@@ -55,7 +53,9 @@ class Reservation:
     def take(self, size: int) -> None:
         """Raises Overloaded where there is too little; InvalidPayload where there never is so much."""
         if self._size + size > self._memory.most:
-            raise InvalidPayload(f"the request's images have more than {self._memory.most} bytes of files and pixels")
+            raise InvalidPayload(
+                f"the request's {ALL_MEDIA} have more than {self._memory.most} bytes of files and pixels"
+            )
         self._memory.take(size, self._size)
         self._size += size
 
@@ -68,34 +68,55 @@ class Reservation:
     __del__ = give_back
 
 
-class LoadedMedia(NamedTuple):
-    """The images of one request, and their memory."""
+class Load(NamedTuple):
+    """A file to be decoded, with its units."""
 
-    media: tuple[Image, ...]
+    kind: str
+    file: bytes
+    units: int
+
+    @property
+    def data_size(self) -> int:
+        """Bytes of the decoded data."""
+        return DECODERS[self.kind].unit_bytes * self.units
+
+    @property
+    def memory(self) -> int:
+        """Bytes that decoding may take."""
+        return _MEMORY + DECODERS[self.kind].unit_memory * self.units + 2 * len(self.file)
+
+
+class LoadedMedia(NamedTuple):
+    """The media of one request, and their memory."""
+
+    media: tuple[Medium, ...]
     reservation: Reservation
 
 
 class MediaLoader:
-    """Fetches and decodes. Its threads and its process begin with the first image. Thread-safe.
+    """Fetches and decodes. Its threads begin with the first medium, a kind's process with its first. Thread-safe.
 
-    Requests take turns. All of a request's pixels are reserved, as the files' headers give them, before any is decoded.
+    Requests take turns. All of a request's units are reserved, as the files' headers give them, before any is decoded.
     """
 
     def __init__(self, rules: MediaRules) -> None:
         self._rules = rules
-        full = "images of other requests take all the memory that there is for them"
+        full = f"{ALL_MEDIA} of other requests take all the memory that there is for them"
         self.memory = Quota(MAX_MEMORY, _SPARE_MEMORY, _LITTLE_MEMORY, full)
-        self._waiting = Quota(MAX_MEDIA, _SPARE_MEDIA, _FEW_MEDIA, "too many images of other requests are being loaded")
-        self._process = Sandbox(_make, _PURPOSE)
+        many = f"too many {ALL_MEDIA} of other requests are being loaded"
+        self._waiting = Quota(MAX_MEDIA, _SPARE_MEDIA, _FEW_MEDIA, many)
+        self._processes = {
+            kind: Sandbox(decoder.make, Purpose(MEDIA[kind], "are decoded")) for kind, decoder in DECODERS.items()
+        }
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fetcher: Fetcher | None = None
         self._fetches = Turns(FETCHES, lambda host: _FETCHES_OF_HOST)
-        self._decoders = TurnThreads(DECODERS, _SLOW_DECODERS, "images")
+        self._decoders = TurnThreads(THREADS, _SLOW_THREADS, "media")
         self._closed = False
 
     def load(self, sources: Sequence[MediaSource]) -> Future[LoadedMedia]:
-        """Have the images of a request loaded; to cancel the result ends the fetches.
+        """Have the media of a request loaded; to cancel the result ends the fetches.
 
         Raises:
             Unavailable: too many wait. The result raises it too, and InvalidPayload; both name the field.
@@ -113,7 +134,8 @@ class MediaLoader:
         """End threads and process; what is being loaded is given up."""
         with self._lock:
             loop, self._loop, self._closed = self._loop, None, True
-        self._process.close()
+        for process in self._processes.values():
+            process.close()
         self._decoders.shutdown()
         if loop is not None:
             asyncio.run_coroutine_threadsafe(self._stop(), loop)
@@ -125,7 +147,7 @@ class MediaLoader:
             loop.run_forever()
             loop.close()
 
-        threading.Thread(target=run, name="image-fetches", daemon=True).start()
+        threading.Thread(target=run, name="media-fetches", daemon=True).start()
         return loop
 
     async def _stop(self) -> None:
@@ -149,11 +171,11 @@ class MediaLoader:
             files = await _together(
                 _named(source, partial(self._file, source, fetches, reservation)) for source in sources
             )
-            sizes = [self._pixels(source, file) for source, file in zip(sources, files, strict=True)]
-            reservation.take(_BYTES_OF_PIXEL * sum(sizes))
+            loads = [self._measured(source, file) for source, file in zip(sources, files, strict=True)]
+            reservation.take(sum(load.data_size for load in loads))
             media = await _together(
-                _named(source, partial(self._image, file, pixels, decoding, reservation))
-                for source, file, pixels in zip(sources, files, sizes, strict=True)
+                _named(source, partial(self._decoded, load, decoding, reservation))
+                for source, load in zip(sources, loads, strict=True)
             )
             reservation.give_back(sum(len(file) for file in files) - given)  # nothing refers to what was fetched
         except BaseException:
@@ -167,66 +189,61 @@ class MediaLoader:
         else:
             host = _host(source.url)
             async with self._fetches.turn(flow, 1.0, host):
-                file = await self._fetch(source.url)
+                file = await self._fetch(source)
             reservation.take(len(file))
         if not file:
-            raise InvalidPayload("the image has no bytes")
+            raise InvalidPayload(f"the {source.kind} has no bytes")
         return file
 
-    async def _fetch(self, url: str) -> bytes:
+    async def _fetch(self, source: MediaSource) -> bytes:
         from handler.serving.media.fetch import Fetcher, read_file  # aiohttp is loaded by the first URL
 
-        if _host(url) == _FILES:
-            return await run_in_daemon_thread(partial(read_file, url, self._rules))
+        if _host(source.url) == _FILES:
+            return await run_in_daemon_thread(partial(read_file, source.url, source.kind, self._rules))
         if self._fetcher is None:
             self._fetcher = Fetcher(self._rules, FETCHES)
-        return await self._fetcher.fetch(url)
+        return await self._fetcher.fetch(source.url, source.kind)
 
-    def _pixels(self, source: MediaSource, file: bytes) -> int:
-        """Return how many an image has by its header."""
+    def _measured(self, source: MediaSource, file: bytes) -> Load:
+        """Measure a medium by its header."""
         try:
-            return self._checked(*read_size(file))
+            return self._load_of(source.kind, file, DECODERS[source.kind].read_size(file))
         except InvalidPayload as error:
             raise InvalidPayload(f"{source.name}: {error.message}") from None
 
-    def _checked(self, width: int, height: int) -> int:
-        most = self._rules.max_pixels
-        if width * height > most:
-            limit = f"at most {most} in all (option.max_image_pixels)"
-            raise InvalidPayload(f"the image has {width} × {height} pixels; {limit}")
-        return width * height
+    def _load_of(self, kind: str, file: bytes, size: Size) -> Load:
+        return Load(kind, file, DECODERS[kind].units(size, self._rules.files[kind]))
 
-    async def _image(self, file: bytes, pixels: int, flow: Flow, reservation: Reservation) -> Image:
+    async def _decoded(self, load: Load, flow: Flow, reservation: Reservation) -> Medium:
         try:
-            return await self._in_turn(file, pixels, flow)
+            return await self._in_turn(load, flow)
         except LargerThanRead as larger:  # as a GIF whose first frame is larger than its screen
-            found = self._checked(*larger.args)
-            reservation.take(_BYTES_OF_PIXEL * (found - pixels))
-            return await self._in_turn(file, found, flow)
+            found = self._load_of(load.kind, load.file, larger.args)
+            reservation.take(found.data_size - load.data_size)
+            return await self._in_turn(found, flow)
 
-    async def _in_turn(self, file: bytes, pixels: int, flow: Flow) -> Image:
-        """Decode a small image within little time, so that no turn at it takes long; others, and slow ones, apart."""
-        if pixels <= _QUICK_PIXELS:
+    async def _in_turn(self, load: Load, flow: Flow) -> Medium:
+        """Decode a small medium within little time, so that no turn at it takes long; others, and slow ones, apart."""
+        if load.units <= _QUICK_UNITS:
             with contextlib.suppress(LimitExceeded):
-                return await self._turn(file, pixels, flow, slow=False)
+                return await self._turn(load, flow, slow=False)
         try:
-            return await self._turn(file, pixels, flow, slow=True)
+            return await self._turn(load, flow, slow=True)
         except LimitExceeded:
-            memory = _memory(file, pixels) >> 20
-            raise InvalidPayload(f"the image needs more than {SECONDS:g} s or {memory} MiB") from None
+            raise InvalidPayload(f"the {load.kind} needs more than {SECONDS:g} s or {load.memory >> 20} MiB") from None
 
-    async def _turn(self, file: bytes, pixels: int, flow: Flow, *, slow: bool) -> Image:
+    async def _turn(self, load: Load, flow: Flow, *, slow: bool) -> Medium:
         seconds, nice = (SECONDS, _NICE) if slow else (_QUICK_SECONDS, 0)
-        decode = partial(self._decode, file, pixels, Limits(seconds, _memory(file, pixels), _PATIENCE, nice))
-        return await asyncio.wrap_future(self._decoders.submit(decode, _COST + pixels, slow=slow, flow=flow))
+        decode = partial(self._decode, load, Limits(seconds, load.memory, _PATIENCE, nice))
+        return await asyncio.wrap_future(self._decoders.submit(decode, _COST + load.units, slow=slow, flow=flow))
 
-    def _decode(self, file: bytes, pixels: int, limits: Limits) -> Image:
-        job = Job(pixels, limits, len(file))
+    def _decode(self, load: Load, limits: Limits) -> Medium:
+        job = Job(load.units, limits, len(load.file))
         try:
-            ((width, height, digest), *parts), _ = self._process.run(job, file)
+            ((size, digest), *parts), _ = self._processes[load.kind].run(job, load.file)
         except NotRun as error:
-            raise Unavailable(f"the image cannot be decoded: {client_words(str(error))}") from None
-        return Image(width, height, b"".join(parts), digest)
+            raise Unavailable(f"the {load.kind} cannot be decoded: {client_words(str(error))}") from None
+        return Medium(load.kind, size, b"".join(parts), digest)
 
 
 async def _together(parts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -259,13 +276,3 @@ def _host(url: str) -> str:
         return urlsplit(url).netloc.lower()
     except ValueError:  # it is refused when it is fetched
         return ""
-
-
-def _memory(file: bytes, pixels: int) -> int:
-    return _MEMORY + _MEMORY_OF_PIXEL * pixels + 2 * len(file)
-
-
-def _make() -> Work:
-    from handler.serving.media.image.decode import decode  # Pillow, in the process only
-
-    return decode

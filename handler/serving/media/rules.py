@@ -1,9 +1,8 @@
-"""Rules for the images of requests: where they may come from, and how large they may be."""
+"""Rules for the media of requests: where they may come from, and how large they may be."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,25 +11,33 @@ from handler.core.errors import ConfigError, Problem
 
 ANY_HOST = "*"
 
-EXTRA = "pip install 'lmi-handler[images]'"
+
+class FileRules(NamedTuple):
+    """Rules for the files of one kind.
+
+    Attributes:
+        max_bytes: of a file.
+        max_units: of a file's content: an image's pixels.
+        seconds: that a fetch may take in all.
+    """
+
+    max_bytes: int
+    max_units: int
+    seconds: float
 
 
 class MediaRules(NamedTuple):
-    """Rules for images, from the options.
+    """Rules for media, from the options.
 
     Attributes:
         domains: hosts, each `name` for the usual ports or `name:port`; `*` is any name with the usual ports.
         directory: of `file:` URLs, without symbolic links; None where there are none.
-        max_bytes: of a file.
-        max_pixels: of an image, width times height.
-        seconds: that a fetch may take in all.
+        files: by kind.
     """
 
+    files: Mapping[str, FileRules]
     domains: Collection[str] = ()
     directory: Path | None = None
-    max_bytes: int = 20 << 20
-    max_pixels: int = 1 << 25
-    seconds: float = 5.0
 
 
 def media_rules(config: Config) -> MediaRules:
@@ -43,16 +50,5 @@ def media_rules(config: Config) -> MediaRules:
     directory = None if given is None else Path(given).resolve()
     if directory is not None and not directory.is_dir():
         raise ConfigError(Problem(config.where(key), key, f"{key}={given}: there is no such directory"))
-    return MediaRules(
-        domains=config.allowed_media_domains or (),
-        directory=directory,
-        max_bytes=config.max_image_bytes,
-        max_pixels=config.max_image_pixels,
-        seconds=config.image_fetch_timeout,
-    )
-
-
-def missing_packages() -> str:
-    """Say what has to be installed before images can be served; "" where all is there."""
-    missing = [name for name in ("PIL", "aiohttp") if importlib.util.find_spec(name) is None]
-    return f"{' and '.join(missing)} cannot be imported: {EXTRA}" if missing else ""
+    files = {"image": FileRules(config.max_image_bytes, config.max_image_pixels, config.image_fetch_timeout)}
+    return MediaRules(files, config.allowed_media_domains or (), directory)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.config.config import Config
-from handler.core.media import Image, MediaSource
+from handler.core.media import MediaSource, Medium
 from handler.core.values import Adapter, Finish, Request, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, Output
 from handler.engines.huggingface.tokenizer import HfTokenizer
@@ -55,12 +55,12 @@ class Loaded:
         self.engine.add(EngineRequest(self._key, ids, Sampling(**sampling), adapter))
         return self._key
 
-    def look(self, text: str, *images: Image, **sampling: Any) -> int:
+    def look(self, text: str, *images: Medium, **sampling: Any) -> int:
         """Add a chat of one message, with its images first."""
         self._key += 1
         content = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
         prompt = self.tokenizer.encode_chat([{"role": "user", "content": content}])
-        sources = tuple(MediaSource(b"", "", f"messages[0].content[{at}]") for at in range(len(images)))
+        sources = tuple(MediaSource("image", b"", "", f"messages[0].content[{at}]") for at in range(len(images)))
         sampling = {"max_new_tokens": 12, "ignore_eos": True, **sampling}
         request = Request(prompt.text, Sampling(**sampling), media=sources)
         placed = place_media(request, prompt, images, self.tokenizer.media_tokens)

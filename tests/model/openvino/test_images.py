@@ -89,8 +89,7 @@ def test_prompts_of_ids_are_served_where_a_text_has_them(vision: Vision) -> None
 
 def test_images_that_do_not_fit_are_refused_by_name(vision: Vision) -> None:
     tokens = vision.driver.tokenizer.media_tokens
-    assert tokens is not None
-    request = Request("", media=tuple(MediaSource(b"", "", f"images[{number}]") for number in range(2)))
+    request = Request("", media=tuple(MediaSource("image", b"", "", f"images[{number}]") for number in range(2)))
     prompt = vision.driver.tokenizer.encode_chat(CASES[1].messages)
     with pytest.raises(InvalidPayload, match="makes 1 placeholders for 2 images"):
         place_media(request, prompt, CASES[4].images[:2], tokens)

@@ -10,9 +10,13 @@ import sys
 
 import pytest
 
-from handler.core.media import Image, MediaPrompt, SharedMedia
+from handler.core.media import MediaPrompt, Medium, SharedMedia
 
-IMAGES = (Image(2, 1, b"\x00\x01\x02\x03\x04\x05", "first"), Image(1, 1, b"abc", "second"))
+IMAGES = (
+    Medium("image", (2, 1), b"\x00\x01\x02\x03\x04\x05", "first"),
+    Medium("image", (1, 1), b"abc", "second"),
+)
+OTHER = Medium("image", (1, 1), b"xyz", "other")
 
 READ = """
 import pickle, sys
@@ -41,7 +45,7 @@ def test_they_are_gone_with_their_owner_even_where_its_descriptor_is_another_fil
     gc.collect()
     with pytest.raises(FileNotFoundError):
         file.read()
-    others = [SharedMedia("", [Image(1, 1, b"xyz", "other")]) for _ in range(8)]  # one has the same number
+    others = [SharedMedia("", [OTHER]) for _ in range(8)]  # one has the same number
     assert file.path in {other.file.path for other in others}
     with pytest.raises(FileNotFoundError, match="their request has ended"):
         file.read()
@@ -55,7 +59,7 @@ def test_another_file_in_the_place_of_theirs_is_never_read(monkeypatch: pytest.M
         target = readlink(path)
         held.clear()
         gc.collect()
-        held.extend(SharedMedia("", [Image(1, 1, b"xyz", "other")]) for _ in range(8))
+        held.extend(SharedMedia("", [OTHER]) for _ in range(8))
         assert file.path in {other.file.path for other in held}
         return target
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from handler.core.errors import ConfigError
-from handler.core.media import Image, MediaPrompt, SharedMedia
+from handler.core.media import MediaPrompt, Medium, SharedMedia
 from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import EngineInfo, EngineRequest, Interrupted, Step
 from handler.engines.process.engine_loop import Cancel, Failed, Ready, run
@@ -123,13 +123,13 @@ def test_commands_are_heard_whatever_the_steps_bring(
 def test_a_request_arrives_whole() -> None:
     ours, theirs = socket.socketpair()
     engine = Scripted(theirs, TOKEN)
-    shared = SharedMedia("text", [Image(1, 1, b"rgb", "digest")])
+    shared = SharedMedia("text", [Medium("image", (1, 1), b"rgb", "digest")])
     request = EngineRequest(1, [4], Sampling(seed=7), Adapter("a", 1, "/"), shared.file)
     with ours, _running(engine) as channel:
         send(channel, request)
         _wait_for(1, engine.seen)
     assert engine.requests == [request]
-    assert engine.requests[0].read_media() == MediaPrompt("text", (Image(1, 1, b"rgb", "digest"),))
+    assert engine.requests[0].read_media() == MediaPrompt("text", (Medium("image", (1, 1), b"rgb", "digest"),))
 
 
 @pytest.fixture

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import pytest
 
+from handler.core.media import Medium
 from handler.engines.huggingface.chat_content import find_forms
-from handler.engines.huggingface.image_tokens import collapse, expand, no_media, read_media_tokens
+from handler.engines.huggingface.image_tokens import no_images, read_image_tokens
+from handler.engines.huggingface.media_tokens import collapse, expand, no_media
 
 CLIP = {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14}
 SIGLIP = {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 16}
@@ -39,29 +42,48 @@ def write(directory: Path, config: dict[str, Any], processor: dict[str, Any] | N
 def test_counts(
     tmp_path: Path, config: dict[str, Any], processor: dict[str, Any] | None, size: tuple[int, int], number: int
 ) -> None:
-    found = read_media_tokens(write(tmp_path, config, processor))
+    found = read_image_tokens(write(tmp_path, config, processor))
     assert not isinstance(found, str)
-    assert found.count(*size) == number
+    assert found.count(size) == number
 
 
 def test_what_takes_no_images_says_why(tmp_path: Path) -> None:
-    assert no_media(write(tmp_path, {"model_type": "llama"})) == "the model takes text only"
-    assert "model_type gemma3 " in no_media(write(tmp_path, {"model_type": "gemma3", "vision_config": {}}))
-    assert "pixtral" in no_media(write(tmp_path, {"model_type": "llava", "vision_config": {"model_type": "pixtral"}}))
-    qwen = read_media_tokens(write(tmp_path, {"model_type": "qwen2_vl"}))
+    assert no_images(write(tmp_path, {"model_type": "llama"})) == "the model takes text only"
+    assert "model_type gemma3 " in no_images(write(tmp_path, {"model_type": "gemma3", "vision_config": {}}))
+    assert "pixtral" in no_images(write(tmp_path, {"model_type": "llava", "vision_config": {"model_type": "pixtral"}}))
+    qwen = read_image_tokens(write(tmp_path, {"model_type": "qwen2_vl"}))
     assert not isinstance(qwen, str)
+    assert no_media(None) == {"image": "the model takes text only"}
     with pytest.raises(ValueError, match="over 200 times"):
-        qwen.count(201, 1)
+        qwen.count((201, 1))
+
+
+class Wide:
+    """An image has a token a pixel of its width."""
+
+    placeholder, text = 9, "<image>"
+
+    def count(self, size: Sequence[int]) -> int:
+        return size[0]
+
+
+WIDE = {"image": Wide()}
+
+
+def wide(*widths: int) -> list[Medium]:
+    return [Medium("image", (width, 1), b"", "") for width in widths]
 
 
 def test_placeholders_are_repeated_and_joined_again() -> None:
-    assert expand([1, 9, 2, 9, 9], 9, [3, 1, 2]) == [1, 9, 9, 9, 2, 9, 9, 9]
-    assert collapse([1, 9, 9, 9, 2, 9, 9, 9], 9, [3, 1, 2]) == [1, 9, 2, 9, 9]
+    assert expand([1, 9, 2, 9, 9], {"image": [3, 1, 2]}, WIDE) == [1, 9, 9, 9, 2, 9, 9, 9]
+    assert collapse([1, 9, 9, 9, 2, 9, 9, 9], wide(3, 1, 2), WIDE) == [1, 9, 2, 9, 9]
     with pytest.raises(ValueError, match="makes 2 placeholders for 1 images"):
-        expand([9, 9], 9, [1])
-    for ids, counts in (([9, 9, 1], [3]), ([9, 9], [1]), ([1], [1])):
-        with pytest.raises(ValueError, match="as many placeholders"):
-            collapse(ids, 9, counts)
+        expand([9, 9], {"image": [1]}, WIDE)
+    for ids, width in (([9, 9, 1], 3), ([9, 9], 1), ([1], 1)):
+        with pytest.raises(ValueError, match="as many placeholders as its images"):
+            collapse(ids, wide(width), WIDE)
+    with pytest.raises(ValueError, match="as many placeholders as its images"):
+        collapse([9], (), WIDE)
 
 
 _LOOP = "{%% for m in messages %%}[%s]{%% endfor %%}"
@@ -81,6 +103,6 @@ def test_a_template_gets_the_form_that_it_renders(template: str, of_parts: str, 
     def render(messages: list[dict[str, Any]]) -> str:
         return str(jinja2.Template(template).render(messages=messages))
 
-    forms = find_forms(render, "<image>")
+    forms = find_forms(render, WIDE)
     assert render(forms.adapt(CHAT)) == of_parts
     assert render(forms.adapt([{"role": "user", "content": "hi"}])) == of_text

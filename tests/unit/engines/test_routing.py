@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handler.core.media import Image, SharedMedia
+from handler.core.media import Medium, SharedMedia
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Pooling, Request
 from handler.engines.process.routing import Load, Router
@@ -118,7 +118,7 @@ def test_a_conversation_with_another_image_is_another_one() -> None:
     router = Router(16)
 
     def ask(text: str, *digests: str) -> int:
-        media = SharedMedia(text, [Image(1, 1, b"rgb", digest) for digest in digests])
+        media = SharedMedia(text, [Medium("image", (1, 1), b"rgb", digest) for digest in digests])
         return router.choose(Request(text), Prompt(text, [], NO_WORDS, media), IDLE)
 
     assert [ask("user: <image>", "a"), ask("user: <image>", "b")] == [0, 1]

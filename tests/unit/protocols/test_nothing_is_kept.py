@@ -20,7 +20,7 @@ NAMES = (
 )  # fmt: skip
 TASKS = [(dialect, body) for dialect, bodies in BODIES.items() for body in bodies]
 
-SEEING = replace(CAPABLE, no_media="")
+SEEING = replace(CAPABLE, no_media={"image": ""})
 PNG = {"type": "input_image", "image_url": "data:image/png;base64,aQ==", "file_id": "file_1"}
 
 

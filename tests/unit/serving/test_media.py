@@ -19,13 +19,14 @@ import pytest
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError, InvalidPayload, Overloaded, ServingError, Unavailable
 from handler.core.framing import dumps
-from handler.core.media import Image, MediaSource
+from handler.core.media import MediaSource, Medium
 from handler.serving.media import loader as media
 from handler.serving.media.addresses import is_public
 from handler.serving.media.image.decode import decode
 from handler.serving.media.image.headers import read_size
-from handler.serving.media.loader import MediaLoader
-from handler.serving.media.rules import MediaRules, media_rules, missing_packages
+from handler.serving.media.kinds import missing_packages
+from handler.serving.media.loader import Load, MediaLoader
+from handler.serving.media.rules import media_rules
 from handler.serving.request_task import RequestTask
 from handler.serving.turns import Quota
 from tests.app.media.files import data_url, image_file
@@ -34,6 +35,7 @@ from tests.stepped import Bench, benches
 
 __all__ = ["benches"]
 
+RULES = media_rules(read_config(environ={}).checked())
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 
 
@@ -43,9 +45,9 @@ def saved(image: PIL.Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     return file.getvalue()
 
 
-def decoded(data: bytes) -> Image:
-    (width, height, digest), *parts = decode(1 << 20, memoryview(data))
-    return Image(width, height, b"".join(parts), digest)
+def decoded(data: bytes) -> Medium:
+    (size, digest), *parts = decode(1 << 20, memoryview(data))
+    return Medium("image", size, b"".join(parts), digest)
 
 
 def pair(mode: str, left: Any, right: Any) -> PIL.Image.Image:
@@ -88,7 +90,7 @@ CASES = {
 def test_images_are_decoded_as_vllm_does(name: str) -> None:
     data, size, pixels = CASES[name]
     found = decoded(data)
-    assert (found.width, found.height, tuple(found.rgb)) == (*size, pixels)
+    assert (found.size, tuple(found.data)) == (size, pixels)
 
 
 def test_equal_pixels_have_equal_digests() -> None:
@@ -97,7 +99,7 @@ def test_equal_pixels_have_equal_digests() -> None:
     assert len({decoded(data).digest for data in (webp, low, high)}) == 1
     column = PIL.Image.new("RGB", (1, 2), RED)
     column.putpixel((0, 1), BLUE)
-    assert decoded(saved(column)).rgb == decoded(low).rgb
+    assert decoded(saved(column)).data == decoded(low).data
     others = [column, pair("RGB", RED, (0, 0, 254)), pair("RGB", BLUE, RED), one.resize((4, 1))]
     assert len({decoded(saved(image)).digest for image in (one, *others)}) == 5
 
@@ -116,13 +118,13 @@ def test_public_addresses(address: str, public: bool) -> None:
 
 @pytest.fixture
 def images() -> Iterator[MediaLoader]:
-    loader = MediaLoader(MediaRules())
+    loader = MediaLoader(RULES)
     yield loader
     loader.close()
 
 
 def source(data: bytes, name: str = "image") -> MediaSource:
-    return MediaSource(data, "", name)
+    return MediaSource("image", data, "", name)
 
 
 def refusal(loader: MediaLoader, *sources: MediaSource) -> ServingError:
@@ -135,7 +137,7 @@ def test_memory_is_given_back_when_nothing_refers_to_it(images: MediaLoader) -> 
     png, jpeg = image_file(), image_file("JPEG")
     loaded = images.load([source(png), source(jpeg)]).result()
     assert images.memory.taken == len(png) + len(jpeg) + 2 * 8 * 6 * 3
-    assert [image.width for image in loaded.media] == [8, 8]
+    assert [image.size for image in loaded.media] == [(8, 6)] * 2
     del loaded
     gc.collect()
     assert images.memory.taken == 0
@@ -165,7 +167,7 @@ def test_large_images_of_one_client_do_not_hold_up_a_neighbours_small_one(images
     wait_for(lambda: images.memory.taken > 1 << 29, PATIENCE, "the attack does not begin")
     began = time.process_time()
     with mock.patch.object(images, "_decode", wraps=images._decode) as decode:
-        assert images.load([source(image_file())]).result().media[0].width == 8
+        assert images.load([source(image_file())]).result().media[0].size == (8, 6)
         assert decode.call_count <= 3
     assert time.process_time() - began < 1.0
     outcomes = [each.exception(timeout=PATIENCE) for each in attack]
@@ -177,7 +179,7 @@ def test_pixels_are_reserved_before_any_is_decoded(images: MediaLoader) -> None:
     png, go_on = image_file(), threading.Event()
     decode = images._decode
 
-    def later(*given: Any) -> Image:
+    def later(*given: Any) -> Medium:
         assert go_on.wait(PATIENCE)
         return decode(*given)
 
@@ -204,7 +206,7 @@ def test_an_image_larger_than_its_header_says_is_decoded_when_its_size_is_known(
     gif = image_file("GIF").replace(b"GIF87a\x08\0\x06\0", b"GIF87a\x01\0\x01\0")
     assert read_size(gif) == (1, 1)
     loaded = images.load([source(gif)]).result()
-    assert loaded.media[0][:2] == (8, 6)
+    assert loaded.media[0].size == (8, 6)
     assert images.memory.taken == len(gif) + 8 * 6 * 3
 
 
@@ -243,7 +245,7 @@ def test_one_broken_image_refuses_the_request(images: MediaLoader) -> None:
 
 
 def test_an_image_that_takes_too_much_memory_ends_its_own_decoding(images: MediaLoader) -> None:
-    with mock.patch.multiple(media, _MEMORY=1 << 20, _MEMORY_OF_PIXEL=0):
+    with mock.patch.object(Load, "memory", 1 << 20):
         error = refusal(images, source(image_file(size=(3000, 3000))))
     assert isinstance(error, InvalidPayload)
     assert len(images.load([source(image_file())]).result().media) == 1
@@ -262,7 +264,7 @@ def test_too_many_that_wait_are_refused(images: MediaLoader) -> None:
 
 
 def test_a_closed_loader_loads_nothing() -> None:
-    loader = MediaLoader(MediaRules())
+    loader = MediaLoader(RULES)
     loader.load([source(image_file())]).result()
     loader.close()
     with pytest.raises(Unavailable):
@@ -300,13 +302,13 @@ def test_vllms_arguments_that_this_server_reads_are_refused_among_engine_args() 
 
 def test_without_pillow_images_are_refused_by_its_name() -> None:
     with mock.patch("importlib.util.find_spec", return_value=None):
-        assert missing_packages() == "PIL and aiohttp cannot be imported: pip install 'lmi-handler[images]'"
-    assert missing_packages() == ""
+        assert missing_packages("image") == "PIL and aiohttp cannot be imported: pip install 'lmi-handler[images]'"
+    assert missing_packages("image") == ""
 
 
 def test_under_djl_images_are_loaded_between_steps_and_freed_with_their_request() -> None:
     bench = Bench()
-    bench.model.preprocessor.context = replace(bench.model.preprocessor.context, no_media="")
+    bench.model.preprocessor.context = replace(bench.model.preprocessor.context, no_media={"image": ""})
     told: list[RequestTask] = []
     task = bench.model.open({}, on_bytes=told.append)
     part = {"type": "image_url", "image_url": {"url": data_url(image_file())}}
@@ -327,9 +329,9 @@ def test_under_djl_images_are_loaded_between_steps_and_freed_with_their_request(
 def test_a_client_that_leaves_while_its_images_fail_logs_nothing(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    loader = MediaLoader(MediaRules())
+    loader = MediaLoader(RULES)
     for _ in range(50):
-        sources = [MediaSource(b"", "", "a"), MediaSource(None, "ftp://a", "b"), MediaSource(b"x", "", "c")]
+        sources = [source(b"", "a"), MediaSource("image", None, "ftp://a", "b"), source(b"x", "c")]
         loader.load(sources).cancel()
         with pytest.raises(InvalidPayload):
             loader.load(sources).result(PATIENCE)

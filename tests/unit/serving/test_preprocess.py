@@ -32,7 +32,7 @@ class Letters:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary: Vocabulary | None = vocabulary
         self.chat_template = ""
-        self.media_tokens: MediaTokens | None = None
+        self.media_tokens: Mapping[str, MediaTokens] = {}
 
     def encode(self, text: str) -> Prompt:
         assert self.vocabulary is not None

@@ -1,4 +1,4 @@
-"""Readers of a chat's images: what a request carries is decoded from base64, a URL is left to the server."""
+"""Readers of a chat's media: what a request carries is decoded from base64, a URL is left to the server."""
 
 from __future__ import annotations
 
@@ -7,27 +7,33 @@ import binascii
 from typing import Any
 
 from handler.core.errors import InvalidPayload
-from handler.core.media import MediaSource
-from handler.protocols.kernel.base import ServerContext
+from handler.core.media import MEDIA, MediaSource
+from handler.protocols.kernel.base import MAX_MEDIA, ServerContext
 
 _SCHEMES = ("http", "https", "file")
 _MAX_URL = 8192  # characters, but for data URLs
 _PART = 1 << 18  # characters, a multiple of four: other threads may run between two parts
 
-IMAGE = {"type": "image"}
-"""An image's place in a message, as Hugging Face's chat templates expect it."""
-
-ONLY_IN = "images stand in messages of the user"
+TEXT_ONLY = "the engine reads text only"
 
 
-def check_taken(kind: str, at: str, context: ServerContext) -> None:
-    """Raise InvalidPayload where the engine takes no images; `kind` is the client's word for one."""
-    if context.no_media:
-        raise InvalidPayload(f"{at}: {kind!r} is not supported: {context.no_media}")
+def place(source: MediaSource) -> dict[str, Any]:
+    """Return a medium's place in a message, as Hugging Face's chat templates expect it."""
+    return {"type": source.kind}
 
 
-def image_of_url(url: Any, name: str) -> MediaSource:
-    """Read a URL of an image.
+def only_in(kind: str) -> str:
+    return f"{MEDIA[kind]} stand in messages of the user"
+
+
+def check_taken(kind: str, word: str, at: str, context: ServerContext) -> None:
+    """Raise InvalidPayload where the engine takes no media of a kind; `word` is the client's for one."""
+    if reason := context.no_media.get(kind, TEXT_ONLY):
+        raise InvalidPayload(f"{at}: {word!r} is not supported: {reason}")
+
+
+def read_url(kind: str, url: Any, name: str) -> MediaSource:
+    """Read a URL of a medium.
 
     Args:
         name: the field's path, for messages.
@@ -41,17 +47,17 @@ def image_of_url(url: Any, name: str) -> MediaSource:
     if scheme.lower() == "data":
         head, comma, _ = rest.partition(",")
         if not comma or not head.lower().endswith(";base64"):
-            raise InvalidPayload(f"{name}: a data URL must be data:image/...;base64,...")
-        return image_of_base64(url, name, start=len(scheme) + len(head) + 2)
+            raise InvalidPayload(f"{name}: a data URL must be data:{kind}/...;base64,...")
+        return read_base64(kind, url, name, start=len(scheme) + len(head) + 2)
     if scheme.lower() not in _SCHEMES:
         raise InvalidPayload(f"{name} must be an http, https, file or data URL")
     if len(url) > _MAX_URL:
         raise InvalidPayload(f"{name} has {len(url)} characters; a URL may have {_MAX_URL}")
-    return MediaSource(None, url, name)
+    return MediaSource(kind, None, url, name)
 
 
-def image_of_base64(text: Any, name: str, *, start: int = 0) -> MediaSource:
-    """Read an image's file in base64, from character number `start` on.
+def read_base64(kind: str, text: Any, name: str, *, start: int = 0) -> MediaSource:
+    """Read a medium's file in base64, from character number `start` on.
 
     Raises:
         InvalidPayload: it is not base64, or empty.
@@ -64,14 +70,15 @@ def image_of_base64(text: Any, name: str, *, start: int = 0) -> MediaSource:
         parts = range(start, len(text), _PART)
         data = b"".join([base64.b64decode(text[at : at + _PART], validate=True) for at in parts])
     except (binascii.Error, ValueError):
-        raise InvalidPayload(f"{name}: the image is not base64") from None
+        raise InvalidPayload(f"{name}: the {kind} is not base64") from None
     if not data:
-        raise InvalidPayload(f"{name}: the image is empty")
-    return MediaSource(data, "", name)
+        raise InvalidPayload(f"{name}: the {kind} is empty")
+    return MediaSource(kind, data, "", name)
 
 
 def check_number(media: list[MediaSource], context: ServerContext) -> None:
-    """Raise InvalidPayload, naming the first image too many."""
-    if len(media) > context.max_media:
-        name = media[context.max_media].name
-        raise InvalidPayload(f"{name}: a request may have {context.max_media} images (option.limit_mm_per_prompt)")
+    """Raise InvalidPayload, naming the first medium too many of a kind."""
+    for kind, several in MEDIA.items():
+        most = context.max_media.get(kind, MAX_MEDIA)
+        if more := [source.name for source in media if source.kind == kind][most:]:
+            raise InvalidPayload(f"{more[0]}: a request may have {most} {several} (option.limit_mm_per_prompt)")

@@ -1,4 +1,4 @@
-"""Readers of a chat's `messages`, which several dialects share: roles, text, images, tool calls and their results."""
+"""Readers of a chat's `messages`, which several dialects share: roles, text, media, tool calls and their results."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.media import MediaSource
 from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.readers.media import IMAGE, ONLY_IN, check_number, check_taken, image_of_url
+from handler.protocols.kernel.readers.media import TEXT_ONLY, check_number, check_taken, only_in, place, read_url
 
 ROLES = ("system", "user", "assistant", "developer", "tool")
 
 MAX_ARGUMENTS, MAX_ALL_ARGUMENTS = 1 << 20, 1 << 22
 
-_MEDIA = ("image", "input_image", "input_audio", "audio_url", "video_url", "file")
+_URLS = {"image_url": "image"}
+"""Types of parts with a URL in a field of the same name, and the kind of their media."""
+
+_REFUSED = ("image", "input_image", "input_audio", "audio_url", "video_url", "file")
 """Types of parts that other servers take; they are refused by name."""
 
 _THOUGHTS = ("reasoning", "reasoning_content")
@@ -27,9 +30,9 @@ Message = Mapping[str, Any]
 
 
 def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ...], list[MediaSource], list[str]]:
-    """Read the messages as the tokenizer takes them and the images in them, and list their unknown names.
+    """Read the messages as the tokenizer takes them and the media in them, and list their unknown names.
 
-    `developer` means `system`, null means absent. A dialect that is translated to this one puts an ImageSource itself
+    `developer` means `system`, null means absent. A dialect that is translated to this one puts a MediaSource itself
     in the place of a part.
 
     Raises:
@@ -159,51 +162,58 @@ def _text(content: Any, at: str) -> str:
 def _content(
     content: Any, at: str, context: ServerContext, media: list[MediaSource], unknown: dict[str, None]
 ) -> str | list[Message]:
-    """Read a text as `_text` does; with images a list of parts, each a text or an image's place.
+    """Read a text as `_text` does; with media a list of parts, each a text or a medium's place.
 
     Args:
         media: gets those of the content.
         unknown: gets names that have no effect.
     """
-    if not isinstance(content, list) or not any(isinstance(part, MediaSource) or _is_image(part) for part in content):
+    if not isinstance(content, list) or not any(_is_medium(part) for part in content):
         return _text(content, at)
     parts: list[Message] = []
     for index, part in enumerate(content):
         where = f"{at}[{index}]"
         if isinstance(part, MediaSource):
-            media.append(part)
-        elif _is_image(part):
-            check_taken("image_url", where, context)
-            media.append(_image(part, where, unknown))
+            source = part
+        elif (word := _type(part)) in _URLS:
+            check_taken(_URLS[word], word, where, context)
+            source = _medium(part, word, where, unknown)
         else:
             parts.append({"type": "text", "text": _part(part, where)})
             continue
-        parts.append(IMAGE)
+        media.append(source)
+        parts.append(place(source))
     return parts
 
 
-def _is_image(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "image_url"
+def _is_medium(part: Any) -> bool:
+    return isinstance(part, MediaSource) or _type(part) in _URLS
 
 
-def _image(part: Message, at: str, unknown: dict[str, None]) -> MediaSource:
-    """Read OpenAI's part; `image_url` may also be the URL itself, as in vLLM."""
-    given = part.get("image_url")
+def _type(part: Any) -> str:
+    """Return the type of a part; "" where it has none."""
+    word = part.get("type") if isinstance(part, dict) else None
+    return word if isinstance(word, str) else ""
+
+
+def _medium(part: Message, word: str, at: str, unknown: dict[str, None]) -> MediaSource:
+    """Read OpenAI's part of type `word`; that field may also be the URL itself, as in vLLM."""
+    given = part.get(word)
     more = {name: value for name, value in given.items() if name != "url"} if isinstance(given, dict) else {}
     if more.get("detail") == "auto":
         del more["detail"]  # as if it was left out
-    unknown |= {f"messages[].content[].image_url.{name}": None for name, value in more.items() if value is not None}
-    names = [name for name in part if name not in ("type", "image_url") and part[name] is not None]
+    unknown |= {f"messages[].content[].{word}.{name}": None for name, value in more.items() if value is not None}
+    names = [name for name in part if name not in ("type", word) and part[name] is not None]
     unknown |= {f"messages[].content[].{name}": None for name in names}
-    return image_of_url(given.get("url") if isinstance(given, dict) else given, f"{at}.image_url")
+    return read_url(_URLS[word], given.get("url") if isinstance(given, dict) else given, f"{at}.{word}")
 
 
 def _part(part: Any, at: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "image_url":
-        raise InvalidPayload(f"{at}: 'image_url' is not supported: {ONLY_IN}")
-    if isinstance(kind, str) and kind in _MEDIA:
-        raise InvalidPayload(f"{at}: '{kind}' is not supported: the engine reads text only")
-    if kind != "text" or not isinstance(part.get("text"), str):
+    word = _type(part)
+    if word in _URLS:
+        raise InvalidPayload(f"{at}: {word!r} is not supported: {only_in(_URLS[word])}")
+    if word in _REFUSED:
+        raise InvalidPayload(f"{at}: {word!r} is not supported: {TEXT_ONLY}")
+    if word != "text" or not isinstance(part.get("text"), str):
         raise InvalidPayload(f"{at} must be an object with 'type': 'text' and a string 'text'")
     return str(part["text"])

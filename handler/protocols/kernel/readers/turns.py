@@ -12,7 +12,7 @@ Chat = list[dict[str, Any]]
 
 
 def add_to_turn(chat: Chat, role: str, **parts: Any) -> None:
-    """Add a text, an image or a call to the last message if it is of the same role. `join_turns` comes at the end.
+    """Add a text, a medium or a call to the last message if it is of the same role. `join_turns` comes at the end.
 
     A system message amid the others is the user's, between marks: most chat templates take one only as the first.
     """
@@ -25,7 +25,7 @@ def add_to_turn(chat: Chat, role: str, **parts: Any) -> None:
 
 
 def join_turns(chat: Chat) -> None:
-    """Join the texts of each message with line ends; beside an image they stay parts."""
+    """Join the texts of each message with line ends; beside a medium they stay parts."""
     for message in chat:
         for name in _TEXTS:
             if not isinstance(parts := message.get(name), list):

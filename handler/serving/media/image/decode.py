@@ -13,7 +13,8 @@ from PIL import GifImagePlugin, ImageOps, JpegImagePlugin, PngImagePlugin, WebPI
 
 from handler.core.errors import InvalidPayload
 from handler.core.words import client_words
-from handler.serving.media.image.headers import LargerThanRead, read_size
+from handler.serving.media.decoder import LargerThanRead
+from handler.serving.media.image.headers import read_size
 
 PIL.Image.MAX_IMAGE_PIXELS = None  # `decode` has a limit of its own
 
@@ -33,7 +34,7 @@ _PART = 1 << 20  # bytes
 
 
 def decode(max_pixels: int, data: memoryview) -> Iterator[Any]:
-    """Yield width, height and digest of the first frame, as in `Image`, then its pixels in parts.
+    """Yield size and digest of the first frame, as in `Medium`, then its pixels in parts.
 
     It decodes as vLLM does: upright by EXIF, transparent parts on white (vllm/multimodal/image.py).
 
@@ -55,7 +56,7 @@ def decode(max_pixels: int, data: memoryview) -> Iterator[Any]:
     rgb = image.tobytes()
     digest = hashlib.sha256(b"%d %d " % image.size)
     digest.update(rgb)
-    yield (*image.size, digest.hexdigest())
+    yield image.size, digest.hexdigest()
     for start in range(0, len(rgb), _PART):
         yield rgb[start : start + _PART]
 

@@ -9,10 +9,6 @@ _ALONE = frozenset((0x01, *range(0xD0, 0xD9)))
 """Markers without a length."""
 
 
-class LargerThanRead(Exception):
-    """The image is larger than its first bytes say; the arguments are its width and height."""
-
-
 def read_size(data: bytes) -> tuple[int, int]:
     """Return width and height as a JPEG, PNG, WebP or GIF gives them; (0, 0) where they cannot be found.
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from handler.config.config import Config
-from handler.core.media import Image, SharedMedia
+from handler.core.media import Medium, SharedMedia
 from handler.core.values import Finish, Sampling
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.trtllm import engine as trtllm
@@ -25,9 +25,9 @@ from tests.servers import serve
 QUESTION = "What is in this image?"
 
 
-def picture(width: int, height: int, *colours: int) -> Image:
+def picture(width: int, height: int, *colours: int) -> Medium:
     pixels = bytes(colours[at % len(colours)] for at in range(width * height * 3))
-    return Image(width, height, pixels, sha256(f"{width}x{height}".encode() + pixels).hexdigest())
+    return Medium("image", (width, height), pixels, sha256(f"{width}x{height}".encode() + pixels).hexdigest())
 
 
 RED, BLUE = picture(280, 140, 255, 0, 0), picture(140, 280, 0, 0, 255)
@@ -57,7 +57,7 @@ def seen(found: Loaded, key: int) -> list[int]:
 
 
 def test_an_image_is_seen_alone_and_in_company(each: Loaded) -> None:
-    assert each.capabilities.no_media == ""
+    assert each.capabilities.no_media == {"image": ""}
     asked = [(RED,), (BLUE,), (RED, BLUE), (BLUE, RED), ()]
     alone = [seen(each, each.look(QUESTION, *images)) for images in asked]
     assert len({tuple(ids) for ids in alone}) == len(asked)  # which images, and in which order
@@ -68,13 +68,13 @@ def test_an_image_is_seen_alone_and_in_company(each: Loaded) -> None:
 
 
 def test_ids_are_those_that_were_counted(now: Loaded) -> None:
-    tokens = now.tokenizer.media_tokens
+    tokens = now.tokenizer.media_tokens["image"]
     assert tokens is not None
     key = now.look(QUESTION, RED, BLUE)
     ids = now.engine._running[key].result.prompt_token_ids
     seen(now, key)
     beyond = now.double.model.vocabulary + 1
-    assert ids.count(beyond) == tokens.count(280, 140) + tokens.count(140, 280) == 2 * 50
+    assert ids.count(beyond) == tokens.count((280, 140)) + tokens.count((140, 280)) == 2 * 50
     assert ids.index(beyond) == len(now.tokenizer.encode("<|im_start|>user\n").ids) + 1
 
 
@@ -125,7 +125,7 @@ def test_other_ids_than_counted_end_their_request_alone(
     ],
 )
 def test_wrong_numbers_of_placeholders_do_not_reach_it(
-    now: Loaded, text: str, images: tuple[Image, ...], error: str
+    now: Loaded, text: str, images: tuple[Medium, ...], error: str
 ) -> None:
     ids, shared = now.tokenizer.encode(text).ids, SharedMedia(text, images)
     with pytest.raises(ValueError, match=error):
@@ -200,5 +200,7 @@ def test_what_takes_no_images_says_why(
     config = {**json.loads((vision / "config.json").read_text()), **change}
     (tmp_path / "config.json").write_text(json.dumps({name: one for name, one in config.items() if one is not None}))
     with using.tensorrt_llm(f"version={version}"):
-        found = trtllm.capabilities(EngineConfig(Config(enable_prefix_caching=prefix_cache), model=tmp_path)).no_media
+        found = trtllm.capabilities(EngineConfig(Config(enable_prefix_caching=prefix_cache), model=tmp_path)).no_media[
+            "image"
+        ]
     assert (why in found) if why else found == ""

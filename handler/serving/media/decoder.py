@@ -1,0 +1,42 @@
+"""What the loader asks of a kind of media; `kinds.py` lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from handler.engines.process.sandbox_tasks import Work
+    from handler.serving.media.rules import FileRules
+
+Size = tuple[int, ...]
+"""As in `Medium`."""
+
+
+class LargerThanRead(Exception):
+    """The medium is larger than its first bytes say; the arguments are its size."""
+
+
+class Decoder(NamedTuple):
+    """How the files of one kind are read.
+
+    Costs are in units: an image's pixels, or whatever takes as long to decode as a pixel.
+
+    Attributes:
+        read_size: returns a file's size by its header, within microseconds; zeros where it cannot be found.
+        units: returns those of a size. Raises InvalidPayload where the rules allow no such size.
+        unit_bytes: of decoded data.
+        unit_memory: bytes that decoding takes, beside the file.
+        make: returns, in a sandbox's process, what decodes the job's file, of `subject` units at most. It yields size
+            and digest, then the data in parts. It raises LargerThanRead, and InvalidPayload for a broken file.
+        packages: those that it needs.
+        extra: of this package, which has them.
+    """
+
+    read_size: Callable[[bytes], Size]
+    units: Callable[[Size, FileRules], int]
+    unit_bytes: int
+    unit_memory: int
+    make: Callable[[], Work]
+    packages: tuple[str, ...]
+    extra: str
