@@ -9,7 +9,6 @@ import contextlib
 import os
 import time
 import traceback
-from typing import Any
 
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
@@ -31,6 +30,16 @@ from handler.http.security.api_keys import ApiKeys
 from handler.http.security.cors import Cors
 from handler.protocols import registry
 from handler.protocols.kernel.base import HttpResponse
+from handler.protocols.openapi.answers import (
+    DescribedModel,
+    ExecutionParameters,
+    ListedModel,
+    Models,
+    ModelState,
+    ModelVersions,
+    Worker,
+    WorkerGroup,
+)
 from handler.serving.admission import ATTRIBUTES, INVOKE, route_in_attributes
 from handler.serving.host import running
 from handler.serving.loading.check import check
@@ -109,7 +118,7 @@ class App:
 
     async def _ping(self, scope: Scope, receive: Receive, send: Send) -> None:
         model = self._model
-        value: dict[str, Any] = {"status": "Healthy" if model.healthy else "Unhealthy", "state": model.state}
+        value: ModelState = {"status": "Healthy" if model.healthy else "Unhealthy", "state": model.state}
         if model.reason:
             value["reason"] = model.reason
         if replicas := model.replicas:
@@ -118,8 +127,13 @@ class App:
 
     async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
         config = self._model.config
-        value = {"modelName": config.model_name, "modelUrl": config.model_id, "status": self._status()}
-        await send_json(scope, send, 200, {"models": [value]})
+        listed: ListedModel = {
+            "modelName": config.model_name,
+            "modelUrl": config.model_id,
+            "status": self._status(),
+        }
+        value: Models = {"models": [listed]}
+        await send_json(scope, send, 200, value)
 
     async def _describe_model(self, scope: Scope, receive: Receive, send: Send) -> None:
         model, config = self._model, self._model.config
@@ -127,13 +141,16 @@ class App:
             return await _model_not_found(scope, send)
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model.started_at))
         states = ["READY" if replica.ready else "PENDING" for replica in model.replicas] or [self._status()]
-        workers = [{"id": id, "startTime": started, "status": status} for id, status in enumerate(states, 1)]
-        group = {
+        workers: list[Worker] = [
+            {"id": id, "startTime": started, "status": status} for id, status in enumerate(states, 1)
+        ]
+        group: WorkerGroup = {
             "device": {"deviceType": "cpu", "deviceId": -1},
             "minWorkers": len(workers),
             "maxWorkers": len(workers),
+            "workers": workers,
         }
-        description = {
+        description: DescribedModel = {
             "modelName": config.model_name,
             "modelUrl": config.model_id,
             "engine": model.info.name if model.info else config.llm_engine,
@@ -143,15 +160,20 @@ class App:
             "requestInQueue": model.num_queued,
             "status": self._status(),
             "loadedAtStartup": True,
-            "workerGroups": [{**group, "workers": workers}],
+            "workerGroups": [group],
         }
-        return await send_json(scope, send, 200, [{"modelName": config.model_name, "models": [description]}])
+        versions: list[ModelVersions] = [{"modelName": config.model_name, "models": [description]}]
+        return await send_json(scope, send, 200, versions)
 
     async def _execution_parameters(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What batch transform asks for before a job: one record a request, as many at a time as the engine takes."""
         concurrent = min(self._model.max_sequences, _TRANSFORM)
         payload = min(6, _TRANSFORM // concurrent)  # 6 is SageMaker's default
-        value = {"MaxConcurrentTransforms": concurrent, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": payload}
+        value: ExecutionParameters = {
+            "MaxConcurrentTransforms": concurrent,
+            "BatchStrategy": "SINGLE_RECORD",
+            "MaxPayloadInMB": payload,
+        }
         await send_json(scope, send, 200, value)
 
     def _status(self) -> str:

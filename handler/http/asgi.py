@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from handler.core.errors import MethodNotAllowed, TooLarge, TooSlow
 from handler.core.event_loop import start_now
 from handler.core.framing import dumps
-from handler.protocols.kernel.base import ErrorFormat, HttpResponse, retry_headers
+from handler.protocols.kernel.base import ErrorFormat, FrontEndError, HttpResponse, retry_headers
 
 Headers = list[tuple[bytes, bytes]]
 Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -126,4 +126,5 @@ async def send_json(scope: Scope, send: Send, status: int, value: Any, extra: He
 async def send_error(
     scope: Scope, send: Send, status: int, type: str, message: str, extra: Headers | None = None
 ) -> None:
-    await send_json(scope, send, status, {"code": status, "type": type, "message": message}, extra)
+    value: FrontEndError = {"code": status, "type": type, "message": message}
+    await send_json(scope, send, status, value, extra)

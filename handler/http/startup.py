@@ -28,6 +28,7 @@ from handler.http.server import BACKLOG, Server, allow_connections, bind
 from handler.http.stop_signals import StopSignals
 from handler.plugins.functions import Formatters
 from handler.protocols.kernel.base import FRONT_END
+from handler.protocols.openapi.answers import ModelState
 from handler.serving.host import running
 from handler.serving.loading.model_directory import model_formatters
 from handler.serving.model import ServedModel
@@ -201,7 +202,8 @@ class StartingApp:
         scope["request_id"] = request_id(headers_by_name(scope))
         if scope["path"] == "/ping":
             state = "stopping" if self._draining else "loading"
-            await send_json(scope, send, 503, {"status": "Unhealthy", "state": state})
+            value: ModelState = {"status": "Unhealthy", "state": state}
+            await send_json(scope, send, 503, value)
         else:
             message = "the server is stopping" if self._draining else f"Model is not ready: {self._model_name}"
             await send_answer(scope, send, FRONT_END.whole(Unavailable(message)))

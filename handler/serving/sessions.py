@@ -30,6 +30,7 @@ from handler.plugins.api import Session
 from handler.protocols.kernel.base import ErrorFormat, Headers, ParsedRequest
 from handler.protocols.kernel.readers.adapters import quote
 from handler.protocols.kernel.reply import PreparedDocument
+from handler.protocols.openapi.answers import SessionAnswer
 
 log = logging.getLogger("handler")
 
@@ -296,4 +297,5 @@ def answer_call(sessions: Sessions | None, call: str, headers: Mapping[str, str]
             raise BadRequest("Session ID is required in request headers to close a session")
         sessions.close(id)
         done, told = f"Session {id} closed", [("x-amzn-sagemaker-closed-session-id", id)]
-    return ParsedRequest((), PreparedDocument(dumps({"result": done})), errors, headers=lambda timing: told)
+    answer: SessionAnswer = {"result": done}
+    return ParsedRequest((), PreparedDocument(dumps(answer)), errors, headers=lambda timing: told)

@@ -16,6 +16,7 @@ from handler.core.errors import BadRequest, InvalidPayload, NotFound, ServingErr
 from handler.http.asgi import Endpoint, read_body, send_error, send_json
 from handler.protocols.kernel.base import FRONT_END
 from handler.protocols.kernel.readers.body import decode
+from handler.protocols.openapi.answers import AdapterChange, Adapters, DescribedAdapter
 from handler.scheduler.lora.calls import AdapterCall, read_adapter_call, required
 from handler.scheduler.lora.registry import Registered
 from handler.serving.model import ServedModel
@@ -27,7 +28,7 @@ _ALIAS = "x-amzn-sagemaker-adapter-alias"
 _PAGE = 100  # adapters in a list, at most and by default
 _BODY = 1 << 20  # bytes
 
-Values = tuple[Any, tuple[str, ...]]
+Values = tuple[Adapters | DescribedAdapter | AdapterChange, tuple[str, ...]]
 """What is answered as JSON, and the names that meant nothing."""
 
 
@@ -77,7 +78,7 @@ class AdapterRoutes:
         limit, first = _number(query.pop("limit", "100")), max(0, _number(query.pop("next_page_token", "0")))
         entries = list(self._adapters.registry)
         last = first + (limit if 0 <= limit <= _PAGE else _PAGE)
-        value: dict[str, Any] = {"adapters": [_description(entry) for entry in entries[first:last]]}
+        value: Adapters = {"adapters": [_description(entry) for entry in entries[first:last]]}
         if last < len(entries):
             value["nextPageToken"] = str(last)
         return value, tuple(query)
@@ -92,7 +93,9 @@ class AdapterRoutes:
         name = required(call.name, "name")
         src, preload = required(call.src, "src"), call.preload is not False
         settled = await self._adapters.register(name, src, preload=preload)
-        return {**_status(scope, name, "registered"), "id": settled.number}, call.ignored
+        change = _status(scope, name, "registered")
+        change["id"] = settled.number
+        return change, call.ignored
 
     async def _update(self, scope: Scope, receive: Receive) -> Values | None:
         call = await self._read_call(scope, receive)
@@ -148,7 +151,7 @@ def _number(text: str) -> int:
         raise BadRequest(f"{text[:20]!r}: limit and next_page_token are whole numbers") from None
 
 
-def _description(entry: Registered) -> dict[str, Any]:
+def _description(entry: Registered) -> DescribedAdapter:
     adapter = entry.adapter
     return {
         "name": adapter.name,
@@ -159,5 +162,5 @@ def _description(entry: Registered) -> dict[str, Any]:
     }
 
 
-def _status(scope: Scope, name: str, done: str) -> dict[str, str]:
+def _status(scope: Scope, name: str, done: str) -> AdapterChange:
     return {"status": f"Adapter {scope['headers_by_name'].get(_ALIAS) or name} {done}"}

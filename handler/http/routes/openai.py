@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from handler.core.errors import ModelNotFound
 from handler.http.asgi import Endpoint, send_answer, send_json
+from handler.protocols.openai.answers import OpenAiModel, OpenAiModels
 from handler.protocols.openai.errors import ERRORS
 from handler.serving.model import ServedModel
 
@@ -24,7 +23,8 @@ class OpenAiRoutes:
         ]
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(scope, send, 200, {"object": "list", "data": list(self._models().values())})
+        value: OpenAiModels = {"object": "list", "data": list(self._models().values())}
+        await send_json(scope, send, 200, value)
 
     async def _one(self, scope: Scope, receive: Receive, send: Send) -> None:
         id = scope["path_params"]["id"]
@@ -33,17 +33,24 @@ class OpenAiRoutes:
             return await send_answer(scope, send, ERRORS.whole(ModelNotFound(id[:200])))
         return await send_json(scope, send, 200, model)
 
-    def _models(self) -> dict[str, dict[str, Any]]:
+    def _models(self) -> dict[str, OpenAiModel]:
         """By id. `parent` is what an adapter was made for; TGI and vLLM have `owned_by` as free text."""
         model, config = self._model, self._model.config
         most = model.info.max_total_tokens if model.info else None
         created = int(model.started_at)
 
-        def describe(id: str, **more: Any) -> dict[str, Any]:
-            common = {"id": id, "object": "model", "created": created, "owned_by": "lmi-handler"}
-            return common | {"root": config.model_name, "parent": None, "max_model_len": most} | more
+        def describe(id: str, root: str, parent: str | None = None) -> OpenAiModel:
+            return {
+                "id": id,
+                "object": "model",
+                "created": created,
+                "owned_by": "lmi-handler",
+                "root": root,
+                "parent": parent,
+                "max_model_len": most,
+            }
 
         own = [config.model_name, *(name for name in config.served_model_name or () if name != "*")]
         adapters = [entry.adapter.name for entry in model.adapters.registry]
-        by_name = {name: describe(name, root=name, parent=config.model_name) for name in adapters}
-        return {**{name: describe(name) for name in own}, **by_name}
+        by_name = {name: describe(name, name, config.model_name) for name in adapters}
+        return {**{name: describe(name, config.model_name) for name in own}, **by_name}

@@ -14,6 +14,7 @@ from handler.http.routes.inference import Inference
 from handler.protocols.kernel.base import HttpResponse
 from handler.protocols.kernel.texts import MAX_TEXTS
 from handler.protocols.openai.completions import MAX_PROMPTS
+from handler.protocols.tgi.answers import TgiInfo
 from handler.protocols.tgi.errors import UNHEALTHY
 from handler.protocols.tgi.request import MAX_BEST_OF, MAX_STOPS
 from handler.protocols.tgi.tokenize import CHAT_TOKENIZE, TOKENIZE
@@ -48,7 +49,7 @@ class TgiRoutes:
         total = None if info is None else info.max_total_tokens
         generates = self._model.context.task is Task.GENERATION  # else all tokens are the text's
         tokens = None if total is None else min(total - generates, config.max_input_len or total)
-        value = {
+        value: TgiInfo = {
             "model_id": config.model_id or config.model_name,
             "model_sha": config.engine_options.get("revision"),
             "model_pipeline_tag": self._model.context.task.value,

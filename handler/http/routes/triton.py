@@ -13,6 +13,14 @@ from handler.core.values import Task
 from handler.http.asgi import Endpoint, send_answer, send_json
 from handler.protocols.kernel.base import HttpResponse
 from handler.protocols.registry import TRITON_MODEL
+from handler.protocols.triton.answers import (
+    TritonConfig,
+    TritonMetadata,
+    TritonServer,
+    TritonState,
+    TritonTensor,
+    TritonTensorConfig,
+)
 from handler.protocols.triton.errors import ERRORS
 from handler.protocols.triton.request import VERSION, Datatypes, inputs, outputs
 from handler.serving.model import ServedModel
@@ -41,7 +49,7 @@ class TritonRoutes:
 
     async def _server(self, scope: Scope, receive: Receive, send: Send) -> None:
         extensions = ["generate", "model_configuration", *_EXTENSIONS] if self._generates else _EXTENSIONS
-        value = {"name": "lmi-handler", "version": __version__, "extensions": extensions}
+        value: TritonServer = {"name": "lmi-handler", "version": __version__, "extensions": extensions}
         await send_json(scope, send, 200, value)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,16 +60,16 @@ class TritonRoutes:
 
     async def _index(self, scope: Scope, receive: Receive, send: Send) -> None:
         model = self._model
-        state: dict[str, str] = {"state": "READY"}
+        state: TritonState = {"name": model.config.model_name, "version": VERSION, "state": "READY"}
         if not model.healthy:
-            state = {"state": "UNAVAILABLE", "reason": model.reason or model.state}
-        await send_json(scope, send, 200, [{"name": model.config.model_name, "version": VERSION, **state}])
+            state["state"], state["reason"] = "UNAVAILABLE", model.reason or model.state
+        await send_json(scope, send, 200, [state])
 
     # -- the model -----------------------------------------------------------------------------------------------
 
     async def _metadata(self, scope: Scope, receive: Receive, send: Send) -> None:
         if await self._is_here(scope, send):
-            value = {
+            value: TritonMetadata = {
                 "name": self._model.config.model_name,
                 "versions": [VERSION],
                 "platform": self._platform,
@@ -77,7 +85,7 @@ class TritonRoutes:
     async def _config(self, scope: Scope, receive: Receive, send: Send) -> None:
         if await self._is_here(scope, send):
             required = next(iter(inputs()))
-            value = {
+            value: TritonConfig = {
                 "name": self._model.config.model_name,
                 "platform": self._platform,
                 "backend": self._platform,
@@ -110,12 +118,12 @@ async def _send_state(scope: Scope, send: Send, *, fine: bool) -> None:
     await send_answer(scope, send, HttpResponse(200 if fine else 503, "text/plain", b""))
 
 
-def _described(datatypes: Datatypes) -> list[dict[str, Any]]:
+def _described(datatypes: Datatypes) -> list[TritonTensor]:
     """As metadata has tensors; all are lists of any length, and a list of one may be sent as what it holds."""
     return [{"name": name, "datatype": datatype, "shape": [-1]} for name, datatype in datatypes.items()]
 
 
-def _configured(datatypes: Datatypes) -> list[dict[str, Any]]:
+def _configured(datatypes: Datatypes) -> list[TritonTensorConfig]:
     """As a configuration has them."""
     types = {"BYTES": "STRING"}
     return [

@@ -191,6 +191,26 @@ class EmbeddingAnswer(TypedDict):
     usage: PromptUsage
 
 
+# -- models ------------------------------------------------------------------------------------------------------
+
+
+class OpenAiModel(TypedDict):
+    """The model or an adapter; `parent` is what an adapter was made for."""
+
+    id: str
+    object: Literal["model"]
+    created: Count
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: Count | None
+
+
+class OpenAiModels(TypedDict):
+    object: Literal["list"]
+    data: list[OpenAiModel]
+
+
 # -- errors ------------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from handler.protocols.assistant.tools.request import MAX_TOOLS
 from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.json_schema import COUNT, FLAG, TEXT, Shape, listing, nullable, record, ref
+from handler.protocols.kernel.json_schema import COUNT, FLAG, TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.schema.description import Description, Operation, parameters
 from handler.protocols.kernel.schema.texts import texts
@@ -17,6 +17,8 @@ from handler.protocols.openai.answers import (
     OpenAiChatAnswer,
     OpenAiChatChunk,
     OpenAiError,
+    OpenAiModel,
+    OpenAiModels,
     OpenAiTextAnswer,
     OpenAiTextChunk,
 )
@@ -98,11 +100,7 @@ DESCRIPTIONS: Mapping[str, Description] = {
 
 # -- other routes ------------------------------------------------------------------------------------------------
 
-_MODEL = record(
-    {"id": TEXT, "object": {"const": "model"}, "created": COUNT, "owned_by": TEXT},
-    {"root": TEXT, "parent": nullable(TEXT), "max_model_len": nullable(COUNT)},
-)
-_MODEL_EXAMPLE = {
+_MODEL_EXAMPLE: OpenAiModel = {
     "id": "model", "object": "model", "created": 1760000000, "owned_by": "lmi-handler", "root": "model", "parent": None,
     "max_model_len": 8192,
 }  # fmt: skip
@@ -116,12 +114,12 @@ _NO_MODEL = {
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/models"): Operation(
         "OpenAI", "The model and its adapters",
-        {200: ("application/json", record({"object": {"const": "list"}, "data": listing(_MODEL)}),
+        {200: ("application/json", OpenAiModels,
                {"object": "list", "data": [_MODEL_EXAMPLE]})},
     ),
     ("GET", "/v1/models/{id}"): Operation(
         "OpenAI", "The model or an adapter",
-        {200: ("application/json", _MODEL, _MODEL_EXAMPLE),
-         404: ("application/json", ref("OpenAiError"), {"error": _NO_MODEL})},
+        {200: ("application/json", OpenAiModel, _MODEL_EXAMPLE),
+         404: ("application/json", OpenAiError, {"error": _NO_MODEL})},
     ),
 }  # fmt: skip

@@ -107,7 +107,8 @@ def components(context: ServerContext) -> dict[str, Shape]:
     """Return the schemas of all bodies, by name."""
     descriptions = DESCRIPTIONS.values()
     types = [
-        kind for description in descriptions for kind in (description.answer, description.chunk, description.error)
+        *(kind for description in descriptions for kind in (description.answer, description.chunk, description.error)),
+        *(kind for operation in OPERATIONS.values() for _, kind, _ in operation.answers.values()),
     ]
     return {description.request: description.request_shape(context) for description in descriptions} | components_of(
         [*types, FrontEndError]
@@ -222,8 +223,7 @@ def _other(known: Operation) -> dict[str, Any]:
         operation["requestBody"] = {"content": {"application/json": {"schema": known.body}}}
     for status, answer in known.answers.items():
         response: dict[str, Any] = {"description": "It succeeded" if status < 300 else "It did not"}
-        if answer is not None:
-            kind, shape, example = answer
-            response["content"] = {kind: {"schema": shape, "example": example}}
+        content_type, kind, example = answer
+        response["content"] = {content_type: {"schema": schema_of_type(kind), "example": example}}
         operation["responses"][str(status)] = response
     return operation

@@ -5,25 +5,38 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.errors import AdapterFailed, BadRequest, Conflict, NoRoom, NotFound, Unavailable
-from handler.protocols.kernel.json_schema import COUNT, FLAG, TEXT, Shape, listing, record
-from handler.protocols.kernel.schema.description import Operation
+from handler.protocols.kernel.base import FrontEndError
+from handler.protocols.kernel.json_schema import COUNT, FLAG, TEXT, record
+from handler.protocols.kernel.schema.description import Answer, Operation
+from handler.protocols.openapi.answers import (
+    AdapterChange,
+    Adapters,
+    DescribedAdapter,
+    DescribedModel,
+    ExecutionParameters,
+    Models,
+    ModelState,
+    ModelVersions,
+    WorkerGroup,
+)
+from handler.protocols.tgi.answers import TgiError
+from handler.protocols.tgi.errors import UNHEALTHY
 
 _JSON, _TEXT, _HTML = "application/json", "text/plain", "text/html"
-_ERROR = {"$ref": "#/components/schemas/FrontEndError"}
-_NO_MODEL = (_JSON, _ERROR, {"code": 404, "type": "ModelNotFoundException", "message": "Model not found: other"})
-_STATE = record({"status": TEXT, "state": TEXT}, {"reason": TEXT, "replicas": record({"ready": COUNT, "total": COUNT})})
-_MODEL = record({"modelName": TEXT, "modelUrl": {"type": ["string", "null"]}, "status": TEXT})
-_UNHEALTHY = record({"error": TEXT, "error_type": TEXT})
-
-_ADAPTER = record({"name": TEXT, "id": COUNT, "src": TEXT, "preload": FLAG, "pin": FLAG})
-_ADAPTER_EXAMPLE = {"name": "sql", "id": 1, "src": "adapters/sql", "preload": True, "pin": False}
-_LIST = record({"adapters": listing(_ADAPTER)}, {"nextPageToken": TEXT})
+_NO_MODEL = (_JSON, FrontEndError, {"code": 404, "type": "ModelNotFoundException", "message": "Model not found: other"})
+_GROUP: WorkerGroup = {
+    "device": {"deviceType": "cpu", "deviceId": -1}, "minWorkers": 1, "maxWorkers": 1,
+    "workers": [{"id": 1, "startTime": "2026-11-22T01:30:39Z", "status": "READY"}],
+}  # fmt: skip
+_DESCRIBED: DescribedModel = {
+    "modelName": "model", "modelUrl": None, "engine": "openvino", "batchSize": 1, "maxBatchDelayMillis": 100,
+    "queueSize": 1000, "requestInQueue": 0, "status": "READY", "loadedAtStartup": True, "workerGroups": [_GROUP],
+}  # fmt: skip
+_ADAPTER_EXAMPLE: DescribedAdapter = {"name": "sql", "id": 1, "src": "adapters/sql", "preload": True, "pin": False}
 _ADAPTER_CALL = {"name": TEXT, "src": TEXT, "preload": FLAG, "pin": FLAG}
-_CHANGE = record({"status": TEXT}, {"id": COUNT})
 
-
-_FAILURES: dict[int, tuple[str, Shape, Any]] = {
-    error.status: (_JSON, _ERROR, {"code": error.status, "type": error.type, "message": error.message})
+_FAILURES: dict[int, Answer] = {
+    error.status: (_JSON, FrontEndError, {"code": error.status, "type": error.type, "message": error.message})
     for error in (
         BadRequest("LoRA is not enabled: echo: it was started without option.enable_lora=true"),
         NotFound("The adapter sql was not found"),
@@ -36,28 +49,28 @@ _FAILURES: dict[int, tuple[str, Shape, Any]] = {
 """Failures of calls about adapters, by status."""
 
 
-def _adapters(summary: str, shape: Shape, example: Any, *failures: int, **request: Any) -> Operation:
-    answers = {200: (_JSON, shape, example)} | {status: _FAILURES[status] for status in failures}
+def _adapters(summary: str, kind: Any, example: Any, *failures: int, **request: Any) -> Operation:
+    answers = {200: (_JSON, kind, example)} | {status: _FAILURES[status] for status in failures}
     return Operation("Adapters", summary, answers, **request)
 
 
 _ADAPTERS: dict[tuple[str, str], Operation] = {
     ("GET", "/adapters"): _adapters(
-        "List the LoRA adapters", _LIST, {"adapters": [_ADAPTER_EXAMPLE]}, 400,
+        "List the LoRA adapters", Adapters, {"adapters": [_ADAPTER_EXAMPLE]}, 400,
         query={"limit": COUNT, "next_page_token": TEXT},
     ),
     ("POST", "/adapters"): _adapters(
         "Register an adapter, by the query or by a body",
-        _CHANGE, {"status": "Adapter sql registered", "id": 1}, 400, 409, 424, 503, 507,
+        AdapterChange, {"status": "Adapter sql registered", "id": 1}, 400, 409, 424, 503, 507,
         query=_ADAPTER_CALL, body=record({}, _ADAPTER_CALL, example={"name": "sql", "src": "adapters/sql"}),
     ),
-    ("GET", "/adapters/{adapter}"): _adapters("Describe an adapter", _ADAPTER, _ADAPTER_EXAMPLE, 400, 404),
+    ("GET", "/adapters/{adapter}"): _adapters("Describe an adapter", DescribedAdapter, _ADAPTER_EXAMPLE, 400, 404),
     ("DELETE", "/adapters/{adapter}"): _adapters(
-        "Unregister an adapter", _CHANGE, {"status": "Adapter sql unregistered"}, 400, 404, 409
+        "Unregister an adapter", AdapterChange, {"status": "Adapter sql unregistered"}, 400, 404, 409
     ),
     ("POST", "/adapters/{adapter}/update"): _adapters(
         "Load an adapter again, from its place or from another",
-        _CHANGE, {"status": "Adapter sql updated"}, 400, 404, 409, 424, 503,
+        AdapterChange, {"status": "Adapter sql updated"}, 400, 404, 409, 424, 503,
         query=_ADAPTER_CALL, body=record({}, _ADAPTER_CALL, example={"src": "adapters/sql"}),
     ),
 }  # fmt: skip
@@ -65,36 +78,35 @@ _ADAPTERS: dict[tuple[str, str], Operation] = {
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/"): Operation(
         "Page", "The chat page for browsers (Accept: text/html); for others whether the model can serve, as in TGI",
-        {200: (_HTML, TEXT, "<!doctype html>"),
-         503: (_JSON, _UNHEALTHY, {"error": "unhealthy", "error_type": "healthcheck"})}, open=True,
+        {200: (_HTML, str, "<!doctype html>"),
+         503: (_JSON, TgiError, UNHEALTHY)}, open=True,
     ),
-    ("GET", "/docs"): Operation("Page", "The document as a page", {200: (_HTML, TEXT, "<!doctype html>")}, open=True),
+    ("GET", "/docs"): Operation("Page", "The document as a page", {200: (_HTML, str, "<!doctype html>")}, open=True),
     ("GET", "/api-doc/openapi.json"): Operation(
-        "Page", "The API's document", {200: (_JSON, {"type": "object"}, {"openapi": "3.1.0"})}
+        "Page", "The API's document", {200: (_JSON, dict, {"openapi": "3.1.0"})}
     ),
     ("GET", "/ping"): Operation(
         "State", "Whether the model can serve",
-        {200: (_JSON, _STATE, {"status": "Healthy", "state": "ready"}),
-         503: (_JSON, _STATE, {"status": "Unhealthy", "state": "loading"})}, open=True,
+        {200: (_JSON, ModelState, {"status": "Healthy", "state": "ready"}),
+         503: (_JSON, ModelState, {"status": "Unhealthy", "state": "loading"})}, open=True,
     ),
     ("GET", "/models"): Operation(
         "State", "The model, as a list",
-        {200: (_JSON, record({"models": listing(_MODEL)}),
+        {200: (_JSON, Models,
                {"models": [{"modelName": "model", "modelUrl": None, "status": "READY"}]})},
     ),
     ("GET", "/models/{model}"): Operation(
         "State", "The model, its queue and its workers",
-        {200: (_JSON, listing(record({"modelName": TEXT, "models": listing({"type": "object"})})),
-               [{"modelName": "model", "models": [{"modelName": "model", "status": "READY", "requestInQueue": 0}]}]),
+        {200: (_JSON, list[ModelVersions], [{"modelName": "model", "models": [_DESCRIBED]}]),
          404: _NO_MODEL},
     ),
     ("GET", "/metrics"): Operation(
         "State", "Metrics in Prometheus' text format",
-        {200: (_TEXT, TEXT, "# TYPE lmi_active_sequences gauge\nlmi_active_sequences 0.0\n")},
+        {200: (_TEXT, str, "# TYPE lmi_active_sequences gauge\nlmi_active_sequences 0.0\n")},
     ),
     ("GET", "/execution-parameters"): Operation(
         "State", "How batch transform should call the server",
-        {200: (_JSON, record({"MaxConcurrentTransforms": COUNT, "BatchStrategy": TEXT, "MaxPayloadInMB": COUNT}),
+        {200: (_JSON, ExecutionParameters,
                {"MaxConcurrentTransforms": 32, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": 3})},
     ),
     **_ADAPTERS,

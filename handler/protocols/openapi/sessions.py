@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handler.protocols.kernel.json_schema import TEXT, Shape, record, ref
+from handler.protocols.kernel.json_schema import TEXT, Shape, components_of, record, ref
+from handler.protocols.openapi.answers import SessionAnswer
 
 COMPONENTS: Mapping[str, Shape] = {
     "SessionCall": record(
@@ -13,7 +14,7 @@ COMPONENTS: Mapping[str, Shape] = {
         description="Opens or closes a session; it has no other fields",
         additionalProperties=False,
     ),
-    "SessionAnswer": record({"result": TEXT}),
+    **components_of([SessionAnswer]),
 }
 
 PARAMETER: Mapping[str, Any] = {

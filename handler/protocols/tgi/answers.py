@@ -94,6 +94,40 @@ class TgiError(TypedDict):
     code: NotRequired[Count]
 
 
+# -- other routes ------------------------------------------------------------------------------------------------
+
+
+class TgiInfo(TypedDict):
+    model_id: str
+    model_sha: str | None
+    model_pipeline_tag: str
+    max_concurrent_requests: Count
+    max_best_of: Count
+    max_stop_sequences: Count
+    max_input_tokens: Count | None
+    max_total_tokens: Count | None
+    validation_workers: Count
+    max_client_batch_size: Count
+    router: str
+    version: str
+    sha: str | None
+    docker_label: str | None
+
+
+class TgiPiece(TypedDict):
+    """A token, with its place in the text's bytes."""
+
+    id: Count
+    text: str
+    start: Count
+    stop: Count
+
+
+class TgiChatPieces(TypedDict):
+    tokenize_response: list[TgiPiece]
+    templated_text: str
+
+
 # -- MindIE ------------------------------------------------------------------------------------------------------
 
 

@@ -44,7 +44,7 @@ class OutOfRange(InvalidParameter):
         return self.message.partition(": ")[0]
 
 
-UNHEALTHY = {"error": "unhealthy", "error_type": "healthcheck"}
+UNHEALTHY: TgiError = {"error": "unhealthy", "error_type": "healthcheck"}
 """The body of a health check that fails."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.json_schema import COUNT, FLAG, TEXT, Shape, listing, nullable, record, ref
+from handler.protocols.kernel.json_schema import FLAG, TEXT, Shape, nullable, record, ref
 from handler.protocols.kernel.schema.description import Description, Operation
 from handler.protocols.lmi.openapi import EXAMPLE, LMI_REQUEST, chat_description
 from handler.protocols.tgi.answers import (
@@ -14,9 +14,12 @@ from handler.protocols.tgi.answers import (
     MindieError,
     MindieEvent,
     TgiAnswer,
+    TgiChatPieces,
     TgiError,
     TgiEvent,
+    TgiInfo,
     TgiList,
+    TgiPiece,
 )
 from handler.protocols.tgi.errors import UNHEALTHY
 from handler.protocols.tgi.mindie import KINDS, MAX_CHARACTERS
@@ -117,37 +120,29 @@ DESCRIPTIONS: Mapping[str, Description] = {
 
 _JSON, _TEXT = "application/json", "text/plain"
 
-_UNHEALTHY = (_JSON, ref("TgiError"), UNHEALTHY)
-_INFO: Shape = record(
-    {
-        "model_id": TEXT, "model_sha": nullable(TEXT), "model_pipeline_tag": TEXT, "max_concurrent_requests": COUNT,
-        "max_best_of": COUNT, "max_stop_sequences": COUNT, "max_input_tokens": nullable(COUNT),
-        "max_total_tokens": nullable(COUNT), "validation_workers": COUNT, "max_client_batch_size": COUNT,
-        "router": TEXT, "version": TEXT,
-    },
-    {"sha": nullable(TEXT), "docker_label": nullable(TEXT)},
-)  # fmt: skip
-_INFO_EXAMPLE = {
+_UNHEALTHY = (_JSON, TgiError, UNHEALTHY)
+_INFO_EXAMPLE: TgiInfo = {
     "model_id": "model", "model_sha": None, "model_pipeline_tag": "text-generation", "max_concurrent_requests": 1032,
     "max_best_of": 2, "max_stop_sequences": 4, "max_input_tokens": 8191, "max_total_tokens": 8192,
     "validation_workers": 2, "max_client_batch_size": 256, "router": "lmi-handler", "version": "0.1.0", "sha": None,
     "docker_label": None,
 }  # fmt: skip
-_PIECES = listing(record({"id": COUNT, "text": TEXT, "start": COUNT, "stop": COUNT}))
 _PIECES_EXAMPLE = [{"id": 28120, "text": "Hello", "start": 0, "stop": 5}]
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
-    ("GET", "/info"): Operation("TGI", "What the server serves, and its limits", {200: (_JSON, _INFO, _INFO_EXAMPLE)}),
+    ("GET", "/info"): Operation(
+        "TGI", "What the server serves, and its limits", {200: (_JSON, TgiInfo, _INFO_EXAMPLE)}
+    ),
     ("GET", "/health"): Operation(
-        "TGI", "Whether the model can serve", {200: (_TEXT, TEXT, ""), 503: _UNHEALTHY}, open=True
+        "TGI", "Whether the model can serve", {200: (_TEXT, str, ""), 503: _UNHEALTHY}, open=True
     ),
     ("POST", "/tokenize"): Operation(
-        "TGI", "A prompt's tokens, with their places in its bytes", {200: (_JSON, _PIECES, _PIECES_EXAMPLE)},
+        "TGI", "A prompt's tokens, with their places in its bytes", {200: (_JSON, list[TgiPiece], _PIECES_EXAMPLE)},
         body={**ref("TgiGenerateRequest"), "example": {"inputs": "Hello"}},
     ),
     ("POST", "/chat_tokenize"): Operation(
         "TGI", "A chat's text as the model gets it, and its tokens",
-        {200: (_JSON, record({"tokenize_response": _PIECES, "templated_text": TEXT}),
+        {200: (_JSON, TgiChatPieces,
                {"tokenize_response": _PIECES_EXAMPLE, "templated_text": "Hello"})},
         body={**ref("OpenAiChatRequest"), "example": {"messages": [{"role": "user", "content": "Hello"}]}},
     ),

@@ -20,6 +20,7 @@ from handler.protocols.kernel.readers.messages import read_messages
 from handler.protocols.kernel.reply import PromptDocument
 from handler.protocols.kernel.validation import show
 from handler.protocols.openai.parameters import CHAT, HARMLESS
+from handler.protocols.tgi.answers import TgiPiece
 from handler.protocols.tgi.errors import OutOfRange, TgiErrors, WrongType
 from handler.protocols.tgi.request import read_body, unknown
 
@@ -99,6 +100,7 @@ def _tokens(prompt: Prompt) -> Iterator[bytes]:
     data = prompt.text.encode()
     places = zip(prompt.ids, spans(prompt) or [(0, 0)] * len(prompt.ids), strict=True)
     before = b"["
+    part: list[TgiPiece]
     while part := [
         {"id": id, "text": data[start:stop].decode(), "start": start, "stop": stop}
         for id, (start, stop) in islice(places, _PART)

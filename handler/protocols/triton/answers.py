@@ -43,5 +43,61 @@ class TritonResponse(TritonHead, TritonTensors, TritonExtras):
     text_output: str | list[str]
 
 
+# -- other routes ------------------------------------------------------------------------------------------------
+
+
+class TritonServer(TypedDict):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class TritonState(TypedDict):
+    """Of a model, in the repository's index."""
+
+    name: str
+    version: str
+    state: str
+    reason: NotRequired[str]
+
+
+class TritonTensor(TypedDict):
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class TritonMetadata(TypedDict):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TritonTensor]
+    outputs: list[TritonTensor]
+
+
+class TritonTensorConfig(TypedDict):
+    name: str
+    data_type: str
+    dims: list[int]
+    optional: NotRequired[bool]
+
+
+class TransactionPolicy(TypedDict):
+    decoupled: bool
+
+
+class TritonConfig(TypedDict):
+    name: str
+    platform: str
+    backend: str
+    max_batch_size: Count
+    input: list[TritonTensorConfig]
+    output: list[TritonTensorConfig]
+    model_transaction_policy: TransactionPolicy
+
+
+# -- errors ------------------------------------------------------------------------------------------------------
+
+
 class TritonError(TypedDict):
     error: str

@@ -6,9 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.json_schema import COUNT, FLAG, TEXT, Shape, listing, record, ref
+from handler.protocols.kernel.json_schema import TEXT, Shape, listing, record
 from handler.protocols.kernel.schema.description import Description, Operation, parameters
-from handler.protocols.triton.answers import TritonError, TritonResponse
+from handler.protocols.triton.answers import (
+    TritonConfig,
+    TritonError,
+    TritonMetadata,
+    TritonResponse,
+    TritonServer,
+    TritonState,
+    TritonTensor,
+    TritonTensorConfig,
+)
 from handler.protocols.triton.inputs import TABLE
 
 
@@ -54,51 +63,40 @@ DESCRIPTIONS: Mapping[str, Description] = {
 
 _JSON, _TEXT = "application/json", "text/plain"
 
-_TENSOR = record({"name": TEXT, "datatype": TEXT, "shape": listing({"type": "integer"})})
-_TENSOR_CONFIG = record({"name": TEXT, "data_type": TEXT, "dims": listing({"type": "integer"})}, {"optional": FLAG})
-_UNKNOWN = (_JSON, ref("TritonError"), {"error": "Request for unknown model: 'other' is not found"})
-_STATE = {200: (_TEXT, TEXT, ""), 503: (_TEXT, TEXT, "")}
-_INDEX = listing(record({"name": TEXT, "version": TEXT, "state": TEXT}, {"reason": TEXT}))
-_METADATA = record(
-    {"name": TEXT, "versions": listing(TEXT), "platform": TEXT, "inputs": listing(_TENSOR), "outputs": listing(_TENSOR)}
-)
-_CONFIG = record(
-    {
-        "name": TEXT,
-        "platform": TEXT,
-        "max_batch_size": COUNT,
-        "input": listing(_TENSOR_CONFIG),
-        "output": listing(_TENSOR_CONFIG),
-    }
-)
-_INPUT = {"name": "text_input", "datatype": "BYTES", "shape": [-1]}
-_INPUT_CONFIG = {"name": "text_input", "data_type": "TYPE_STRING", "dims": [-1], "optional": False}
+_UNKNOWN = (_JSON, TritonError, {"error": "Request for unknown model: 'other' is not found"})
+_STATE = {200: (_TEXT, str, ""), 503: (_TEXT, str, "")}
+_INPUT: TritonTensor = {"name": "text_input", "datatype": "BYTES", "shape": [-1]}
+_INPUT_CONFIG: TritonTensorConfig = {"name": "text_input", "data_type": "TYPE_STRING", "dims": [-1], "optional": False}
+
+_CONFIG: TritonConfig = {
+    "name": "model", "platform": "openvino", "backend": "openvino", "max_batch_size": 0, "input": [_INPUT_CONFIG],
+    "output": [], "model_transaction_policy": {"decoupled": True},
+}  # fmt: skip
 
 _OF_MODEL = {
     "": Operation(
         "Triton", "The model, its inputs and outputs",
-        {200: (_JSON, _METADATA, {"name": "model", "versions": ["1"], "platform": "openvino", "inputs": [_INPUT],
+        {200: (_JSON, TritonMetadata, {"name": "model", "versions": ["1"], "platform": "openvino", "inputs": [_INPUT],
                                   "outputs": [{**_INPUT, "name": "text_output"}]}), 404: _UNKNOWN},
     ),
     "/ready": Operation("Triton", "Whether the model can serve", {**_STATE, 404: _UNKNOWN}),
     "/config": Operation(
         "Triton", "The model's configuration",
-        {200: (_JSON, _CONFIG, {"name": "model", "platform": "openvino", "max_batch_size": 0,
-                                "input": [_INPUT_CONFIG], "output": []}), 404: _UNKNOWN},
+        {200: (_JSON, TritonConfig, _CONFIG), 404: _UNKNOWN},
     ),
 }  # fmt: skip
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v2"): Operation(
         "Triton", "The server, its version and extensions",
-        {200: (_JSON, record({"name": TEXT, "version": TEXT, "extensions": listing(TEXT)}),
+        {200: (_JSON, TritonServer,
                {"name": "lmi-handler", "version": "0.1.0", "extensions": ["generate"]})},
     ),
-    ("GET", "/v2/health/live"): Operation("Triton", "Whether the server runs", {200: (_TEXT, TEXT, "")}),
+    ("GET", "/v2/health/live"): Operation("Triton", "Whether the server runs", {200: (_TEXT, str, "")}),
     ("GET", "/v2/health/ready"): Operation("Triton", "Whether the model can serve", {**_STATE}),
     ("POST", "/v2/repository/index"): Operation(
         "Triton", "The model and its state, as a list",
-        {200: (_JSON, _INDEX, [{"name": "model", "version": "1", "state": "READY"}])},
+        {200: (_JSON, list[TritonState], [{"name": "model", "version": "1", "state": "READY"}])},
     ),
     **{
         ("GET", f"/v2/models/{{model}}{version}{end}"): operation

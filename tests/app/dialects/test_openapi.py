@@ -113,6 +113,18 @@ def test_the_server_has_every_route_that_is_described_and_no_other(echo_server: 
         assert names == set(re.findall(r"\{(\w+)\}", path))
 
 
+def test_every_example_has_its_shape() -> None:
+    for dialect in DESCRIPTIONS.values():
+        validator(ref(dialect.request)).validate(dialect.example)
+        if dialect.answer is not None:
+            validator(schema_of_type(dialect.answer), closed=True).validate(dialect.answer_example)
+    for operation in OPERATIONS.values():
+        for _, kind, example in operation.answers.values():
+            validator(schema_of_type(kind), closed=True).validate(example)
+        if operation.body is not None:
+            validator(operation.body).validate(operation.body["example"])
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -39,11 +39,15 @@ class Description(NamedTuple):
     refuses_in_frame: bool = False
 
 
+Answer = tuple[str, Any, Any]
+"""Content type, type and example of an answer."""
+
+
 class Operation(NamedTuple):
     """A route that is not for inference.
 
     Attributes:
-        answers: status -> content type, schema and example; None: an empty body.
+        answers: status -> content type, type and example.
         query: names in the query, with their schemas.
         body: schema of an optional JSON body.
         open: needs no key.
@@ -51,7 +55,7 @@ class Operation(NamedTuple):
 
     tag: str
     summary: str
-    answers: Mapping[int, tuple[str, Shape, Any] | None]
+    answers: Mapping[int, Answer]
     query: Mapping[str, Shape] = MappingProxyType({})
     body: Shape | None = None
     open: bool = False
