@@ -11,7 +11,7 @@ def handle(inputs):  # type: ignore[no-untyped-def]
         from djl_python import Output
 
         return Output(code=500, message=f"the handler cannot start: {error}")
-    return worker.handle(inputs)
+    return worker.load(inputs) if worker.mode is None else worker.mode.answer(inputs)
 
 
 def register_adapter(inputs):  # type: ignore[no-untyped-def]

@@ -33,10 +33,10 @@ def start_now(coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         future: asyncio.Future[T] = loop.create_future()
         future.set_result(done.value)
         return future
-    return loop.create_task(_Begun(coroutine, waiting))
+    return loop.create_task(Begun(coroutine, waiting))
 
 
-class _Begun(Coroutine[Any, Any, T]):
+class Begun(Coroutine[Any, Any, T]):
     """A coroutine that has run up to its first wait; `waiting` is what it waits for."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], waiting: Any) -> None:
@@ -48,7 +48,10 @@ class _Begun(Coroutine[Any, Any, T]):
 
     def throw(self, *error: Any) -> Any:
         self._first.clear()
-        return self._coroutine.throw(*error)
+        try:
+            return self._coroutine.throw(*error)
+        finally:
+            del error  # its traceback names this frame: a cycle, which would keep all that the coroutine has
 
     def close(self) -> None:
         self._coroutine.close()

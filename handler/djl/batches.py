@@ -43,10 +43,8 @@ class Piece(NamedTuple):
 
 
 def open_item(model: ServedModel, item: Item, on_bytes: Callable[[RequestTask], object]) -> RequestTask:
-    """Begin a request. DJL's front end reads SageMaker's custom attributes: `route` is one of its headers."""
-    task = model.open(item.headers, route=item.headers.get("route"), on_bytes=on_bytes)
-    task.start(item.body)
-    return task
+    """Open a request. DJL's front end reads SageMaker's custom attributes: `route` is one of its headers."""
+    return model.open(item.headers, route=item.headers.get("route"), on_bytes=on_bytes)
 
 
 def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -> Piece:
@@ -113,8 +111,11 @@ class RollingBatch:
         opened: list[RequestTask] = []
         if new:
             self._loop.poll()  # an engine that died meanwhile must not take them along
-            opened = [open_item(self._model, new[index], self._loop.stop) for index in sorted(new)]
+            items = [new[index] for index in sorted(new)]
+            opened = [open_item(self._model, item, self._loop.stop) for item in items]
             tasks = self._tasks = tasks + opened
+            for task, item in zip(opened, items, strict=True):
+                task.start(item.body)
         self._wait(tasks, opened)
         pieces = [next_piece(task, self._max_piece, commits=self._commits_early) for task in tasks]
         self._tasks = [piece.task for piece in pieces if not piece.last]
@@ -194,7 +195,10 @@ class DynamicBatch:
 
     def _open(self, items: Sequence[Item]) -> list[RequestTask]:
         self._loop.poll()  # an engine that died meanwhile must not take them along
-        return [open_item(self._model, item, self._loop.stop) for item in items]
+        tasks = [open_item(self._model, item, self._loop.stop) for item in items]
+        for task, item in zip(tasks, items, strict=True):
+            task.start(item.body)
+        return tasks
 
     def _wait(self, tasks: Sequence[RequestTask], done: Callable[[], bool]) -> None:
         if not self._loop.wait_until(done, self._seconds):

@@ -227,6 +227,7 @@ class Async:
     def _open(self, item: Item) -> None:
         try:
             task = open_item(self._model, item, self._mark_ready)
+            task.start(item.body)
         except Exception as bug:  # djl_python would only log it
             task = self._model.refused(serving_error(bug))
         self._ids[task] = item.headers.get("request_tracking_id", "")

@@ -1,4 +1,4 @@
-"""The functions that `handler.entry` calls: the first call loads the model, the others are answered."""
+"""What `handler.entry` calls: the first call loads the model, the others are answered by its mode."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 from djl_python import Input, Output
 
 from handler.core.errors import ConfigError, Unavailable
+from handler.djl import startup
 from handler.djl.modes import Async, Dynamic, Mode, Passive, Rolling
-from handler.djl.startup import is_passive, load, prepare, steps_rolling
+from handler.djl.startup import is_passive, prepare, steps_rolling
 from handler.djl.versions import installed_version, read_ahead
 from handler.djl.wire import one_line, refusal
 from handler.djl.worker_loop import WorkerLoop
@@ -22,21 +23,22 @@ log = logging.getLogger("handler.djl")
 
 _LOOK = 0.5  # seconds between looks at the engine while nobody asks for anything
 
-_mode: Mode | Async | None = None  # loaded by the first call
+mode: Mode | Async | None = None
+"""Answers all calls but the first one, which loads it."""
 
 
-def handle(inputs: Input) -> Any:
-    """An Output; in async mode, which shows by its running loop, an awaitable of one or of an iterator of them."""
-    if _mode is not None:
-        return _mode.answer(inputs)
+def load(inputs: Input) -> Any:
+    """Answer the first call, by an Output; in async mode, which shows by its running loop, by an awaitable of one or of
+    an iterator of them.
+    """
     properties = inputs.get_properties()
     return _load_async(properties) if _is_async() else _load_stepped(properties)
 
 
 def adapters(inputs: Input, what: str) -> Any:
     """DJL's call to register, update or unregister (`what`) a LoRA adapter."""
-    if _mode is not None:
-        return _mode.change_adapter(inputs, what)
+    if mode is not None:
+        return mode.change_adapter(inputs, what)
     output = refusal(Unavailable("Model is not ready"))
     return _awaitable(output) if _is_async() else output
 
@@ -54,17 +56,17 @@ async def _awaitable(output: Output) -> Output:
 
 
 def _load_stepped(properties: Mapping[str, Any]) -> Output:
-    global _mode
+    global mode
     with _start() as answer:
         version = installed_version()
         if is_passive(properties, version):
-            _mode = Passive()
+            mode = Passive()
             return answer
         config, formatters = prepare(properties, version)
         loop = WorkerLoop()
-        model = loop.run(load(config, formatters, Path(properties["model_dir"]), stepped=True))
+        model = loop.run(startup.load(config, formatters, Path(properties["model_dir"]), stepped=True))
         rolling = steps_rolling(config, properties, version)
-        _mode = Rolling(model, loop, version) if rolling else Dynamic(model, loop)
+        mode = Rolling(model, loop, version) if rolling else Dynamic(model, loop)
         loop.look_after(_LOOK)
         read_ahead(installed_version())
     return answer
@@ -72,13 +74,13 @@ def _load_stepped(properties: Mapping[str, Any]) -> Output:
 
 async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[Output]:
     """On djl_python's own loop, which is not ours to stop. Where it succeeds, the answer has those to all requests."""
-    global _mode
+    global mode
     with _start() as answer:
         config, formatters = prepare(properties, None)
-        model = await load(config, formatters, Path(properties["model_dir"]), stepped=False)
-        _mode = Async(model, installed_version())
+        model = await startup.load(config, formatters, Path(properties["model_dir"]), stepped=False)
+        mode = Async(model, installed_version())
         read_ahead(installed_version())
-        return _mode.outputs(answer)
+        return mode.outputs(answer)
     return answer
 
 

@@ -39,21 +39,21 @@ class Endpoint:
     handlers: Mapping[str, Handle]
     errors: ErrorFormat | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         method = scope["method"]
         handle = self.handlers.get("GET" if method == "HEAD" else method)
         if handle is not None:
-            await handle(scope, receive, send)
-        elif method == "OPTIONS":
-            await send_json(scope, send, 200, {})
+            return handle(scope, receive, send)
+        return send_json(scope, send, 200, {}) if method == "OPTIONS" else self._refuse(scope, send)
+
+    async def _refuse(self, scope: Scope, send: Send) -> None:
+        error = MethodNotAllowed("Request method is not allowed, please refer to API document.")
+        allowed = [name for method in self.handlers for name in (method, *(("HEAD",) if method == "GET" else ()))]
+        allow = [(b"allow", ", ".join(allowed).encode())]
+        if self.errors is not None:
+            await send_answer(scope, send, self.errors.whole(error), allow)
         else:
-            error = MethodNotAllowed("Request method is not allowed, please refer to API document.")
-            allowed = [name for method in self.handlers for name in (method, *(("HEAD",) if method == "GET" else ()))]
-            allow = [(b"allow", ", ".join(allowed).encode())]
-            if self.errors is not None:
-                await send_answer(scope, send, self.errors.whole(error), allow)
-            else:
-                await send_error(scope, send, error.status, error.type, error.message, allow)
+            await send_error(scope, send, error.status, error.type, error.message, allow)
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) -> bytes | None:

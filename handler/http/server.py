@@ -77,6 +77,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                interface="asgi3",  # by default it looks for `async def`
                 http=Protocol,
                 ws="none",
                 lifespan="off",

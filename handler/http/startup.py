@@ -10,7 +10,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -176,8 +176,8 @@ class StartingApp:
         if self._draining:
             model.drain()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._app(scope, receive, send)
 
     @property
     def is_open(self) -> bool:

@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from handler.core.errors import GenerationFailed, InternalError, Overloaded, ServingError
 from handler.core.sequence import SequenceState
@@ -247,15 +247,17 @@ class Batcher:
             full = self._in_engine and len(self._in_engine) + first.request.sampling.num_sequences > self._max_active
             if full or not self._engine.admits(first.request, first.prompt):
                 return
-            self._start(self._queue.take())
+            active = self._queue.take()
+            active.started()
+            self._running[active.id] = active
+            for engine_request in self._engine_requests(active):
+                self._engine.add(engine_request)
 
-    def _start(self, active: ActiveRequest) -> None:
-        active.started()
+    def _engine_requests(self, active: ActiveRequest) -> Iterator[EngineRequest]:
+        """Make the engine's requests of one. Beams are one; several samples are several, each with its own seed."""
         request, prompt = active.request, active.prompt
         sampling = request.sampling.with_seed()
         active.unfinished = sampling.num_sequences
-        self._running[active.id] = active
-        # Beams are one request of the engine; several samples are several, each with its own seed.
         width = active.unfinished if sampling.num_beams > 1 else 1
         for first in range(0, active.unfinished, width):
             key = next(self._keys)
@@ -265,7 +267,7 @@ class Batcher:
             )
             own = sampling if first == 0 else sampling._replace(seed=sampling.seed_of(first), prompt_logprobs=False)
             media = None if prompt.media is None else prompt.media.file
-            self._engine.add(EngineRequest(key, prompt.ids, request.pooling or own, request.adapter, media))
+            yield EngineRequest(key, prompt.ids, request.pooling or own, request.adapter, media)
 
     def _end_sequence(self, request: RunningRequest, key: int, index: int) -> None:
         request.sequences[index] = None

@@ -106,8 +106,9 @@ class Admission:
         self._tokenize_inline = _TOKENIZE_STEPPED if stepped else _TOKENIZE_INLINE
         self._threads = TurnThreads(TOKENIZER_THREADS, TOKENIZER_THREADS - 1, "tokenize")
         self.formatters: FormatterThread | None = None
+        self._loop = asyncio.get_running_loop()
         if preprocessor.runs_model_py:
-            self.formatters = FormatterThread(asyncio.get_running_loop().call_soon_threadsafe)
+            self.formatters = FormatterThread(self._loop.call_soon_threadsafe)
 
     async def decode(self, body: bytes, headers: Headers, schema: Schema | None = None) -> Decoded:
         """Decode a body; a model.py's input formatter runs on its own thread.
@@ -120,7 +121,7 @@ class Admission:
         """
         decode = functools.partial(self.preprocessor.decode, body, headers, schema)
         if schema is None and self.formatters is not None and (title := self.preprocessor.input_formatter):
-            decoded: Decoded = await asyncio.wrap_future(self.formatters.submit(title, decode))
+            decoded: Decoded = await self._end(self.formatters.submit(title, decode))
             return decoded
         return await self.run(len(body), decode)
 
@@ -144,7 +145,7 @@ class Admission:
         if reservation is not None and (placed := encoded[1].media) is not None:
             weakref.finalize(placed, reservation.give_back)  # they are copies
         if (trial := self.preprocessor.try_guide(request)) is not None:
-            check_guide(request, await asyncio.wrap_future(trial))
+            check_guide(request, await self._end(trial))
         return encoded
 
     async def tokenize(self, request: Request, size: int, take: Callable[[Prompt], None]) -> None:
@@ -171,7 +172,7 @@ class Admission:
         """Load a request's media; when the caller is cancelled, their fetches end."""
         if not request.media:
             return (), None
-        return await asyncio.wrap_future(self._media.load(request.media))
+        return await self._end(self._media.load(request.media))
 
     async def _tokenizing(
         self, use: Callable[[Request, Sequence[Medium]], T], request: Request, size: int, media: Sequence[Medium]
@@ -181,19 +182,23 @@ class Admission:
             return use(request, media)
         call = functools.partial(use, request, media)
         size += sum(len(medium.data) for medium in media)  # they are copied
-        return await asyncio.wrap_future(self._submit(call, size, apart=is_long(request)))
+        return await self._end(self._submit(call, size, apart=is_long(request)))
 
     async def run(self, size: int, use: Callable[[], T]) -> T:
         """Call `use` on a body of `size` bytes: inline, on a thread, or on one for large bodies."""
         if size < _PARSE_INLINE:
             return use()
-        return await asyncio.wrap_future(self._submit(use, size, apart=size >= LARGE))
+        return await self._end(self._submit(use, size, apart=size >= LARGE))
 
     def _submit(self, call: Callable[[], T], size: int, *, apart: bool) -> Future[T]:
         """Have a call made on a thread; those for small bodies go first. Long ones are made apart."""
         if apart:
             return self.preprocessor.large_bodies.submit(size, call)
         return self._threads.submit(call, size, slow=size >= LARGE)
+
+    def _end(self, work: Future[T]) -> asyncio.Future[T]:
+        """Return what to await. The loop is named, as it need not be running when a request begins."""
+        return asyncio.wrap_future(work, loop=self._loop)
 
     def close(self) -> None:
         self._threads.shutdown()

@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from handler.core.errors import InternalError
-from handler.core.event_loop import start_now
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request
 from handler.scheduler.active import TokenReceiver
@@ -58,7 +57,6 @@ class EngineDriver:
         rests: the loop has others to serve; False where it only runs in a host's calls.
 
     Attributes:
-        begin: makes a task of a coroutine. Where the loop only runs in a host's calls, its next pass begins the task.
         loop: the event loop.
         fd: what is watched; None while there is no engine.
         sinks: who gets a delta, by the batcher's id.
@@ -73,8 +71,6 @@ class EngineDriver:
         self.sinks: dict[int, Sink] = {}
         self._notified: list[Notified] = []
         self.loop = asyncio.get_running_loop()
-        self.begin: Callable[[Coroutine[Any, Any, None]], asyncio.Future[None]]
-        self.begin = start_now if rests else self.loop.create_task
         self.fd: int | None = None
         self._timer = self.loop.call_later(_SHORT_TICK, self._tick)
 

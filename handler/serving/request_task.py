@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from handler.core.errors import Overloaded, RefusedByEngine, ServingError, Unavailable, serving_error
+from handler.core.event_loop import Begun
 from handler.core.framing import JSON
-from handler.core.text import Prompt
-from handler.core.values import Delta, Finish, Request
+from handler.core.values import Delta, Finish
 from handler.plugins.formatter_thread import ThreadedReply
 from handler.protocols.kernel.base import Headers as ResponseHeaders
 from handler.protocols.kernel.base import HttpResponse, ParsedRequest, Reply, Schema
@@ -157,16 +157,24 @@ class RequestTask:
             self._accept(parsed)
 
     def start(self, body: bytes | None = None) -> None:
-        """Go on in the background: parse the body, where that is not done yet, tokenize, join a batch, submit."""
+        """Parse the body, where that is not done yet, tokenize, join a batch, submit: in the background after a wait.
+
+        The event loop need not be running.
+        """
         if self.finished:
             return
-        self._background = self._driver.begin(self._run(body))
+        work = self._run(body)
+        try:
+            waiting = work.send(None)
+        except StopIteration:
+            return  # nothing had to be waited for
+        self._background = self._driver.loop.create_task(Begun(work, waiting))
 
     async def _run(self, body: bytes | None) -> None:
         if body is not None:
             await self.parse(body)
             del body  # it is not kept while the answer is sent
-        if self.parsed is None or self.finished:
+        if self.parsed is None or self._reply is None or self.finished:
             return
         try:
             take_prompt = self.parsed.take_prompt
@@ -181,8 +189,14 @@ class RequestTask:
                 self._in_batch = True
                 if self.finished:
                     self._batches.leave()
-            if not self.finished:
-                self._submit(encoded)
+            if self.finished:
+                return
+            sink = self.feed if self._threaded is None else self._threaded.put
+            for index, (request, prompt) in enumerate(encoded):
+                self._stats.num_prompt_tokens += len(prompt.ids)
+                self._reply.start(index, len(prompt.ids))
+                own, started = functools.partial(sink, index), self._stats.note_started
+                self._ids.append(self._driver.submit(request, prompt, own, started, follows=index > 0))
         except Exception as error:  # one client's request must not stop the others
             self.refuse(serving_error(error))
 
@@ -192,16 +206,6 @@ class RequestTask:
             self._threaded = ThreadedReply(parsed.reply, parsed.formatter, formatters, self._feed_and_flush)
             self._reply = self._threaded
         self._stats.note_accepted(parsed)
-
-    def _submit(self, encoded: Sequence[tuple[Request, Prompt]]) -> None:
-        assert self._reply is not None, "only what was parsed is submitted"
-        started = self._stats.note_started
-        sink = self.feed if self._threaded is None else self._threaded.put
-        for index, (request, prompt) in enumerate(encoded):
-            self._stats.num_prompt_tokens += len(prompt.ids)
-            self._reply.start(index, len(prompt.ids))
-            own = functools.partial(sink, index)
-            self._ids.append(self._driver.submit(request, prompt, own, started, follows=index > 0))
 
     # -- the answer ----------------------------------------------------------------------------------------------
 

@@ -56,6 +56,8 @@ def test_step_by_step_a_neighbour_does_not_wait(checks: StructuredOutputValidato
     found = bench(checks)
     items = [item("a " * words, f"sleep 1.{words}"), item("a b")]
     guided, plain = [open_item(found.model, one, found.loop.stop) for one in items]
+    guided.start(items[0].body)
+    plain.start(items[1].body)
     assert found.loop.wait_until(lambda: plain.finished, 20)
     assert not guided.finished
     assert found.loop.wait_until(lambda: guided.finished, 20)

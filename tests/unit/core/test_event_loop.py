@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -59,6 +61,34 @@ def test_an_error_reaches_the_coroutine() -> None:
 
     asyncio.run(story())
     assert [type(error) for error in caught] == [asyncio.CancelledError, ValueError, asyncio.CancelledError]
+
+
+def test_a_cancelled_coroutine_frees_what_it_has_at_once() -> None:
+    """A request that its client has dropped may have a large body."""
+
+    class Body:
+        pass
+
+    async def read(body: Body, future: asyncio.Future[int]) -> None:
+        await future
+
+    async def story() -> None:
+        body = Body()
+        kept = weakref.ref(body)
+        begun = start_now(read(body, asyncio.get_running_loop().create_future()))
+        del body
+        await asyncio.sleep(0)
+        begun.cancel()
+        del begun
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert kept() is None
+
+    gc.disable()
+    try:
+        asyncio.run(story())
+    finally:
+        gc.enable()
 
 
 def test_an_error_before_the_first_wait_is_raised_at_once() -> None:

@@ -6,67 +6,24 @@ import asyncio
 import contextlib
 import importlib
 import sys
-import types
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import pytest
 
 from handler.scheduler.lora.registry import AdapterRegistry
+from tests.doubles import djl_python
+from tests.doubles.djl_python import Connection, Output
 from tests.stepped import Bench, ask, benches, item
 
 __all__ = ["benches"]
 
 
-class Output:
-    def __init__(self, code: int = 200, message: str = "OK") -> None:
-        self.code, self.message = code, message
-        self.properties: dict[str, str] = {}
-        self.data = b""
-
-    def add_property(self, name: str, value: str) -> Output:
-        self.properties[name] = value
-        return self
-
-    def add(self, value: bytes, key: str) -> Output:
-        self.data += value
-        return self
-
-    @staticmethod
-    def write_utf8(buffer: bytearray, text: str) -> None:
-        buffer += len(text).to_bytes(4, "big")
-
-
-class Content(dict[str, bytes]):
-    def size(self) -> int:
-        return len(self)
-
-    def get_keys(self) -> list[str]:
-        return list(self)
-
-
-class Input:
+class Input(djl_python.Input):
     """A call about an adapter, unless it is told otherwise."""
 
     def __init__(self, properties: dict[str, str] | None = None, body: bytes = b"") -> None:
-        self._properties = properties or {"name": "a", "src": "a"}
-        self._content = Content(data=body)
-
-    def get_properties(self) -> dict[str, str]:
-        return self._properties
-
-    def get_content(self) -> Content:
-        return self._content
-
-
-class Connection:
-    """The Java side's: keeps what is written."""
-
-    def __init__(self) -> None:
-        self.written = b""
-
-    def sendall(self, data: bytes) -> None:
-        self.written += data
+        super().__init__(properties or {"name": "a", "src": "a"}, {"data": body})
 
 
 def fail(*arguments: object) -> NoReturn:
@@ -78,9 +35,7 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     ours = [f"handler.djl.{name}" for name in ("versions", "wire", "adapters", "modes", "worker")]
     for name in ours:
         monkeypatch.delitem(sys.modules, name, raising=False)
-    stand_in = types.ModuleType("djl_python")
-    vars(stand_in).update(__version__="0.34.0", Input=Input, Output=Output)
-    monkeypatch.setitem(sys.modules, "djl_python", stand_in)
+    monkeypatch.setitem(sys.modules, "djl_python", djl_python.stand_in())
     module = importlib.import_module("handler.djl.modes")
     versions = importlib.import_module("handler.djl.versions")
     vars(module).update(installed_version=versions.installed_version, Reader=versions.Reader)
@@ -166,4 +121,4 @@ def test_a_failed_start_is_the_first_calls_answer(modes: Any, asynchronous: bool
     assert (answer.code, "dtype=wrong" in answer.message) == (500, True), answer.message
     answer = asyncio.run(worker._load_async({})) if asynchronous else worker._load_stepped({})
     assert (answer.code, answer.message) == (500, "KeyError: 'model_dir'")
-    assert worker._mode is None
+    assert worker.mode is None
