@@ -6,6 +6,7 @@ Source: Anthropic's API reference, "Messages", and the types of its Python packa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from handler.protocols.anthropic.thinking import Thinking, read_effort, read_thi
 from handler.protocols.anthropic.tools import read_choice, read_tools
 from handler.protocols.anthropic.words import in_own_words
 from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
+from handler.protocols.kernel.json_schema import Shape
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.reply import PromptDocument
@@ -91,7 +93,7 @@ class _Chat(OpenAiChat):
     errors = ERRORS
 
     table = Table({**TABLE.parameters, **{name: CHAT.parameters[name] for name in _TRANSLATED}})
-    fields = frozenset({"messages", "model", "stream", "tools", "tool_choice", "parallel_tool_calls"})
+    fields: Mapping[str, Shape] = {name: shape for name, shape in OpenAiChat.fields.items() if name != "stream_options"}
 
     def __init__(self, thinking: Thinking) -> None:
         self._thinking = thinking

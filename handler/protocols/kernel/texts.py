@@ -8,7 +8,7 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import FieldNames, Pooling, Request, Truncation
 from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.json_schema import accepts
+from handler.protocols.kernel.json_schema import COUNT, TEXT, Shape, accepts, listing
 from handler.protocols.kernel.parameters import PARAMETERS, Parameter, unsupported
 from handler.protocols.kernel.readers.values import boolean, integer
 from handler.protocols.kernel.validation import show
@@ -22,6 +22,19 @@ MAX_QUERIES = 1 << 24
 _WANTED = "must be a string, a list of strings, a list of token ids, or a list of those"
 
 Text = str | tuple[int, ...]
+
+NON_EMPTY: Shape = {**TEXT, "minLength": 1}
+
+_IDS = listing(COUNT, minItems=1)
+
+
+def text_list(items: Shape, most: int = MAX_TEXTS) -> Shape:
+    return listing(items, minItems=1, maxItems=most)
+
+
+def texts_shape(most: int = MAX_TEXTS) -> Shape:
+    """Describe a text, token ids, or a list of those."""
+    return {"anyOf": [NON_EMPTY, _IDS, text_list({"anyOf": [TEXT, _IDS]}, most)]}
 
 
 class NoTexts(InvalidPayload):

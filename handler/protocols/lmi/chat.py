@@ -11,8 +11,9 @@ from typing import Any
 from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.core.values import Adapter
 from handler.protocols.kernel.base import ParsedRequest, ServerContext
+from handler.protocols.kernel.json_schema import NULL, Shape
 from handler.protocols.kernel.parameters import Parameter, Table
-from handler.protocols.kernel.readers.adapters import merge_adapters, read_adapters
+from handler.protocols.kernel.readers.adapters import ADAPTERS, merge_adapters, read_adapters
 from handler.protocols.kernel.readers.values import string
 from handler.protocols.lmi.chat_response import ChatDocument, ChatStream, LmiChatFormat
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
@@ -40,7 +41,7 @@ class Chat(OpenAiChat):
     """
 
     table = TABLE
-    fields = OpenAiChat.fields | {"adapters", "inputs"}  # `inputs` is null, or the body would be no chat
+    fields: Mapping[str, Shape] = {**OpenAiChat.fields, **ADAPTERS, "inputs": NULL}  # or the body would be no chat
     max_new_tokens = 30
     format = LmiChatFormat
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.protocols.kernel.base import ErrorFormat, ParsedRequest, ServerContext
+from handler.protocols.kernel.json_schema import Shape
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.reply import VectorReply
 from handler.protocols.lmi.body import read_parameters_field
@@ -27,7 +28,7 @@ class LmiEmbedding(TeiEmbed):
     errors: ErrorFormat = EmbeddingErrors()
     unique_keys = False
     table = EMBED._replace(prefix="parameters.")
-    fields = frozenset({"inputs", "parameters"})
+    fields: Mapping[str, Shape] = {**TeiEmbed.fields, "parameters": {"type": ["object", "null"]}}
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if _is_of_tei(body):

@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.protocols.kernel.base import FrontEndError, ServerContext
-from handler.protocols.kernel.json_schema import FLAG, NULL, TEXT, Shape, listing, nullable, record
-from handler.protocols.kernel.schema.description import Description, RequestShape, parameters, request_fields
-from handler.protocols.kernel.schema.texts import texts
+from handler.protocols.kernel.json_schema import FLAG, TEXT, Shape, listing, nullable, record
+from handler.protocols.kernel.readers.adapters import ADAPTERS
+from handler.protocols.kernel.schema.description import (
+    Description,
+    RequestShape,
+    parameters,
+    request_fields,
+    request_shape,
+)
 from handler.protocols.lmi import chat
 from handler.protocols.lmi.answers import (
     BatchError,
@@ -23,13 +29,10 @@ from handler.protocols.lmi.answers import (
     LmiLine,
     LmiPayloadError,
 )
-from handler.protocols.openai.openapi import chat_request
+from handler.protocols.lmi.embedding import LmiEmbedding
 from handler.protocols.tei.answers import TeiError, TeiVectors
-from handler.protocols.tei.openapi import SENTENCES
-from handler.protocols.tei.request import EMBED
+from handler.protocols.tei.openapi import nested_request
 from handler.protocols.tensors import inputs as tensors
-
-_ADAPTERS = {"anyOf": [TEXT, listing(TEXT), NULL], "description": "The name of a LoRA adapter, or one for each prompt"}
 
 
 def lmi_request(inputs: Shape) -> RequestShape:
@@ -41,16 +44,11 @@ def lmi_request(inputs: Shape) -> RequestShape:
                 "inputs": {**nullable(inputs), "description": "May be absent where parameters.input_ids stands for it"},
                 "parameters": {"type": ["object", "null"], "properties": known, "description": "null means absent"},
                 "stream": nullable(FLAG),
-                "adapters": _ADAPTERS,
+                **ADAPTERS,
             },
         )
 
     return shape
-
-
-def _chat_request(context: ServerContext) -> Shape:
-    shape = chat_request(chat.TABLE, context)
-    return {**shape, "properties": {**shape["properties"], "adapters": _ADAPTERS}}
 
 
 EXAMPLE = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8, "details": True}}
@@ -94,14 +92,10 @@ def chat_description(error: Any, failure: Any, streams: tuple[str, ...]) -> Desc
         failure: the type of the last value of a stream that broke off.
     """
     return Description(
-        "Chat", "ChatRequest", _chat_request, error, _MESSAGES, LmiChatAnswer, _CHAT_ANSWER, LmiChatChunk | failure,
+        "Chat", "ChatRequest", request_shape(chat.Chat.fields, chat.TABLE, "messages"), error,
+        _MESSAGES, LmiChatAnswer, _CHAT_ANSWER, LmiChatChunk | failure,
         streams,
     )  # fmt: skip
-
-
-def _embedding_request(context: ServerContext) -> Shape:
-    more = {**record({}, parameters(EMBED.parameters, context)), "type": ["object", "null"]}
-    return record({"inputs": {"anyOf": [*texts()["anyOf"], SENTENCES]}}, {"parameters": more})
 
 
 DESCRIPTIONS: Mapping[str, Description] = {
@@ -118,7 +112,8 @@ DESCRIPTIONS: Mapping[str, Description] = {
         list[BatchText], [{"generated_text": " three,"}, {"generated_text": " C,"}], BatchLine | BatchError, (LINES,),
     ),
     "lmi_embedding": Description(
-        "LMI embedding", "LmiEmbeddingRequest", _embedding_request, LmiPayloadError | FrontEndError | TeiError,
+        "LMI embedding", "LmiEmbeddingRequest", nested_request(LmiEmbedding),
+        LmiPayloadError | FrontEndError | TeiError,
         {"inputs": "What is deep learning?"}, list[float] | TeiVectors, [0.6, -0.8],
     ),
 }  # fmt: skip

@@ -12,15 +12,16 @@ from handler.core.values import Adapter, Request, keep_last
 from handler.protocols.assistant.answer import answer_form
 from handler.protocols.assistant.template import read_template
 from handler.protocols.assistant.tools.prompt import lay_out
-from handler.protocols.assistant.tools.request import Tools, read_tools
+from handler.protocols.assistant.tools.request import FIELDS, Tools, read_tools
 from handler.protocols.kernel.base import ErrorFormat, ParsedRequest, Schema, ServerContext
+from handler.protocols.kernel.json_schema import Shape
 from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_all
 from handler.protocols.kernel.readers.body import report_unknown
-from handler.protocols.kernel.readers.messages import read_messages
+from handler.protocols.kernel.readers.messages import MESSAGES, read_messages
 from handler.protocols.openai.chat_response import ChatDocument, ChatFormat, ChatStream, Logprobs
 from handler.protocols.openai.errors import ERRORS
-from handler.protocols.openai.parameters import CHAT, harmless, read_model
-from handler.protocols.openai.request import defaults, names, read_stream, streaming, unknown_fields
+from handler.protocols.openai.parameters import CHAT, MODEL, harmless, read_model
+from handler.protocols.openai.request import STREAM, defaults, names, read_stream, streaming, unknown_fields
 from handler.protocols.openai.response import Head, Usage, identity
 
 _ANY = 1 << 30  # new tokens: as many as there is room for
@@ -49,14 +50,14 @@ class OpenAiChat(Schema):
 
     Attributes:
         table: the fields that set parameters.
-        fields: the others.
+        fields: the others, with what they take.
         max_new_tokens: of an answer without a limit; None lets it fill the model's context.
     """
 
     name = "openai_chat"
     errors: ErrorFormat = ERRORS
     table = CHAT
-    fields = frozenset({"messages", "model", "stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls"})
+    fields: Mapping[str, Shape] = {"messages": MESSAGES, **MODEL, **STREAM, **FIELDS}
     max_new_tokens: int | None = None
     format: type[ChatFormat] = ChatFormat
 
@@ -106,7 +107,7 @@ class OpenAiChat(Schema):
 
     @functools.cached_property
     def _known(self) -> frozenset[str]:
-        return self.fields | self.table.parameters.keys()
+        return frozenset(self.fields) | self.table.parameters.keys()
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
         """Read the model's name for the answer, and the LoRA adapter."""

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import Request, Sampling, keep_last
 from handler.protocols.kernel.base import ParsedRequest, Reply, Schema, ServerContext
+from handler.protocols.kernel.json_schema import Shape
 from handler.protocols.kernel.parameters import read_all
 from handler.protocols.kernel.readers.body import report_unknown
-from handler.protocols.kernel.texts import read_texts, text_of
+from handler.protocols.kernel.texts import read_texts, text_of, texts_shape
 from handler.protocols.openai.completions_response import PromptOnly, TextDocument, TextFormat, TextStream
 from handler.protocols.openai.errors import ERRORS
-from handler.protocols.openai.parameters import COMPLETIONS, harmless, read_model
-from handler.protocols.openai.request import defaults, names, read_stream, streaming, unknown_fields
+from handler.protocols.openai.parameters import COMPLETIONS, MODEL, harmless, read_model
+from handler.protocols.openai.request import STREAM, defaults, names, read_stream, streaming, unknown_fields
 from handler.protocols.openai.response import Head, identity
 
 MAX_PROMPTS = 256
 MAX_SEQUENCES = 1024  # of all prompts together: more would hold the engine for one client
 
 _MAX_TOKENS = 16  # OpenAI's and vLLM's default
-_READ = {*COMPLETIONS.parameters, "prompt", "model", "stream", "stream_options"}
+FIELDS: Mapping[str, Shape] = {"prompt": texts_shape(MAX_PROMPTS), **MODEL, **STREAM}
+_READ = FIELDS.keys() | COMPLETIONS.parameters.keys()
 
 
 class OpenAiCompletions(Schema):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.values import Pooling
 from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
-from handler.protocols.kernel.json_schema import accepts
+from handler.protocols.kernel.json_schema import Shape, accepts
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.values import integer
@@ -19,11 +19,12 @@ from handler.protocols.kernel.texts import (
     VLLM_POOLING,
     embedding_requests,
     read_texts,
+    texts_shape,
     vllm_truncation,
 )
 from handler.protocols.openai.answers import EmbeddingAnswer
 from handler.protocols.openai.errors import ERRORS
-from handler.protocols.openai.parameters import harmless, read_model
+from handler.protocols.openai.parameters import MODEL, harmless, read_model
 from handler.protocols.openai.request import unknown_fields
 
 
@@ -47,7 +48,8 @@ TABLE = Table(
     }
 )
 
-_READ = {*TABLE.parameters, "input", "model"}
+FIELDS: Mapping[str, Shape] = {"input": texts_shape(), **MODEL}
+_READ = FIELDS.keys() | TABLE.parameters.keys()
 
 
 class OpenAiEmbeddings(Schema):

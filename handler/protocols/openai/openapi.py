@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
-from handler.protocols.assistant.tools.request import MAX_TOOLS
-from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.json_schema import COUNT, FLAG, TEXT, Shape, listing, nullable, record
-from handler.protocols.kernel.parameters import Table
-from handler.protocols.kernel.schema.description import Description, Operation, parameters
-from handler.protocols.kernel.schema.texts import texts
-from handler.protocols.openai import embeddings
+from handler.protocols.kernel.schema.description import Description, Operation, request_shape
+from handler.protocols.openai import completions, embeddings
 from handler.protocols.openai.answers import (
     EmbeddingAnswer,
     OpenAiChatAnswer,
@@ -22,50 +16,8 @@ from handler.protocols.openai.answers import (
     OpenAiTextAnswer,
     OpenAiTextChunk,
 )
-from handler.protocols.openai.completions import MAX_PROMPTS
+from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.parameters import CHAT, COMPLETIONS
-
-_STREAM = {
-    "model": {**nullable(TEXT), "description": "The model's or an adapter's name; empty or an http address: the model"},
-    "stream": nullable(FLAG),
-    "stream_options": nullable(record({}, {"include_usage": nullable(FLAG)})),
-}
-_CALL = record({"function": record({}, {"name": TEXT, "arguments": TEXT})}, {"id": TEXT, "type": TEXT, "index": COUNT})
-_MESSAGE = record(
-    {"role": {"enum": ["system", "developer", "user", "assistant", "tool"]}},
-    {
-        "content": {"anyOf": [TEXT, listing({"type": "object"}), {"type": "null"}]},
-        "tool_calls": nullable(listing(_CALL)),
-    },
-)
-
-
-def chat_request(table: Table, context: ServerContext) -> Shape:
-    tool = record(
-        {
-            "type": {"const": "function"},
-            "function": record({"name": TEXT}, {"parameters": {"type": ["object", "null"]}}),
-        }
-    )
-    more = {
-        "tools": nullable(listing(tool, maxItems=MAX_TOOLS)),
-        "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}, {"type": "null"}]},
-        "parallel_tool_calls": nullable(FLAG),
-    }
-    return record(
-        {"messages": listing(_MESSAGE, minItems=1)}, {**_STREAM, **parameters(table.parameters, context), **more}
-    )
-
-
-def _completion_request(context: ServerContext) -> Shape:
-    known = parameters(COMPLETIONS.parameters, context)
-    return record({"prompt": texts(MAX_PROMPTS)}, {**_STREAM, **known})
-
-
-def _embedding_request(context: ServerContext) -> Shape:
-    known = parameters(embeddings.TABLE.parameters, context)
-    return record({"input": texts()}, {"model": _STREAM["model"], **known})
-
 
 _HEAD = {"id": "cmpl-0", "created": 1760000000, "model": "model", "system_fingerprint": "lmi"}
 _USAGE = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
@@ -73,7 +25,7 @@ _ANSWER_MESSAGE = {"role": "assistant", "content": "Paris.", "refusal": None}
 
 DESCRIPTIONS: Mapping[str, Description] = {
     "openai_chat": Description(
-        "OpenAI chat", "OpenAiChatRequest", partial(chat_request, CHAT), OpenAiError,
+        "OpenAI chat", "OpenAiChatRequest", request_shape(OpenAiChat.fields, CHAT, "messages"), OpenAiError,
         {"model": "", "messages": [{"role": "user", "content": "Name the capital of France."}], "max_tokens": 16},
         OpenAiChatAnswer,
         {**_HEAD, "object": "chat.completion", "usage": _USAGE,
@@ -81,7 +33,8 @@ DESCRIPTIONS: Mapping[str, Description] = {
         OpenAiChatChunk | OpenAiError, ("text/event-stream",),
     ),
     "openai_completions": Description(
-        "OpenAI completions", "OpenAiCompletionRequest", _completion_request, OpenAiError,
+        "OpenAI completions", "OpenAiCompletionRequest", request_shape(completions.FIELDS, COMPLETIONS, "prompt"),
+        OpenAiError,
         {"model": "", "prompt": "The capital of France is", "max_tokens": 8},
         OpenAiTextAnswer,
         {**_HEAD, "object": "text_completion", "usage": _USAGE,
@@ -89,7 +42,8 @@ DESCRIPTIONS: Mapping[str, Description] = {
         OpenAiTextChunk | OpenAiError, ("text/event-stream",),
     ),
     "openai_embeddings": Description(
-        "OpenAI embeddings", "OpenAiEmbeddingRequest", _embedding_request, OpenAiError,
+        "OpenAI embeddings", "OpenAiEmbeddingRequest", request_shape(embeddings.FIELDS, embeddings.TABLE, "input"),
+        OpenAiError,
         {"model": "", "input": ["What is deep learning?"]},
         EmbeddingAnswer,
         {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.6, -0.8]}], "model": "model",

@@ -10,7 +10,7 @@ from handler.core.errors import InvalidParameter, ModelNotFound
 from handler.core.values import Adapter, StructuredOutput
 from handler.protocols.assistant import template
 from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.json_schema import accepts
+from handler.protocols.kernel.json_schema import TEXT, Shape, accepts, nullable
 from handler.protocols.kernel.parameters import MAX_TOP_TOKENS, PARAMETERS, Parameter, Table, named, unsupported
 from handler.protocols.kernel.readers.structured_output import (
     choice,
@@ -155,6 +155,12 @@ HARMLESS = frozenset(
 _UNNAMED = ("", "tgi", "dummy")  # names that clients of TGI send by default
 _ADDRESS = re.compile("https?://[^/]", re.IGNORECASE)
 """@huggingface/inference sends the server's address when it was given no model."""
+
+
+MODEL: Mapping[str, Shape] = {
+    "model": {**nullable(TEXT), "description": "The model's or an adapter's name; empty or an http address: the model"}
+}
+"""What `read_model` reads."""
 
 
 def read_model(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:

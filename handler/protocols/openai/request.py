@@ -9,7 +9,7 @@ from handler.core.errors import InvalidParameter
 from handler.core.framing import KEEP_ALIVE
 from handler.core.values import FieldNames, Request
 from handler.protocols.kernel.base import ParsedRequest, ServerContext
-from handler.protocols.kernel.json_schema import accepts
+from handler.protocols.kernel.json_schema import FLAG, Shape, accepts, nullable, schema_of_reader
 from handler.protocols.kernel.parameters import ParsedParameters
 from handler.protocols.kernel.validation import show
 from handler.protocols.openai.errors import ERRORS
@@ -86,6 +86,10 @@ def read_usage(options: Any, *, force: bool = False) -> Usage:
             raise ValueError(f"{name!r} must be true or false")
     at_end = force or bool(options.get("include_usage"))
     return Usage(at_end, at_end and bool(options.get("continuous_usage_stats")), null=at_end)
+
+
+STREAM: Mapping[str, Shape] = {"stream": nullable(FLAG), "stream_options": nullable(schema_of_reader(read_usage))}
+"""What `read_stream` reads."""
 
 
 def streaming(requests: tuple[Request, ...], reply: Any, ignored: Sequence[str]) -> ParsedRequest:

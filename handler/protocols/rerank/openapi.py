@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.json_schema import TEXT, Shape, nullable, record
-from handler.protocols.kernel.schema.description import Description, parameters
-from handler.protocols.kernel.schema.texts import NON_EMPTY, text_list
+from handler.protocols.kernel.schema.description import Description, request_shape
 from handler.protocols.rerank.answers import RerankAnswer, RerankError
-from handler.protocols.rerank.request import TABLE
-
-
-def _request(context: ServerContext) -> Shape:
-    documents = text_list({"anyOf": [NON_EMPTY, record({"text": NON_EMPTY})]})
-    return record(
-        {"query": NON_EMPTY, "documents": {"anyOf": [NON_EMPTY, documents]}},
-        {"model": nullable(TEXT), **parameters(TABLE.parameters, context)},
-    )
+from handler.protocols.rerank.request import FIELDS, TABLE
 
 
 def _description(title: str, **fields: object) -> Description:
     return Description(
         title,
         "RerankRequest",
-        _request,
+        request_shape(FIELDS, TABLE, "query", "documents"),
         RerankError,
         {"model": "", "query": "What is deep learning?", "documents": ["A cheese", "A kind of machine learning"]},
         RerankAnswer,

@@ -5,25 +5,28 @@ Sources: docs.cohere.com, "Rerank API" v1 and v2; vllm/entrypoints/pooling/scori
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.identifiers import new_uuid
 from handler.core.values import Pooling, Truncation
 from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
-from handler.protocols.kernel.json_schema import accepts
+from handler.protocols.kernel.json_schema import Shape, accepts, record
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.values import boolean, integer
 from handler.protocols.kernel.reply import VectorReply, Vectors
 from handler.protocols.kernel.texts import (
+    NON_EMPTY,
     VLLM_POOLING,
     read_list,
     read_string,
     score_requests,
+    text_list,
     vllm_truncation,
 )
-from handler.protocols.openai.parameters import harmless, read_model
+from handler.protocols.openai.parameters import MODEL, harmless, read_model
 from handler.protocols.openai.request import unknown_fields
 from handler.protocols.rerank.answers import RankedDocument, RerankAnswer
 from handler.protocols.rerank.errors import ERRORS
@@ -55,7 +58,12 @@ TABLE = Table(
 )
 """The fields of all three, by name."""
 
-_READ = {*TABLE.parameters, "query", "documents", "model"}
+FIELDS: Mapping[str, Shape] = {
+    "query": NON_EMPTY,
+    "documents": {"anyOf": [NON_EMPTY, text_list({"anyOf": [NON_EMPTY, record({"text": NON_EMPTY})]})]},
+    **MODEL,
+}
+_READ = FIELDS.keys() | TABLE.parameters.keys()
 
 
 class Rerank(Schema):

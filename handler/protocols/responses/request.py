@@ -14,6 +14,7 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON, dumps
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
+from handler.protocols.kernel.json_schema import Shape
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.validation import Named
@@ -84,7 +85,7 @@ class _Chat(OpenAiChat):
         {name: parameter for name, parameter in TABLE.parameters.items() if name not in _OWN}
         | {"reasoning_effort": CHAT.parameters["reasoning_effort"]}
     )
-    fields = frozenset({"messages", "model", "stream", "tools", "tool_choice", "parallel_tool_calls"})
+    fields: Mapping[str, Shape] = {name: shape for name, shape in OpenAiChat.fields.items() if name != "stream_options"}
 
     def __init__(self, head: ResponseHead, namespaces: Mapping[str, tuple[str, str]]) -> None:
         self._head = head

@@ -9,11 +9,13 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.values import FieldNames, Pooling, Request, Truncation
 from handler.protocols.kernel.base import ErrorFormat, Headers, ParsedRequest, Schema, ServerContext, Timing
+from handler.protocols.kernel.json_schema import Shape, listing, record
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.values import boolean, integer, string
 from handler.protocols.kernel.reply import VectorReply, Vectors
 from handler.protocols.kernel.texts import (
+    NON_EMPTY,
     check_prompt_name,
     embedding_requests,
     read_list,
@@ -21,6 +23,8 @@ from handler.protocols.kernel.texts import (
     read_strings,
     read_texts,
     score_requests,
+    text_list,
+    texts_shape,
     truncation_side,
 )
 from handler.protocols.tei.answers import TeiPrediction, TeiRank, TeiVectors
@@ -53,23 +57,28 @@ _INPUTS = "must be a string, a pair of strings [a, b], or a list of lists of one
 SIMILARITY = Table({**_TRUNCATION, "prompt_name": _PROMPT_NAME}, "parameters.")
 
 
+SENTENCES: Shape = record({"source_sentence": NON_EMPTY, "sentences": text_list(NON_EMPTY)})
+
+_PAIR: Shape = listing(NON_EMPTY, minItems=1, maxItems=2)
+
+
 class Tei(Schema):
     """One of TEI's routes. Too many tokens are refused unless `truncate` is true, as by TEI's own defaults.
 
     Attributes:
         table: the fields that set parameters.
-        fields: the others.
+        fields: the others, with what they take.
     """
 
     errors: ErrorFormat = ERRORS
     unique_keys = True
     table: Table
-    fields: frozenset[str] = frozenset({"inputs"})
+    fields: Mapping[str, Shape]
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload(f"the body must be a JSON object with {' and '.join(map(repr, sorted(self.fields)))}")
-        known = self.fields | self.table.parameters.keys()
+        known = self.fields.keys() | self.table.parameters.keys()
         ignored = report_unknown([name for name in body if name not in known], body, context)
         parsed = self.read(body, context)
         return parsed._replace(ignored=[*ignored, *parsed.ignored])
@@ -94,7 +103,7 @@ class TeiSimilarity(Tei):
 
     name = "tei_similarity"
     table = SIMILARITY
-    fields = frozenset({"inputs", "parameters"})
+    fields: Mapping[str, Shape] = {"inputs": SENTENCES, "parameters": {"type": ["object", "null"]}}
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         inputs, parameters = body.get("inputs"), body.get("parameters")
@@ -125,6 +134,7 @@ class TeiEmbed(Tei):
 
     name = "tei_embed"
     table = EMBED
+    fields: Mapping[str, Shape] = {"inputs": {"anyOf": [*texts_shape()["anyOf"], SENTENCES]}}
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if isinstance(body, dict) and isinstance(body.get("inputs"), dict):
@@ -150,7 +160,7 @@ class TeiRerank(Tei):
 
     name = "tei_rerank"
     table = RERANK
-    fields = frozenset({"query", "texts"})
+    fields: Mapping[str, Shape] = {"query": NON_EMPTY, "texts": text_list(NON_EMPTY)}
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         others, truncation = self.parameters(body, context)
@@ -174,6 +184,7 @@ class TeiPredict(Tei):
 
     name = "tei_predict"
     table = PREDICT
+    fields: Mapping[str, Shape] = {"inputs": {"anyOf": [NON_EMPTY, _PAIR, text_list(_PAIR)]}}
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         others, truncation = self.parameters(body, context)

@@ -44,7 +44,7 @@ def test_every_parameter_has_its_row() -> None:
 def test_every_chat_parameter_has_its_row() -> None:
     """Those without one are OpenAI's, whose table has them."""
     rows = set(table(matrix.CHAT))
-    assert rows == set(CHAT_VALUES) <= set(CHAT_TABLE.parameters) | Chat.fields
+    assert rows == set(CHAT_VALUES) <= CHAT_TABLE.parameters.keys() | Chat.fields.keys()
     assert set(CHAT_TABLE.parameters) - rows < set(openai_parameters.CHAT.parameters)
 
 

@@ -15,6 +15,7 @@ from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_
 from handler.protocols.assistant.tools.parsing import Format, NamedCall
 from handler.protocols.assistant.tools.prompt import takes_tools
 from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.json_schema import FLAG, NULL, TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.readers.structured_output import json_schema, structural_tag
 from handler.protocols.kernel.validation import Named
 
@@ -29,6 +30,27 @@ _REFERENCE = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)([^"]{0,64})')
 """A reference in a schema's JSON that means something else where its definitions move to another root."""
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
+
+
+_FUNCTION: Mapping[str, Shape] = {
+    "name": {**TEXT, "pattern": f"^{_NAME.pattern}$"},
+    "description": nullable(TEXT),
+    "parameters": {"type": ["object", "null"]},
+    "strict": nullable(FLAG),
+}
+_TOOL: Mapping[str, Shape] = {
+    "type": {"const": "function"},
+    "function": {**record(_FUNCTION), "required": ["name"]},
+}
+FIELDS: Mapping[str, Shape] = {
+    "tools": nullable(listing({**record(_TOOL), "required": ["function"]}, maxItems=MAX_TOOLS)),
+    "tool_choice": {
+        "anyOf": [TEXT, {"type": "object"}, NULL],
+        "description": "none, auto, required, the name of a tool, or an object that names one",
+    },
+    "parallel_tool_calls": nullable(FLAG),
+}
+"""What `read_tools` reads."""
 
 
 class Tools(NamedTuple):
@@ -176,9 +198,8 @@ def _tool(tool: Any, at: str, unknown: dict[str, None]) -> Mapping[str, Any]:
         raise InvalidParameter(f"{at}.function.parameters: must be a JSON schema, which is an object")
     if not isinstance(function.get("strict"), bool | None):
         raise InvalidParameter(f"{at}.function.strict: must be true or false")
-    known = ("name", "description", "parameters", "strict")
-    unknown |= {f"tools[].{key}": None for key in tool if key not in ("type", "function")}
-    unknown |= {f"tools[].function.{key}": None for key in function if key not in known}
+    unknown |= {f"tools[].{key}": None for key in tool if key not in _TOOL}
+    unknown |= {f"tools[].function.{key}": None for key in function if key not in _FUNCTION}
     description = {} if about is None else {"description": about}
     return {"type": "function", "function": {"name": name, **description, "parameters": parameters or _NO_ARGUMENTS}}
 

@@ -8,7 +8,7 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.values import Adapter
 from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.json_schema import accepts
+from handler.protocols.kernel.json_schema import NULL, TEXT, Shape, accepts, listing
 
 
 @accepts(type="string", description="The name of a LoRA adapter")
@@ -46,6 +46,15 @@ def check_adapters(context: ServerContext) -> None:
     """Raise ValueError where the engine serves no adapters."""
     if context.no_adapters:
         raise ValueError(f"the engine {context.engine} serves no LoRA adapters: {context.no_adapters}")
+
+
+ADAPTERS: Mapping[str, Shape] = {
+    "adapters": {
+        "anyOf": [TEXT, listing(TEXT), NULL],
+        "description": "The name of a LoRA adapter, or one for each prompt",
+    }
+}
+"""What `read_adapters` reads."""
 
 
 def read_adapters(body: Mapping[str, Any], num_prompts: int, context: ServerContext) -> Sequence[Adapter | None]:

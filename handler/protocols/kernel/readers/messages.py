@@ -9,6 +9,7 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.media import MediaSource
 from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.json_schema import COUNT, NULL, TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.readers.media import TEXT_ONLY, check_number, check_taken, only_in, place, read_url
 
 ROLES = ("system", "user", "assistant", "developer", "tool")
@@ -23,8 +24,31 @@ _REFUSED = ("image", "input_image", "input_audio", "audio_url", "video_url", "fi
 
 _THOUGHTS = ("reasoning", "reasoning_content")
 
-_READ = {"tool": ("tool_call_id", "name"), "assistant": ("tool_calls", *_THOUGHTS)}
+_CALL = record(
+    {"function": record({"name": TEXT}, {"arguments": {"type": ["string", "object"]}})},
+    {"id": nullable(TEXT), "type": TEXT, "index": COUNT},
+)
+_READ: Mapping[str, Mapping[str, Shape]] = {
+    "tool": {"tool_call_id": nullable(TEXT), "name": nullable(TEXT)},
+    "assistant": {"tool_calls": nullable(listing(_CALL)), **dict.fromkeys(_THOUGHTS, nullable(TEXT))},
+}
 """Fields of a message beside role and content."""
+
+_PART = record(
+    {"type": {"enum": ["text", *_URLS]}},
+    {"text": nullable(TEXT), **{name: {"anyOf": [TEXT, record({"url": TEXT}), NULL]} for name in _URLS}},
+)
+MESSAGES: Shape = listing(
+    record(
+        {"role": {"enum": [*ROLES]}},
+        {
+            "content": {"anyOf": [TEXT, listing(_PART, minItems=1), NULL]},
+            **{name: shape for fields in _READ.values() for name, shape in fields.items()},
+        },
+    ),
+    minItems=1,
+)
+"""What `read_messages` reads."""
 
 Message = Mapping[str, Any]
 

@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.json_schema import Shape, nullable, schema_of_reader
-from handler.protocols.kernel.parameters import REQUEST_FIELDS, Parameter
+from handler.protocols.kernel.json_schema import Shape, nullable, record, schema_of_reader
+from handler.protocols.kernel.parameters import REQUEST_FIELDS, Parameter, Table
 
 RequestShape = Callable[[ServerContext], Shape]
 """The schema of a request's body for one server: parameters name what its engine does not support."""
@@ -71,6 +71,25 @@ def parameter(entry: Parameter, context: ServerContext) -> Shape:
 
 def parameters(table: Mapping[str, Parameter], context: ServerContext) -> dict[str, Shape]:
     return {name: parameter(entry, context) for name, entry in table.items()}
+
+
+def request_shape(fields: Mapping[str, Shape], table: Table, *required: str) -> RequestShape:
+    """Make the schema of a body from what its readers read.
+
+    Args:
+        fields: those that set no parameter, by name.
+        required: names in either.
+    """
+
+    def shape(context: ServerContext) -> Shape:
+        known = {**fields, **parameters(table.parameters, context)}
+        needed = {
+            name: schema_of_reader(table.parameters[name].read) if name in table.parameters else known[name]
+            for name in required
+        }
+        return record(needed, {name: item for name, item in known.items() if name not in needed})
+
+    return shape
 
 
 def request_fields() -> dict[str, Shape]:
