@@ -83,7 +83,8 @@ MESSAGES = [span for title in SECTIONS for cell, *_ in rows(title) for span in s
 
 def matches(message: str, text: str) -> bool:
     """Whether a text has the message, with anything in the place of `…`."""
-    return re.search(".*?".join(map(re.escape, message.split(ANY))), text, re.DOTALL) is not None
+    parts = message.split(ANY)
+    return all(part in text for part in parts) and bool(re.search(".*?".join(map(re.escape, parts)), text, re.DOTALL))
 
 
 # -- the code ----------------------------------------------------------------------------------------------------------

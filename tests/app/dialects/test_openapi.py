@@ -85,15 +85,16 @@ def known_schemas() -> Iterator[Schema]:
 # -- the document ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mode", "locked"), [*((mode, True) for mode in SCHEMAS), ("lmi", False)])
-def test_it_is_valid(mode: str, locked: bool) -> None:
+@pytest.mark.parametrize(("locked", "has_sessions"), [(True, False), (False, True)])
+def test_it_is_valid(locked: bool, has_sessions: bool) -> None:
+    """With the requests of every mode, each under a path of its own."""
     routes = [
-        DocumentedRoute("/invocations", ["POST"], SCHEMAS[mode]),
+        *(DocumentedRoute(f"/{mode}", ["POST"], schema, takes_calls=True) for mode, schema in SCHEMAS.items()),
         *(DocumentedRoute(path, [method]) for method, path in OPERATIONS),
     ]
-    found = json.loads(dumps(document(routes, ECHO, locked=locked)))
+    found = json.loads(dumps(document(routes, ECHO, locked=locked, has_sessions=has_sessions)))
     assert problems(found) == []
-    assert "anyOf" not in found["paths"]["/invocations"]["post"]["requestBody"] or mode != "dynamic_batch"
+    assert "anyOf" not in found["paths"]["/dynamic_batch"]["post"]["requestBody"]
 
 
 def test_every_dialect_is_described() -> None:
@@ -102,6 +103,7 @@ def test_every_dialect_is_described() -> None:
 
 def test_the_server_has_every_route_that_is_described_and_no_other(echo_server: LiveServer) -> None:
     api = http.get(echo_server.url + "/api-doc/openapi.json").json()
+    assert problems(api) == []
     served = {(method.upper(), path) for path, item in api["paths"].items() for method in item.keys() - {"parameters"}}
     inference = {("POST", path) for path in ("/", *ROUTES)} | {
         ("POST", path)
@@ -153,7 +155,6 @@ def test_sessions_are_described_where_they_are_on(tmp_path: Path, mode: str) -> 
     options += ["option.rolling_batch=disable"] * (mode == "dynamic_batch")
     with serve("--engine", "echo", *(part for option in options for part in ("-o", option))) as server:
         api = http.get(server.url + "/api-doc/openapi.json").json()
-        assert problems(api) == []
         assert _try(server, api, "post", "/invocations", api["paths"]["/invocations"]["post"]) >= 2
         content = api["paths"]["/invocations"]["post"]["requestBody"]["content"]["application/json"]
         described = Draft202012Validator({**content["schema"], "components": api["components"]})

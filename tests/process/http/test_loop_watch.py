@@ -65,7 +65,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
 def test_a_debugger_may_take_its_time(tmp_path: Path) -> None:
     with blocked("debugger", 1, tmp_path) as server:
-        time.sleep(5)
+        time.sleep(3)
         assert not server.ended
         server.process.kill()
         server.wait(PATIENCE)
@@ -75,7 +75,7 @@ def test_a_stopped_process_is_not_ended() -> None:
     with serve(*PROCESS, "-o", "option.event_loop_timeout=1") as server:
         server.wait_ready()
         server.send_signal(signal.SIGSTOP)
-        time.sleep(5)
+        time.sleep(3)
         server.send_signal(signal.SIGCONT)
         assert server.ping() == 200
         time.sleep(2)
@@ -90,7 +90,7 @@ def test_a_standstill_of_all_processes_does_not_count() -> None:
         pids = [server.process.pid, *descendants(server.process.pid)]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(5)
+        time.sleep(3)
         for pid in reversed(pids):
             os.kill(pid, signal.SIGCONT)
         time.sleep(2)

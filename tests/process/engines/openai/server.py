@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-PAUSE = 0.05
+PAUSE = 0.01
 """Between two writes."""
 
 HANG = b"hang"

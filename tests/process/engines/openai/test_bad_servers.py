@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 
@@ -36,7 +37,8 @@ def engine(*servers: Server, timeout: float = PATIENCE, **options: Any) -> Itera
     }
     found = UrlEngine(EngineConfig(Config(engine_options=given)))
     try:
-        yield found
+        with mock.patch("handler.engines.openai.engine._PAUSE", 0.01):
+            yield found
     finally:
         found.close()
 

@@ -127,12 +127,7 @@ NOT_HERE = {
 
 @pytest.mark.parametrize(("option", "wanted"), ROWS, ids=[option for option, _ in ROWS])
 def test_an_option_becomes_its_argument(model: Path, option: str, wanted: dict[str, Any]) -> None:
-    found = arguments(model, option)
-    assert found == {"model": str(model), **PLAIN, **wanted}
-    with using.tensorrt_llm("gpus=16"):
-        from tensorrt_llm.llm_args import checked
-
-        checked("LLM", construct(found))
+    assert arguments(model, option) == {"model": str(model), **PLAIN, **wanted}
 
 
 NOT_IN = {
