@@ -8,6 +8,7 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.media import MediaSource
 from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.json_schema import TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.readers.media import check_taken, only_in, read_base64, read_url
 from handler.protocols.kernel.readers.turns import Chat, add_to_turn, join_turns
 from handler.protocols.kernel.validation import show
@@ -38,6 +39,15 @@ _WHY: Mapping[str, str] = {
     "container_upload": "there are no containers",
     "tool_reference": "there is no search among tools",
 }
+
+
+_BLOCK = record({"type": {"enum": [*_FIELDS]}})
+_CONTENT: Shape = {"anyOf": [TEXT, listing(_BLOCK, minItems=1)]}
+MESSAGES: Mapping[str, Shape] = {
+    "messages": listing(record({"role": {"enum": [*_ROLES]}, "content": _CONTENT}), minItems=1),
+    "system": nullable(_CONTENT),
+}
+"""What `MessagesReader` reads."""
 
 
 class MessagesReader:

@@ -13,11 +13,11 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.framing import JSON, named_event
 from handler.protocols.anthropic.errors import ERRORS, ThreadsUnsupported
-from handler.protocols.anthropic.messages import MessagesReader
+from handler.protocols.anthropic.messages import MESSAGES, MessagesReader
 from handler.protocols.anthropic.parameters import ACCEPTED, NO_EFFECT, TABLE
 from handler.protocols.anthropic.response import MessageDocument, MessageStream, Settings
-from handler.protocols.anthropic.thinking import Thinking, read_effort, read_thinking, read_thoughts_kept
-from handler.protocols.anthropic.tools import read_choice, read_tools
+from handler.protocols.anthropic.thinking import THINKING, Thinking, read_effort, read_thinking, read_thoughts_kept
+from handler.protocols.anthropic.tools import TOOLS, read_choice, read_tools
 from handler.protocols.anthropic.words import in_own_words
 from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
 from handler.protocols.kernel.json_schema import Shape
@@ -27,9 +27,12 @@ from handler.protocols.kernel.reply import PromptDocument
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
 from handler.protocols.openai.parameters import CHAT
 
-_READ = {"messages", "system", "tools", "tool_choice", "thinking", "context_management"} | ACCEPTED | NO_EFFECT
-_SAME = TABLE.parameters.keys() | {"model", "stream"}
+_OF_CHAT = {name: OpenAiChat.fields[name] for name in ("model", "stream")}
+_SAME = TABLE.parameters.keys() | _OF_CHAT.keys()
 """Names that the chat reads as they are."""
+
+FIELDS: Mapping[str, Shape] = {**MESSAGES, **_OF_CHAT, **TOOLS, **THINKING}
+_READ = FIELDS.keys() | TABLE.parameters.keys() | ACCEPTED | NO_EFFECT
 
 PING = named_event({"type": "ping"})
 """What a stream sends when it has been silent for a while."""
@@ -71,7 +74,7 @@ class AnthropicMessages(Schema):
             "continue_final_message": reader.continues,
             "thinking_token_budget": thinking.token_budget(context),
         }
-        unknown = [name for name in body if name not in _READ | _SAME and body[name] is not None]
+        unknown = [name for name in body if name not in _READ and body[name] is not None]
         ignored = report_unknown([*unknown, *reader.unknown, *unheeded], body, context)
         parsed = chat(thinking).parse(translated, context)
         no_effect = [name for name in body if name in NO_EFFECT and body[name] is not None]

@@ -9,9 +9,22 @@ from typing import Any, NamedTuple
 from handler.protocols.assistant.reasoning.families import choose_family
 from handler.protocols.assistant.template import knows
 from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.json_schema import Shape, listing, nullable, record
 from handler.protocols.kernel.validation import Named
 
 _DISPLAYS = (None, "summarized", "omitted")
+
+_ENABLED = {"enabled": True, "adaptive": None, "disabled": False}
+_FIELDS: Mapping[str, Shape] = {
+    "type": {"enum": [*_ENABLED]},
+    "budget_tokens": {"type": ["integer", "null"], "minimum": 1},
+    "display": {"enum": [*_DISPLAYS]},
+}
+THINKING: Mapping[str, Shape] = {
+    "thinking": nullable({**record(_FIELDS), "required": ["type"], "additionalProperties": False}),
+    "context_management": nullable(record({}, {"edits": listing({"type": "object"})}, additionalProperties=False)),
+}
+"""What `read_thinking` and `read_thoughts_kept` read."""
 
 _THINKING = re.compile(r"\{%[^%]*(?<![.\w'\"])thinking\b")
 """A template that reads a variable `thinking`."""
@@ -62,7 +75,7 @@ def read_thinking(value: Any) -> Thinking:
     if value is None:
         return Thinking()
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind not in ("enabled", "disabled", "adaptive") or value.keys() - {"type", "budget_tokens", "display"}:
+    if not isinstance(kind, str) or kind not in _ENABLED or value.keys() - _FIELDS.keys():
         raise given.refused("must be an object with a 'type' that is enabled, adaptive or disabled")
     budget = value.get("budget_tokens")
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
@@ -71,8 +84,7 @@ def read_thinking(value: Any) -> Thinking:
         raise given.refused("'budget_tokens' is required")
     if value.get("display") not in _DISPLAYS:
         raise given.refused("'display' must be summarized or omitted")
-    enabled = {"enabled": True, "adaptive": None, "disabled": False}[kind]
-    return Thinking(enabled, budget if kind == "enabled" else None, value.get("display") != "omitted")
+    return Thinking(_ENABLED[kind], budget if kind == "enabled" else None, value.get("display") != "omitted")
 
 
 def read_thoughts_kept(value: Any) -> int | None:

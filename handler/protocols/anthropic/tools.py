@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidParameter
+from handler.protocols.assistant.tools.request import MAX_TOOLS
+from handler.protocols.kernel.json_schema import FLAG, TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.validation import Named, show
 
 _SERVER = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
@@ -20,6 +22,26 @@ _NEUTRAL: Mapping[str, Any] = {
 """Names of a tool with the value that means nothing; another one is without effect, and listed."""
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+_TOOL: Mapping[str, Shape] = {
+    "type": {"enum": ["custom", None]},
+    "name": TEXT,
+    "description": nullable(TEXT),
+    "input_schema": {"type": "object"},
+    "cache_control": {},
+    "strict": nullable(FLAG),
+}
+_CHOICE: Mapping[str, Shape] = {
+    "type": {"enum": [*_CHOICES, "tool"]},
+    "name": TEXT,
+    "disable_parallel_tool_use": nullable(FLAG),
+}
+TOOLS: Mapping[str, Shape] = {
+    "tools": nullable(listing({**record(_TOOL), "required": ["name", "input_schema"]}, maxItems=MAX_TOOLS)),
+    "tool_choice": nullable({**record(_CHOICE), "required": ["type"], "additionalProperties": False}),
+}
+"""What `read_tools` and `read_choice` read."""
 
 
 def read_tools(value: Any) -> Any:
@@ -45,8 +67,7 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
         raise InvalidParameter(f"{at}.input_schema: must be a JSON schema, which is an object")
     function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
     function |= {"strict": tool["strict"]} if "strict" in tool else {}
-    known = {"type", "name", "description", "input_schema", "cache_control", "strict"}
-    others = {name: item for name, item in tool.items() if name not in known and item is not None}
+    others = {name: item for name, item in tool.items() if name not in _TOOL and item is not None}
     others = {name: item for name, item in others.items() if name not in _NEUTRAL or item != _NEUTRAL[name]}
     return {"type": "function", "function": {**others, **function}}
 
@@ -61,7 +82,7 @@ def read_choice(value: Any, tools: Any) -> dict[str, Any]:
         return {}
     given = Named("tool_choice", value)
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind not in (*_CHOICES, "tool") or value.keys() - {"type", "name", "disable_parallel_tool_use"}:
+    if not isinstance(kind, str) or kind not in _CHOICE["type"]["enum"] or value.keys() - _CHOICE.keys():
         raise given.refused("must be an object with a 'type' that is auto, any, tool or none")
     single = value.get("disable_parallel_tool_use")
     if single is not None and not isinstance(single, bool):

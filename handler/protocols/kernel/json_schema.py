@@ -54,7 +54,10 @@ def nullable(shape: Shape) -> Shape:
     """Allow null too."""
     if "anyOf" in shape:
         return {**shape, "anyOf": [*shape["anyOf"], NULL]}
-    if isinstance(kind := shape.get("type"), str) and "enum" not in shape:
+    kind = shape.get("type")
+    if isinstance(kind, list) and "null" in kind:
+        return shape
+    if isinstance(kind, str) and "enum" not in shape:
         if kind == "null":
             return shape
         return {**shape, "type": [kind, "null"]}

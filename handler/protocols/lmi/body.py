@@ -7,12 +7,20 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.json_schema import FLAG, TEXT, Shape, nullable
 from handler.protocols.kernel.parameters import REQUEST_FIELDS
+from handler.protocols.kernel.readers.adapters import ADAPTERS
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.validation import show
 from handler.protocols.tensors.inputs import TABLE
 
-_TOP_LEVEL = {"inputs", "parameters", "stream", "adapters"}
+FIELDS: Mapping[str, Shape] = {
+    "inputs": nullable({**TEXT, "minLength": 1}),
+    "parameters": {"type": ["object", "null"], "description": "null means absent"},
+    "stream": nullable(FLAG),
+    **ADAPTERS,
+}
+"""The body's fields; dynamic batch's `inputs` may be a list."""
 _KNOWN = TABLE.parameters.keys() | REQUEST_FIELDS.keys()
 
 
@@ -60,6 +68,6 @@ def read_stream(body: Mapping[str, Any], parameters: Mapping[str, Any], streamin
 
 def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], context: ServerContext) -> list[str]:
     """List the body's names that no table knows."""
-    names = [name for name in body if name not in _TOP_LEVEL]
+    names = [name for name in body if name not in FIELDS]
     names += [f"parameters.{name}" for name in parameters if name not in _KNOWN]
     return report_unknown(names, body, context)

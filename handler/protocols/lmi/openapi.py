@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.protocols.kernel.base import FrontEndError, ServerContext
-from handler.protocols.kernel.json_schema import FLAG, TEXT, Shape, listing, nullable, record
-from handler.protocols.kernel.readers.adapters import ADAPTERS
+from handler.protocols.kernel.json_schema import TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.schema.description import (
     Description,
     RequestShape,
@@ -29,6 +28,7 @@ from handler.protocols.lmi.answers import (
     LmiLine,
     LmiPayloadError,
 )
+from handler.protocols.lmi.body import FIELDS
 from handler.protocols.lmi.embedding import LmiEmbedding
 from handler.protocols.tei.answers import TeiError, TeiVectors
 from handler.protocols.tei.openapi import nested_request
@@ -38,15 +38,8 @@ from handler.protocols.tensors import inputs as tensors
 def lmi_request(inputs: Shape) -> RequestShape:
     def shape(context: ServerContext) -> Shape:
         known = {**parameters(tensors.TABLE.parameters, context), **request_fields()}
-        return record(
-            {},
-            {
-                "inputs": {**nullable(inputs), "description": "May be absent where parameters.input_ids stands for it"},
-                "parameters": {"type": ["object", "null"], "properties": known, "description": "null means absent"},
-                "stream": nullable(FLAG),
-                **ADAPTERS,
-            },
-        )
+        told = {**nullable(inputs), "description": "May be absent where parameters.input_ids stands for it"}
+        return record({}, {**FIELDS, "inputs": told, "parameters": {**FIELDS["parameters"], "properties": known}})
 
     return shape
 
@@ -81,7 +74,7 @@ _CHAT_ANSWER = {
 }
 LINES, EVENTS = "application/jsonlines", "text/event-stream"
 
-LMI_REQUEST = lmi_request({"type": "string", "minLength": 1})
+LMI_REQUEST = lmi_request(FIELDS["inputs"])
 
 
 def chat_description(error: Any, failure: Any, streams: tuple[str, ...]) -> Description:

@@ -8,6 +8,7 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.media import MediaSource
 from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.json_schema import TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.readers.media import check_taken, only_in, read_url
 from handler.protocols.kernel.readers.messages import MAX_ARGUMENTS, read_arguments
 from handler.protocols.kernel.readers.turns import Chat, add_to_turn, join_turns
@@ -22,6 +23,18 @@ _READ = {
     "reasoning": {"type", "id", "summary", "content", "status", "encrypted_content"},
 }
 """Type of an item -> its names that are read, or have no effect by what they mean."""
+
+
+INPUT: Mapping[str, Shape] = {
+    "input": {
+        "anyOf": [
+            {**TEXT, "minLength": 1},
+            listing(record({}, {"type": {"enum": [*_READ, None]}}), minItems=1),
+        ]
+    },
+    "instructions": nullable(TEXT),
+}
+"""What `InputReader` reads."""
 
 
 def full_name(namespace: Any, name: str) -> str:

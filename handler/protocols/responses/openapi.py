@@ -6,29 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.framing import SSE
-from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.json_schema import FLAG, TEXT, Shape, listing, nullable, record
-from handler.protocols.kernel.schema.description import Description, parameters
+from handler.protocols.kernel.schema.description import Description, request_shape
 from handler.protocols.openai.answers import OpenAiError
 from handler.protocols.responses.answers import OpenAiResponse, OpenAiResponseEvent
 from handler.protocols.responses.parameters import TABLE
-
-
-def _request(context: ServerContext) -> Shape:
-    more = {
-        "model": {**nullable(TEXT), "description": "The model's or an adapter's name; empty: the model"},
-        "instructions": nullable(TEXT),
-        "stream": nullable(FLAG),
-        "tools": nullable(listing(record({"type": {"enum": ["function", "namespace"]}, "name": TEXT}))),
-        "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}, {"type": "null"}]},
-        "parallel_tool_calls": nullable(FLAG),
-        "reasoning": nullable(record({}, {"effort": nullable(TEXT), "summary": nullable(TEXT)})),
-    }
-    items = listing({"type": "object"}, minItems=1)
-    return record(
-        {"input": {"anyOf": [{**TEXT, "minLength": 1}, items]}}, {**parameters(TABLE.parameters, context), **more}
-    )
-
+from handler.protocols.responses.request import FIELDS
 
 _MESSAGE: dict[str, Any] = {
     "id": "msg_0", "type": "message", "status": "completed", "role": "assistant",
@@ -48,7 +30,7 @@ _ANSWER = {
 
 DESCRIPTIONS: Mapping[str, Description] = {
     "openai_responses": Description(
-        "OpenAI responses", "OpenAiResponsesRequest", _request, OpenAiError,
+        "OpenAI responses", "OpenAiResponsesRequest", request_shape(FIELDS, TABLE, "input"), OpenAiError,
         {"model": "", "input": "Name the capital of France.", "max_output_tokens": 16},
         OpenAiResponse, _ANSWER, OpenAiResponseEvent | OpenAiError, (SSE.content_type,),
     ),

@@ -14,7 +14,7 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON, dumps
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
-from handler.protocols.kernel.json_schema import Shape
+from handler.protocols.kernel.json_schema import Shape, nullable, record
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.validation import Named
@@ -24,20 +24,28 @@ from handler.protocols.openai.parameters import CHAT
 from handler.protocols.openai.request import streaming
 from handler.protocols.responses.answers import ResponseHead, ResponseStart
 from handler.protocols.responses.items import new_id
-from handler.protocols.responses.messages import InputReader
+from handler.protocols.responses.messages import INPUT, InputReader
 from handler.protocols.responses.parameters import NO_EFFECT, TABLE
 from handler.protocols.responses.response import ResponseDocument, ResponseStream, Settings
-from handler.protocols.responses.tools import ToolsReader, read_choice
+from handler.protocols.responses.tools import TOOLS, ToolsReader, read_choice
 
 _OWN = {"messages": "input", "reasoning_effort": "reasoning.effort"}
 """The chat's names of what has another one here."""
 
-_SAME = (TABLE.parameters.keys() - _OWN.keys()) | {"model", "stream", "parallel_tool_calls"}
+_OF_CHAT = {name: OpenAiChat.fields[name] for name in ("model", "stream", "parallel_tool_calls")}
+_SAME = (TABLE.parameters.keys() - _OWN.keys()) | _OF_CHAT.keys()
 """Names that the chat reads as they are."""
 
-_READ = TABLE.parameters.keys() | _SAME | NO_EFFECT | {"input", "instructions", "tools", "tool_choice", "reasoning"}
 _WORDS = {"].function.": "].", "reasoning_effort": "reasoning.effort", "messages[].reasoning": "input[].reasoning"}
-_REASONING = {"effort", "summary", "generate_summary"}
+_REASONING: Mapping[str, Shape] = {"effort": {"enum": [*EFFORTS, None]}, "summary": {}, "generate_summary": {}}
+
+FIELDS: Mapping[str, Shape] = {
+    **INPUT,
+    **_OF_CHAT,
+    **TOOLS,
+    "reasoning": nullable(record({}, _REASONING, additionalProperties=False)),
+}
+_READ = FIELDS.keys() | TABLE.parameters.keys() | NO_EFFECT
 
 
 class OpenAiResponses(Schema):
@@ -110,7 +118,7 @@ def _effort(body: Mapping[str, Any]) -> Any:
     reasoning = body.get("reasoning")
     if reasoning is None:
         return None
-    if not isinstance(reasoning, dict) or reasoning.keys() - _REASONING:
+    if not isinstance(reasoning, dict) or reasoning.keys() - _REASONING.keys():
         raise Named("reasoning", reasoning).refused("must be an object with 'effort', 'summary' or both")
     if (effort := reasoning.get("effort")) is not None and effort not in EFFORTS:
         raise Named("reasoning", reasoning).refused(f"'effort' must be one of {', '.join(EFFORTS)}")

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidParameter
+from handler.protocols.assistant.tools.request import FIELDS
+from handler.protocols.kernel.json_schema import FLAG, TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.validation import Named, show
 from handler.protocols.responses.messages import full_name
 
 _HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer", "tool_search")
 """How the types of tools begin that run at OpenAI."""
 
-_READ = {"type", "name", "description", "parameters", "strict"}
+_READ: Mapping[str, Shape] = {
+    "type": {"enum": ["function", "namespace"]},
+    "name": TEXT,
+    "description": nullable(TEXT),
+    "parameters": {"type": ["object", "null"]},
+    "strict": nullable(FLAG),
+}
+TOOLS: Mapping[str, Shape] = {
+    "tools": nullable(listing({**record(_READ), "required": ["type", "name"]})),
+    "tool_choice": FIELDS["tool_choice"],
+}
+"""What `ToolsReader` and `read_choice` read."""
 
 
 class ToolsReader:

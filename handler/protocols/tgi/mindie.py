@@ -48,7 +48,7 @@ KINDS: Mapping[str, Kind] = {
     for name, kind in PARAMETERS.items()
     if name not in _LACKING
 }
-_TOP_LEVEL: Mapping[str, Kind] = {
+MINDIE_TOP_LEVEL: Mapping[str, Kind] = {
     **TOP_LEVEL,
     **{name: TOP_LEVEL[name]._replace(null=True) for name in ("parameters", "stream")},
 }
@@ -76,7 +76,7 @@ class Mindie(Schema):
     # -- reading -------------------------------------------------------------------------------------------------
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        read = read_body(body, _TOP_LEVEL, KINDS)
+        read = read_body(body, MINDIE_TOP_LEVEL, KINDS)
         _check_limits(read, context)
         request = _request(read, context)
         idle = [

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from handler.protocols.kernel.base import ServerContext
-from handler.protocols.kernel.json_schema import FLAG, TEXT, Shape, nullable, record, ref
-from handler.protocols.kernel.schema.description import Description, Operation
+from handler.protocols.kernel.json_schema import Shape, nullable, record, ref
+from handler.protocols.kernel.schema.description import Description, Operation, RequestShape
 from handler.protocols.lmi.openapi import EXAMPLE, LMI_REQUEST, chat_description
 from handler.protocols.tgi.answers import (
     MindieAnswer,
@@ -22,8 +23,8 @@ from handler.protocols.tgi.answers import (
     TgiPiece,
 )
 from handler.protocols.tgi.errors import UNHEALTHY
-from handler.protocols.tgi.mindie import KINDS, MAX_CHARACTERS
-from handler.protocols.tgi.request import PARAMETERS, Kind
+from handler.protocols.tgi.mindie import KINDS, MAX_CHARACTERS, MINDIE_TOP_LEVEL
+from handler.protocols.tgi.request import PARAMETERS, TOP_LEVEL, Kind
 
 
 def _fields(kinds: Mapping[str, Kind], context: ServerContext) -> dict[str, Shape]:
@@ -40,19 +41,17 @@ _SETS = {"grammar": "structured_output", "top_n_tokens": "top_logprobs", "decode
 """TGI's name -> the Sampling field, where they differ."""
 
 
-def _tgi_request(context: ServerContext) -> Shape:
-    known = _fields(PARAMETERS, context)
+def _request(top_level: Mapping[str, Kind], kinds: Mapping[str, Kind], context: ServerContext, **inputs: int) -> Shape:
+    """Return the schema of a body; `inputs` are its bounds."""
+    fields = _fields(top_level, context)
+    text = {**fields.pop("inputs"), "minLength": 1, **inputs}
     return record(
-        {"inputs": {**TEXT, "minLength": 1}}, {"parameters": {"type": "object", "properties": known}, "stream": FLAG}
+        {"inputs": text}, {**fields, "parameters": {**fields["parameters"], "properties": _fields(kinds, context)}}
     )
 
 
-def _mindie_request(context: ServerContext) -> Shape:
-    known = _fields(KINDS, context)
-    inputs = {**TEXT, "minLength": 1, "maxLength": MAX_CHARACTERS}
-    parameters: Shape = {"type": ["object", "null"], "properties": known}
-    return record({"inputs": inputs}, {"parameters": parameters, "stream": nullable(FLAG)})
-
+_TGI: RequestShape = partial(_request, TOP_LEVEL, PARAMETERS)
+_MINDIE: RequestShape = partial(_request, MINDIE_TOP_LEVEL, KINDS, maxLength=MAX_CHARACTERS)
 
 _EXAMPLE = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8, "details": True}}
 _ANSWER = {
@@ -97,7 +96,7 @@ _COMPAT_ANSWER = [
 
 def _tgi(title: str, answer: Any, example: Any, streams: tuple[str, ...]) -> Description:
     chunk = TgiEvent | TgiError if streams else None
-    return Description(title, "TgiGenerateRequest", _tgi_request, TgiError, _EXAMPLE, answer, example, chunk, streams)
+    return Description(title, "TgiGenerateRequest", _TGI, TgiError, _EXAMPLE, answer, example, chunk, streams)
 
 
 DESCRIPTIONS: Mapping[str, Description] = {
@@ -110,7 +109,7 @@ DESCRIPTIONS: Mapping[str, Description] = {
     "tgi_generate": _tgi("TGI", TgiAnswer, _ANSWER, ()),
     "tgi_generate_stream": _tgi("TGI", None, None, _EVENTS),
     "mindie": Description(
-        "MindIE", "MindieRequest", _mindie_request, MindieError, _EXAMPLE, MindieAnswer, _MINDIE_ANSWER,
+        "MindIE", "MindieRequest", _MINDIE, MindieError, _EXAMPLE, MindieAnswer, _MINDIE_ANSWER,
         MindieEvent | MindieError, _EVENTS,
     ),
 }  # fmt: skip
