@@ -1,4 +1,5 @@
-"""docs/wire/README.md: its tables of routes and errors, out of the dialects' registry and the API's document.
+"""docs/wire/: the README's tables of routes and errors, out of the dialects' registry and the API's document; and each
+page's table of its answers' fields, out of their declarations.
 
 `python -m tests.unit.protocols.test_wire_document` rewrites them.
 """
@@ -7,7 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
+
+import pytest
 
 from handler.config.options.common import REASONING_PARSERS
 from handler.core.errors import (
@@ -28,6 +31,7 @@ from handler.core.errors import (
 )
 from handler.core.values import Task
 from handler.protocols.kernel.base import Schema
+from handler.protocols.kernel.json_schema import components_of
 from handler.protocols.openapi.document import DESCRIPTIONS, OPERATIONS
 from handler.protocols.registry import POOLED_ROUTES, POOLED_SCHEMAS, ROOTS, ROUTES, SCHEMAS, DispatchByField
 from tests.docs.pages import fill, table
@@ -122,6 +126,32 @@ def errors() -> str:
     return table(("error", *COLUMNS), rows)
 
 
+def answers(names: Iterable[str]) -> str:
+    """List the fields of the dialects' answers, those that may be absent with a question mark."""
+    told = [DESCRIPTIONS[name] for name in names]
+    kinds = [kind for one in told for kind in (one.answer, one.chunk, one.error)]
+    rows = (
+        (f"`{name}`", ", ".join(_field(field, shape.get("required", ())) for field in shape["properties"]))
+        for name, shape in sorted(components_of(kinds).items())
+        if shape["properties"].keys() - {"code", "type", "message", "error"}
+    )
+    return table(("type in the API's document", "fields; ? may be absent"), rows)
+
+
+def _field(name: str, required: Container[str]) -> str:
+    return f"`{name}`" if name in required else f"`{name}`?"
+
+
+def pages() -> dict[str, list[str]]:
+    """Return the dialects of each page."""
+    found: dict[str, list[str]] = {}
+    for row, names in DIALECTS.items():
+        match = re.search(r"\((\w+\.md)", row)
+        assert match is not None
+        found.setdefault(match[1], []).extend(names)
+    return found
+
+
 def render(text: str) -> str:
     for name, part in (("dialects", dialects()), ("operations", operations()), ("errors", errors())):
         text = fill(text, name, part)
@@ -154,6 +184,12 @@ def test_the_document_is_up_to_date() -> None:
     assert DOCUMENT.read_text() == render(DOCUMENT.read_text())
 
 
+@pytest.mark.parametrize("page", pages())
+def test_the_fields_of_answers_are_up_to_date(page: str) -> None:
+    text = (DOCUMENTS / page).read_text()
+    assert text == fill(text, "fields", answers(pages()[page]))
+
+
 def test_every_dialect_has_its_row_and_every_page_is_linked() -> None:
     assert {name for names in DIALECTS.values() for name in names} == set(DESCRIPTIONS)
     linked = set(re.findall(r"\]\((\w[\w-]*\.md)", DOCUMENT.read_text()))
@@ -168,3 +204,6 @@ def test_every_family_of_thoughts_has_its_row() -> None:
 
 if __name__ == "__main__":
     DOCUMENT.write_text(render(DOCUMENT.read_text()))
+    for page, names in pages().items():
+        path = DOCUMENTS / page
+        path.write_text(fill(path.read_text(), "fields", answers(names)))
