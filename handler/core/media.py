@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from handler.core.identifiers import new_digits
@@ -12,7 +12,13 @@ from handler.core.identifiers import new_digits
 MEDIA = {"image": "images"}
 """Kinds of media, each with the word for several; the names are those of chat templates and `limit_mm_per_prompt`."""
 
-ALL_MEDIA = " and ".join(MEDIA.values())
+
+def several(kinds: Iterable[str]) -> str:
+    """Return the word for media of these kinds."""
+    return " and ".join([MEDIA[kind] for kind in dict.fromkeys(kinds)])
+
+
+ALL_MEDIA = several(MEDIA)
 
 
 class MediaSource(NamedTuple):

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from handler.config.config import Config
     from handler.engines.process.sandbox_tasks import Work
-    from handler.serving.media.rules import FileRules
 
 Size = tuple[int, ...]
 """As in `Medium`."""
@@ -17,12 +17,27 @@ class LargerThanRead(Exception):
     """The medium is larger than its first bytes say; the arguments are its size."""
 
 
+class FileRules(NamedTuple):
+    """Rules for the files of one kind.
+
+    Attributes:
+        max_bytes: of a file.
+        max_units: of a file's content: an image's pixels.
+        seconds: that a fetch may take in all.
+    """
+
+    max_bytes: int
+    max_units: int
+    seconds: float
+
+
 class Decoder(NamedTuple):
     """How the files of one kind are read.
 
     Costs are in units: an image's pixels, or whatever takes as long to decode as a pixel.
 
     Attributes:
+        rules: returns those of the options.
         read_size: returns a file's size by its header, within microseconds; zeros where it cannot be found.
         units: returns those of a size. Raises InvalidPayload where the rules allow no such size.
         unit_bytes: of decoded data.
@@ -33,6 +48,7 @@ class Decoder(NamedTuple):
         extra: of this package, which has them.
     """
 
+    rules: Callable[[Config], FileRules]
     read_size: Callable[[bytes], Size]
     units: Callable[[Size, FileRules], int]
     unit_bytes: int

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from handler.core.errors import InvalidPayload, Unavailable
 from handler.core.event_loop import run_in_daemon_thread
-from handler.core.media import ALL_MEDIA, MEDIA, MediaSource, Medium
+from handler.core.media import ALL_MEDIA, MEDIA, MediaSource, Medium, several
 from handler.core.words import client_words
 from handler.engines.process.sandbox import LimitExceeded, NotRun, Purpose, Sandbox
 from handler.engines.process.sandbox_tasks import Job, Limits
@@ -47,14 +47,14 @@ _NICE = 5  # of media that may take long
 class Reservation:
     """One request's part of the memory, until it is given back or nothing refers to it."""
 
-    def __init__(self, memory: Quota) -> None:
-        self._memory, self._size = memory, 0
+    def __init__(self, memory: Quota, media: str) -> None:
+        self._memory, self._media, self._size = memory, media, 0
 
     def take(self, size: int) -> None:
         """Raises Overloaded where there is too little; InvalidPayload where there never is so much."""
         if self._size + size > self._memory.most:
             raise InvalidPayload(
-                f"the request's {ALL_MEDIA} have more than {self._memory.most} bytes of files and pixels"
+                f"the request's {self._media} have more than {self._memory.most} bytes of files and pixels"
             )
         self._memory.take(size, self._size)
         self._size += size
@@ -165,7 +165,8 @@ class MediaLoader:
         task = asyncio.current_task()
         assert task is not None
         task.add_done_callback(_retrieve)  # a client that has left reads no error
-        reservation, fetches, decoding = Reservation(self.memory), Flow(), Flow()
+        words = several(source.kind for source in sources)
+        reservation, fetches, decoding = Reservation(self.memory, words), Flow(), Flow()
         try:
             reservation.take(given := sum(len(source.data or b"") for source in sources))
             files = await _together(

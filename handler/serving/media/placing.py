@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.media import ALL_MEDIA, MEDIA, MediaTokens, Medium, SharedMedia
+from handler.core.media import MEDIA, MediaTokens, Medium, SharedMedia, several
 from handler.core.text import Prompt
 from handler.core.values import Request
 from handler.engines.huggingface.media_tokens import expand
@@ -27,7 +27,8 @@ def place_media(request: Request, prompt: Prompt, media: Sequence[Medium], token
         if medium.kind not in tokens:
             raise InvalidPayload(f"'messages': the model takes no {MEDIA[medium.kind]}")
     if request.truncation is not None:
-        raise InvalidParameter(f"truncate_prompt_tokens: a prompt with {ALL_MEDIA} is not cut")
+        kinds = several(medium.kind for medium in media)
+        raise InvalidParameter(f"truncate_prompt_tokens: a prompt with {kinds} is not cut")
     counts: dict[str, list[int]] = {}
     for source, medium in zip(request.media, media, strict=True):
         try:

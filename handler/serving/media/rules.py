@@ -8,22 +8,10 @@ from typing import NamedTuple
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Problem
+from handler.serving.media.decoder import FileRules
+from handler.serving.media.kinds import DECODERS
 
 ANY_HOST = "*"
-
-
-class FileRules(NamedTuple):
-    """Rules for the files of one kind.
-
-    Attributes:
-        max_bytes: of a file.
-        max_units: of a file's content: an image's pixels.
-        seconds: that a fetch may take in all.
-    """
-
-    max_bytes: int
-    max_units: int
-    seconds: float
 
 
 class MediaRules(NamedTuple):
@@ -50,5 +38,5 @@ def media_rules(config: Config) -> MediaRules:
     directory = None if given is None else Path(given).resolve()
     if directory is not None and not directory.is_dir():
         raise ConfigError(Problem(config.where(key), key, f"{key}={given}: there is no such directory"))
-    files = {"image": FileRules(config.max_image_bytes, config.max_image_pixels, config.image_fetch_timeout)}
+    files = {kind: decoder.rules(config) for kind, decoder in DECODERS.items()}
     return MediaRules(files, config.allowed_media_domains or (), directory)

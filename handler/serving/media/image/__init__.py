@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from handler.core.errors import InvalidPayload
-from handler.serving.media.decoder import Decoder, Size
+from handler.serving.media.decoder import Decoder, FileRules, Size
 from handler.serving.media.image.headers import read_size
 
 if TYPE_CHECKING:
+    from handler.config.config import Config
     from handler.engines.process.sandbox_tasks import Work
-    from handler.serving.media.rules import FileRules
+
+
+def _rules(config: Config) -> FileRules:
+    return FileRules(config.max_image_bytes, config.max_image_pixels, config.image_fetch_timeout)
 
 
 def _pixels(size: Size, rules: FileRules) -> int:
@@ -27,4 +31,6 @@ def _make() -> Work:
     return decode
 
 
-DECODER = Decoder(read_size, _pixels, unit_bytes=3, unit_memory=16, make=_make, packages=("PIL",), extra="images")
+DECODER = Decoder(
+    _rules, read_size, _pixels, unit_bytes=3, unit_memory=16, make=_make, packages=("PIL",), extra="images"
+)
