@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.adapter_files import write_adapter
-from tests.app.server import serve
+from tests.app.server import AppServer, serve
 from tests.servers import LiveServer, http, wait_for
 
 HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
@@ -40,13 +40,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[LiveServer]:
+def shared() -> Iterator[AppServer]:
     with serve(*ECHO, *PACED) as server:
         yield server
 
 
 @pytest.fixture
-def server(shared: LiveServer) -> Iterator[LiveServer]:
+def server(shared: AppServer) -> Iterator[AppServer]:
     """With no adapter in it."""
     yield shared
     shared.wait_ready()
@@ -142,7 +142,7 @@ def test_what_cannot_be_registered(
     server: LiveServer, files: Path, given: dict[str, str], status: int, words: str, way: str
 ) -> None:
     given = {name: value.format(files=files) for name, value in given.items()}
-    response = call(server, "POST", **({"params": given} if way == "query" else {"json": given}))
+    response = call(server, "POST", params=given) if way == "query" else call(server, "POST", json=given)
     assert response.status_code == status, response.text
     assert words in told(response)[1]
     assert "x-evil" not in response.headers
@@ -165,10 +165,11 @@ def test_bodies_that_make_no_sense(server: LiveServer, body: bytes, words: str) 
 
 
 def test_a_number_names_an_adapter_across_updates_and_never_another(files: Path) -> None:
-    def ask(number: int) -> httpx.Response:
-        return server.post({"inputs": PROMPT, "parameters": {"max_new_tokens": 3, "lora_task_id": [number]}})
-
     with serve(*ECHO) as server:
+
+        def ask(number: int) -> httpx.Response:
+            return server.post({"inputs": PROMPT, "parameters": {"max_new_tokens": 3, "lora_task_id": [number]}})
+
         numbers = []
         for name, src in (("a", "a"), ("b", "broken"), ("b", "none"), ("b", "b")):
             response = register(server, name, files / src)
@@ -315,7 +316,7 @@ def test_of_calls_that_register_one_name_at_once_one_succeeds(server: LiveServer
         assert sorted(answer.status_code for answer in answers) == [200] + [404] * 9, round
 
 
-def test_a_killed_engines_successor_knows_them_all(server: LiveServer, files: Path) -> None:
+def test_a_killed_engines_successor_knows_them_all(server: AppServer, files: Path) -> None:
     for name in ("a", "b"):
         assert register(server, name, files / name).status_code == 200
     before = [id_of(generate(server, name)) for name in ("a", "b")]

@@ -185,10 +185,14 @@ def test_ten_conversations_of_ten_turns_stay_and_spread(together: bool) -> None:
             answer = server.post(body, "/v1/chat/completions").json()["choices"][0]["message"]
             messages += [answer, {"role": "user", "content": "and then?"}]
 
+        def ten_turns(messages: list[dict[str, str]]) -> None:
+            for _ in range(10):
+                turn(messages)
+
         talks = [[{"role": "user", "content": f"conversation {number}"}] for number in range(10)]
         if together:
             with ThreadPoolExecutor(10) as pool:
-                list(pool.map(lambda talk: [turn(talk) for _ in range(10)], talks))
+                list(pool.map(ten_turns, talks))
         else:
             for talk in [*talks, *talks[::-1]] * 5:  # in turn they would alternate where nothing keeps them
                 turn(talk)

@@ -78,7 +78,7 @@ async def enter(found: DynamicBatcher, log: list[str], name: str, hold: float) -
 
 def test_a_full_batch_starts_at_once_and_the_next_when_it_has_ended() -> None:
     async def story() -> None:
-        found, log = gate(delay=60), []
+        found, log = gate(delay=60), list[str]()
         began = time.monotonic()
         await asyncio.gather(
             *(enter(found, log, name, hold) for name, hold in (("a", 0.01), ("b", 0.05), ("c", 0), ("d", 0)))
@@ -102,7 +102,7 @@ def test_a_batch_that_does_not_fill_starts_after_the_delay() -> None:
 
 def test_one_that_goes_away_while_waiting_or_running_leaves_no_trace() -> None:
     async def story() -> None:
-        found, log = gate(size=1), []
+        found, log = gate(size=1), list[str]()
         running = asyncio.ensure_future(enter(found, log, "a", 60))
         waiting = asyncio.ensure_future(enter(found, log, "b", 60))
         await settle()
@@ -117,7 +117,7 @@ def test_one_that_goes_away_while_waiting_or_running_leaves_no_trace() -> None:
 
 def test_the_queue_is_bounded() -> None:
     async def story() -> None:
-        found, log = gate(size=1, max_queued=1), []
+        found, log = gate(size=1, max_queued=1), list[str]()
         tasks = [asyncio.ensure_future(enter(found, log, name, 0.05)) for name in "ab"]
         await settle()
         with pytest.raises(Unavailable, match="job_queue_size"):
@@ -147,7 +147,7 @@ def test_a_client_that_goes_away_as_its_batch_starts_leaves_no_trace() -> None:
     """Cancelled between being let in and noticing it."""
 
     async def story() -> None:
-        found, log = gate(size=1, delay=60), []
+        found, log = gate(size=1, delay=60), list[str]()
         going = asyncio.ensure_future(enter(found, log, "a", 0))
         await asyncio.sleep(0)
         going.cancel()

@@ -306,7 +306,8 @@ def test_chat_tokenize(echo_server: LiveServer) -> None:
     assert "x-lmi-ignored-parameters" not in laid_out.headers
     answer = echo_server.post({**chat, "max_tokens": 1}, "/v1/chat/completions").json()
     assert len(laid_out.json()["tokenize_response"]) == answer["usage"]["prompt_tokens"]
-    for wrong in ({}, {"messages": []}, {**chat, "tools": [{}]}, {**chat, "continue_final_message": True}, []):
+    refusals: list[Any] = [{}, {"messages": []}, {**chat, "tools": [{}]}, {**chat, "continue_final_message": True}, []]
+    for wrong in refusals:
         refused = echo_server.post(wrong, "/chat_tokenize")
         assert (refused.status_code, refused.json()["error_type"]) == (422, "validation")
 

@@ -56,7 +56,7 @@ def test_a_drip_between_requests_does_not_keep_the_connection(
 
     async def story() -> None:
         async with connected(mirror) as connection:
-            connection.protocol.timeout_keep_alive = 0.5
+            connection.protocol.timeout_keep_alive = 0.5  # type: ignore[assignment]  # uvicorn's are whole seconds
             connection.receive(GET)
             await connection.read_until(b"GET /b  ")
             connection.receive(first)

@@ -20,7 +20,7 @@ async def _app(scope: object, receive: object, send: object) -> None: ...
 
 async def _left_after(ask: Callable[[Server], object], busy: Callable[[], int] = int) -> float:
     """Seconds from `ask` to the loop's end."""
-    server = Server(_app, Access(), keep_alive_timeout=75, drain=lambda: None, busy=busy, give_up=lambda: None)  # type: ignore[arg-type]
+    server = Server(_app, Access(), keep_alive_timeout=75, drain=lambda: None, busy=busy, give_up=lambda: None)
     server.config.load()
     _slow_down(asyncio.get_running_loop())
     loop = asyncio.ensure_future(server.main_loop())

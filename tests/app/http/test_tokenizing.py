@@ -82,7 +82,12 @@ def test_a_long_answer_is_made_in_parts_that_hold_nobody_up(
 ) -> None:
     encoded: list[Any] = []
     encode = Framing.encode
-    monkeypatch.setattr(Framing, "encode", lambda self, value: (encoded.append(value), encode(self, value))[1])
+
+    def note(self: Framing, value: Any) -> bytes:
+        encoded.append(value)
+        return encode(self, value)
+
+    monkeypatch.setattr(Framing, "encode", note)
     words = [f"w{number % 997}" for number in range(10_000)]
     text = " ".join(words)
     body = {"inputs": text} if schema is TOKENIZE else {"messages": [{"role": "user", "content": text}]}

@@ -16,6 +16,7 @@ from handler.core.values import Adapter
 from handler.engines.echo.engine import Echo
 from handler.engines.process.supervisor import State
 from handler.scheduler.lora import registry
+from handler.scheduler.lora.files import adapter_path
 from handler.scheduler.lora.registry import AdapterHome
 from handler.serving.loading.engine_spec import engine_spec
 from handler.serving.loading.model_directory import adapter_home
@@ -123,7 +124,7 @@ def test_a_path_that_nobody_can_read_holds_up_neither_others_nor_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, go = write_adapter(tmp_path / "good"), threading.Event()
-    look = registry.adapter_path
+    look = adapter_path
 
     def hang(src: str, base: Path | None) -> Path:
         if src == "hung":
@@ -177,8 +178,8 @@ def test_those_of_two_places_are_in_the_order_of_their_names(tmp_path: Path) -> 
     assert list(home(properties, model).at_start) == ["a", "b", "c"]
 
 
-def home(directory: Path, model: Path | None = None, **options: str) -> AdapterHome:
-    given = {"option.llm_engine": "echo", "option.enable_lora": "true", **options}
+def home(directory: Path, model: Path | None = None, *, enable_lora: str = "true") -> AdapterHome:
+    given = {"option.llm_engine": "echo", "option.enable_lora": enable_lora}
     if model is not None:
         given["option.model_id"] = str(model)
     config = read_config(overrides=[f"{key}={value}" for key, value in given.items()], environ={}).checked()
@@ -204,7 +205,7 @@ def test_one_name_in_two_places_is_refused(tmp_path: Path) -> None:
 
 def test_without_lora_they_are_only_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "adapters" / "not one").mkdir(parents=True)
-    assert home(tmp_path, **{"option.enable_lora": "false"}).at_start == {}
+    assert home(tmp_path, enable_lora="false").at_start == {}
     assert f"the adapters in {tmp_path / 'adapters'} are not loaded: echo: it was started without" in caplog.text
 
 

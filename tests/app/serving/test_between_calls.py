@@ -18,7 +18,9 @@ from handler.config.loader import read_config
 from handler.djl.batches import Piece, RollingBatch
 from handler.djl.worker_loop import WorkerLoop
 from handler.engines.base import Step
+from handler.engines.process.instance import EngineInstance
 from handler.engines.process.ipc import MessageReader, encode
+from handler.engines.process.supervisor import EngineSupervisor
 from handler.plugins.functions import Formatters
 from handler.serving.loading.load import load_model
 from handler.serving.model import ServedModel
@@ -60,10 +62,15 @@ class Stepped:
             body += piece.data
         return body
 
+    def worker(self) -> EngineInstance:
+        engine = self.model._engine
+        assert isinstance(engine, EngineSupervisor)
+        assert engine._instance is not None
+        return engine._instance
+
     def wait_for_steps(self, count: int) -> None:
         """Until the engine has told of so many steps that nobody has read."""
-        worker = self.model._engine._instance
-        assert worker is not None
+        worker = self.worker()
         size = count * len(encode(Step([1], [5], [None], [])))
 
         def there() -> bool:
@@ -74,8 +81,7 @@ class Stepped:
         wait_for(there, 10, "the engine says nothing")
 
     def kill_engine(self) -> None:
-        worker = self.model._engine._instance
-        assert worker is not None
+        worker = self.worker()
         worker.channel.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -120,8 +126,7 @@ def test_the_engine_is_told_between_calls_that_nobody_wants_a_request(start: Cal
     stepped = start("echo_tokens_per_second=100")
     stepped.step(ask("a b", 1_000_000, stream=True))
     stepped.batch.reset()
-    worker = stepped.model._engine._instance
-    assert worker is not None
+    worker = stepped.worker()
     heard = list[Any]()
 
     def at_rest() -> bool:
@@ -133,7 +138,7 @@ def test_the_engine_is_told_between_calls_that_nobody_wants_a_request(start: Cal
 
 
 @GAPS
-def test_an_engine_that_hangs_is_told_by_the_clock(start: Callable[..., Stepped], seconds: float) -> None:
+def test_an_engine_that_hangs_is_told_by_the_clock(start: Callable[..., Stepped], seconds: int) -> None:
     stepped = start()
     (piece,) = stepped.step(ask("<hang>", 3, stream=True))
     assert not piece.last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ def test_a_server_writes_its_metrics_to_stdout(capsys: pytest.CaptureFixture[str
     def tokens() -> float:
         nonlocal written
         written += capsys.readouterr().out
-        return sum(check(line)["GeneratedTokens"] for line in written.splitlines())
+        return math.fsum(check(line)["GeneratedTokens"] for line in written.splitlines())
 
     with serve("--engine", "echo", "-o", "option.cloudwatch_metrics_interval=0.1") as server:
         assert server.post(ASK).status_code == 200

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator
-from types import SimpleNamespace
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -16,7 +15,7 @@ from handler.core.values import Delta, Finish, Request, Sampling, Token
 from handler.engines.base import EngineConfig, Step
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
-from handler.scheduler.active import TokenReceiver
+from handler.scheduler.active import Channel, TokenReceiver
 from handler.scheduler.batcher import Batcher
 from handler.serving.engine_driver import EngineDriver
 from tests.services import echo_service
@@ -126,10 +125,18 @@ class Taking:
     """A channel that takes all chunks."""
 
     def __init__(self, chunks: list[bytes]) -> None:
-        self.write_chunk = lambda data: not chunks.append(data)
+        self._chunks = chunks
+
+    def write_chunk(self, data: bytes) -> bool:
+        self._chunks.append(data)
+        return True
 
 
-FULL = SimpleNamespace(write_chunk=lambda data: False)
+class Full:
+    """A channel that takes none."""
+
+    def write_chunk(self, data: bytes) -> bool:
+        return False
 
 
 def test_tokens_go_to_their_receivers_and_ends_to_the_sinks() -> None:
@@ -145,7 +152,8 @@ def test_tokens_go_to_their_receivers_and_ends_to_the_sinks() -> None:
 
     async def story() -> tuple[int, list[int]]:
         driver = EngineDriver(Batcher(Scripted()))
-        ways = [(text, Taking(written)), (text, FULL), (text, None), (fail, Taking(written))]
+        ways: list[tuple[Callable[[Token], bytes], Channel | None]]
+        ways = [(text, Taking(written)), (text, Full()), (text, None), (fail, Taking(written))]
         receivers = []
         for (line, channel), mine in zip(ways, ends, strict=True):
             id = driver.submit(Request("abc", Sampling(max_new_tokens=3)), prompt("abc"), mine.append)

@@ -13,7 +13,7 @@ import pytest
 
 from handler.config.config import Config
 from handler.config.loader import read_config
-from handler.core import garbage
+from handler.core import child_processes, garbage
 from handler.core.errors import ConfigError
 from handler.core.values import Adapter
 from handler.engines.echo.engine import Echo
@@ -156,7 +156,7 @@ def test_a_host_that_is_cancelled_while_it_loads_leaves_nothing_behind() -> None
             async with running(echo()):
                 raise AssertionError("it was cancelled")
 
-        with mock.patch.object(host, "load_model", slow), mock.patch.object(host.child_processes, "stop_all", go.set):
+        with mock.patch.object(host, "load_model", slow), mock.patch.object(child_processes, "stop_all", go.set):
             task = asyncio.ensure_future(block())
             await begun.wait()
             task.cancel()

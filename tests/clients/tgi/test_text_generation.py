@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -161,7 +162,7 @@ def test_every_sequence_of_best_of_names_its_own_seed(text_generation: Driver, t
 
 
 def _logprob(sequence: dict[str, Any]) -> float:
-    return sum(token["logprob"] for token in sequence["tokens"])
+    return math.fsum(token["logprob"] for token in sequence["tokens"])
 
 
 # -- text ------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from tests.clients.checks import (
     texts,
 )
 from tests.clients.driver import Driver
-from tests.servers import ANSWER_LIMIT, LiveServer, http, serve, wait_for
+from tests.servers import ANSWER_LIMIT, LiveServer, ServerProcess, http, serve, wait_for
 
 pytestmark = pytest.mark.clients
 
@@ -61,7 +61,7 @@ def busy(busy_url: str) -> str:
 
 
 @pytest.fixture
-def mortal() -> Iterator[LiveServer]:
+def mortal() -> Iterator[ServerProcess]:
     """A slow server for one test, which may end it or its engine."""
     pace = ("-o", "option.echo_tokens_per_second=20", "-o", "option.engine_isolation=process")
     with serve("--engine", "echo", *pace) as server:
@@ -179,7 +179,7 @@ def test_overloaded_error(text_generation: Driver, busy: str, how: str) -> None:
 
 
 @_both
-def test_generation_error_of_a_killed_engine(text_generation: Driver, mortal: LiveServer, how: str) -> None:
+def test_generation_error_of_a_killed_engine(text_generation: Driver, mortal: ServerProcess, how: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(text_generation.call, how, mortal.url, "a b", max_new_tokens=1000)
         wait_for(lambda: mortal.metric("lmi_active_sequences") == 1, 10, "it does not run")
@@ -193,7 +193,9 @@ def test_generation_error_of_a_killed_engine(text_generation: Driver, mortal: Li
 
 
 @_both
-def test_incomplete_generation_error_of_a_stopped_server(text_generation: Driver, mortal: LiveServer, how: str) -> None:
+def test_incomplete_generation_error_of_a_stopped_server(
+    text_generation: Driver, mortal: ServerProcess, how: str
+) -> None:
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(text_generation.call, how, mortal.url, "a b", max_new_tokens=1000)
         wait_for(lambda: mortal.metric("lmi_active_sequences") == 1, 10, "it does not run")
