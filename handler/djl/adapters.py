@@ -1,19 +1,20 @@
 """DJL's calls about LoRA adapters: read what Java's PyAdapter sends, and change the adapters.
 
 An Input has the properties `name` and `src` (and `pin`), and the management call's query as contents. 0.36 makes the
-client's answer of the Output's status and message. In async mode it answers 200 before the worker has read the call;
-0.28 always answers by itself. Then only the log says why a call failed.
+client's answer of the Output's status and message. In async mode it answers 200 without waiting for the worker, unless
+an error is there first; 0.28 always answers by itself. Then only the log says why a call failed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
 from djl_python import Input
 
-from handler.core.errors import InvalidPayload, ServingError
+from handler.core.errors import InvalidPayload, NotFound, ServingError
 from handler.djl.batches import Item
 from handler.djl.wire import is_of_http, one_line
 from handler.scheduler.lora.calls import AdapterCall, read_adapter_call, required
@@ -70,7 +71,8 @@ class AdapterCalls:
         done = f"Adapter {inputs.get_properties().get('alias') or name} {_DONE[what]}"
         value: dict[str, Any] = {"status": done}
         if what == "unregister":
-            adapters.unregister(name)
+            with contextlib.suppress(NotFound):  # Java lists it, as it answered a failed registration too early
+                adapters.unregister(name)
         elif what == "update":
             await adapters.update(name, call.src, preload=call.preload)
         else:  # DJL Serving registers what lies in the model's `adapters/` by itself

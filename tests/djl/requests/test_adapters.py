@@ -56,7 +56,7 @@ class Case(NamedTuple):
 
     @property
     def answers_first(self) -> bool:
-        """Java answers 200 before the worker has done anything: in async mode too."""
+        """Java answers without waiting for the worker: in async mode too."""
         return self.is_old or self.mode == "async"
 
 
@@ -185,16 +185,20 @@ def test_an_adapter_is_called_by_its_alias(server: DjlServer, files: Path) -> No
 def test_what_cannot_be_registered_is_refused_with_its_reason(
     server: DjlServer, files: Path, case: Case, name: str, src: str, more: dict[str, str], status: int, words: str
 ) -> None:
-    """Where Java answers first, the worker's log has the reason; Java lists an adapter that is not there."""
+    """Where Java answers first, the worker's log has the reason; Java lists an adapter that is not there.
+
+    In async mode an error of the worker may come before Java looks.
+    """
     said_before = len(server.log)
     response = register(server, name, src.format(files=files), **more)
     assert "x-evil" not in response.headers
     assert generate(server, "a").status_code == 424
     if case.answers_first:
-        assert response.status_code == 200
-        assert name in listed(server)
         reason = re.compile(f"the call to register {re.escape(repr(name))} failed: .*{re.escape(words)}")
         wait_for(lambda: reason.search(server.log, said_before) is not None, 30, "the reason is not in the log")
+    if case.is_old or (case.answers_first and response.status_code == 200):
+        assert response.status_code == 200
+        assert name in listed(server)
     else:
         assert (response.status_code, words in response.json()["message"]) == (status, True), response.text
         assert name not in listed(server)
@@ -256,9 +260,11 @@ def test_adapters_come_and_go_while_streams_run_in_async_mode(server: DjlServer,
         id = id_of(generate(server, "a"))
         running = [threads.submit(generate, server, "a" if i % 2 else "", 600, stream=True) for i in range(8)]
         for i in range(10):
-            assert register(server, "b", files / ("none" if i % 3 == 0 else "b")).status_code == 200
+            registered = register(server, "b", files / ("none" if i % 3 == 0 else "b")).status_code
+            assert registered in ((200,) if i % 3 else (200, 424))  # its error may come before Java looks
             assert generate(server, "b").status_code == (200 if i % 3 else 424)
-            assert call(server, "DELETE", "/b").status_code == 200
+            assert call(server, "DELETE", "/b").status_code == (200 if registered == 200 else 404)
+            assert "b" not in listed(server)
         assert call(server, "DELETE", "/a").status_code == 200
         assert generate(server, "a").status_code == 424
         assert not all(stream.done() for stream in running)

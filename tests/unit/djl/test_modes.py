@@ -55,6 +55,16 @@ def test_a_bug_in_an_adapters_call_puts_no_answer_among_the_steps(modes: Any, mo
     rolling._batch.reset()
 
 
+def test_java_forgets_an_adapter_that_the_worker_never_had(modes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In async mode Java lists a name whose registration failed. An error here would leave it in the list for good."""
+    bench = Bench()
+    monkeypatch.setattr(AdapterRegistry, "check", lambda self: None)
+    mode = modes.Async(bench.model, modes.installed_version())
+    answer = bench.loop.run(mode.change_adapter(Input(), "unregister"))
+    assert (b"Adapter a unregistered" in answer.data, b"not found" in answer.data) == (True, False), answer.data
+    assert b"not found" in bench.loop.run(mode.change_adapter(Input({"name": "a"}), "update")).data
+
+
 def test_a_bug_in_async_mode_is_answered(modes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Java waits for a last piece."""
     bench = Bench()
