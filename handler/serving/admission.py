@@ -15,7 +15,7 @@ from handler.core.media import Medium
 from handler.core.text import Prompt
 from handler.core.values import Request
 from handler.plugins.formatter_thread import FormatterThread
-from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.base import Schema
 from handler.serving.large_bodies import LARGE, is_long
 from handler.serving.media.loader import MediaLoader, Reservation
 from handler.serving.media.rules import MediaRules
@@ -124,14 +124,6 @@ class Admission:
             decoded: Decoded = await self._end(self.formatters.submit(title, decode))
             return decoded
         return await self.run(len(body), decode)
-
-    async def parse(self, decoded: Decoded, size: int, headers: Headers, schema: Schema | None = None) -> ParsedRequest:
-        """Parse what was decoded of a body of `size` bytes.
-
-        Raises:
-            ServingError: what the dialect says of a body that it refuses.
-        """
-        return await self.run(size, functools.partial(self.preprocessor.parse, decoded, headers, schema))
 
     async def encode(self, request: Request, size: int) -> tuple[Request, Prompt]:
         """Load the media of a request of a body of `size` bytes, tokenize it, and try its structured output.

@@ -146,11 +146,12 @@ class RequestTask:
         """Parse the body; a refusal becomes the answer."""
         if self.finished:
             return
-        value, self._size = None, len(body)
+        value, self._size, admission = None, len(body), self._admission
         try:
-            decoded = await self._admission.decode(body, self._headers, self._schema)
+            decoded = await admission.decode(body, self._headers, self._schema)
             value = decoded.value
-            parsed = await self._admission.parse(decoded, len(body), self._headers, self._schema)
+            parse = functools.partial(admission.preprocessor.parse, decoded, self._headers, self._schema)
+            parsed = await admission.run(self._size, parse)
         except Exception as error:  # one client's body must not stop the others
             return self.refuse(serving_error(error), value)
         if not self.finished:  # the server may have given up meanwhile
