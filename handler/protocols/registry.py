@@ -47,9 +47,10 @@ class DispatchByField(Schema):
         return self._mode, *self._others.values()
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        return self._dialect(body).parse(body, context)
+        return self.dialect_of(body).parse(body, context)
 
-    def _dialect(self, body: Any) -> Schema:
+    def dialect_of(self, body: Any) -> Schema:
+        """Return the dialect that a body selects."""
         if isinstance(body, dict) and body.get("inputs") is None:
             for field, dialect in self._others.items():
                 if body.get(field) is not None:
@@ -57,7 +58,7 @@ class DispatchByField(Schema):
         return self._mode
 
     def errors_of(self, body: Any, context: ServerContext) -> ErrorFormat:
-        return self._dialect(body).errors_of(body, context)
+        return self.dialect_of(body).errors_of(body, context)
 
 
 TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
@@ -118,6 +119,18 @@ POOLED_SCHEMAS: dict[Task, Schema] = {
     Task.CLASSIFICATION: _PREDICT,
 }
 """Dialects of /invocations of those models."""
+
+
+def dialects() -> dict[str, Schema]:
+    """Return every dialect by its name, those of a body's field too."""
+    pooled = [schema for by_path in POOLED_ROUTES.values() for schema in by_path.values()]
+    generating = [*_MODES.values(), *ROOTS.values(), *ROUTES.values(), *SCHEMAS.values()]
+    return {one.name: one for schema in (*generating, *pooled, *POOLED_SCHEMAS.values()) for one in dialects_of(schema)}
+
+
+def dialects_of(schema: Schema) -> tuple[Schema, ...]:
+    """Return the dialects of a route's bodies."""
+    return schema.dialects if isinstance(schema, DispatchByField) else (schema,)
 
 
 def routes(root_schema: str, task: Task = Task.GENERATION) -> dict[str, Schema]:

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from handler.protocols.registry import ROOTS, ROUTES
 from tests.servers import LiveServer, http
 from tests.unit.protocols.openai.test_golden import CASES as OPENAI_CASES
-from tests.unit.protocols.test_golden import CASES
+from tests.unit.protocols.test_golden import CASES, schema_of
 
 VARYING = (
     r'"(?:id|item_id|tool_call_id|call_id)":"[^"]*"',
@@ -36,17 +37,9 @@ REFUSED = {"tgi/lacking": "typical_p"}
 MIXED = {"openai chat/stream_n", "openai completion/stream_prompts", "chat/stream_n"}
 """Streams of several answers, which come in any order."""
 
-PATHS = {
-    "tgi": "/",
-    "mindie": "/",
-    "tgi_generate": "/generate",
-    "tgi_generate_stream": "/generate_stream",
-    "triton_generate": "/v2/models/model/generate",
-    "triton_generate_stream": "/v2/models/model/generate_stream",
-    "anthropic_messages": "/v1/messages",
-    "anthropic_count": "/v1/messages/count_tokens",
-    "openai_responses": "/v1/responses",
-}
+PATHS = {schema.name: "/" for schema in ROOTS.values()}
+for _path, _schema in ROUTES.items():
+    PATHS.setdefault(_schema.name, _path.replace("{model}", "model"))
 MODE_OF = {"tgi_compat": "tgi", "mindie": "tgi", "dynamic_batch": "dynamic"}
 
 
@@ -60,8 +53,8 @@ class Asked(NamedTuple):
 
 def _golden() -> dict[str, Asked]:
     found = {}
-    for name, (schema, body, _) in CASES.items():
-        dialect = re.sub("_(streaming|sse|thinking|reasoning)$", "", schema)
+    for name, (_, body, _) in CASES.items():
+        dialect = schema_of(name)
         found[name] = Asked(MODE_OF.get(dialect, "rolling"), PATHS.get(dialect, "/invocations"), body)
     chat = {"messages": [{"role": "user", "content": "hi"}]}
     for name, (body, _) in OPENAI_CASES.items():

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler import __version__
-from handler.protocols.anthropic import openapi as anthropic
 from handler.protocols.kernel.base import FrontEndError, Schema, ServerContext
 from handler.protocols.kernel.json_schema import TEXT, Shape, components_of, ref, schema_of_type
 from handler.protocols.kernel.schema.description import Description, Operation
-from handler.protocols.lmi import openapi as lmi
-from handler.protocols.openai import openapi as openai
 from handler.protocols.openapi import operations, sessions
 from handler.protocols.openapi.operations import PATH_PARAMETERS
-from handler.protocols.registry import DispatchByField
-from handler.protocols.rerank import openapi as rerank
-from handler.protocols.responses import openapi as responses
-from handler.protocols.tei import openapi as tei
-from handler.protocols.tgi import openapi as tgi
-from handler.protocols.triton import openapi as triton
+from handler.protocols.registry import dialects, dialects_of
 
 _DESCRIPTION = (
     "Every route of this server. A refusal before the first token has its real status; what breaks later ends a "
@@ -33,23 +26,17 @@ _HEADERS: Shape = {
 _LOCKED = {"description": "No key, or a wrong one", "headers": {"www-authenticate": {"schema": TEXT}}}
 
 
+_FOLDERS = dict.fromkeys(type(schema).__module__.rpartition(".")[0] for schema in dialects().values())
+_DIALECTS: list[Any] = [importlib.import_module(f"{folder}.openapi") for folder in _FOLDERS]
+
 DESCRIPTIONS: Mapping[str, Description] = {
-    **lmi.DESCRIPTIONS,
-    **tgi.DESCRIPTIONS,
-    **openai.DESCRIPTIONS,
-    **triton.DESCRIPTIONS,
-    **anthropic.DESCRIPTIONS,
-    **responses.DESCRIPTIONS,
-    **tei.DESCRIPTIONS,
-    **rerank.DESCRIPTIONS,
+    name: description for module in _DIALECTS for name, description in module.DESCRIPTIONS.items()
 }
-"""Dialect's name -> its bodies."""
+"""Dialect's name -> its bodies, out of `openapi.py` in the folder of each dialect in the registry."""
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **operations.OPERATIONS,
-    **tgi.OPERATIONS,
-    **openai.OPERATIONS,
-    **triton.OPERATIONS,
+    **{route: operation for module in _DIALECTS for route, operation in getattr(module, "OPERATIONS", {}).items()},
 }
 """Method and path -> the operation, for routes that no description of a dialect covers."""
 
@@ -139,7 +126,7 @@ def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, A
     if known is not None:
         operation = _other(known)
     elif route.schema is not None and method == "POST":
-        operation = _inference(dialects_of(route.schema))
+        operation = _inference([DESCRIPTIONS[dialect.name] for dialect in dialects_of(route.schema)])
     else:
         operation = {"summary": route.path, "tags": ["Other"], "responses": {"200": {"description": "It succeeded"}}}
     if locked and known is not None and known.open:
@@ -147,12 +134,6 @@ def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, A
     elif locked:
         operation["responses"]["401"] = _LOCKED
     return {**shared, **operation}
-
-
-def dialects_of(schema: Schema) -> list[Description]:
-    """List the dialects of a route's bodies."""
-    schemas = schema.dialects if isinstance(schema, DispatchByField) else (schema,)
-    return [DESCRIPTIONS[dialect.name] for dialect in schemas]
 
 
 def _streams(dialects: Sequence[Description]) -> dict[str, Any]:

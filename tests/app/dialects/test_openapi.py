@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from handler.core.framing import dumps
-from handler.protocols.kernel.base import Schema, ServerContext
+from handler.protocols.kernel.base import ServerContext
 from handler.protocols.kernel.json_schema import ref, schema_of_reader, schema_of_type
 from handler.protocols.kernel.readers.values import integer, number
 from handler.protocols.kernel.schema.description import parameters
@@ -29,7 +28,7 @@ from handler.protocols.openapi.document import (
     components,
     document,
 )
-from handler.protocols.registry import POOLED_ROUTES, POOLED_SCHEMAS, ROOTS, ROUTES, SCHEMAS, DispatchByField
+from handler.protocols.registry import POOLED_ROUTES, ROUTES, SCHEMAS, DispatchByField, dialects
 from handler.protocols.rerank import request as rerank
 from handler.protocols.tei import request as tei
 from handler.protocols.tensors import inputs as tensors
@@ -37,8 +36,10 @@ from handler.protocols.triton import inputs as triton_inputs
 from tests.app.server import serve
 from tests.parameter_matrix import CHAT_VALUES, TENSOR_VALUES, VALUES
 from tests.servers import LiveServer, http
+from tests.unit.protocols.answers import DIALECTS
+from tests.unit.protocols.openai.test_golden import CASES as OPENAI_CASES
+from tests.unit.protocols.test_golden import CASES, GOLDEN, schema_of
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 ECHO = ServerContext("echo")
 
 
@@ -76,12 +77,6 @@ def values_of(kind: str, body: str) -> list[Any]:
     return [json.loads(line) for line in lines]
 
 
-def known_schemas() -> Iterator[Schema]:
-    pooled = [*POOLED_SCHEMAS.values(), *(schema for routes in POOLED_ROUTES.values() for schema in routes.values())]
-    for schema in (*SCHEMAS.values(), *ROUTES.values(), *ROOTS.values(), *pooled):
-        yield from schema.dialects if isinstance(schema, DispatchByField) else (schema,)
-
-
 # -- the document ------------------------------------------------------------------------------------------------
 
 
@@ -98,7 +93,7 @@ def test_it_is_valid(locked: bool, has_sessions: bool) -> None:
 
 
 def test_every_dialect_is_described() -> None:
-    assert {schema.name for schema in known_schemas()} == set(DESCRIPTIONS)
+    assert set(dialects()) == set(DESCRIPTIONS)
 
 
 def test_the_server_has_every_route_that_is_described_and_no_other(echo_server: LiveServer) -> None:
@@ -214,53 +209,32 @@ def test_adapter_calls_have_the_statuses_of_their_document() -> None:
 
 # -- the bodies, held against the golden files -------------------------------------------------------------------
 
-CASES = [
-    path
-    for name in (
-        *("lmi", "tgi_compat", "dynamic_batch", "chat", "tgi", "mindie", "triton", "anthropic", "responses"),
-        *("embeddings", "tei", "rerank"),
-        *("openai/chat", "openai/completion"),
-    )
-    for path in sorted((GOLDEN / name).glob("*.txt"))
-]
+
+def dialect_of(name: str) -> str:
+    """The dialect that reads a case's body."""
+    schema = DIALECTS[schema_of(name)]
+    return (schema.dialect_of(CASES[name][1]) if isinstance(schema, DispatchByField) else schema).name
 
 
-def dialect_of(path: Path) -> str:
-    mode = path.parent.name
-    if path.parents[1].name == "openai":
-        return {"chat": "openai_chat", "completion": "openai_completions"}[mode]
-    if mode == "tgi":
-        return next((name for name in ("tgi_generate_stream", "tgi_generate") if name[4:] in path.stem), "tgi")
-    if mode == "responses":
-        return "openai_responses"
-    if mode == "anthropic":
-        return "anthropic_count" if path.stem == "count" else "anthropic_messages"
-    if mode == "triton":
-        return "triton_shape"
-    if mode == "embeddings":
-        return {"openai": "openai_embeddings", "lmi": "lmi_embedding"}[path.stem.partition("_")[0]]
-    if mode == "tei":
-        return f"tei_{path.stem.partition('_')[0]}"
-    if mode == "rerank":
-        return "rerank_v2" if path.stem.startswith("v2") else "rerank"
-    if mode != "chat":
-        return "openai_completions" if path.stem == "completion" else mode
-    return next((f"{mode}_chat" for mode in ("tgi_compat", "dynamic_batch") if path.stem.startswith(mode)), "lmi_chat")
+DIALECT_OF_FILE = {
+    **{name: dialect_of(name) for name in CASES},
+    **{f"openai/{name}": "openai_chat" if name.startswith("chat/") else "openai_completions" for name in OPENAI_CASES},
+}
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda path: "-".join(path.relative_to(GOLDEN).with_suffix("").parts))
-def test_golden_files_are_as_described(path: Path) -> None:
-    asked, _, answered = path.read_text().partition("\n< ")
+@pytest.mark.parametrize("name", DIALECT_OF_FILE)
+def test_golden_files_are_as_described(name: str) -> None:
+    asked, _, answered = (GOLDEN / f"{name}.txt").read_text().partition("\n< ")
     head, _, body = answered.partition("\n")
     status, kind = head.partition(";")[0].split(" ", 1)
-    dialect, values = DESCRIPTIONS[dialect_of(path)], values_of(kind, body)
+    dialect, values = DESCRIPTIONS[DIALECT_OF_FILE[name]], values_of(kind, body)
     if status != "200":
         framed = kind != "application/json" and dialect.refuses_in_frame
         for value in values:
             validator(schema_of_type(dialect.chunk if framed else dialect.error), closed=True).validate(value)
         return
     # TGI refuses under 200 where a stream was asked for; the files of OpenAI's hold only a part of each body.
-    if "error" not in values[0] and not dialect_of(path).startswith("openai"):
+    if "error" not in values[0] and not name.startswith("openai/"):
         validator(ref(dialect.request)).validate(json.loads(asked.removeprefix("> ")))
     assert kind == "application/json" or kind in dialect.streams
     answer = dialect.answer if kind == "application/json" else dialect.chunk

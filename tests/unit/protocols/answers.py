@@ -11,11 +11,18 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Finish, Logits, Token
 from handler.protocols.kernel.base import HttpResponse, Schema, ServerContext
 from handler.protocols.kernel.readers.body import decode
-from handler.protocols.registry import POOLED_ROUTES, POOLED_SCHEMAS, ROOTS, ROUTES, SCHEMAS
+from handler.protocols.openapi.document import DESCRIPTIONS
+from handler.protocols.registry import POOLED_ROUTES, POOLED_SCHEMAS, ROOTS, ROUTES, SCHEMAS, dialects_of
 
 _POOLED = [*POOLED_SCHEMAS.values(), *(schema for routes in POOLED_ROUTES.values() for schema in routes.values())]
 
 DIALECTS = {**SCHEMAS, **{schema.name: schema for schema in (*ROOTS.values(), *ROUTES.values(), *_POOLED)}}
+
+STREAMED = {name for name, described in DESCRIPTIONS.items() if described.streams} - {"dynamic_batch"}
+"""The dialects that stream where a body's `stream` says so, or always; dynamic batching does so by an option."""
+
+EXAMPLES = [(name, one.name) for name, schema in DIALECTS.items() for one in dialects_of(schema)]
+"""Each route and a dialect of its bodies, which is asked with the example of the API's document."""
 
 CONTEXT = ServerContext(
     engine="openvino", unsupported={"typical_p": "it has no typical decoding", "bad_sequences": "no"}

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
+from handler.protocols.openapi.document import DESCRIPTIONS
 from handler.protocols.tgi.tokenize import CHAT_TOKENIZE, TOKENIZE
-from tests.unit.protocols.answers import CAPABLE, DIALECTS, answer
-from tests.unit.protocols.test_too_long import BODIES, INPUTS
+from tests.unit.protocols.answers import CAPABLE, DIALECTS, EXAMPLES, answer
 
 NAMES = (
     "cached_content", "cached_prompt", "container", "context_management", "conversation", "disaggregated_params",
     "file_ids", "kv_transfer_params", "mcp_servers", "previous_message_id", "previous_response_id", "sequence_id",
     "session_params", "thread", "thread_id",
 )  # fmt: skip
-TASKS = [(dialect, body) for dialect, bodies in BODIES.items() for body in bodies]
 
 SEEING = replace(CAPABLE, no_media={"image": ""})
 PNG = {"type": "input_image", "image_url": "data:image/png;base64,aQ==", "file_id": "file_1"}
@@ -31,18 +30,18 @@ def said(dialect: str, body: Any) -> str:
     return found.body.decode().replace("\\", "")
 
 
-@pytest.mark.parametrize(("dialect", "body"), TASKS, ids=[f"{dialect}-{'+'.join(body)}" for dialect, body in TASKS])
-def test_a_part_of_a_request_that_is_elsewhere_is_refused_by_name(dialect: str, body: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("route", "dialect"), EXAMPLES)
+def test_a_part_of_a_request_that_is_elsewhere_is_refused_by_name(route: str, dialect: str) -> None:
     values = ("x_1", 7, {"type": "continue"}, [{"type": "compaction"}], True)
     for name, value in itertools.product(NAMES, values):
-        message = said(dialect, {**body, name: value})
+        message = said(route, {**DESCRIPTIONS[dialect].example, name: value})
         assert name in message
         assert "has invalid type" in message or "is not supported" in message or "must be an object with" in message
 
 
 @pytest.mark.parametrize("dialect", ["lmi", "tgi_compat", "dynamic_batch", "tgi_generate", "mindie", "lmi_embedding"])
 def test_under_parameters_too(dialect: str) -> None:
-    message = said(dialect, {**INPUTS, "parameters": {"cached_prompt": "You are"}})
+    message = said(dialect, {"inputs": "a", "parameters": {"cached_prompt": "You are"}})
     assert "parameters.cached_prompt: is not supported: nothing is kept between requests" in message
 
 
@@ -94,7 +93,7 @@ def test_parts_of_messages_that_are_elsewhere(dialect: str, body: Any, message: 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nor_are_the_tokens_of_a_part_counted(name: str) -> None:
-    for schema, body in ((TOKENIZE, INPUTS), (CHAT_TOKENIZE, talk())):
+    for schema, body in ((TOKENIZE, {"inputs": "a"}), (CHAT_TOKENIZE, talk())):
         found = answer(schema, {**body, name: "x_1"}, context=CAPABLE)
         assert found.status == 422
         assert name in found.body.decode()

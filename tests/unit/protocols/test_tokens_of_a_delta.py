@@ -16,8 +16,9 @@ from handler.core.values import Delta, Finish, Logits, Request, Token
 from handler.protocols.anthropic import blocks
 from handler.protocols.kernel.base import ErrorFormat, ParsedRequest, Reply, ServerContext
 from handler.protocols.openai import chat_response
+from handler.protocols.openapi.document import DESCRIPTIONS
 from handler.protocols.responses import items
-from tests.unit.protocols.answers import CAPABLE, DIALECTS, with_options
+from tests.unit.protocols.answers import CAPABLE, DIALECTS, STREAMED, with_options
 from tests.unit.protocols.anthropic.golden import TOOLS as ANTHROPIC_TOOLS
 from tests.unit.protocols.openai.requests import NAME_IT, TOOLS, USER
 from tests.unit.protocols.responses.golden import TOOLS as RESPONSES_TOOLS
@@ -105,6 +106,11 @@ CASES: dict[str, tuple[str, dict[str, Any], ServerContext]] = {
     "completions logprobs": ("openai_completions", completion(logprobs=2), CAPABLE),
     "completions echo": ("openai_completions", completion(echo=True, logprobs=0), CAPABLE),
     "completions prompt only": ("openai_completions", completion(echo=True, logprobs=0, max_tokens=0), CAPABLE),
+    **{
+        f"{name} example": (name, {**DESCRIPTIONS[name].example, "stream": True}, CAPABLE)
+        for name in DIALECTS
+        if name in STREAMED
+    },
 }
 
 CALL = 'Wait. <tool_call>[{"name": "weather", "arguments": {"city": "Köln"}}]</tool_call> So.'
