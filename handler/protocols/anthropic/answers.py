@@ -148,4 +148,10 @@ class AnthropicError(TypedDict):
     error: AnthropicErrorDetail
 
 
-Event = AnthropicMessageStart | BlockEvent | AnthropicMessageDelta | AnthropicMessageStop
+class AnthropicPing(TypedDict):
+    """Sent in long silences."""
+
+    type: Literal["ping"]
+
+
+Event = AnthropicMessageStart | BlockEvent | AnthropicMessageDelta | AnthropicMessageStop | AnthropicPing

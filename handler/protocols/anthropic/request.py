@@ -11,11 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import InvalidPayload
-from handler.core.framing import JSON, named_event
+from handler.core.framing import JSON
+from handler.core.text import Prompt
+from handler.protocols.anthropic.answers import AnthropicCount as AnthropicTokens
 from handler.protocols.anthropic.errors import ERRORS, ThreadsUnsupported
 from handler.protocols.anthropic.messages import MESSAGES, MessagesReader
 from handler.protocols.anthropic.parameters import ACCEPTED, NO_EFFECT, TABLE
-from handler.protocols.anthropic.response import MessageDocument, MessageStream, Settings
+from handler.protocols.anthropic.response import MessageDocument, MessageStream, Settings, encode
 from handler.protocols.anthropic.thinking import THINKING, Thinking, read_effort, read_thinking, read_thoughts_kept
 from handler.protocols.anthropic.tools import TOOLS, read_choice, read_tools
 from handler.protocols.anthropic.words import in_own_words
@@ -34,7 +36,7 @@ _SAME = TABLE.parameters.keys() | _OF_CHAT.keys()
 FIELDS: Mapping[str, Shape] = {**MESSAGES, **_OF_CHAT, **TOOLS, **THINKING}
 _READ = FIELDS.keys() | TABLE.parameters.keys() | ACCEPTED | NO_EFFECT
 
-PING = named_event({"type": "ping"})
+PING = encode({"type": "ping"})
 """What a stream sends when it has been silent for a while."""
 
 _TRANSLATED = ("chat_template_kwargs", "reasoning_effort", "continue_final_message", "thinking_token_budget")
@@ -114,5 +116,9 @@ class _Chat(OpenAiChat):
 
 class _CountedChat(_Chat):
     def answer(self, chat: ParsedChat) -> ParsedRequest:
-        reply = PromptDocument(lambda prompt: [JSON.encode({"input_tokens": len(prompt.ids)})])
+        def render(prompt: Prompt) -> list[bytes]:
+            count: AnthropicTokens = {"input_tokens": len(prompt.ids)}
+            return [JSON.encode(count)]
+
+        reply = PromptDocument(render)
         return ParsedRequest((chat.request,), reply, self.errors, chat.ignored, take_prompt=reply.take)

@@ -8,12 +8,24 @@ from typing import NamedTuple
 from handler.core.errors import ServingError
 from handler.core.framing import JSON_TEXTS, SLOT, named_event, template
 from handler.core.values import Finish, Token
-from handler.protocols.anthropic.answers import AnthropicMessage, AnthropicStop, AnthropicUsage, BlockEvent, StopReason
+from handler.protocols.anthropic.answers import (
+    AnthropicMessage,
+    AnthropicStop,
+    AnthropicTextDelta,
+    AnthropicUsage,
+    BlockEvent,
+    Event,
+    StopReason,
+)
 from handler.protocols.anthropic.blocks import Blocks, gather
 from handler.protocols.anthropic.errors import ERRORS
 from handler.protocols.assistant.answer import AnswerForm
 from handler.protocols.assistant.replies import BlockStream, read_whole
 from handler.protocols.kernel.reply import WholeReply
+
+
+def encode(event: Event) -> bytes:
+    return named_event(event)
 
 
 class Settings(NamedTuple):
@@ -93,7 +105,7 @@ class MessageStream(BlockStream):
         return named_event(self._errors.tail(error))
 
     def _head(self) -> bytes:
-        return named_event({"type": "message_start", "message": self._settings.message(self._num_prompt_tokens)})
+        return encode({"type": "message_start", "message": self._settings.message(self._num_prompt_tokens)})
 
     def _token(self, place: int, token: Token) -> bytes:
         if self._longest_stop:
@@ -108,9 +120,9 @@ class MessageStream(BlockStream):
 
     def _event(self, event: BlockEvent) -> bytes:
         if event["type"] == "content_block_start" and event["content_block"]["type"] == "text":
-            slots = {"type": "text_delta", "text": SLOT}
+            slots: AnthropicTextDelta = {"type": "text_delta", "text": SLOT}
             self._text_event = template(
-                named_event({"type": "content_block_delta", "index": event["index"], "delta": slots})
+                encode({"type": "content_block_delta", "index": event["index"], "delta": slots})
             )
         elif event["type"] == "content_block_stop":
             self._text_event = None
@@ -118,7 +130,7 @@ class MessageStream(BlockStream):
             delta = event["delta"]
             assert delta["type"] == "text_delta", "a block of text gets text"
             return self._text_event % JSON_TEXTS[delta["text"]]
-        return named_event(event)
+        return encode(event)
 
     def _last(self, place: int, token: Token, finish: Finish) -> bytes:
         rest = self._token(place, token) if token.text else b""
@@ -126,8 +138,8 @@ class MessageStream(BlockStream):
         rest += self._render(self._blocks.end())
         stop = self._settings.stop(finish, self._tail, self._num_tokens, called=self._blocks.called)
         counts = self._settings.usage(self._num_prompt_tokens, self._num_tokens, self._num_thoughts)
-        end = named_event({"type": "message_delta", "delta": stop, "usage": counts})
-        return rest + end + named_event({"type": "message_stop"})
+        end = encode({"type": "message_delta", "delta": stop, "usage": counts})
+        return rest + end + encode({"type": "message_stop"})
 
 
 class MessageDocument(WholeReply):
