@@ -11,9 +11,12 @@ from handler.config.loader import read_config
 from handler.config.options import OPTIONS
 from handler.config.options.common import LLM_ENGINES, TOOL_CALL_PARSERS
 from handler.core.errors import ConfigError
+from handler.engines import ENGINES
 from handler.protocols.assistant.tools import formats
 from handler.protocols.assistant.tools.formats import FORMATS
 from handler.serving.loading.engine_spec import choose_engine
+
+ROOT = Path(__file__).parents[3]
 
 
 def config(*overrides: str, env: dict[str, str] | None = None, file: Path | None = None) -> Config:
@@ -193,6 +196,13 @@ def test_a_name_means_what_the_engine_in_use_means_by_it() -> None:
     found = config("option.speculative_draft_model=x", "option.speculative_length=3", "option.llm_engine=vllm")
     assert found.engine_options["num_speculative_tokens"] == 3
     assert "-o option.speculative_length=3" in refused("option.speculative_length=3", "option.llm_engine=trtllm")
+
+
+def test_every_engine_is_named_where_engines_are_listed() -> None:
+    auto, *names = LLM_ENGINES
+    assert sorted(names) == sorted(ENGINES)
+    assert f"option.llm_engine: {auto}, {', '.join(names)}" in (ROOT / "handler" / "cli.py").read_text()
+    assert f"else openvino), {', '.join(names)}.\n" in (ROOT / "serving.properties").read_text()
 
 
 @pytest.mark.parametrize("engine", LLM_ENGINES)
