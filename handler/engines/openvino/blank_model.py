@@ -1,10 +1,11 @@
-"""Writes a blank model, to which all tokens are equally likely, for checks of structured output.
+"""Writes a blank model, to which all tokens but one are equally likely, for checks of structured output.
 
 It is made in milliseconds, takes a few megabytes, and runs in a pipeline with another model's tokenizer.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,14 +14,18 @@ from typing import Any
 _SIZE = 32  # of its one attention head: the CPU plugin's smallest
 
 
-def blank_model(num_logits: int) -> Mapping[str, bytes]:
-    """Make the model's files; returns name -> content."""
+def blank_model(num_logits: int, favourite: int | None = None) -> Mapping[str, bytes]:
+    """Make the model's files; returns name -> content.
+
+    Args:
+        favourite: a token that is more likely than all others together.
+    """
     with tempfile.TemporaryDirectory() as directory:
-        write_blank_model(Path(directory), num_logits)
+        write_blank_model(Path(directory), num_logits, favourite)
         return {file.name: file.read_bytes() for file in Path(directory).iterdir()}
 
 
-def write_blank_model(directory: Path, num_logits: int) -> None:
+def write_blank_model(directory: Path, num_logits: int, favourite: int | None = None) -> None:
     """Write `openvino_model.xml` and `.bin`, with inputs and state named as in a model that optimum-intel exports.
 
     GenAI replaces the attention by paged attention, and finds it by its cache, so there must be one.
@@ -62,7 +67,10 @@ def write_blank_model(directory: Path, num_logits: int) -> None:
     )
     attended = ops.scaled_dot_product_attention(heads(), keys, values, mask)
     flat = ops.reshape(ops.transpose(attended, whole(0, 2, 1, 3)), whole(0, 0, _SIZE), True)
-    logits = ops.matmul(flat, zeros(_SIZE, num_logits), False, False)
+    likely = zeros(1, 1, num_logits)
+    if favourite is not None:
+        likely[..., favourite] = 3 + math.log(num_logits)
+    logits = ops.add(ops.matmul(flat, zeros(_SIZE, num_logits), False, False), likely)
     logits.output(0).set_names({"logits"})
     model = openvino.Model([ops.result(logits)], sinks, list(inputs.values()), "blank")
     openvino.save_model(model, directory / "openvino_model.xml", compress_to_fp16=False)

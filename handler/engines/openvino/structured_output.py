@@ -12,7 +12,6 @@ import json
 import re
 import tempfile
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,12 @@ from handler.engines.openvino.blank_model import blank_model
 from handler.engines.openvino.ir_files import language_model
 from handler.engines.openvino.model import eos_ids
 from handler.engines.process.sandbox_tasks import status_bytes
-from handler.engines.structured_output.ebnf import Unreadable, later_parts
+from handler.engines.structured_output.ebnf import Unreadable, acyclic
+from handler.engines.structured_output.expressions import MARKER, abridged_parts
 from handler.engines.structured_output.json_grammar import json_grammar, one_of
-from handler.engines.structured_output.regex_loops import loops_of
-from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
-from handler.engines.structured_output.structural_tag import with_schemas, without_text
+from handler.engines.structured_output.schema_keywords import XgrammarSupport, cyclic_reference, ignored
+from handler.engines.structured_output.structural_tag import contents, with_schemas, without_text
+from handler.engines.structured_output.walks import forecast
 
 MASK_SECONDS = 0.05
 """CPU time of finding a step's allowed tokens, on average; the whole batch waits for it."""
@@ -37,9 +37,14 @@ _CONVERTER = XgrammarSupport(bounds=False, others=False)
 """Support of our own grammars, which refuse what they do not follow, and of GenAI's xgrammar."""
 
 _WALKS = (1, 2)  # seeds
-_STEPS = 64  # of each walk, at most
-_PART_STEPS = (50, 200)  # the least and the most, of a walk through a grammar's part
-_ALL_PART_STEPS = 1000  # about as many are shared by all parts
+_STEPS = 64  # of a walk, unless they become slower and slower
+_MOST_STEPS = 200  # also the steps of a walk through an abridged grammar
+_FEW_PARTS = 4  # with more, the walks through them are shorter
+_TEMPERATURES = (1.0, 1.3)
+"""Of walks through those: they take the marker nearly always where it is allowed, and about half the time."""
+
+_EVEN = 100.0  # the temperature at which all tokens are about equally likely
+_ANSWER = 2000  # tokens, by which steps that become slower and slower must not have become too slow
 _WINDOW = 8  # steps of the average
 
 _FIRST = StructuredOutput("choice", '["a"]')
@@ -84,6 +89,10 @@ def _grammar(schema: Any) -> str | None:
     grammar = json_grammar(schema)
     if keyword := ignored(schema, _CONVERTER if grammar is None else _GRAMMAR):
         raise ValueError(f"the schema's {keyword} cannot be followed by OpenVINO GenAI's xgrammar")
+    if reference := cyclic_reference(schema):
+        raise ValueError(
+            f"the schema's reference {reference!r} is cyclic: it leads back to itself, with nothing beside it"
+        )
     return grammar
 
 
@@ -109,7 +118,8 @@ class OpenVinoCheck:
         self._eos = eos_ids(model, self._tokenizer)
         self._num_logits = count_logits(model) or len(self._tokenizer.get_vocab())
         self._pipeline: Any = None  # not at once: a fork would lose its threads
-        self._model = blank_model(self._num_logits)  # at once: it takes longer than all else
+        marker = self._tokenizer.get_vocab().get(MARKER.encode())
+        self._model = blank_model(self._num_logits, marker)  # at once: it takes longer than all else
 
     def prepare(self) -> None:
         """Make what all texts need, in a tenth of a second. It fails for a reason that `__call__` meets again."""
@@ -122,7 +132,7 @@ class OpenVinoCheck:
         Raises:
             ValueError: it cannot follow the text, or needs too long for a step's allowed tokens.
         """
-        parts = self._later_parts(structured_output)
+        parts = self._abridged(structured_output)
         self.compile(_FIRST)
         before = status_bytes("RssAnon")  # in a process that does nothing else it grows by what is compiled, or by more
         self.compile(structured_output)
@@ -130,33 +140,37 @@ class OpenVinoCheck:
         ruled = without_text(structured_output)
         self.compile(ruled)  # else the first walk would
         for seed in _WALKS:
-            self._walk(ruled, seed, _STEPS)
-        least, most = _PART_STEPS
+            self._walk(ruled, seed)
         for part in parts:
             try:
                 self.compile(part)
             except ValueError:
-                if structured_output.kind in (
-                    "json_schema",
-                    "structural_tag",
-                ):  # it is a value that looks like a pattern
-                    continue
+                if part.kind == "regex" and structured_output.kind != "regex":
+                    continue  # it is a value that looks like a pattern
                 raise
-            self._walk(part, _WALKS[0], max(least, min(most, _ALL_PART_STEPS // len(parts))))
+            for temperature in _TEMPERATURES:
+                self._walk(part, _WALKS[0], _MOST_STEPS if len(parts) < _FEW_PARTS else _STEPS, temperature)
         return kept
 
-    def _later_parts(self, structured_output: StructuredOutput) -> Sequence[StructuredOutput]:
-        """Return the parts of a client's text that may be costly after a start that is not."""
+    def _abridged(self, structured_output: StructuredOutput) -> Sequence[StructuredOutput]:
+        """Return a client's text, or its parts, with nothing costly after a long start.
+
+        Raises:
+            ValueError: a rule is cyclic, or the text is no grammar.
+        """
+        if structured_output.kind == "structural_tag":
+            parts = [part for each in contents(structured_output) for part in self._abridged(each)]
+            return list(dict.fromkeys(parts))
         grammar = genai_arguments(structured_output).get("grammar")
         if grammar is None:
-            return loops_of(structured_output)
+            return abridged_parts(structured_output)
         try:
-            parts = later_parts(grammar)
+            rules = acyclic(grammar)
         except Unreadable:
             self.compile(structured_output)  # which refuses it in xgrammar's words
             raise
         own = structured_output.kind == "grammar"  # our grammars of schemas and choices have no costly parts
-        return [StructuredOutput("grammar", part) for part in parts] if own else ()
+        return [StructuredOutput("grammar", text) for text in rules.abridged()] if own else ()
 
     def compile(self, structured_output: StructuredOutput) -> None:
         """Compile a text for all pipelines with this tokenizer, without the GIL.
@@ -172,21 +186,35 @@ class OpenVinoCheck:
         except RuntimeError as error:
             raise ValueError(_reason(error)) from None
 
-    def _walk(self, structured_output: StructuredOutput, seed: int, max_steps: int) -> None:
-        """Generate the start of an answer: each state may need a mask of its own, and a later one may cost more."""
+    def _walk(
+        self, structured_output: StructuredOutput, seed: int, steps: int = _STEPS, temperature: float = _EVEN
+    ) -> None:
+        """Generate the start of an answer: each state may need a mask of its own, and a later one may cost more.
+
+        Args:
+            steps: the walk ends after them, unless they become slower and slower.
+
+        Raises:
+            ValueError: a step takes too long, or would in a long answer.
+        """
         pipeline = self._blank_pipeline()
-        handle = pipeline.add_request(
-            0, self._prompt(), self._config(structured_output, seed, max_new_tokens=max_steps)
-        )
-        seconds = deque[float](maxlen=_WINDOW)
+        config = self._config(structured_output, seed, max_new_tokens=_MOST_STEPS, temperature=temperature)
+        handle = pipeline.add_request(0, self._prompt(), config)
+        seconds: list[float] = []
+        too_slow = False
         while pipeline.has_non_finished_requests():
             began = time.process_time()
             pipeline.step()
             seconds.append(time.process_time() - began)
-            if sum(seconds) > MASK_SECONDS * _WINDOW:
+            too_slow = sum(seconds[-_WINDOW:]) > MASK_SECONDS * _WINDOW
+            if too_slow or (len(seconds) == steps and forecast(seconds, _ANSWER) < MASK_SECONDS):
                 handle.cancel()
                 pipeline.step()  # frees the request
-                raise ValueError(f"each token takes the engine more than {MASK_SECONDS:g} s")
+                break
+        if too_slow:
+            raise ValueError(f"each token takes the engine more than {MASK_SECONDS:g} s")
+        if len(seconds) == _MOST_STEPS and forecast(seconds, _ANSWER) > MASK_SECONDS:
+            raise ValueError(f"after {_ANSWER} tokens, each takes the engine more than {MASK_SECONDS:g} s")
 
     def _blank_pipeline(self) -> Any:
         if self._pipeline is None:
@@ -205,9 +233,13 @@ class OpenVinoCheck:
 
         return openvino.Tensor(numpy.zeros((1, 1), dtype=numpy.int64))
 
-    def _config(self, structured_output: StructuredOutput, seed: int, *, max_new_tokens: int) -> Any:
-        """Sample: all allowed tokens are equally likely, so a walk reaches states that a model might not."""
-        config = self._genai.GenerationConfig(max_new_tokens=max_new_tokens, do_sample=True, rng_seed=seed)
+    def _config(
+        self, structured_output: StructuredOutput, seed: int, *, max_new_tokens: int, temperature: float = _EVEN
+    ) -> Any:
+        """Sample: all tokens, or all but the marker, are equally likely: a walk meets states that a model might not."""
+        config = self._genai.GenerationConfig(
+            max_new_tokens=max_new_tokens, do_sample=True, temperature=temperature, rng_seed=seed
+        )
         config.eos_token_id = min(self._eos)
         config.stop_token_ids = set(self._eos)
         config.structured_output_config = self._genai.StructuredOutputConfig(**genai_arguments(structured_output))

@@ -1,25 +1,30 @@
 """Reads xgrammar's EBNF, as far as it must be known which rules call which.
 
 A matcher follows all derivations of an answer at once. There is no end of them where a rule can derive itself alone, so
-such rules are refused. And a costly rule may come after any number of harmless tokens, where no trial gets to. So
-`later_parts` gives each part that loops as a grammar of its own, which begins with it.
+such rules are refused. And a costly part may come after any number of harmless tokens, where no trial gets to. So
+`abridged` writes a grammar in which one character may stand for each part that can be long.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
+
+from handler.engines.structured_output.expressions import LONG, MARKER, without_marker
+from handler.engines.structured_output.expressions import abridged as abridged_expression
 
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\n]+|\#[^\r\n]*)
     | (?P<text>"(?:\\.|[^"\\\r\n])*") | (?P<characters>\[(?:\\.|[^\]\\\r\n])*\])
-    | (?P<name>[A-Za-z_.-][A-Za-z0-9_.-]*) | (?P<number>\+?\d+) | (?P<sign>::=|\(=|[(){}|,*+?=])""",
+    | (?P<name>[A-Za-z_.-][A-Za-z0-9_.-]*) | (?P<number>[+-]?\d+) | (?P<sign>::=|\(=|[(){}|,*+?=])""",
     re.VERBOSE,
 )
 _MACROS = frozenset(("TagDispatch", "Token", "ExcludeToken", "TokenTagDispatch", "Regex", "Substring"))
 _MAX_NESTING = 100  # brackets within brackets
-_MANY = 50  # repetitions of one character that may cost something
+_MANY = LONG  # repetitions, in effect without a limit
 
 
 class Unreadable(ValueError):
@@ -36,6 +41,16 @@ class _Element(NamedTuple):
 
     name: str = ""
     is_empty: bool = False  # whatever the rule derives
+    least: int = 1  # repetitions, or a text's characters
+
+
+class _Place(NamedTuple):
+    """Where an element stands in the text, with its repetition: the first token, and the one after the last."""
+
+    start: int
+    end: int
+    element: _Element
+    is_loop: bool
 
 
 _Choices = Sequence[Sequence[_Element]]
@@ -50,7 +65,7 @@ class Grammar:
 
     def __init__(self, text: str) -> None:
         parser = _Parser(text)
-        self._tokens, self._spans, self._loops = parser.tokens, parser.spans, parser.loops
+        self._tokens, self._places = parser.tokens, parser.places
         self._rules: Mapping[str, _Choices] = parser.rules
         self._calls = {name: _calls(choices) for name, choices in self._rules.items()}
         if missing := set().union(*self._calls.values()) - self._rules.keys():
@@ -60,35 +75,67 @@ class Grammar:
     def cycle(self) -> Sequence[str]:
         """Find rules that derive one another alone; none where there are no such rules."""
         units = {name: set(self._units(choices)) for name, choices in self._rules.items()}
-        return next(_cycles(units), ())
+        return next(cycles(units), ())
 
-    def later_parts(self) -> Iterator[str]:
-        """Give each part that loops as a grammar that begins with it: rules that call themselves, and repetitions."""
-        recursive = {name for group in _cycles(self._calls) for name in group}
-        parts = [([_Token("name", name)], {name}) for name in self._spans if name in recursive and name != "root"]
-        for start, end in self._loops:
-            tokens = self._tokens[start:end]
-            parts.append((tokens, {token.text for token in tokens if token.kind == "name"} & self._spans.keys()))
-        yield from dict.fromkeys(self._beginning_with(tokens, names) for tokens, names in parts)
+    def abridged(self) -> Sequence[str]:
+        """Write the grammar with `MARKER` as an alternative to each part that is long, loops or calls itself.
 
-    def _beginning_with(self, tokens: Sequence[_Token], names: Set[str]) -> str:
-        root = next(name for number in range(len(self._rules) + 1) if (name := f"root-{number}") not in self._rules)
+        A second one has it beside what is long or loops only: a marker ends a recursion, whose depth may cost.
+        """
+        recursive = {name for group in cycles(self._calls) for name in group}
+        lengths = self._least_lengths()
+        return list(dict.fromkeys(self._marked(names, lengths) for names in (recursive, frozenset[str]())))
 
-        def line(tokens: Sequence[_Token]) -> str:
-            return " ".join(root if token == ("name", "root") else token.text for token in tokens)
+    def _marked(self, names: Set[str], lengths: Mapping[str, int]) -> str:
+        opening, closing = Counter[int](), Counter[int]()
+        for place in self._places:
+            name, _, least = place.element
+            if place.is_loop or name in names or least * lengths.get(name, 1) >= LONG:
+                opening[place.start] += 1
+                closing[place.end - 1] += 1
+        parts = []
+        for number, token in enumerate(self._tokens):
+            begins_rule = self._begins_rule(number)
+            text = _abridged_macro(token.text) if self._is_expression(number) else token.text
+            text = without_marker(text) if token.kind == "characters" else text
+            parts.append("\n" * begins_rule + "(" * opening[number] + text + f' | "{MARKER}")' * closing[number])
+        return " ".join(parts)
 
-        reachable = _reachable(names, self._calls)
-        rules = [line(self._tokens[start:end]) for name, (start, end) in self._spans.items() if name in reachable]
-        return "\n".join([f"root ::= {line(tokens)}", *rules])
+    def _begins_rule(self, number: int) -> bool:
+        return number > 0 and [token.text for token in self._tokens[number + 1 : number + 2]] == ["::="]
+
+    def _is_expression(self, number: int) -> bool:
+        return number > 1 and [token.text for token in self._tokens[number - 2 : number]] == ["Regex", "("]
+
+    def _least_lengths(self) -> Mapping[str, int]:
+        """Count the fewest characters that each rule derives, up to `LONG`."""
+        callers = self._callers()
+        found = dict.fromkeys(self._rules, LONG)
+        waiting = list(self._rules)
+        while waiting:  # a rule comes again only when one that it calls has become shorter
+            name = waiting.pop()
+            least = min((self._least_length(sequence, found) for sequence in self._rules[name]), default=0)
+            if least < found[name]:
+                found[name] = least
+                waiting.extend(callers.get(name, ()))
+        return found
+
+    @staticmethod
+    def _least_length(sequence: Sequence[_Element], found: Mapping[str, int]) -> int:
+        return min(LONG, sum(element.least * found.get(element.name, 1) for element in sequence))
+
+    def _callers(self) -> Mapping[str, Sequence[str]]:
+        callers: dict[str, list[str]] = {}
+        for name, called in self._calls.items():
+            for other in called:
+                callers.setdefault(other, []).append(name)
+        return callers
 
     # -- what derives nothing, and what derives one rule alone ------------------------------------------------------
 
     def _find_nullable(self) -> Set[str]:
         """Find the rules that may derive nothing."""
-        callers: dict[str, list[str]] = {}
-        for name, called in self._calls.items():
-            for other in called:
-                callers.setdefault(other, []).append(name)
+        callers = self._callers()
         found: set[str] = set()
         waiting = list(self._rules)
         while waiting:
@@ -110,8 +157,8 @@ def _is_empty(element: _Element, nullable: Set[str]) -> bool:
     return element.is_empty or element.name in nullable
 
 
-def later_parts(text: str) -> Sequence[str]:
-    """Refuse a grammar in which a rule can derive itself alone; return `Grammar.later_parts` of any other.
+def acyclic(text: str) -> Grammar:
+    """Read a grammar, and refuse one in which a rule can derive itself alone.
 
     Raises:
         ValueError: it is such a grammar, or (`Unreadable`) none.
@@ -120,7 +167,15 @@ def later_parts(text: str) -> Sequence[str]:
     if cycle := grammar.cycle():
         name = next((name for name in cycle if not name.startswith("(")), cycle[0])
         raise ValueError(f"the rule {name!r} is cyclic: it can derive itself alone, without any text beside it")
-    return list(grammar.later_parts())
+    return grammar
+
+
+def _abridged_macro(text: str) -> str:
+    """Abridge an expression that stands in a grammar as a text; one that is not JSON's kind of text stays."""
+    try:
+        return json.dumps(abridged_expression(json.loads(text)), ensure_ascii=False)
+    except ValueError:
+        return text
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -143,15 +198,13 @@ class _Parser:
 
     Attributes:
         rules: by name, those of brackets too.
-        spans: where each rule of the text has its tokens: the first, and the one after the last.
-        loops: where repeated elements have theirs.
+        places: of all elements of the text, those within brackets first.
     """
 
     def __init__(self, text: str) -> None:
         self.tokens = _tokens(text)
         self.rules: dict[str, _Choices] = {}
-        self.spans: dict[str, tuple[int, int]] = {}
-        self.loops: list[tuple[int, int]] = []
+        self.places: list[_Place] = []
         self._at = 0
         self._depth = 0
         while self._at < len(self.tokens):
@@ -169,7 +222,6 @@ class _Parser:
         self.rules[name] = self._choices()
         if self._text() == "(=":  # a look-ahead derives nothing
             self._skip_bracket()
-        self.spans[name] = (start, self._at)
 
     def _text(self, ahead: int = 0) -> str:
         at = self._at + ahead
@@ -204,7 +256,7 @@ class _Parser:
         if kind == "characters":
             return _Element()
         if kind == "text":
-            return _Element(is_empty=text == '""')
+            return _Element(is_empty=text == '""', least=len(text) - 2)
         if kind == "name" and text in _MACROS and self._text() == "(":
             return self._bracket([[], *([_Element(name)] for name in self._skip_bracket())])
         if kind == "name":
@@ -238,9 +290,9 @@ class _Parser:
                 counts.append(self._text())
             self._at += 1
             least, most = _bounds(counts[:-1])
-        if most > 1 and (element.name or (sign == "{" and most >= _MANY)):
-            self.loops.append((start, self._at))
-        return element._replace(is_empty=element.is_empty or least == 0)
+        found = element._replace(is_empty=element.is_empty or least == 0, least=least * element.least)
+        self.places.append(_Place(start, self._at, found, most >= _MANY))
+        return found
 
     def _skip_bracket(self) -> Sequence[str]:
         """Skip a bracket; return the names in it that are no arguments' names."""
@@ -257,7 +309,11 @@ class _Parser:
 
 def _bounds(counts: Sequence[str]) -> tuple[int, int]:
     """Read what is in braces: a number, or two with a comma, or one with a comma and no limit."""
-    numbers = [min(int(count), _MANY) if len(count) < 20 else _MANY for count in counts if count[-1:].isdigit()]
+    numbers = [
+        min(int(count), _MANY) if len(count) < 20 and count != "-1" else _MANY
+        for count in counts
+        if count[-1:].isdigit()
+    ]
     if not numbers:
         raise Unreadable("EBNF: a repetition without a number")
     return numbers[0], numbers[-1] if len(numbers) > 1 or "," not in counts else _MANY
@@ -270,16 +326,7 @@ def _calls(choices: _Choices) -> Set[str]:
     return {element.name for sequence in choices for element in sequence if element.name}
 
 
-def _reachable(names: Set[str], calls: Mapping[str, Set[str]]) -> Set[str]:
-    found, waiting = set(names), list(names)
-    while waiting:
-        new = calls[waiting.pop()] - found
-        found |= new
-        waiting.extend(new)
-    return found
-
-
-def _cycles(edges: Mapping[str, Set[str]]) -> Iterator[Sequence[str]]:
+def cycles(edges: Mapping[str, Set[str]]) -> Iterator[Sequence[str]]:
     """Find the names that reach themselves, those that reach each other together (Tarjan's components, iteratively)."""
     numbers: dict[str, int] = {}
     lowest: dict[str, int] = {}

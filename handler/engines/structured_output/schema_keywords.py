@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from handler.engines.structured_output.ebnf import cycles
+
 
 class XgrammarSupport(NamedTuple):
     """Differences between versions of xgrammar.
@@ -76,6 +78,30 @@ def ignored(schema: Any, xgrammar: XgrammarSupport) -> str | None:
             return path if len(path) <= _MAX_PATH else f"...{path[-_MAX_PATH:]}"
         places += reversed(list(_below(place, schema)))
     return None
+
+
+def cyclic_reference(schema: Any) -> str | None:
+    """Return a reference that leads back to itself with nothing else on the way; None for none."""
+    edges: dict[str, set[str]] = {}
+    waiting = ["#"]
+    while waiting:
+        reference = waiting.pop()
+        if reference not in edges:
+            edges[reference] = set(_alone(_target(reference, schema)))
+            waiting += edges[reference]
+    found = next(cycles(edges), ())
+    return min(found) if found else None
+
+
+def _alone(schema: Any) -> Iterator[str]:
+    """Yield the references that may be all that a value follows."""
+    waiting = [schema]
+    while waiting:
+        match waiting.pop():
+            case {"$ref": str(reference)}:
+                yield reference
+            case {"anyOf": list(branches)} | {"oneOf": list(branches)} | {"allOf": list(branches)}:
+                waiting += branches
 
 
 def _below(place: _Place, root: Any) -> Iterator[_Place]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from handler.core.values import StructuredOutput
@@ -21,6 +21,22 @@ def with_schemas(tag: Tag, replace: Callable[[Tag], Tag]) -> Tag:
     if "content" in tag:
         parts["content"] = with_schemas(tag["content"], replace)
     return {**tag, **parts}
+
+
+def contents(structured_output: StructuredOutput) -> Iterator[StructuredOutput]:
+    """Give each schema, expression and grammar of a structural tag as structured output of its own."""
+    waiting = [json.loads(structured_output.value)["format"]]
+    while waiting:
+        tag = waiting.pop()
+        match tag["type"]:
+            case "json_schema" | "qwen_xml_parameter":
+                yield StructuredOutput("json_schema", json.dumps(tag["json_schema"], ensure_ascii=False))
+            case "regex":
+                yield StructuredOutput("regex", tag["pattern"])
+            case "grammar":
+                yield StructuredOutput("grammar", tag["grammar"])
+        waiting += [part for name in ("elements", "tags") for part in tag.get(name, ())]
+        waiting += [tag["content"]] if "content" in tag else []
 
 
 def without_text(structured_output: StructuredOutput) -> StructuredOutput:

@@ -12,17 +12,18 @@ import json
 import os
 import re
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
-from handler.engines.structured_output.ebnf import later_parts
+from handler.engines.structured_output.ebnf import acyclic
 from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
 from handler.engines.structured_output.structural_tag import with_schemas, without_text
+from handler.engines.structured_output.walks import Walker
+from handler.engines.structured_output.xgrammar_rules import ebnf, has_own_rules, said
 from handler.engines.vllm.arguments import engine_arguments, environment
 from handler.engines.vllm.sampling import structured_output_arguments
 
@@ -32,19 +33,8 @@ _OF_AUTO = "xgrammar"
 CHECK_SECONDS = 0.1
 """CPU time of verifying, which stops every request each time the text comes. Ordinary ones took up to 0.016."""
 
-STEP_SECONDS = 0.01
-"""CPU time of a mask, averaged over a few tokens, or ten times as much once; it stops every request. Ordinary texts
-took up to 0.0003, once 0.01; an ambiguous grammar takes seconds after ten or twenty tokens."""
-
 _STYLES = {"json": (0, 1, 25), **dict.fromkeys(("qwen_xml", "minimax_xml", "deepseek_xml", "glm_xml"), (0, 2))}
 """Styles of arguments in structural tags -> the release of xgrammar that has them (`structural_tag.py` there)."""
-
-_WINDOW = 8  # tokens of the average
-_STEPS = 64  # tokens with many alternatives; those with few, as in a long literal, cost little
-_PART_STEPS = 200  # the same, of a grammar's part
-_FORCED_STEPS = 512
-_FEW = 64
-_WALK_SECONDS = 0.5
 
 _BACKENDS = {
     "xgrammar": "backend_xgrammar.XgrammarBackend",
@@ -74,7 +64,6 @@ class VllmCheck:
         os.environ.update(environment(config, os.environ))
         # A fork of this process has one thread, and its time is limited anyway.
         os.environ.update(VLLM_REGEX_COMPILATION_TIMEOUT_S="0", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
-        import numpy as np
         import vllm
         from vllm.platforms import current_platform
         from vllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -92,11 +81,13 @@ class VllmCheck:
         self._name = _OF_AUTO if chosen == "auto" else chosen
         self._backend = self._make_backend(self._name)
         self._xgrammar = _xgrammar_support()
-        self._mask = self._backend.allocate_token_bitmask(1)
-        self._lengths = np.zeros(vllm_config.model_config.get_vocab_size(), np.int32)
-        for token, id in self._tokenizer.get_vocab().items():
-            if id < len(self._lengths):
-                self._lengths[id] = len(token)
+        self._walker = Walker(
+            self._tokenizer.get_vocab(),
+            vllm_config.model_config.get_vocab_size(),
+            self._backend.allocate_token_bitmask(1),
+            lambda grammar, mask: grammar.fill_bitmask(mask, 0),
+            lambda grammar, id: grammar.accept_tokens("", [id]) and not grammar.is_terminated(),
+        )
         self._verify(_ODD_SCHEMA)
         for sample in _SAMPLES:
             self(sample)
@@ -112,13 +103,11 @@ class VllmCheck:
             raise ValueError(f"{self._name} does not know all of it; option.guided_decoding_backend={own} does")
         kind, text = self._request.from_sampling_params(params).structured_output_key
         # Of the other backends, llguidance limits its own parser, and the rest have no grammars.
-        parts = later_parts(text) if structured_output.kind == "grammar" and self._name == "xgrammar" else ()
-        grammar = self._backend.compile_grammar(kind, text)
-        for longest in (False, True):
-            grammar.reset()
-            self._walk(grammar, longest=longest)
-        for part in parts:
-            self._walk(self._backend.compile_grammar(kind, part), longest=False, steps=_PART_STEPS)
+        rules = acyclic(ebnf(kind.name, text)) if self._name == "xgrammar" else None
+        self._walker.start(self._matchers(kind, text))
+        if rules is not None and has_own_rules(kind.name, text):
+            for abridged in rules.abridged():
+                self._walker.abridged(self._matchers(type(kind).GRAMMAR, abridged))
         if structured_output.allows_text:
             self(without_text(structured_output))
 
@@ -168,35 +157,18 @@ class VllmCheck:
         size = self._config.model_config.get_vocab_size()
         return make(self._config, tokenizer=self._tokenizer, vocab_size=size)
 
-    def _walk(self, grammar: Any, *, longest: bool, steps: int = _STEPS) -> None:
-        """Make the masks of an answer's first tokens: backends delay work until then.
+    def _matchers(self, kind: Any, text: str) -> Callable[[], Any]:
+        """Compile a text once; return what gives its matcher in the first state."""
+        try:
+            grammar = self._backend.compile_grammar(kind, text)
+        except Exception as error:
+            raise ValueError(said(error)) from None
 
-        Args:
-            longest: choose the longest of many allowed tokens, else a random one.
-            steps: tokens with many alternatives.
-        """
-        import numpy as np
+        def first() -> Any:
+            grammar.reset()
+            return grammar
 
-        draw, times = np.random.default_rng(0), deque[float](maxlen=_WINDOW)
-        began, free, forced = time.process_time(), 0, 0
-        while free < steps and forced < _FORCED_STEPS and time.process_time() - began < _WALK_SECONDS:
-            before = time.process_time()
-            grammar.fill_bitmask(self._mask, 0)
-            spent = time.process_time() - before
-            bits = np.unpackbits(self._mask[0].numpy().view(np.uint8), bitorder="little")
-            allowed = np.flatnonzero(bits[: len(self._lengths)])
-            if not len(allowed):
-                return
-            few = len(allowed) <= _FEW
-            forced, free = forced + few, free + (not few)
-            id = allowed[self._lengths[allowed].argmax()] if few or longest else draw.choice(allowed)
-            before = time.process_time()
-            accepted = grammar.accept_tokens("", [int(id)])
-            times.append(spent + time.process_time() - before)
-            if times[-1] > 10 * STEP_SECONDS or sum(times) > _WINDOW * STEP_SECONDS:
-                raise ValueError(f"each token takes the engine more than {STEP_SECONDS:g} s")
-            if not accepted or grammar.is_terminated():
-                return
+        return first
 
 
 def _xgrammar_support() -> XgrammarSupport:

@@ -57,6 +57,8 @@ GOOD = [
     StructuredOutput("grammar", 'root ::= term (("+" | "-") term)*\nterm ::= [0-9]+ | "(" root ")"'),
 ]
 
+_WORDS = " ".join(f"w{n}?" for n in range(100)), "\n".join(f'w{n} ::= [a-z]+ " "' for n in range(100))
+
 _MANY = "many ::= many many many | many many | "
 
 BAD = {
@@ -69,6 +71,7 @@ BAD = {
     "endless behind a prefix": lambda n: f'root ::= [a-z]{{30{n}}} many\nmany ::= many many | [a-z] | ""',
     "behind a prefix": lambda n: f"root ::= [a-z]{{300{n}}} many\nmany ::= many many | [a-z]",
     "loops behind a prefix": lambda n: f"root ::= [a-z]{{300{n}}} (([a-z]+ [ ]?)+ [,]?)+",
+    "words that may come behind a prefix": lambda n: f"root ::= [a-z]{{300{n}}} {_WORDS[0]}\n{_WORDS[1]}",
     "later": lambda n: f'root ::= "Once upon a time there were {n} kings" many\n{_MANY} [^x]',
 }
 """Guides of a kind, by number: the first is costly to check, the others pass that and cost more with every token."""
@@ -101,6 +104,41 @@ def test_a_bad_one_is_refused(checks: StructuredOutputValidator, name: str) -> N
     )
     assert ("is cyclic" if name.startswith("endless") else "the engine ") in why
     assert "more than" in why or "is cyclic" in why
+
+
+def cyclic_tag(content: dict[str, Any]) -> StructuredOutput:
+    tag = {"type": "structural_tag", "format": {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}}
+    return StructuredOutput("structural_tag", json.dumps(tag))
+
+
+@pytest.mark.parametrize(
+    "structured_output",
+    [
+        StructuredOutput("json_schema", '{"anyOf": [{"$ref": "#"}, {"type": "string"}]}'),
+        StructuredOutput(
+            "json_schema", '{"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}'
+        ),
+        cyclic_tag({"type": "grammar", "grammar": 'root ::= s\ns ::= s s s | [a-z] | ""'}),
+        cyclic_tag({"type": "json_schema", "json_schema": {"anyOf": [{"$ref": "#"}, {"type": "string"}]}}),
+    ],
+    ids=["schema", "references", "grammar in a tag", "schema in a tag"],
+)
+def test_what_leads_back_to_itself_is_refused(
+    checks: StructuredOutputValidator, structured_output: StructuredOutput
+) -> None:
+    assert "cyclic" in checks.check(structured_output).result(PATIENCE)
+
+
+@pytest.mark.parametrize("kind", ["regex", "json_schema"])
+@pytest.mark.parametrize("expression", ["[a-z]{300}(([a-z]+ ?)+,?)+", "(([a-z]+)+)+x", "(" * 30 + "a"])
+def test_a_hostile_expression_is_harmless_or_refused_in_words(
+    checks: StructuredOutputValidator, kind: str, expression: str
+) -> None:
+    """In a schema, xgrammar 0.2 makes an automaton of a pattern, which is costly to make but not to follow."""
+    text = expression if kind == "regex" else schema({"a": {"type": "string", "pattern": expression}})
+    why = checks.check(StructuredOutput(kind, text)).result(PATIENCE)
+    assert kind == "json_schema" or why
+    assert not any(word in why for word in ("Check failed", "fsm", ".cc", "Error"))
 
 
 def test_what_vllm_itself_refuses_is_refused_in_its_words(checks: StructuredOutputValidator) -> None:

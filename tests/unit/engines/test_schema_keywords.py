@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from handler.engines.structured_output import schema_keywords
-from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
+from handler.engines.structured_output.schema_keywords import XgrammarSupport, cyclic_reference, ignored
 from tests.unit.engines.schema_cases import CASES, Case
 
 ALL = XgrammarSupport(bounds=True, others=True)
@@ -137,3 +137,17 @@ def test_a_type_that_is_too_costly_to_look_up_is_refused_by_its_name() -> None:
     assert ignored(TYPED["many references to many branches"](30), ALL) is None
     schema = json.loads(json.dumps(TYPED["many references to many branches"](300)))
     assert str(ignored(schema, ALL)).endswith(".type beside $ref")
+
+
+@pytest.mark.parametrize(
+    ("schema", "reference"),
+    [
+        ({"$ref": "#"}, "#"),
+        ({"anyOf": [{"type": "string"}, {"oneOf": [{"$ref": "#"}]}]}, "#"),
+        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "#/$defs/a"),
+        ({"properties": {"a": {"$ref": "#"}}, "items": {"$ref": "#"}}, None),
+        ({"$defs": {"a": {"type": "string"}}, "anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/missing"}]}, None),
+    ],
+)
+def test_a_reference_that_leads_back_to_itself_is_found(schema: Any, reference: str | None) -> None:
+    assert cyclic_reference(schema) == reference
