@@ -35,6 +35,10 @@ class NotRun(Exception):
     """The job was not run; the message says why."""
 
 
+class TooBusy(NotRun):
+    """The job did not end in its limit by the clock, as other work had the processors."""
+
+
 class _ProcessLost(NotRun):
     """The process hung, or ended during another job."""
 
@@ -164,7 +168,7 @@ class Sandbox:
             return _results(channel, messages, data)
         except ChannelClosed:
             if time.monotonic() - began > 0.99 * job.limits.patience:
-                raise NotRun("the machine is too busy") from None
+                raise TooBusy("the machine is too busy") from None
             raise LimitExceeded from None
 
     # -- the process ---------------------------------------------------------------------------------------------

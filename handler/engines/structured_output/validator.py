@@ -21,7 +21,7 @@ from handler.core.errors import ServingError, Unavailable, serving_error
 from handler.core.values import StructuredOutput
 from handler.core.words import client_words
 from handler.engines.base import StructuredOutputCheck
-from handler.engines.process.sandbox import LimitExceeded, MemoryLimitExceeded, NotRun, Purpose, Sandbox
+from handler.engines.process.sandbox import LimitExceeded, MemoryLimitExceeded, NotRun, Purpose, Sandbox, TooBusy
 from handler.engines.process.sandbox_tasks import Job, Limits, Prepared, Work
 from handler.engines.structured_output.fair_queue import FairQueue, sort
 
@@ -202,7 +202,10 @@ class StructuredOutputValidator:
             except LimitExceeded:
                 self._try_next_lane(waiting, number + 1)
             except NotRun as error:
-                self._settle(subject, Unavailable(f"guides: {client_words(str(error))}"))
+                if isinstance(error, TooBusy) and number + 1 < len(self._lanes):  # which has more patience
+                    self._enter(number + 1, waiting)
+                else:
+                    self._settle(subject, Unavailable(f"guides: {client_words(str(error))}"))
             except Exception as error:  # a bug: it ends this check, not the lane
                 self._settle(subject, serving_error(error))
 

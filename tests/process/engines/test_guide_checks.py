@@ -19,7 +19,7 @@ import pytest
 from handler.core.errors import Unavailable
 from handler.core.values import StructuredOutput
 from handler.engines.process import sandbox
-from handler.engines.process.sandbox import LimitExceeded, Sandbox
+from handler.engines.process.sandbox import LimitExceeded, Sandbox, TooBusy
 from handler.engines.process.sandbox_tasks import Job, Limits
 from handler.engines.structured_output import validator
 from handler.engines.structured_output.validator import _PURPOSE, StructuredOutputValidator, Verdict, _make_work
@@ -61,6 +61,23 @@ def test_one_that_takes_some_computing_is_fine(checks: StructuredOutputValidator
 def test_a_busy_machine_is_not_the_guides_fault(checks: StructuredOutputValidator) -> None:
     """Computing counts, not the clock: this one has a fifth of a second of it at first."""
     assert outcome(checks, "sleep 1.2") == ""
+
+
+def test_a_machine_that_is_too_busy_for_a_short_limit_is_given_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first lane's patience is a fifth of the last one's."""
+    limits: list[float] = []
+
+    def run(self: Sandbox, job: Job) -> tuple[list[Verdict], float]:
+        limits.append(job.limits.seconds)
+        raise TooBusy("the machine is too busy")
+
+    monkeypatch.setattr(Sandbox, "start", lambda self: None)
+    monkeypatch.setattr(Sandbox, "run", run)
+    checks = StructuredOutputValidator(fake_guides.make, seconds=5.0)
+    with pytest.raises(Unavailable, match="too busy"):
+        outcome(checks, "fine")
+    assert limits == [0.2, 1.0, 5.0]
+    checks.close()
 
 
 def test_each_is_tried_once(checks: StructuredOutputValidator, tmp_path: Path) -> None:
