@@ -36,7 +36,6 @@ class Blocks:
         num_calls: those that have begun.
         broken: one of them is not whole.
         index: of the block that is open, or was last.
-        text_is_open: more text needs no new block.
     """
 
     def __init__(self, stops: Sequence[str] = (), *, show_thoughts: bool = True, single: bool = False) -> None:
@@ -54,10 +53,6 @@ class Blocks:
     def called(self) -> bool:
         """Whether there are calls, and the client may make them: all are whole."""
         return self.num_calls > 0 and not self.broken
-
-    @property
-    def text_is_open(self) -> bool:
-        return self._open == "text"
 
     def feed(self, events: Iterable[Event]) -> list[BlockEvent]:
         found: list[BlockEvent] = []
