@@ -19,7 +19,7 @@ from handler.protocols.kernel.base import Schema
 from handler.serving.large_bodies import LARGE, is_long
 from handler.serving.media.loader import MediaLoader, Reservation
 from handler.serving.media.rules import MediaRules
-from handler.serving.preprocess import Decoded, Headers, Preprocessor, check_guide
+from handler.serving.preprocess import Decoded, Headers, Preprocessor, check_structured_output
 from handler.serving.turns import TurnThreads
 
 T = TypeVar("T")
@@ -136,8 +136,8 @@ class Admission:
         encoded = await self._tokenizing(self.preprocessor.encode, request, size, media)
         if reservation is not None and (placed := encoded[1].media) is not None:
             weakref.finalize(placed, reservation.give_back)  # they are copies
-        if (trial := self.preprocessor.try_guide(request)) is not None:
-            check_guide(request, await self._end(trial))
+        if (trial := self.preprocessor.try_structured_output(request)) is not None:
+            check_structured_output(request, await self._end(trial))
         return encoded
 
     async def tokenize(self, request: Request, size: int, take: Callable[[Prompt], None]) -> None:

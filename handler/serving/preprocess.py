@@ -235,8 +235,11 @@ class Preprocessor:
             return prompt
         return prompt._replace(ids=prompt.ids[-request.truncation.most :])
 
-    def try_guide(self, request: Request) -> Future[str] | None:
-        """Has the request's guide tried; None where there is nothing to wait for. `check_guide` reads the outcome."""
+    def try_structured_output(self, request: Request) -> Future[str] | None:
+        """Have the request's structured output tried; None where there is nothing to wait for.
+
+        `check_structured_output` reads the outcome.
+        """
         output = request.sampling.structured_output
         return None if output is None or self._validator is None else self._validator.check(output)
 
@@ -290,8 +293,8 @@ class Preprocessor:
         return None if info is None else info.max_total_tokens
 
 
-def check_guide(request: Request, why: str) -> None:
-    """Raises InvalidParameter where a guide was tried, and `why` says what is wrong with it."""
+def check_structured_output(request: Request, why: str) -> None:
+    """Raise InvalidParameter where `why` says what is wrong with the structured output that was tried."""
     if why:
         raise InvalidParameter(f"{request.names.structured_output}: the engine cannot follow it: {why}")
 

@@ -15,7 +15,7 @@ ECHO = (
 )  # fmt: skip
 
 GUIDED = (
-    Option("option.guide_timeout", "guide_timeout", number(0, 600), 5.0, "seconds of CPU time that compiling a client's guide (schema, expression or grammar) may take; others are refused; 0 switches the check off", engines=_GUIDED),
+    Option("option.guide_timeout", "guide_timeout", number(0, 600), 5.0, "seconds of CPU time that compiling a client's schema, expression or grammar may take; others are refused; 0 switches the check off", engines=_GUIDED),
 )  # fmt: skip
 
 MEDIA = (

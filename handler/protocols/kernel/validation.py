@@ -72,7 +72,7 @@ def check_agreement(sampling: Sampling, names: Mapping[str, Named], context: Ser
         for field in ("ignore_eos", "min_new_tokens"):
             if getattr(sampling, field) != DEFAULTS[field]:
                 raise named(field).refused(
-                    f"a guide says itself where an answer ends; leave out {named('structured_output').name}"
+                    f"structured output decides where the answer ends; leave out {named('structured_output').name}"
                 )
     refuse: Sequence[str]
     if sampling.num_beams > 1:

@@ -12,7 +12,7 @@ import pytest
 from handler.core.errors import InvalidParameter
 from handler.core.values import StructuredOutput
 from handler.protocols.registry import SCHEMAS
-from handler.serving.preprocess import check_guide
+from handler.serving.preprocess import check_structured_output
 from tests.unit.protocols.answers import CAPABLE, DIALECTS
 
 SCHEMA = {"type": "object", "properties": {"\u00fc": {"type": "integer"}}}
@@ -124,7 +124,7 @@ def test_what_cannot_be_followed_is_named_as_the_client_has_it(dialect: str, bod
     (request,) = call.requests
     assert request.sampling.structured_output is not None
     with pytest.raises(InvalidParameter) as caught:
-        check_guide(request, "no")
+        check_structured_output(request, "no")
     assert str(caught.value) == f"{wanted}: the engine cannot follow it: no"
     if dialect.startswith("openai"):
         assert json.loads(call.errors.whole(caught.value).body)["error"]["param"] == wanted
@@ -151,8 +151,8 @@ def test_there_is_one_guide() -> None:
 
 
 @pytest.mark.parametrize(("name", "given"), [("min_length", 1), ("ignore_eos_token", True)])
-def test_a_guide_decides_where_an_answer_ends(name: str, given: Any) -> None:
-    why = "a guide says itself where an answer ends; leave out parameters.guided_regex$"
+def test_structured_output_decides_where_an_answer_ends(name: str, given: Any) -> None:
+    why = "structured output decides where the answer ends; leave out parameters.guided_regex$"
     with pytest.raises(InvalidParameter, match=rf"^parameters.{name}=.*: {why}"):
         guide("guided_regex", "a", **{name: given})
 
