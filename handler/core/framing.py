@@ -27,6 +27,11 @@ class Framing(NamedTuple):
         return self.before + (data if data.isascii() else _one_line(data)) + self.after
 
 
+def encoded(value: Any) -> Any:
+    """Encode a value now; what it returns stands for the value in another one that is encoded later."""
+    return orjson.Fragment(JSON.encode(value))
+
+
 def _one_line(data: bytes) -> bytes:
     """Escape the three non-ASCII characters at which str.splitlines splits, as some clients (httpx) use it."""
     return (

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from handler.core.framing import JSON
+from handler.core.framing import JSON, encoded
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, Sampling, Token
 from handler.protocols.kernel.base import Reply
 
-Vectors = Sequence[Sequence[float]]
-"""A vector of each request."""
+Vectors = Sequence[Any]
+"""A vector of each request, or what `VectorReply` keeps of it."""
 
 
 class SequenceOutput:
@@ -93,22 +93,33 @@ class VectorReply(WholeReply):
 
     Args:
         render: takes the vectors, in the order of the requests, and the number of all their tokens.
+        keep: what of a vector is kept for `render`; its JSON, say, which of all vectors at once takes long.
     """
 
-    def __init__(self, num_requests: int, render: Callable[[Vectors, int], Any]) -> None:
+    def __init__(
+        self,
+        num_requests: int,
+        render: Callable[[Vectors, int], Any],
+        keep: Callable[[Sequence[float]], Any] = tuple,
+    ) -> None:
         super().__init__(num_requests)
-        self._vectors: list[Sequence[float]] = [()] * num_requests
-        self._render = render
+        self._vectors: list[Any] = [()] * num_requests
+        self._render, self._keep = render, keep
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
         self._num_prompt_tokens += num_prompt_tokens
 
     def feed(self, index: int, delta: Delta) -> bytes:
-        self._vectors[index] = delta.vector or ()
+        self._vectors[index] = self._keep(delta.vector or ())
         return super().feed(index, delta._replace(sequence=index))
 
     def _document(self) -> Any:
         return self._render(self._vectors, self._num_prompt_tokens)
+
+
+def json_of(vector: Sequence[float]) -> Any:
+    """Return a vector as `VectorReply` keeps it where it is sent as a list of numbers."""
+    return encoded([*vector])
 
 
 def rank_sequences(scores: Sequence[float], sampling: Sampling) -> list[int]:

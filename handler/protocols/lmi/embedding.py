@@ -13,10 +13,10 @@ from handler.core.errors import InvalidPayload
 from handler.protocols.kernel.base import ErrorFormat, ParsedRequest, ServerContext
 from handler.protocols.kernel.json_schema import Shape
 from handler.protocols.kernel.readers.body import report_unknown
-from handler.protocols.kernel.reply import VectorReply
+from handler.protocols.kernel.reply import VectorReply, json_of
 from handler.protocols.lmi.body import read_parameters_field
 from handler.protocols.lmi.errors import EmbeddingErrors
-from handler.protocols.tei.request import EMBED, TeiEmbed, as_lists
+from handler.protocols.tei.request import EMBED, TeiEmbed
 
 _TEI = TeiEmbed()
 
@@ -44,7 +44,7 @@ class LmiEmbedding(TeiEmbed):
         inputs = body.get("inputs")
         requests = self.requests(inputs, body["parameters"], context)
         alone = len(requests) == 1 and not (isinstance(inputs, list) and isinstance(inputs[0], str | list))
-        reply = VectorReply(len(requests), lambda vectors, _: [*vectors[0]] if alone else as_lists(vectors))
+        reply = VectorReply(len(requests), lambda vectors, _: vectors[0] if alone else vectors, json_of)
         return ParsedRequest(requests, reply, self.errors)
 
     def errors_of(self, body: Any, context: ServerContext) -> ErrorFormat:

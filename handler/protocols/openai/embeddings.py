@@ -14,7 +14,7 @@ from handler.protocols.kernel.json_schema import Shape, accepts
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.values import integer
-from handler.protocols.kernel.reply import VectorReply, Vectors
+from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
 from handler.protocols.kernel.texts import (
     VLLM_POOLING,
     embedding_requests,
@@ -74,20 +74,19 @@ class OpenAiEmbeddings(Schema):
             adapter=adapter,
             priority=others.get("priority", 0),
         )
-        encode = _base64 if others.get("encoding_format") == "base64" else list
+        keep = _base64 if others.get("encoding_format") == "base64" else json_of
 
         def render(vectors: Vectors, num_tokens: int) -> EmbeddingAnswer:
             return {
                 "object": "list",
                 "data": [
-                    {"object": "embedding", "index": index, "embedding": encode(vector)}
-                    for index, vector in enumerate(vectors)
+                    {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)
                 ],
                 "model": model,
                 "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
             }
 
-        return ParsedRequest(requests, VectorReply(len(requests), render), self.errors, ignored)
+        return ParsedRequest(requests, VectorReply(len(requests), render, keep), self.errors, ignored)
 
 
 def _base64(vector: Sequence[float]) -> str:

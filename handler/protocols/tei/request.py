@@ -13,7 +13,7 @@ from handler.protocols.kernel.json_schema import Shape, listing, record
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.values import boolean, integer, string
-from handler.protocols.kernel.reply import VectorReply, Vectors
+from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
 from handler.protocols.kernel.texts import (
     NON_EMPTY,
     check_prompt_name,
@@ -27,7 +27,7 @@ from handler.protocols.kernel.texts import (
     texts_shape,
     truncation_side,
 )
-from handler.protocols.tei.answers import TeiPrediction, TeiRank, TeiVectors
+from handler.protocols.tei.answers import TeiPrediction, TeiRank
 from handler.protocols.tei.errors import ERRORS
 
 _TRUNCATION: Mapping[str, Parameter] = {
@@ -93,8 +93,13 @@ class Tei(Schema):
         others = read_all(given, context, defaults={}, table=self.table).others
         return others, Truncation(side=others.get("side", "right")) if others.get("truncate") else None
 
-    def parsed(self, requests: Sequence[Request], render: Callable[[Vectors, int], Any]) -> ParsedRequest:
-        reply = VectorReply(len(requests), render)
+    def parsed(
+        self,
+        requests: Sequence[Request],
+        render: Callable[[Vectors, int], Any],
+        keep: Callable[[Sequence[float]], Any] = tuple,
+    ) -> ParsedRequest:
+        reply = VectorReply(len(requests), render, keep)
         return ParsedRequest(requests, reply, self.errors, headers=functools.partial(_headers, requests))
 
 
@@ -142,7 +147,7 @@ class TeiEmbed(Tei):
         return super().parse(body, context)
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
-        return self.parsed(self.requests(body.get("inputs"), body, context), lambda vectors, _: as_lists(vectors))
+        return self.parsed(self.requests(body.get("inputs"), body, context), lambda vectors, _: vectors, json_of)
 
     def requests(self, inputs: Any, given: Mapping[str, Any], context: ServerContext) -> list[Request]:
         """Read the texts and the parameters `given`; return a request for each text."""
@@ -200,10 +205,6 @@ class TeiPredict(Tei):
             return answers if several else answers[0]
 
         return self.parsed(requests, render)
-
-
-def as_lists(vectors: Vectors) -> TeiVectors:
-    return [list(vector) for vector in vectors]
 
 
 def _read_inputs(value: Any) -> tuple[list[tuple[str, str | None]], bool]:
