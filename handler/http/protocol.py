@@ -9,7 +9,9 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from handler.core.errors import Unavailable
 from handler.http.exchange import EXCHANGE, Exchange
+from handler.protocols.kernel.base import FRONT_END, retry_headers
 
 HEAD_SECONDS = 60.0  # that request line and headers may take, and a new connection until they come
 LINGER_SECONDS = 2.0
@@ -19,14 +21,24 @@ the last answer. Closing at once would reset the connection, and the client migh
 _MAX_HEAD = 1 << 16  # bytes of request line, headers and trailers; SageMaker's are a few hundred
 
 
-def _refusal(status: int, phrase: str, message: str) -> bytes:
-    body = b'{"code":%d,"type":"BadRequestException","message":"%b"}' % (status, message.encode())
-    head = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+def _refusal(status: int, phrase: str, body: bytes, headers: str = "") -> bytes:
+    head = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{headers}"
     return head.encode() + b"connection: close\r\n\r\n" + body
 
 
-_INVALID = _refusal(400, "Bad Request", "this is no valid HTTP request")
-_TOO_LARGE = _refusal(431, "Request Header Fields Too Large", "the request's headers or trailers are too long")
+def _bad_request(status: int, phrase: str, message: str) -> bytes:
+    body = b'{"code":%d,"type":"BadRequestException","message":"%b"}' % (status, message.encode())
+    return _refusal(status, phrase, body)
+
+
+def _stopping() -> bytes:
+    answer = FRONT_END.whole(Unavailable("the server is stopping"))
+    headers = "".join(f"{name}: {value}\r\n" for name, value in retry_headers(answer.status))
+    return _refusal(answer.status, "Service Unavailable", answer.body, headers)
+
+
+_INVALID = _bad_request(400, "Bad Request", "this is no valid HTTP request")
+_TOO_LARGE = _bad_request(431, "Request Header Fields Too Large", "the request's headers or trailers are too long")
 
 
 class Protocol(HttpToolsProtocol):
@@ -68,6 +80,12 @@ class Protocol(HttpToolsProtocol):
         if self._last_words is None:
             self._stop()
         return self._current is not None
+
+    def shutdown(self) -> None:
+        """End the connection after the answers under way. A body that has not come by now is not waited for."""
+        if self._in_body and self._last_words is None:
+            self._stop(_stopping())
+        super().shutdown()
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -204,6 +205,23 @@ def test_garbage_in_a_body_refuses_its_request_alone(before: bytes) -> None:
     answered = found.partition(STREAM)[2] if before else found
     assert (_status(answered), answered.count(b"HTTP/1.1")) == (b"400", 1)
     assert log == ([] if before else ["gone"])
+
+
+@pytest.mark.parametrize("before", [b"", GET])
+def test_a_body_that_has_not_come_when_the_server_ends_is_503(before: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> bytes:
+        async with connected(mirror) as connection:
+            connection.receive(before + b"POST /a HTTP/1.1\r\nContent-Length: 9\r\n\r\nabc")
+            connection.protocol.shutdown()
+            return await connection.read_all()
+
+    found = asyncio.run(story())
+    assert found.count(b"HTTP/1.1 200") == bool(before)
+    head, _, body = found[found.index(b"HTTP/1.1 503") :].partition(b"\r\n\r\n")
+    assert {b"connection: close", b"content-length: %d" % len(body)} <= set(head.split(b"\r\n"))
+    assert b"retry-after: " in head
+    assert json.loads(body)["message"] == "the server is stopping"
+    assert not caplog.records
 
 
 def test_garbage_in_a_body_that_has_its_answer_gets_no_second_one() -> None:

@@ -10,6 +10,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.app.test_engine_failures import ASK, ECHO, ISOLATED, long, stream
 from tests.servers import PATIENCE, serve, wait_for
 
@@ -46,6 +48,26 @@ def test_a_request_whose_body_is_under_way_at_sigterm_is_told() -> None:
         connection.sendall(data[5:])
         assert b"503" in connection.recv(4096).split(b"\r\n")[0]
         assert server.stop() == 0
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/adapters"])
+def test_a_request_whose_body_never_comes_is_told_at_the_end(path: str) -> None:
+    head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nabc" % path.encode()
+    adapters = ("-o", "option.enable_lora=true")
+    with (
+        serve(*ECHO, *adapters) as server,
+        socket.create_connection(("127.0.0.1", server.port), PATIENCE) as connection,
+    ):
+        connection.sendall(head)
+        server.ping()  # it has read the head
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: server.ended or "SIGTERM" in server.log, 5, "it does not hear the signal")
+        server.process.send_signal(signal.SIGTERM)
+        answer = connection.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"the server is stopping" in answer
+        assert server.wait(15) == 0
+        assert "Traceback" not in server.log
 
 
 def test_sigterm_before_it_serves_exits_0_as_well(demo_model: Path) -> None:
