@@ -236,19 +236,19 @@ def read_all(
         parameter = table.parameters.get(key)
         if parameter is None or value is None:
             continue
-        named = Named(f"{table.prefix}{key}", value)
+        given_as = Named(f"{table.prefix}{key}", value)
         try:
             result = parameter.read(value, context) if parameter.informed else parameter.read(value)
         except ValueError as error:
-            raise named.refused(str(error)) from None
+            raise given_as.refused(str(error)) from None
         for field, item in (result if parameter.field == SEVERAL else {parameter.field: result}).items():
             if not field or item is None:
                 continue
             if field in names and values[field] != item:
-                raise InvalidParameter(f"{named} contradicts {names[field].name}")
-            values[field], names[field] = item, named
+                raise InvalidParameter(f"{given_as} contradicts {names[field].name}")
+            values[field], names[field] = item, given_as
     others = {field: values.pop(field) for field in [*values] if field not in DEFAULTS}
     sampling = Sampling(**values)
     check_agreement(sampling, names, context)
     check_support(sampling, names, context)
-    return ParsedParameters(sampling, {field: named.name for field, named in names.items()}, others)
+    return ParsedParameters(sampling, {field: given_as.name for field, given_as in names.items()}, others)
