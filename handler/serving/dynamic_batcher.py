@@ -31,7 +31,7 @@ class DynamicBatcher:
         return len(self._waiting)
 
     def check_room(self) -> None:
-        """Raises `Overloaded` when one more request could not even wait."""
+        """Raise `Overloaded` when one more request could not even wait."""
         if len(self._waiting) >= self._max_queued:
             raise Overloaded(f"the queue is full: {self._max_queued} requests wait (job_queue_size)")
 

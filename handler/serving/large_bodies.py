@@ -74,7 +74,7 @@ class LargeBodies:
         return future
 
     def decode(self, body: bytes, *, plain: bool, unique_keys: bool) -> Any:
-        """The body as a value. Call it on one of the threads: the process ends with the thread that started it.
+        """Decode a body. Call it on one of the threads: the process ends with the thread that started it.
 
         Args:
             plain: it is text, the value of `inputs`.
@@ -99,7 +99,7 @@ class LargeBodies:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, where it runs."""
+        """The process's id; None where it does not run."""
         return self._process.pid
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ def is_long(request: Request) -> bool:
 
 
 def _length(content: Sequence[Any]) -> int:
-    """Of a text, ids, or a message's parts."""
+    """Return the length of a text, of ids, or of a message's parts."""
     return len(content) if not isinstance(content, list) else sum(len(part.get("text", "")) for part in content)
 
 
@@ -150,7 +150,7 @@ def _read(form: _Form, data: memoryview) -> Iterator[Any]:
 
 
 def check_amount(value: Any) -> None:
-    """Raises TooLarge where a value holds more than what can be handled between two tokens of others."""
+    """Raise TooLarge where a value holds more than what can be handled between two tokens of others."""
     num_values = num_numbers = 0
     pending: list[Any] = [[value]]
     while pending:

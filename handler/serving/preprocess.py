@@ -138,7 +138,7 @@ class Preprocessor:
             raise UnsupportedMedia(f"content type {media!r} is not supported; send application/json{others}")
 
     def decode(self, body: bytes, headers: Headers, schema: Schema | None = None) -> Decoded:
-        """The body as a value. Call it for a large one by `large_bodies.submit`.
+        """Decode a body. Call it for a large one by `large_bodies.submit`.
 
         Args:
             schema: the route's own dialect, whose bodies no model.py reads.
@@ -203,7 +203,7 @@ class Preprocessor:
         return with_formatter(call, self._output_formatter, body.value, body.given, tgi_compat=compat, session=session)
 
     def encode(self, request: Request, media: Sequence[Medium] = ()) -> tuple[Request, Prompt]:
-        """The request with its length settled, and the prompt's ids, cut as asked, within the model's limits.
+        """Return the request with its length settled, and the prompt's ids, cut as asked, within the model's limits.
 
         Raises:
             InvalidPayload, InvalidParameter: engines clamp or fail late where we refuse at once.
@@ -217,7 +217,11 @@ class Preprocessor:
         return self._filled(request, prompt), prompt
 
     def tokenize(self, request: Request, media: Sequence[Medium] = ()) -> Prompt:
-        """The prompt's ids and `media`, cut as asked. Raises InvalidPayload, InvalidParameter, PromptTooLong."""
+        """Return the prompt's ids and `media`, cut as asked.
+
+        Raises:
+            InvalidPayload, InvalidParameter, PromptTooLong: naming the field.
+        """
         if request.pooling is not None:
             return encode_pooled(request, self._tokenizer)[1]
         if request.prompt_ids is not None:
@@ -244,7 +248,7 @@ class Preprocessor:
         return None if output is None or self._validator is None else self._validator.check(output)
 
     def _adapter(self, headers: Headers) -> Adapter | None:
-        """The adapter that the headers name."""
+        """Return the adapter that the headers name; None where they name none."""
         found = None
         for name in _ADAPTER:
             if not (given := headers.get(name)):

@@ -51,7 +51,7 @@ class Reservation:
         self._memory, self._media, self._size = memory, media, 0
 
     def take(self, size: int) -> None:
-        """Raises Overloaded where there is too little; InvalidPayload where there never is so much."""
+        """Raise Overloaded where too little is free, InvalidPayload where there never is so much."""
         if self._size + size > self._memory.most:
             raise InvalidPayload(
                 f"the request's {self._media} have more than {self._memory.most} bytes of files and pixels"
