@@ -189,6 +189,8 @@ def refuse_path(path: str, task: Task) -> HttpResponse | None:
 def _why(path: str, task: Task) -> str:
     if path in _TEI_PATHS:
         return f": {_TEI_PATHS[path]}"
+    if path.startswith("/v2/models/") and path.endswith("/infer"):
+        return ": tensors are not taken, send text to …/generate"
     needed = [other for other, served in {Task.GENERATION: ROUTES, **POOLED_ROUTES}.items() if path in served]
     if not needed:
         return ""

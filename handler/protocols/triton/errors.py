@@ -67,7 +67,7 @@ ERRORS = TritonErrors()
 
 def _not_found(error: NotFound) -> str:
     if not isinstance(error, ModelNotFound):
-        return "Not Found"
+        return error.message
     if error.version in ("", "1"):
         return f"Request for unknown model: '{error.name}' is not found"
     if error.version.isascii() and error.version.isdecimal():

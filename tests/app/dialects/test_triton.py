@@ -123,8 +123,14 @@ def test_what_cannot_be_read_is_plain_json_on_both_routes(
         ("POST", "/v2/models/x/generate", 404, "Request for unknown model: 'x' is not found"),
         ("POST", "/v2/models/model/versions/9/generate", 404, "unknown model: 'model' version 9 is not found"),
         ("POST", "/v2/models/model/versions/one/generate_stream", 404, "Not Found"),
-        ("POST", "/v2/models/model/infer", 404, "Not Found"),
-        ("GET", "/v2/nowhere", 404, "Not Found"),
+        (
+            "POST",
+            "/v2/models/model/infer",
+            404,
+            "/v2/models/model/infer is not served here: tensors are not taken, send text to …/generate;"
+            " /docs lists the routes that are",
+        ),
+        ("GET", "/v2/nowhere", 404, "/v2/nowhere is not served here; /docs lists the routes that are"),
     ],
 )
 def test_wrong_routes(slow_server: LiveServer, method: str, path: str, status: int, says: str) -> None:
