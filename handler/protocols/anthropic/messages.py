@@ -33,8 +33,8 @@ _FIELDS: Mapping[str, frozenset[str]] = {
 
 _WHY: Mapping[str, str] = {
     "image": only_in("image"),
-    "document": "the engine reads text only",
-    "search_result": "the engine reads text only",
+    "document": "send its text in a block of type 'text'",
+    "search_result": "send its text in a block of type 'text'",
     "redacted_thinking": "only Anthropic can read it",
     "container_upload": "there are no containers",
     "tool_reference": "there is no search among tools",

@@ -185,7 +185,8 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
         (talk([]), "messages[0].content must be a string or a non-empty list of blocks"),
         (talk([{"type": "text"}]), "messages[0].content[0].text must be a string"),
         (talk([{"type": "image", "source": {}}]), "messages[0].content[0]: 'image' is not supported: the engine"),
-        (talk([{"type": "document"}]), "messages[0].content[0]: 'document' is not supported: the engine"),
+        (talk([{"type": "document"}]), "messages[0].content[0]: 'document' is not supported: send its text in a block"),
+        (talk([{"type": "search_result"}]), "'search_result' is not supported: send its text in a block"),
         (talk([{"type": "sound"}]), "'sound' is not supported: it must be text, image or tool_result"),
         (
             talk("a", [{"type": "redacted_thinking", "data": ""}]),
