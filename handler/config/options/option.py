@@ -72,6 +72,7 @@ def declared(table: type) -> tuple[Option, ...]:
 
 
 _SECRET = re.compile(r"(?i)(\b|_)(token|api_?keys?|password|secret)[\"']?\s*[:=]|\bhf_[a-z0-9]{8}|://[^/\s]*@")
+_SWITCH = re.compile(r"(?i)^[\w.-]+=\s*(true|false)\s*$")  # smoothquant_per_token=true
 _HOST = re.compile(r"(\*|[a-z0-9_.-]+(:[0-9]+)?|\[[0-9a-f]*:[0-9a-f:.]*\](:[0-9]+)?)")
 MAX_MEDIA = 1000
 """The largest number of media of a kind that a request may be allowed."""
@@ -82,7 +83,7 @@ _MOST_NAME, _MOST_PATH = 255, 4095  # bytes that Linux takes
 
 def is_secret(setting: str) -> bool:
     """Whether `name=value` holds a key, token or password, be it amid JSON or in an address."""
-    return bool(_SECRET.search(setting))
+    return bool(_SECRET.search(setting)) and not _SWITCH.search(setting)
 
 
 def shown(setting: str) -> str:

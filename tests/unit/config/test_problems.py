@@ -194,6 +194,13 @@ def test_what_is_no_secret_is_shown() -> None:
     assert all(override in said for override in overrides)
 
 
+def test_a_switch_is_no_secret() -> None:
+    overrides = ["option.smoothquant_per_token=True", "option.password=true1"]
+    said = "".join(map(str, read_config(overrides=["option.llm_engine=trtllm", *overrides], environ={}).problems))
+    assert "option.smoothquant_per_token=True: " in said
+    assert "true1" not in said
+
+
 @pytest.mark.parametrize("url", ["http://h:http/v1", "http://h:65536/v1", "http://h:0/v1", "http://[::1/v1", "h:80/v1"])
 def test_an_address_that_is_none_is_refused_before_the_start(url: str) -> None:
     read = read_config(overrides=["option.llm_engine=openai", f"option.base_url={url}"], environ={})
