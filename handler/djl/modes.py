@@ -222,7 +222,8 @@ class Async:
             _, value = await self._adapters.answer(inputs, what)
             return output(self._writer.piece(dumps(value), last=True), _JSON)
         except Exception as bug:  # djl_python's own answer could not be read
-            return output(self._writer.failure(FRONT_END.whole(serving_error(bug))), _JSON)
+            error = serving_error(bug)
+            return output(self._writer.failure(FRONT_END.whole(error), error), _JSON)
 
     def _open(self, item: Item) -> None:
         try:

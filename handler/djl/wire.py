@@ -156,24 +156,29 @@ class PieceWriter:
     def value(self, piece: Piece) -> bytes:
         """What Java reads of one request."""
         if piece.first and piece.task.error is not None:
-            return self.failure(HttpResponse(piece.task.status, piece.task.content_type, piece.data))
+            answer = HttpResponse(piece.task.status, piece.task.content_type, piece.data)
+            return self.failure(answer, piece.task.error)
         return self.piece(piece.data, last=piece.last)
 
     def piece(self, data: bytes, *, last: bool) -> bytes:
         end = self._last if last else self._more
         return b"".join((self._map, self._version.length.pack(len(data)), data, end))
 
-    def failure(self, answer: HttpResponse) -> bytes:
-        """Nothing was sent of this request: its HTTP status can still be its own."""
+    def failure(self, answer: HttpResponse, failed: ServingError) -> bytes:
+        """Nothing was sent of this request: its HTTP status can still be its own.
+
+        Args:
+            failed: why; its message is the reason phrase of dialects whose body has no `error`.
+        """
         if answer.status < 400:  # some dialects tell errors under 200
             return self.piece(answer.body, last=True)
         event = answer.body.startswith(b"data:")
         body = answer.body.removeprefix(b"data:").strip() if event else answer.body
         value = json.loads(body)
-        error = value["error"]
+        error = value.get("error", failed.message)
         reason = one_line(error["message"] if isinstance(error, dict) else error)  # OpenAI has an object
         if self._version.json_errors:  # Java looks for the status in the body; the reason phrase is what that says
-            as_it_is = "code" in value and reason == value["error"]
+            as_it_is = "code" in value and reason == error
             text = body.decode() if as_it_is else json.dumps({**value, "code": answer.status, "error": reason})
             return dumps({"data": text, "last": True})
         fields = {"data": "", "last": "true", "code": str(answer.status), "error": reason}

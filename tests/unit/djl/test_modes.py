@@ -11,6 +11,9 @@ from typing import Any, NoReturn
 
 import pytest
 
+from handler.core.errors import InvalidParameter
+from handler.protocols.kernel.base import ServerContext
+from handler.protocols.registry import dialects
 from handler.scheduler.lora.registry import AdapterRegistry
 from tests.doubles import djl_python
 from tests.doubles.djl_python import Connection, Output
@@ -93,6 +96,17 @@ def test_a_bug_in_async_mode_is_answered(modes: Any, monkeypatch: pytest.MonkeyP
     assert b"internal error: RuntimeError" in failure
     assert failure.count(b"\0\0\0\3two") == 1
     assert not bench.model.driver.sinks
+
+
+@pytest.mark.parametrize("json_errors", [False, True])
+@pytest.mark.parametrize("name", dialects())
+def test_java_gets_a_failure_of_every_dialect(modes: Any, name: str, json_errors: bool) -> None:
+    """In a rolling batch, one that cannot be written would fail the requests of others too."""
+    dialect = dialects()[name]
+    writer = sys.modules["handler.djl.wire"].PieceWriter(modes.installed_version()._replace(json_errors=json_errors))
+    error = InvalidParameter("top_k=0: must be at least 1")
+    for format in (dialect.errors, dialect.errors_of(None, ServerContext("echo"))):
+        assert b"top_k=0: must be at least 1" in writer.failure(format.whole(error), error)
 
 
 def test_in_async_mode_a_request_is_open_until_its_last_piece_is_written(modes: Any) -> None:
