@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MOST = 1 << 22  # bytes of an event
 
 
@@ -24,6 +25,7 @@ class EventReader:
         self._data: list[bytes] = []
         self._comments: list[bytes] = []
         self._size = 0  # bytes of the event so far, in whole lines
+        self._mark = _BYTE_ORDER_MARK  # with which the first line may begin
 
     def feed(self, data: bytes) -> list[Event]:
         """Return the events that end in `data`.
@@ -48,7 +50,7 @@ class EventReader:
         events = []
         for line in lines:
             self._size += len(line) + 1
-            line = line.removesuffix(b"\r")
+            line, self._mark = line.removesuffix(b"\r").removeprefix(self._mark), b""
             if not line:
                 if self._data or self._name:
                     events.append(Event(self._name, b"\n".join(self._data), b" ".join(self._comments)))

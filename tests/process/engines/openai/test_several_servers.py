@@ -320,3 +320,9 @@ def test_a_line_in_small_pieces_costs_what_a_line_costs() -> None:
         return time.process_time() - began
 
     assert cost(2_000_000) < 8 * cost(500_000) + 0.05
+
+
+@pytest.mark.parametrize("cut", range(12))
+def test_a_byte_order_mark_costs_no_event(cut: int) -> None:
+    reader, stream = EventReader(), b"\xef\xbb\xbfdata: a\n\ndata: b\n\n"
+    assert [one.data for part in (stream[:cut], stream[cut:]) for one in reader.feed(part)] == [b"a", b"b"]
