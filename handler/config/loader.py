@@ -158,9 +158,13 @@ def _engine_options(engine: str, chosen: Mapping[str, _Chosen], problems: list[P
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _without_effect(chosen: Iterable[_Chosen], engine: str, problems: list[Problem], *, java: bool) -> tuple[str, ...]:
+def _without_effect(
+    chosen: Collection[_Chosen], engine: str, problems: list[Problem], *, java: bool
+) -> tuple[str, ...]:
     """Warn of options without effect here; those of other engines that cannot be ignored are problems."""
     idle: dict[str, list[str]] = {}
+    is_named = named_engine((setting for _, setting in chosen), "")
+    by_default = "" if is_named else ", as option.llm_engine names none"
     for option, setting in chosen:
         has_field = option.field is not None or option.argument
         if (java and option.of_java) or (has_field and (not option.engines or engine in option.engines)):
@@ -180,7 +184,7 @@ def _without_effect(chosen: Iterable[_Chosen], engine: str, problems: list[Probl
                 problems.append(_wrong_value(option, setting, refusals[0]))
             elif engine and not why:
                 names = " and ".join(name for option in options for name in option.engines)
-                message = f"{setting.key} is for {names}; the engine here is {engine}"
+                message = f"{setting.key} is for {names}; the engine here is {engine}{by_default}"
                 problems.append(Problem(setting.origin, option.key, message))
         if why:
             idle.setdefault(why, []).append(f"{setting.key} ({setting.origin})")

@@ -194,6 +194,12 @@ def test_what_is_no_secret_is_shown() -> None:
     assert all(override in said for override in overrides)
 
 
+def test_an_engine_that_nothing_names_is_told_as_such() -> None:
+    reading = read_config(overrides=["option.max_loras=2"], environ={})
+    told = "option.max_loras is for vllm and trtllm; the engine here is openvino, as option.llm_engine names none"
+    assert told in str(reading.problems[0])
+
+
 def test_a_switch_is_no_secret() -> None:
     overrides = ["option.smoothquant_per_token=True", "option.password=true1"]
     said = "".join(map(str, read_config(overrides=["option.llm_engine=trtllm", *overrides], environ={}).problems))
