@@ -149,7 +149,7 @@ def answer(name: str, engine: str) -> str:
 @pytest.mark.parametrize("page", ["lmi", "tgi", "aws-vllm"])
 def test_the_documents_are_up_to_date(page: str) -> None:
     path = DOCUMENTS / f"{page}.md"
-    assert path.read_text() == render()[path]
+    assert path.read_text() == render()[path], "`python -m tests.unit.config.test_migrating_document` writes it"
 
 
 def test_every_refusal_is_in_the_documents() -> None:

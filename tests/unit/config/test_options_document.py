@@ -61,7 +61,7 @@ def _linked(text: str) -> str:
 
 
 def test_the_document_is_up_to_date() -> None:
-    assert DOCUMENT.read_text() == render()
+    assert DOCUMENT.read_text() == render(), "`python -m tests.unit.config.test_options_document` writes it"
 
 
 if __name__ == "__main__":

@@ -180,14 +180,17 @@ def _joined(values: dict[str, dict[str, None]], names: Iterable[str]) -> list[st
     return list(dict.fromkeys(value for name in names for value in values[name]))
 
 
+WRITTEN = "`python -m tests.unit.protocols.test_wire_document` writes it"
+
+
 def test_the_document_is_up_to_date() -> None:
-    assert DOCUMENT.read_text() == render(DOCUMENT.read_text())
+    assert DOCUMENT.read_text() == render(DOCUMENT.read_text()), WRITTEN
 
 
 @pytest.mark.parametrize("page", pages())
 def test_the_fields_of_answers_are_up_to_date(page: str) -> None:
     text = (DOCUMENTS / page).read_text()
-    assert text == fill(text, "fields", answers(pages()[page]))
+    assert text == fill(text, "fields", answers(pages()[page])), WRITTEN
 
 
 def test_every_dialect_has_its_row_and_every_page_is_linked() -> None:
