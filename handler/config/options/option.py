@@ -74,7 +74,7 @@ def declared(table: type) -> tuple[Option, ...]:
 _SECRET = re.compile(r"(?i)(\b|_)(token|api_?keys?|password|secret)[\"']?\s*[:=]|\bhf_[a-z0-9]{8}|://[^/\s]*@")
 _SWITCH = re.compile(r"(?i)^[\w.-]+=\s*(true|false)\s*$")  # smoothquant_per_token=true
 _HOST = re.compile(r"(\*|[a-z0-9_.-]+(:[0-9]+)?|\[[0-9a-f]*:[0-9a-f:.]*\](:[0-9]+)?)")
-MAX_MEDIA = 1000
+_LARGEST_MAX_MEDIA = 1000
 """The largest number of media of a kind that a request may be allowed."""
 _NOT_SERVED = " and ".join([kind for kind in ("audio", "video") if kind not in MEDIA])
 _MOST_SHOWN = 400  # characters
@@ -244,7 +244,7 @@ class MediaLimits:
         if any(value not in (0, "0") for name, value in given.items() if name not in MEDIA):
             raise ValueError(f"must be a number of {ALL_MEDIA}, as image=4: {_NOT_SERVED} are not served")
         try:
-            return {name: integer(0, MAX_MEDIA)(str(value)) for name, value in given.items()}
+            return {name: integer(0, _LARGEST_MAX_MEDIA)(str(value)) for name, value in given.items()}
         except ValueError as error:
             raise ValueError(f"{ALL_MEDIA}: {error}") from None
 

@@ -17,7 +17,7 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Request, Task, Token
 from handler.protocols.kernel.json_schema import Count, NotRequired
 
-MAX_MEDIA = 32
+DEFAULT_MAX_MEDIA = 32
 """Media of one kind in a request, where option.limit_mm_per_prompt names no number."""
 
 

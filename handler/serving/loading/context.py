@@ -9,7 +9,7 @@ from handler.core.media import MEDIA
 from handler.engines.base import NO_MEDIA
 from handler.engines.process.engine_loop import Spec
 from handler.protocols.assistant.template import check_defaults
-from handler.protocols.kernel.base import MAX_MEDIA, ServerContext
+from handler.protocols.kernel.base import DEFAULT_MAX_MEDIA, ServerContext
 from handler.scheduler.lora.registry import AdapterRegistry
 from handler.serving.media.kinds import missing_packages
 
@@ -20,7 +20,7 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
     names = (config.model_name, config.model_id, *(config.served_model_name or ()))
     options = {**config.engine_options, **config.engine_options.get("engine_args", {})}
     most = options.get("limit_mm_per_prompt", {})
-    max_media = {kind: most.get(kind, MAX_MEDIA) for kind in MEDIA}
+    max_media = {kind: most.get(kind, DEFAULT_MAX_MEDIA) for kind in MEDIA}
     return ServerContext(
         engine=spec.engine,
         config=config,

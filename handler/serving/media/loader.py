@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_MEDIA = 1024  # of all requests, that are fetched and decoded, or wait for that
+MAX_MEDIA_LOADING = 1024  # of all requests, that are fetched and decoded, or wait for that
 MAX_MEMORY = 1 << 30  # bytes of files and decoded data of all requests, until they end
 _SPARE_MEDIA, _FEW_MEDIA = 1024, 4  # beyond that, for requests with few media
 _SPARE_MEMORY, _LITTLE_MEMORY = 1 << 28, 1 << 25  # bytes beyond that, for requests that need little
@@ -104,7 +104,7 @@ class MediaLoader:
         full = f"{ALL_MEDIA} of other requests take all the memory that there is for them"
         self.memory = Quota(MAX_MEMORY, _SPARE_MEMORY, _LITTLE_MEMORY, full)
         many = f"too many {ALL_MEDIA} of other requests are being loaded"
-        self._waiting = Quota(MAX_MEDIA, _SPARE_MEDIA, _FEW_MEDIA, many)
+        self._waiting = Quota(MAX_MEDIA_LOADING, _SPARE_MEDIA, _FEW_MEDIA, many)
         self._processes = {
             kind: Sandbox(decoder.make, Purpose(MEDIA[kind], "are decoded")) for kind, decoder in DECODERS.items()
         }

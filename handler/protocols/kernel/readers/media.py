@@ -8,7 +8,7 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.media import MEDIA, MediaSource
-from handler.protocols.kernel.base import MAX_MEDIA, ServerContext
+from handler.protocols.kernel.base import DEFAULT_MAX_MEDIA, ServerContext
 
 _SCHEMES = ("http", "https", "file")
 _MAX_URL = 8192  # characters, but for data URLs
@@ -79,6 +79,6 @@ def read_base64(kind: str, text: Any, name: str, *, start: int = 0) -> MediaSour
 def check_number(media: list[MediaSource], context: ServerContext) -> None:
     """Raise InvalidPayload, naming the first medium too many of a kind."""
     for kind, several in MEDIA.items():
-        most = context.max_media.get(kind, MAX_MEDIA)
+        most = context.max_media.get(kind, DEFAULT_MAX_MEDIA)
         if more := [source.name for source in media if source.kind == kind][most:]:
             raise InvalidPayload(f"{more[0]}: a request may have {most} {several} (option.limit_mm_per_prompt)")
