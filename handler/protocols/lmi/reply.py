@@ -63,17 +63,8 @@ class ResponseFormat(Protocol):
         It adds each token's part of the whole text to `texts`, so that the token's index is their number.
         """
 
-    def last_chunk(
-        self,
-        token: Token,
-        index: int,
-        text: str,
-        end: StreamEnd | None,
-        *,
-        tops: bool = False,
-        outputs: TensorValues | None = None,
-    ) -> Mapping[str, object]:
-        """Render the last line of a stream, with details where `end` is given."""
+    def last_chunk(self, chunk: Any, text: str, end: StreamEnd | None) -> Mapping[str, object]:
+        """Make the last line of a stream from its chunk, with details where `end` is given."""
 
     def document(self, text: str, output: WholeOutput | None, outputs: TensorValues | None = None) -> object:
         """Render a whole answer, with details where `output` is given."""
@@ -135,8 +126,8 @@ class StreamReply(TokenStream):
         end = (
             StreamEnd(request, finish, num_tokens, self._num_prompt_tokens, self._prefill) if request.details else None
         )
-        values = self._values(token)
-        return self._encode(self._format.last_chunk(token, num_tokens, text, end, tops=self._tops, outputs=values))
+        chunk = self._format.chunk(token, num_tokens, tops=self._tops, outputs=self._values(token))
+        return self._encode(self._format.last_chunk(chunk, text, end))
 
     def _encode(self, line: Mapping[str, object]) -> bytes:
         return self._framing.encode(line if self._change is None else self._change(line))

@@ -52,17 +52,8 @@ class LmiFormat:
 
         return line
 
-    def last_chunk(
-        self,
-        token: Token,
-        index: int,
-        text: str,
-        end: StreamEnd | None,
-        *,
-        tops: bool = False,
-        outputs: TensorValues | None = None,
-    ) -> LmiLine:
-        line: LmiLine = {**self.chunk(token, index, tops=tops, outputs=outputs), "generated_text": text}
+    def last_chunk(self, chunk: LmiLine, text: str, end: StreamEnd | None) -> LmiLine:
+        line: LmiLine = {**chunk, "generated_text": text}
         if end is not None:
             line["details"] = self._stream_details(end)
         return line

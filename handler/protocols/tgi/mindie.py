@@ -113,20 +113,8 @@ class Mindie(Schema):
 
         return line
 
-    def last_chunk(
-        self,
-        token: Token,
-        index: int,
-        text: str,
-        end: StreamEnd | None,
-        *,
-        tops: bool = False,
-        outputs: TensorValues | None = None,
-    ) -> MindieEvent:
-        event = self.chunk(token, index)
-        event["generated_text"] = text
-        event["details"] = None if end is None else _stream_details(end)
-        return event
+    def last_chunk(self, chunk: MindieEvent, text: str, end: StreamEnd | None) -> MindieEvent:
+        return {**chunk, "generated_text": text, "details": None if end is None else _stream_details(end)}
 
     def document(self, text: str, output: WholeOutput | None, outputs: TensorValues | None = None) -> MindieAnswer:
         return {"generated_text": text} if output is None else {"details": _details(output), "generated_text": text}

@@ -51,20 +51,8 @@ class TgiFormat:
 
         return line
 
-    def last_chunk(
-        self,
-        token: Token,
-        index: int,
-        text: str,
-        end: StreamEnd | None,
-        *,
-        tops: bool = False,
-        outputs: TensorValues | None = None,
-    ) -> TgiEvent:
-        event = self.chunk(token, index, tops=tops, outputs=outputs)
-        event["generated_text"] = text
-        event["details"] = None if end is None else self._stream_details(end)
-        return event
+    def last_chunk(self, chunk: TgiEvent, text: str, end: StreamEnd | None) -> TgiEvent:
+        return {**chunk, "generated_text": text, "details": None if end is None else self._stream_details(end)}
 
     def _stream_details(self, end: StreamEnd) -> TgiStreamDetails:
         """Render details without the prompt: aiohttp's clients read lines of at most 128 KiB."""
