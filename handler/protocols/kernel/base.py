@@ -195,12 +195,10 @@ class FrontEndErrors(ErrorFormat):
     statuses = MappingProxyType({InvalidPayload: 424, InvalidParameter: 424, TooLong: 424})
 
     def body(self, error: ServingError) -> Any:
-        return self.front_end(error)
-
-    def front_end(self, error: ServingError) -> FrontEndError:
         """Render an error as the front end renders a request that it turns away."""
         message = error.message
-        return {"code": self.status(error), "type": error.type, "message": message, "error": message}
+        body: FrontEndError = {"code": self.status(error), "type": error.type, "message": message, "error": message}
+        return body
 
 
 FRONT_END = FrontEndErrors()

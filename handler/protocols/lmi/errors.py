@@ -27,7 +27,8 @@ class LmiErrors(FrontEndErrors):
         if isinstance(error, InvalidPayload):
             return {"error": error.message, "code": status}
         if status != 424:
-            return self.front_end(error)
+            refusal: FrontEndError = super().body(error)
+            return refusal
         return {
             "generated_text": "",
             "details": {"finish_reason": "error", "generated_tokens": None, "inputs": None, "tokens": None},
@@ -55,7 +56,7 @@ class BatchErrors(FrontEndErrors):
     """LMI's dynamic batch."""
 
     def body(self, error: ServingError) -> BatchError:
-        return self.tail(error) if self.status(error) == 424 else self.front_end(error)
+        return self.tail(error) if self.status(error) == 424 else super().body(error)
 
     def tail(self, error: ServingError) -> BatchFailure:
         return {"code": self.status(error), "message": "invoke handler failure", "error": error.message}
@@ -66,4 +67,4 @@ class EmbeddingErrors(FrontEndErrors):
 
     def body(self, error: ServingError) -> LmiPayloadError | FrontEndError:
         status = self.status(error)
-        return {"error": error.message, "code": status} if status == 424 else self.front_end(error)
+        return {"error": error.message, "code": status} if status == 424 else super().body(error)
