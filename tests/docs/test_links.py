@@ -92,7 +92,7 @@ def test_a_newcomer_finds(task: str) -> None:
         ("Metrics, logs and traces", "metrics-logs-and-traces"),
         ("0.28 with `option.rolling_batch=trtllm`", "028-with-optionrolling_batchtrtllm"),
         ("Where does it go?", "where-does-it-go"),
-        ("Clients' guides", "clients-guides"),
+        ("Clients' schemas and grammars", "clients-schemas-and-grammars"),
         ("A – B", "a--b"),
     ],
 )

@@ -66,7 +66,7 @@ def _parser(known: Collection[str], vllm: Collection[str], remedy: str) -> Calla
 
 
 _NO_TOOLS = "leave the option out, and send tools with tool_choice 'required' or a tool's name, or set option.tool_parser_plugin"
-_NO_REASONING = "leave the option out, and the model's thoughts stay in the text"
+_NO_REASONING = "leave the option out, and the model's reasoning stays in the text"
 
 
 BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
@@ -130,7 +130,7 @@ class Options:
     enable_force_include_usage: bool = option(_switch, False, "every streamed chat and completion ends with its token counts, as with stream_options.include_usage")
     tool_call_parser: str = option(_parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of the model's tool calls; auto: by its chat template")
     tool_parser_plugin: str | None = option(string, None, "a Python file with a parser of tool calls of one's own (models.md), relative to serving.properties, else to the working directory")
-    reasoning_parser: str | None = option(_parser(REASONING_PARSERS, VLLM_REASONING_PARSERS, _NO_REASONING), None, "family of the model's thoughts, which chats then show apart from the text (documents: wire/reasoning); auto: by the chat template; by default they stay in the text, as in vLLM and LMI")
+    reasoning_parser: str | None = option(_parser(REASONING_PARSERS, VLLM_REASONING_PARSERS, _NO_REASONING), None, "family of the model's reasoning, which chats then show apart from the text (documents: wire/reasoning); auto: by the chat template; by default it stays in the text, as in vLLM and LMI")
     chat_template: str | None = option(string, None, "a chat template in place of the model's own: its text, or a file (relative to serving.properties, else to the working directory)")
     default_chat_template_kwargs: Mapping[str, Any] | None = option(json_object, None, "arguments of the chat template for requests that do not set them: {\"enable_thinking\": false}")
     unknown_parameters: str = option(one_of("report", "refuse"), "report", "unknown parameters: report them in x-lmi-ignored-parameters, or refuse the request")

@@ -8,7 +8,7 @@ _VLLM = ("vllm",)
 
 
 VLLM = (
-    Option("option.guided_decoding", "guided_decoding", boolean, True, "accept guides (schemas, expressions, grammars) from clients; each is checked in a process of its own before the engine gets it (documents: vllm)", engines=_VLLM),
+    Option("option.guided_decoding", "guided_decoding", boolean, True, "accept structured output (schemas, expressions, grammars) from clients; each is checked in a process of its own before the engine gets it (documents: vllm)", engines=_VLLM),
     Option("option.gpu_memory_utilization", "gpu_memory_utilization", number(0.01, 1), None, "share of a GPU's memory that weights and KV cache may take (vLLM: 0.9 or so)", engines=_VLLM),
     Option("option.enforce_eager", "enforce_eager", boolean, None, "no CUDA graphs and no compilation: starts sooner, runs slower", engines=_VLLM),
     Option("option.load_format", "load_format", string, None, "format of the weights: auto, safetensors, dummy, runai_streamer, ...", engines=_VLLM),

@@ -187,7 +187,7 @@ class OpenVino:
             if begin is None:  # cancelled
                 continue
             if error:
-                step.others.append(failed(key, f"the guide cannot be followed: {error}"))
+                step.others.append(failed(key, f"the schema or grammar cannot be followed: {error}"))
             else:
                 begin()
 

@@ -26,7 +26,7 @@ def _structured_output(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any
     if sampling.structured_output is None:
         return {}
     if sampling.num_beams > 1 or sampling.ignore_eos or sampling.min_new_tokens:
-        raise ValueError("a guide excludes num_beams > 1, ignore_eos and a least length")
+        raise ValueError("structured output excludes num_beams > 1, ignore_eos and a minimum length")
     return {"structured_output_config": genai.StructuredOutputConfig(**genai_arguments(sampling.structured_output))}
 
 

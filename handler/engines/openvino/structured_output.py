@@ -77,7 +77,7 @@ def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:
             tag = json.loads(structured_output.value)
             tag["format"] = with_schemas(tag["format"], _own_grammar)
             return {"structural_tags_config": json.dumps(tag, ensure_ascii=False)}
-    raise ValueError(f"OpenVINO GenAI has no guide of the kind {structured_output.kind!r}")
+    raise ValueError(f"OpenVINO GenAI has no structured output of the kind {structured_output.kind!r}")
 
 
 def _grammar(schema: Any) -> str | None:
@@ -179,7 +179,7 @@ class OpenVinoCheck:
             ValueError: GenAI cannot follow it.
         """
         if not self._eos:
-            raise ValueError("the model names no end token, which a guide needs")
+            raise ValueError("the model names no end token, which structured output needs")
         try:
             # `step` would keep the GIL.
             self._blank_pipeline().generate([self._prompt()], [self._config(structured_output, 0, max_new_tokens=1)])

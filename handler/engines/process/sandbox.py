@@ -52,7 +52,7 @@ class MemoryLimitExceeded(LimitExceeded):
 
 
 class Purpose(NamedTuple):
-    """Words for messages: the subject ("guides"), the verb ("are tried"), and a remedy where there is no process."""
+    """Words for messages: the subject ("large request bodies"), the verb ("are read"), and a remedy."""
 
     subject: str
     verb: str

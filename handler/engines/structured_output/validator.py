@@ -40,9 +40,12 @@ _MAX_SECONDS = 30.0
 
 _RESTART_BYTES = 512 << 20  # kept in an engine; it is restarted above this as soon as it is idle
 _MAX_BYTES = 1 << 30  # kept in an engine; above this it gets no new texts
-_NO_SPACE = f"guides: the engine keeps {_MAX_BYTES >> 20} MiB of them already; it takes new ones when it has been idle"
+_NO_SPACE = (
+    f"structured output: the engine already keeps {_MAX_BYTES >> 20} MiB of schemas and grammars; "
+    "it takes new ones when it has been idle"
+)
 
-_PURPOSE = Purpose("guides", "are tried", " (option.guide_timeout=0 has them taken as they are)")
+_PURPOSE = Purpose("schemas and grammars", "are tried", " (option.guide_timeout=0 has them taken as they are)")
 _REASON_CHARACTERS = 300
 _PLACE = re.compile(r"\[[\d:]+\] \S+:\d+: ")  # time and source line in xgrammar's messages
 
@@ -205,7 +208,7 @@ class StructuredOutputValidator:
                 if isinstance(error, TooBusy) and number + 1 < len(self._lanes):  # which has more patience
                     self._enter(number + 1, waiting)
                 else:
-                    self._settle(subject, Unavailable(f"guides: {client_words(str(error))}"))
+                    self._settle(subject, Unavailable(f"structured output: {client_words(str(error))}"))
             except Exception as error:  # a bug: it ends this check, not the lane
                 self._settle(subject, serving_error(error))
 
@@ -218,7 +221,7 @@ class StructuredOutputValidator:
     def _enter(self, number: int, waiting: _Waiting) -> None:
         refused = self._lanes[number].waiting.put(sort(waiting.subject), waiting)
         if refused is not None:
-            self._settle(refused.subject, Unavailable("too many guides are to be tried at once"))
+            self._settle(refused.subject, Unavailable("too many new schemas or grammars at once"))
 
     def _settle(self, subject: StructuredOutput, outcome: Verdict | ServingError) -> None:
         with self._lock:
@@ -282,7 +285,7 @@ class _Kept:
 
 
 def _stopping() -> Unavailable:
-    return Unavailable("guides: the server is stopping")
+    return Unavailable("structured output: the server is stopping")
 
 
 def _make_work(make: Callable[[], StructuredOutputCheck]) -> Work | Prepared:

@@ -156,7 +156,7 @@ def guided_decoding_arguments(structured_output: StructuredOutput) -> dict[str, 
         case "choice":  # as a regular expression: it has no choices
             choices = json.loads(structured_output.value)
             return {"regex": f"({'|'.join(_SPECIAL.sub(_ESCAPED, choice) for choice in choices)})"}
-    raise ValueError(f"TensorRT-LLM has no guide of the kind {structured_output.kind!r}")
+    raise ValueError(f"TensorRT-LLM has no structured output of the kind {structured_output.kind!r}")
 
 
 _DRAWN: Mapping[str, Rule] = {
@@ -232,8 +232,12 @@ def _check(sampling: Sampling, model: Model) -> None:
         _require(sampling.num_beams <= width, f"num_beams must be at most {width} (option.max_beam_width)")
         _require(0 <= sampling.length_penalty < math.inf, "length_penalty must be at least 0 with TensorRT-LLM")
     if sampling.structured_output is not None:
-        _require(not sampling.ignore_eos, "ignore_eos and a guide exclude each other: after its end nothing may come")
-        _require(not sampling.min_new_tokens, "a least length and a guide exclude each other: it says when the end is")
+        _require(
+            not sampling.ignore_eos, "ignore_eos and structured output exclude each other: nothing may follow its end"
+        )
+        _require(
+            not sampling.min_new_tokens, "a minimum length and structured output exclude each other: it decides the end"
+        )
     if _by_tokenizer(sampling) and sampling.ignore_eos:
         # TensorRT-LLM would add the model's further EOS ids to the stop ids.
         _require(

@@ -94,7 +94,7 @@ class Vllm:
         try:
             warm_up(self, id, Sampling(max_new_tokens=2, structured_output=StructuredOutput("json_object", "")))
         except (RuntimeError, ValueError) as error:
-            print(f"guides cannot be followed with this model: {error}", file=sys.stderr, flush=True)
+            print(f"structured output cannot be used with this model: {error}", file=sys.stderr, flush=True)
 
     def interrupt_on(self, fd: int) -> bool:
         if not hasattr(self._core, "interrupt_on"):

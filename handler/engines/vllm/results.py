@@ -118,7 +118,7 @@ def _output(pending: Pending, output: Any) -> Output | None:
     ids = list(output.new_token_ids)
     finish = _finish(output, pending.stops)
     if finish is Finish.ERROR:
-        why = "perhaps no token was left by its guide or by what it forbids"
+        why = "perhaps its schema or grammar, or what it forbids, left no token"
         return Output(pending.key, (), (), finish, error=f"vLLM ended it as {output.finish_reason!s}; {why}")
     if not ids and finish is None:
         return None

@@ -104,7 +104,7 @@ def run(checks: StructuredOutputValidator | None, story: Any, *options: str) -> 
         config = read_config(overrides=["option.llm_engine=echo", *options], environ={}).checked()
         with pytest.MonkeyPatch.context() as patch:
             if checks is None:
-                assert make_validator(engine_spec(config)) is None, "echo has no guides"
+                assert make_validator(engine_spec(config)) is None, "echo has no structured output"
             else:
                 context = schema_context
                 patch.setattr(loading, "make_validator", lambda spec, engine: checks)

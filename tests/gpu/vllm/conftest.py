@@ -22,5 +22,7 @@ def server(hf_demo: Path) -> Iterator[LiveServer]:
     """vLLM behind the embedded server, ready, also to try guides."""
     with serve(str(hf_demo), *SMALL) as found:
         found.wait_ready(170)
-        wait_for(lambda: "guides are tried by process" in found.log, 60, "guides cannot be tried")
+        wait_for(
+            lambda: "schemas and grammars are tried by process" in found.log, 60, "schemas and grammars cannot be tried"
+        )
         yield found

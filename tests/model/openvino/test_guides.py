@@ -129,7 +129,7 @@ def test_a_grammar_of_many_loops_is_followed(trial: OpenVinoCheck) -> None:
 
 
 def test_a_kind_that_is_none_is_no_guide() -> None:
-    with pytest.raises(ValueError, match="no guide of the kind 'lark'"):
+    with pytest.raises(ValueError, match="no structured output of the kind 'lark'"):
         genai_arguments(StructuredOutput("lark", ""))
 
 
@@ -258,7 +258,7 @@ def test_a_guided_prompt_can_be_scored_too(engine: OpenVino) -> None:
 
 @pytest.mark.parametrize("beside", [{"num_beams": 2}, {"ignore_eos": True}, {"min_new_tokens": 3}], ids=json.dumps)
 def test_what_a_guide_excludes_is_refused(engine: OpenVino, beside: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="a guide excludes"):
+    with pytest.raises(ValueError, match="structured output excludes"):
         engine.add(EngineRequest(6, [1, 2, 3], Sampling(structured_output=SLOW, **beside)))
 
 

@@ -302,11 +302,11 @@ def test_replicas_that_keep_guides_are_replaced_in_time_and_get_no_more_than_the
             assert outcome(checks, f"keep 250 {n}") == ""
         assert engine.told == [0, 1], "each once"
         for _ in range(2):  # tried, then known
-            with pytest.raises(Unavailable, match="keeps 1024 MiB of them already"):
+            with pytest.raises(Unavailable, match="already keeps 1024 MiB"):
                 outcome(checks, "keep 250 more")
         assert outcome(checks, "keep 250 3") == outcome(checks, "fine") == outcome(checks, "keep 20") == ""
         engine.replica_restarts[0] += 1
-        with pytest.raises(Unavailable, match="keeps 1024 MiB of them already"):  # the other replica still does
+        with pytest.raises(Unavailable, match="already keeps 1024 MiB"):  # the other replica still does
             outcome(checks, "keep 250 more")
         engine.replica_restarts[1] += 1
         assert outcome(checks, "keep 250 more") == outcome(checks, "keep 250 0") == ""

@@ -24,7 +24,7 @@ NAMES = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "bad_sequences": "bad_words",
-    "structured_output": "guides: schema, object, expression, grammar, choice",
+    "structured_output": "structured output: schema, object, expression, grammar, choice",
     "prompt_logprobs": "prompt_logprobs, decoder_input_details",
     "return_context_logits": "outputs: context_logits",
     "return_generation_logits": "outputs: generation_logits",

@@ -160,13 +160,13 @@ def test_a_least_length_holds_back_stop_ids_by_our_own_look() -> None:
         ({"num_beams": 2, "length_penalty": -1.0}, "length_penalty must be at least 0"),
         (
             {"structured_output": StructuredOutput("regex", "a"), "ignore_eos": True},
-            "ignore_eos and a guide exclude each other",
+            "ignore_eos and structured output exclude each other",
         ),
         (
             {"structured_output": StructuredOutput("regex", "a"), "min_new_tokens": 1},
-            "a least length and a guide exclude each other",
+            "a minimum length and structured output exclude each other",
         ),
-        ({"structured_output": StructuredOutput("tree", "x")}, "no guide of the kind 'tree'"),
+        ({"structured_output": StructuredOutput("tree", "x")}, "no structured output of the kind 'tree'"),
     ],
 )
 def test_what_would_fail_late_is_refused_at_once(sampling: dict[str, Any], message: str) -> None:
