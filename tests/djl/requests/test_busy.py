@@ -20,7 +20,13 @@ MODES = {
     "async": {"option.async_mode": "true", "option.rolling_batch": "disable"},
 }
 PLACES = [(version, mode) for mode in MODES for version in versions(since="0.31" if mode == "async" else "0")]
+TRIES = 10
 BUSY = (status(503, "no room", "Retry-After: 7\r\nConnection: close\r\n"),)
+
+
+def commits_early(version: str) -> bool:
+    """Whether Java settles the status 0.1 s after a request has come, answered or not: on a busy machine it is 200."""
+    return version < "0.29"
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +50,12 @@ def test_busy_servers_are_told_by_the_status(upstream: Server, tmp_path: Path, v
         for stream in streams:
             body = {"inputs": "a", "stream": stream} if stream else {"inputs": "a"}
             upstream.always = BUSY
-            answer = server.post(body)
+            for _ in range(TRIES):
+                answer = server.post(body)
+                assert "the lmi server is busy: it answered 503" in answer.text
+                if answer.status_code == 503:
+                    break
+                assert commits_early(version), answer.text
             assert answer.status_code == 503, answer.text
-            assert "the lmi server is busy: it answered 503" in answer.text
             upstream.always = (HEAD + event(300, finish="length"),)
             assert server.post(body).status_code == 200, "the next one finds room"
