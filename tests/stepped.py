@@ -19,7 +19,7 @@ from handler.engines.echo.tokenizer import EchoTokenizer
 from handler.engines.process.supervisor import State
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
 from handler.serving.model import ServedModel
 from handler.serving.sessions import Sessions

@@ -30,7 +30,7 @@ from handler.djl.wire import (
     whole,
 )
 from handler.djl.worker_loop import WorkerLoop
-from handler.protocols.kernel.base import FRONT_END
+from handler.protocols.kernel.errors import FRONT_END
 from handler.serving.model import ServedModel
 from handler.serving.request_task import RequestTask
 

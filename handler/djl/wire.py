@@ -17,7 +17,8 @@ from handler.core.errors import ServingError
 from handler.core.framing import dumps
 from handler.djl.batches import Item, Piece
 from handler.djl.versions import MAX_FIELD, DjlVersion
-from handler.protocols.kernel.base import FRONT_END, HttpResponse, retry_headers
+from handler.protocols.kernel.errors import FRONT_END
+from handler.protocols.kernel.http_response import HttpResponse, retry_headers
 from handler.serving.preprocess import ignored_header
 from handler.serving.request_task import RequestTask
 

@@ -29,7 +29,7 @@ from handler.http.security.allowed_hosts import AllowedHosts
 from handler.http.security.api_keys import ApiKeys
 from handler.http.security.cors import Cors
 from handler.protocols import registry
-from handler.protocols.kernel.base import HttpResponse
+from handler.protocols.kernel.http_response import HttpResponse
 from handler.protocols.openapi.answers import (
     DescribedModel,
     ExecutionParameters,

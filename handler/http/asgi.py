@@ -12,7 +12,8 @@ from starlette.types import Receive, Scope, Send
 from handler.core.errors import MethodNotAllowed, TooLarge, TooSlow
 from handler.core.event_loop import start_now
 from handler.core.framing import dumps
-from handler.protocols.kernel.base import ErrorFormat, FrontEndError, HttpResponse, retry_headers
+from handler.protocols.kernel.errors import ErrorFormat, FrontEndError
+from handler.protocols.kernel.http_response import HttpResponse, retry_headers
 
 Headers = list[tuple[bytes, bytes]]
 Handle = Callable[[Scope, Receive, Send], Awaitable[None]]

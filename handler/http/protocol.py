@@ -11,7 +11,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from handler.core.errors import Unavailable
 from handler.http.exchange import EXCHANGE, Exchange
-from handler.protocols.kernel.base import FRONT_END, retry_headers
+from handler.protocols.kernel.errors import FRONT_END
+from handler.protocols.kernel.http_response import retry_headers
 
 HEAD_SECONDS = 60.0  # that request line and headers may take, and a new connection until they come
 LINGER_SECONDS = 2.0

@@ -27,7 +27,7 @@ from handler.http.security.allowed_hosts import AllowedHosts
 from handler.http.server import BACKLOG, Server, allow_connections, bind
 from handler.http.stop_signals import StopSignals
 from handler.plugins.functions import Formatters
-from handler.protocols.kernel.base import FRONT_END
+from handler.protocols.kernel.errors import FRONT_END
 from handler.protocols.openapi.answers import ModelState
 from handler.serving.host import running
 from handler.serving.loading.model_directory import model_formatters

@@ -8,7 +8,10 @@ from typing import Any
 from handler.core.errors import NotFound
 from handler.core.values import Task, Truncation
 from handler.protocols.anthropic.request import AnthropicCount, AnthropicMessages
-from handler.protocols.kernel.base import ErrorFormat, HttpResponse, ParsedRequest, Schema, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.http_response import HttpResponse
 from handler.protocols.lmi.chat import Chat
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
 from handler.protocols.lmi.embedding import LmiEmbedding

@@ -19,7 +19,8 @@ from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters
 from handler.protocols import registry
-from handler.protocols.kernel.base import Schema, ServerContext
+from handler.protocols.kernel.base import Schema
+from handler.protocols.kernel.context import ServerContext
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora.registry import AdapterHome
 from handler.scheduler.thinking import ThinkingEngine

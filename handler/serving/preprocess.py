@@ -27,7 +27,8 @@ from handler.engines.structured_output.validator import StructuredOutputValidato
 from handler.plugins.custom_request import CustomReader, FormatterTokenizer
 from handler.plugins.custom_response import with_formatter
 from handler.plugins.functions import Formatters
-from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.readers.adapters import merge_adapters, named_adapter, quote
 from handler.protocols.kernel.readers.body import decode, decode_text
 from handler.protocols.kernel.validation import check_task

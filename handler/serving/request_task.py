@@ -12,8 +12,9 @@ from handler.core.event_loop import Begun
 from handler.core.framing import JSON
 from handler.core.values import Delta, Finish
 from handler.plugins.formatter_thread import ThreadedReply
-from handler.protocols.kernel.base import Headers as ResponseHeaders
-from handler.protocols.kernel.base import HttpResponse, ParsedRequest, Reply, Schema
+from handler.protocols.kernel.base import ParsedRequest, Reply, Schema
+from handler.protocols.kernel.http_response import Headers as ResponseHeaders
+from handler.protocols.kernel.http_response import HttpResponse
 from handler.scheduler.active import Channel, TokenReceiver
 from handler.serving.admission import Admission
 from handler.serving.dynamic_batcher import DynamicBatcher

@@ -27,7 +27,9 @@ from handler.config.config import Config
 from handler.core.errors import BadRequest, ConfigError, Overloaded, Problem, ServingError
 from handler.core.framing import dumps
 from handler.plugins.api import Session
-from handler.protocols.kernel.base import ErrorFormat, Headers, ParsedRequest
+from handler.protocols.kernel.base import ParsedRequest
+from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.http_response import Headers
 from handler.protocols.kernel.readers.adapters import quote
 from handler.protocols.kernel.reply import PreparedDocument
 from handler.protocols.openapi.answers import SessionAnswer

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from handler.core.errors import BadRequest, InvalidPayload, NotFound, ServingError
 from handler.http.asgi import Endpoint, read_body, send_error, send_json
-from handler.protocols.kernel.base import FRONT_END
+from handler.protocols.kernel.errors import FRONT_END
 from handler.protocols.kernel.readers.body import decode
 from handler.protocols.openapi.answers import AdapterChange, Adapters, DescribedAdapter
 from handler.scheduler.lora.calls import AdapterCall, read_adapter_call, required

@@ -11,7 +11,8 @@ from handler.core.errors import GenerationFailed, ModelNotFound, ServingError
 from handler.http.asgi import Headers, read_body, send_answer, send_start
 from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.http.streaming import BodyWriter, WholeBody
-from handler.protocols.kernel.base import HttpResponse, ParsedRequest, Schema
+from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.http_response import HttpResponse
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import ignored_header
 from handler.serving.request_task import RequestTask

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from handler.core.framing import dumps
 from handler.http.asgi import Endpoint, Handle, Headers, send_answer, send_json
 from handler.http.routes.inference import Inference
-from handler.protocols.kernel.base import HttpResponse
+from handler.protocols.kernel.http_response import HttpResponse
 from handler.protocols.openapi.document import DocumentedRoute, document
 from handler.protocols.tgi.errors import UNHEALTHY
 from handler.serving.model import ServedModel

@@ -11,7 +11,7 @@ from handler import __version__
 from handler.core.values import Task
 from handler.http.asgi import Endpoint, send_answer, send_json
 from handler.http.routes.inference import Inference
-from handler.protocols.kernel.base import HttpResponse
+from handler.protocols.kernel.http_response import HttpResponse
 from handler.protocols.kernel.texts import MAX_TEXTS
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.tgi.answers import TgiInfo

@@ -11,7 +11,7 @@ from handler import __version__
 from handler.core.errors import ModelNotFound
 from handler.core.values import Task
 from handler.http.asgi import Endpoint, send_answer, send_json
-from handler.protocols.kernel.base import HttpResponse
+from handler.protocols.kernel.http_response import HttpResponse
 from handler.protocols.registry import TRITON_MODEL
 from handler.protocols.triton.answers import (
     TritonConfig,

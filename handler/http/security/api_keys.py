@@ -12,7 +12,8 @@ from starlette.types import Scope, Send
 from handler.core.errors import ServingError, Unauthorized
 from handler.http.asgi import Endpoint, send_answer
 from handler.http.routes.inference import Inference
-from handler.protocols.kernel.base import FRONT_END, HttpResponse
+from handler.protocols.kernel.errors import FRONT_END
+from handler.protocols.kernel.http_response import HttpResponse
 
 CHALLENGE = [(b"www-authenticate", b"Bearer")]
 

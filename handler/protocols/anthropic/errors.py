@@ -11,7 +11,7 @@ from typing import ClassVar
 from handler.core.errors import InvalidParameter, Overloaded, PromptTooLong, ServingError
 from handler.protocols.anthropic.answers import AnthropicError, AnthropicErrorDetail, AnthropicErrorDetails
 from handler.protocols.anthropic.words import in_own_words
-from handler.protocols.kernel.base import ErrorFormat
+from handler.protocols.kernel.errors import ErrorFormat
 
 
 class ThreadsUnsupported(InvalidParameter):

@@ -21,7 +21,8 @@ from handler.protocols.anthropic.response import MessageDocument, MessageStream,
 from handler.protocols.anthropic.thinking import THINKING, Thinking, read_effort, read_thinking, read_thoughts_kept
 from handler.protocols.anthropic.tools import TOOLS, read_choice, read_tools
 from handler.protocols.anthropic.words import in_own_words
-from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import Shape
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown

@@ -13,7 +13,7 @@ from handler.protocols.assistant.reasoning.parsing import ThinkingParser
 from handler.protocols.assistant.reasoning.request import Thinking
 from handler.protocols.assistant.tools.arguments import CheckedCalls
 from handler.protocols.assistant.tools.request import Tools
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 
 
 class AnswerReader:

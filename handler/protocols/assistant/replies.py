@@ -8,7 +8,7 @@ from typing import NamedTuple
 from handler.core.framing import SSE
 from handler.protocols.assistant.answer import AnswerForm, AnswerReader
 from handler.protocols.assistant.events import Event
-from handler.protocols.kernel.base import ErrorFormat
+from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.kernel.stream import TokenStream
 

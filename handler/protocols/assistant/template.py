@@ -11,7 +11,7 @@ from typing import Any
 from handler.config.config import Config
 from handler.core.errors import ConfigError, InvalidParameter
 from handler.core.values import TemplateOptions
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import accepts
 from handler.protocols.kernel.readers.values import boolean
 

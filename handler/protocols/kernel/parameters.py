@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter
 from handler.core.framing import FRAMINGS
 from handler.core.values import Sampling
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import accepts
 from handler.protocols.kernel.readers.adapters import named_adapter
 from handler.protocols.kernel.readers.structured_output import (

@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from handler.core.errors import ServingError
 from handler.core.framing import JSON_TEXTS, Framing, fill
 from handler.core.values import NO_TOKEN, Delta, Finish, Token
-from handler.protocols.kernel.base import ErrorFormat, Reply, TokenLine
+from handler.protocols.kernel.base import Reply, TokenLine
+from handler.protocols.kernel.errors import ErrorFormat
 
 
 class TokenStream(Reply, ABC):

@@ -7,7 +7,7 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import FieldNames, Pooling, Request, Truncation
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import COUNT, TEXT, Shape, accepts, listing
 from handler.protocols.kernel.parameters import PARAMETERS, Parameter, unsupported
 from handler.protocols.kernel.readers.values import boolean, integer

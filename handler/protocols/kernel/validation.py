@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import BY_HANDLER, SAMPLED, Request, Sampling, Task
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 
 _ONLY_WITH_BEAMS: Sequence[str] = ("length_penalty", "early_stopping")
 

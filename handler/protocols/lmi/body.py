@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import FLAG, TEXT, Shape, nullable
 from handler.protocols.kernel.parameters import REQUEST_FIELDS
 from handler.protocols.kernel.readers.adapters import ADAPTERS

@@ -10,7 +10,8 @@ from typing import Any
 
 from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.core.values import Adapter
-from handler.protocols.kernel.base import ParsedRequest, ServerContext
+from handler.protocols.kernel.base import ParsedRequest
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import NULL, Shape
 from handler.protocols.kernel.parameters import Parameter, Table
 from handler.protocols.kernel.readers.adapters import ADAPTERS, merge_adapters, read_adapters

@@ -7,7 +7,8 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON_TEXTS, JSONLINES, SLOT, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
-from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.readers.adapters import read_adapters
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply
 from handler.protocols.kernel.stream import TokenStream

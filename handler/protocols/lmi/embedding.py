@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidPayload
-from handler.protocols.kernel.base import ErrorFormat, ParsedRequest, ServerContext
+from handler.protocols.kernel.base import ParsedRequest
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.json_schema import Shape
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.reply import VectorReply, json_of

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import JSON, Framing
-from handler.protocols.kernel.base import FrontEndError, FrontEndErrors, HttpResponse
+from handler.protocols.kernel.errors import FrontEndError, FrontEndErrors
+from handler.protocols.kernel.http_response import HttpResponse
 from handler.protocols.lmi.answers import BatchError, BatchFailure, LmiError, LmiFailedLine, LmiPayloadError
 
 

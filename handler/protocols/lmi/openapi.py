@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handler.protocols.kernel.base import FrontEndError, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.errors import FrontEndError
 from handler.protocols.kernel.json_schema import TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.schema.description import (
     Description,

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 from handler.core.framing import NUMBER, Framing, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
-from handler.protocols.kernel.base import ErrorFormat, TokenLine
+from handler.protocols.kernel.base import TokenLine
+from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply, finish_of, rank_sequences
 from handler.protocols.kernel.stream import TokenStream
 from handler.protocols.tensors.outputs import Lines, OutputTensors, TensorValues, TokenRows, document

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import FRAMINGS, JSON, JSONLINES, Framing
 from handler.core.values import LMI_NAMES, Adapter, FieldNames, Request, Sampling, keep_last
-from handler.protocols.kernel.base import ParsedRequest, Reply, Schema, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Reply, Schema
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import ParsedParameters, read_all
 from handler.protocols.kernel.readers.adapters import merge_adapters, read_adapters
 from handler.protocols.kernel.validation import show

@@ -13,7 +13,9 @@ from handler.protocols.assistant.answer import answer_form
 from handler.protocols.assistant.template import read_template
 from handler.protocols.assistant.tools.prompt import lay_out
 from handler.protocols.assistant.tools.request import FIELDS, Tools, read_tools
-from handler.protocols.kernel.base import ErrorFormat, ParsedRequest, Schema, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.json_schema import Shape
 from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_all
 from handler.protocols.kernel.readers.body import report_unknown

@@ -10,7 +10,7 @@ from handler.core.framing import JSON, JSON_TEXTS, SLOT, SSE_DONE, Framing, temp
 from handler.core.values import Finish, Token
 from handler.protocols.assistant.answer import AnswerForm, AnswerReader
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
-from handler.protocols.kernel.base import ErrorFormat
+from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.openai.answers import (
     ChatLogprobs,

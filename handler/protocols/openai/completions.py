@@ -8,7 +8,8 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import Request, Sampling, keep_last
-from handler.protocols.kernel.base import ParsedRequest, Reply, Schema, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Reply, Schema
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import Shape
 from handler.protocols.kernel.parameters import read_all
 from handler.protocols.kernel.readers.body import report_unknown

@@ -9,7 +9,8 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.values import Pooling
-from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import Shape, accepts
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown

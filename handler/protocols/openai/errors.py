@@ -14,7 +14,7 @@ from handler.core.errors import (
     TooLong,
     Unauthorized,
 )
-from handler.protocols.kernel.base import ErrorFormat
+from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.openai.answers import OpenAiError
 
 _INVALID = "invalid_request_error"

@@ -9,7 +9,7 @@ from typing import Any
 from handler.core.errors import InvalidParameter, ModelNotFound
 from handler.core.values import Adapter, StructuredOutput
 from handler.protocols.assistant import template
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import TEXT, Shape, accepts, nullable
 from handler.protocols.kernel.parameters import MAX_TOP_TOKENS, PARAMETERS, Parameter, Table, named, unsupported
 from handler.protocols.kernel.readers.structured_output import (

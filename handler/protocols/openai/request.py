@@ -8,7 +8,8 @@ from typing import Any
 from handler.core.errors import InvalidParameter
 from handler.core.framing import KEEP_ALIVE
 from handler.core.values import FieldNames, Request
-from handler.protocols.kernel.base import ParsedRequest, ServerContext
+from handler.protocols.kernel.base import ParsedRequest
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import FLAG, Shape, accepts, nullable, schema_of_reader
 from handler.protocols.kernel.parameters import ParsedParameters
 from handler.protocols.kernel.validation import show

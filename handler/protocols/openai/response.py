@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from handler.core.framing import JSON, JSON_TEXTS, NUMBER, SLOT, SSE_DONE, Framing, template
 from handler.core.identifiers import new_digits
 from handler.core.values import Delta, Finish, Token
-from handler.protocols.kernel.base import ErrorFormat
+from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply
 from handler.protocols.kernel.stream import TokenStream
 from handler.protocols.openai.answers import AnswerHead, StreamUsage, TokenUsage

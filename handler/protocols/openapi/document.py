@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler import __version__
-from handler.protocols.kernel.base import FrontEndError, Schema, ServerContext
+from handler.protocols.kernel.base import Schema
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.errors import FrontEndError
 from handler.protocols.kernel.json_schema import TEXT, Shape, components_of, ref, schema_of_type
 from handler.protocols.kernel.schema.description import Description, Operation
 from handler.protocols.openapi import operations, sessions

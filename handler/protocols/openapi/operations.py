@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.errors import AdapterFailed, BadRequest, Conflict, NoRoom, NotFound, Unavailable
-from handler.protocols.kernel.base import FrontEndError
+from handler.protocols.kernel.errors import FrontEndError
 from handler.protocols.kernel.json_schema import COUNT, FLAG, TEXT, record
 from handler.protocols.kernel.schema.description import Answer, Operation
 from handler.protocols.openapi.answers import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from handler.core.errors import ServingError
-from handler.protocols.kernel.base import ErrorFormat
+from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.openai.errors import OpenAiErrors
 from handler.protocols.rerank.answers import RerankError
 

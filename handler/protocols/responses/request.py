@@ -13,7 +13,8 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON, dumps
 from handler.protocols.assistant.template import EFFORTS
-from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import Shape, nullable, record
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown

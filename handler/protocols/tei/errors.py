@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from handler.core.errors import InvalidParameter, InvalidPayload, NotJson, Overloaded, ServingError, TooLong
-from handler.protocols.kernel.base import ErrorFormat
+from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.texts import NoTexts, TooManyTexts
 from handler.protocols.tei.answers import TeiError, TeiErrorType
 

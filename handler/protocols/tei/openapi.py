@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import Shape, record
 from handler.protocols.kernel.schema.description import Description, RequestShape, parameters, request_shape
 from handler.protocols.tei.answers import TeiError, TeiPrediction, TeiRank, TeiVectors

@@ -8,7 +8,10 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.values import FieldNames, Pooling, Request, Truncation
-from handler.protocols.kernel.base import ErrorFormat, Headers, ParsedRequest, Schema, ServerContext, Timing
+from handler.protocols.kernel.base import ParsedRequest, Schema, Timing
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.http_response import Headers
 from handler.protocols.kernel.json_schema import Shape, listing, record
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown

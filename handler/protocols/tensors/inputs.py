@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import accepts, schema_of_reader
 from handler.protocols.kernel.parameters import PARAMETERS, SEVERAL, Parameter, Table, unsupported
 from handler.protocols.kernel.readers.adapters import numbered_adapter

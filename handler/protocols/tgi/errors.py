@@ -21,7 +21,8 @@ from handler.core.errors import (
 )
 from handler.core.framing import JSON, SSE
 from handler.core.values import Request
-from handler.protocols.kernel.base import ErrorFormat, HttpResponse
+from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.http_response import HttpResponse
 from handler.protocols.tgi.answers import MindieError, TgiError
 
 SLICE = 1024

@@ -11,7 +11,8 @@ from typing import Any
 
 from handler.core.framing import JSON_TEXTS, SSE, TOKEN_SLOTS, Framing
 from handler.core.values import Request, Token, keep_last
-from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext, TokenLine
+from handler.protocols.kernel.base import ParsedRequest, Schema, TokenLine
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, named, read_all
 from handler.protocols.kernel.readers.values import integer
 from handler.protocols.lmi.reply import StreamEnd, StreamReply, WholeOutput, line_template

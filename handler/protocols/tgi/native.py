@@ -7,7 +7,9 @@ from typing import Any
 
 from handler.core.framing import KEEP_ALIVE, SSE
 from handler.core.values import Finish, Request, keep_last
-from handler.protocols.kernel.base import Headers, ParsedRequest, Schema, ServerContext, Timing
+from handler.protocols.kernel.base import ParsedRequest, Schema, Timing
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.http_response import Headers
 from handler.protocols.kernel.parameters import Parameter, Table, named, read_all
 from handler.protocols.kernel.readers.values import integer
 from handler.protocols.kernel.reply import SequenceOutput

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import Shape, nullable, record, ref
 from handler.protocols.kernel.schema.description import Description, Operation, RequestShape
 from handler.protocols.lmi.openapi import EXAMPLE, LMI_REQUEST, chat_description

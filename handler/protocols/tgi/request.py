@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.structured_output import tgi_grammar
 from handler.protocols.kernel.validation import show

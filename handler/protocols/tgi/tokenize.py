@@ -14,7 +14,8 @@ from handler.core.text import Prompt, spans
 from handler.core.values import Request
 from handler.protocols.assistant.template import READERS, read_template
 from handler.protocols.assistant.tools.prompt import lay_out
-from handler.protocols.kernel.base import ParsedRequest, Schema, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.messages import read_messages
 from handler.protocols.kernel.reply import PromptDocument

@@ -16,7 +16,8 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.framing import SSE
-from handler.protocols.kernel.base import ErrorFormat, HttpResponse
+from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.http_response import HttpResponse
 from handler.protocols.triton.answers import TritonError
 
 EVENTS = SSE._replace(content_type="text/event-stream; charset=utf-8")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
 from handler.core.values import Adapter, StructuredOutput
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import accepts
 from handler.protocols.kernel.parameters import Parameter, Table, top_k, unsupported
 from handler.protocols.kernel.readers.adapters import named_adapter

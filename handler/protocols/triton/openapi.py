@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import TEXT, Shape, listing, record
 from handler.protocols.kernel.schema.description import Description, Operation, parameters
 from handler.protocols.triton.answers import (

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from handler.core.framing import SLOT, template
 from handler.core.values import Delta, Finish, Request, Token
-from handler.protocols.kernel.base import ErrorFormat
+from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply, finish_of, rank_sequences
 from handler.protocols.kernel.stream import TokenStream
 from handler.protocols.tensors.outputs import Lines, OutputTensors, TensorValues, TokenRows, document

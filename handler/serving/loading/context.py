@@ -9,7 +9,7 @@ from handler.core.media import MEDIA
 from handler.engines.base import NO_MEDIA
 from handler.engines.process.engine_loop import Spec
 from handler.protocols.assistant.template import check_defaults
-from handler.protocols.kernel.base import DEFAULT_MAX_MEDIA, ServerContext
+from handler.protocols.kernel.context import DEFAULT_MAX_MEDIA, ServerContext
 from handler.scheduler.lora.registry import AdapterRegistry
 from handler.serving.media.kinds import missing_packages
 

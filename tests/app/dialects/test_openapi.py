@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from handler.core.framing import dumps
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import ref, schema_of_reader, schema_of_type
 from handler.protocols.kernel.readers.values import integer, number
 from handler.protocols.kernel.schema.description import parameters

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from handler.core.errors import InvalidParameter
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import dialects
 from handler.scheduler.lora.registry import AdapterRegistry
 from tests.doubles import djl_python

@@ -9,7 +9,9 @@ from typing import Any
 from handler.core.errors import GenerationFailed, ServingError
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Finish, Logits, Token
-from handler.protocols.kernel.base import HttpResponse, Schema, ServerContext
+from handler.protocols.kernel.base import Schema
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.http_response import HttpResponse
 from handler.protocols.kernel.readers.body import decode
 from handler.protocols.openapi.document import DESCRIPTIONS
 from handler.protocols.registry import POOLED_ROUTES, POOLED_SCHEMAS, ROOTS, ROUTES, SCHEMAS, dialects_of

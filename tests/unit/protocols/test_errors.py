@@ -10,7 +10,7 @@ from handler.core import errors
 from handler.core.errors import GenerationFailed, InvalidParameter, InvalidPayload, Overloaded, ServingError, TooLong
 from handler.core.values import Task
 from handler.protocols import registry
-from handler.protocols.kernel.base import FRONT_END, ErrorFormat
+from handler.protocols.kernel.errors import FRONT_END, ErrorFormat
 from tests.unit.protocols.answers import DIALECTS
 
 FORMATS: dict[str, ErrorFormat] = {"front end": FRONT_END, **{name: one.errors for name, one in DIALECTS.items()}}

@@ -17,7 +17,8 @@ from handler.core.text import Vocabulary
 from handler.core.values import BY_HANDLER, Adapter, Sampling
 from handler.engines.base import Capabilities, EngineConfig
 from handler.engines.openai.kinds import KINDS
-from handler.protocols.kernel.base import Schema, ServerContext
+from handler.protocols.kernel.base import Schema
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import Parameter
 from handler.protocols.kernel.readers.values import number
 from handler.protocols.registry import ROOTS, SCHEMAS

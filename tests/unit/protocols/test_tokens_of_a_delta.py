@@ -14,7 +14,9 @@ import pytest
 from handler.core.errors import GenerationFailed
 from handler.core.values import Delta, Finish, Logits, Request, Token
 from handler.protocols.anthropic import blocks
-from handler.protocols.kernel.base import ErrorFormat, ParsedRequest, Reply, ServerContext
+from handler.protocols.kernel.base import ParsedRequest, Reply
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.openai import chat_response
 from handler.protocols.openapi.document import DESCRIPTIONS
 from handler.protocols.responses import items

@@ -9,7 +9,8 @@ import pytest
 
 from handler.core.framing import JSON, Framing
 from handler.core.values import Delta, Finish, Task
-from handler.protocols.kernel.base import Schema, ServerContext
+from handler.protocols.kernel.base import Schema
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.lmi.embedding import LmiEmbedding
 from handler.protocols.openai.embeddings import OpenAiEmbeddings
 from handler.protocols.tei.request import TeiEmbed

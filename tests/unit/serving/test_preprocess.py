@@ -17,7 +17,8 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import PLAIN_TEMPLATE, Adapter, Pooling, Request, Sampling, TemplateOptions, Truncation
 from handler.engines.base import EngineInfo
 from handler.engines.echo.tokenizer import EchoTokenizer
-from handler.protocols.kernel.base import ParsedRequest, ServerContext
+from handler.protocols.kernel.base import ParsedRequest
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import SCHEMAS
 from handler.serving.large_bodies import LONG, is_long
 from handler.serving.preprocess import MAX_LOGITS, Preprocessor, request_id

@@ -14,7 +14,7 @@ from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2, List
 from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text
 from handler.protocols.assistant.tools.parsing import Format, NamedCall
 from handler.protocols.assistant.tools.prompt import takes_tools
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import FLAG, NULL, TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.readers.structured_output import json_schema, structural_tag
 from handler.protocols.kernel.validation import Named

@@ -7,7 +7,7 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.values import Adapter
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import NULL, TEXT, Shape, accepts, listing
 
 

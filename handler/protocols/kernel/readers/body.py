@@ -11,7 +11,7 @@ import orjson
 
 from handler.core.errors import InvalidParameter, InvalidPayload, NotJson
 from handler.core.nesting import MAX_DEPTH, is_too_deep
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.validation import show
 
 _TO_ZERO = bytes.maketrans(b"123456789", b"000000000")

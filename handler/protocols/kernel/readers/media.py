@@ -8,7 +8,7 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.media import MEDIA, MediaSource
-from handler.protocols.kernel.base import DEFAULT_MAX_MEDIA, ServerContext
+from handler.protocols.kernel.context import DEFAULT_MAX_MEDIA, ServerContext
 
 _SCHEMES = ("http", "https", "file")
 _MAX_URL = 8192  # characters, but for data URLs

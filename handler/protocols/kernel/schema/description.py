@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.json_schema import Shape, nullable, record, schema_of_reader
 from handler.protocols.kernel.parameters import REQUEST_FIELDS, Parameter, Table
 

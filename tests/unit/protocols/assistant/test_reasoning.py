@@ -24,7 +24,7 @@ from handler.protocols.assistant.reasoning.parsing import thinking_parser
 from handler.protocols.assistant.reasoning.request import Thinking
 from handler.protocols.assistant.template import check_defaults
 from handler.protocols.assistant.tools.formats import FORMATS
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from tests.unit.protocols.answers import with_options
 from tests.unit.protocols.assistant import tool_texts
 from tests.unit.protocols.openai.requests import CHAT, NAMED, TOOLS, USER, chat, choices, events, saying

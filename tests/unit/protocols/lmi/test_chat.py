@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, Sampling
-from handler.protocols.kernel.base import NoAdapters, ParsedRequest
+from handler.protocols.kernel.base import ParsedRequest
+from handler.protocols.kernel.context import NoAdapters
 from handler.protocols.lmi.chat import TABLE
 from handler.protocols.openai.parameters import CHAT
 from handler.protocols.registry import SCHEMAS

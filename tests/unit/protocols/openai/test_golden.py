@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from handler.core.values import Delta, Finish
-from handler.protocols.kernel.base import HttpResponse
+from handler.protocols.kernel.http_response import HttpResponse
 from handler.protocols.openai import chat as openai_chat
 from handler.protocols.openai import chat_response, completions
 from tests.unit.protocols.answers import deltas, failing, shorter, with_options, with_tops

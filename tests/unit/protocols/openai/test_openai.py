@@ -35,7 +35,8 @@ from handler.core.values import (
     Token,
     Truncation,
 )
-from handler.protocols.kernel.base import ParsedRequest, ServerContext
+from handler.protocols.kernel.base import ParsedRequest
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
 from handler.protocols.openai.parameters import COMPLETIONS as COMPLETIONS_TABLE

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handler.core.values import Pooling, Truncation
-from handler.protocols.kernel.base import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from tests.unit.protocols.answers import DIALECTS, VOCABULARY, answer, with_options
 
 CONTEXT = ServerContext("echo", vocabulary=VOCABULARY, prompts={"query": "query: "}, most_tokens=lambda: 512)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Finish, Request
-from handler.protocols.kernel.base import ParsedRequest, ServerContext
+from handler.protocols.kernel.base import ParsedRequest
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import SCHEMAS
 from handler.protocols.tensors.inputs import TENSORS
 from tests.unit.protocols.answers import CAPABLE, answer, deltas, value

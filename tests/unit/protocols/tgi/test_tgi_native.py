@@ -21,7 +21,8 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.values import Delta, Finish, Request, StructuredOutput, Truncation
-from handler.protocols.kernel.base import ServerContext, Timing
+from handler.protocols.kernel.base import Timing
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import ROUTES, routes
 from handler.protocols.tgi.errors import OutOfRange, WrongType
 from tests.unit.protocols.answers import CAPABLE, deltas, value, with_options

@@ -1,0 +1,90 @@
+"""What a server tells its dialects: options, the engine's limits, adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from handler.config.config import Config
+from handler.core.text import Vocabulary
+from handler.core.values import Adapter, Task
+
+DEFAULT_MAX_MEDIA = 32
+"""Media of one kind in a request, where option.limit_mm_per_prompt names no number."""
+
+
+class AdapterLookup(Protocol):
+    """The LoRA adapters that requests may name."""
+
+    def find(self, name: str) -> Adapter | None:
+        """Find an adapter by the name under which it was registered."""
+
+    def by_number(self, number: int) -> Adapter | None:
+        """Find an adapter by the number that it got when it was registered."""
+
+
+class NoAdapters:
+    """The lookup of a server without adapters."""
+
+    def find(self, name: str) -> Adapter | None:
+        return None
+
+    def by_number(self, number: int) -> Adapter | None:
+        return None
+
+
+@dataclass(frozen=True)
+class ServerContext:
+    """The server's options and its engine's limits, for dialects.
+
+    Attributes:
+        engine: the engine's name.
+        config: the options.
+        unsupported: Sampling field -> why the engine does not support it.
+        limits: Sampling field -> the largest value that the engine takes.
+        no_adapters: why the engine serves no LoRA adapters; "" where it does.
+        adapters: the registered adapters; thread-safe.
+        sampling_defaults: Sampling fields for a request that has `do_sample` true and no value of its own.
+        vocabulary: the tokens that ids stand for; None where each prompt brings its own vocabulary.
+        most_tokens: tokens of prompt and answer together that the model takes; None until it has been loaded.
+        chat_template: the model's own chat template; "" without one.
+        model_names: names that requests may give the model, its own first; "*" among them allows any name.
+        fingerprint: the `system_fingerprint` of answers.
+        tool_format: a `Format` of `assistant/`, that of `option.tool_parser_plugin`, which comes before
+            `option.tool_call_parser`; or None.
+        separates_thoughts: thoughts are never part of the text, whatever `option.reasoning_parser` says.
+        structural_tags: xgrammar's styles of arguments that the engine's structural tags have.
+        task: what the model computes; requests for anything else are refused when they have been parsed.
+        labels: names of the numbers of a classification.
+        no_media: by kind, why messages may have no such media; "" where they may. Other kinds: none.
+        max_media: by kind, the most of one request.
+        prompts: the model's own prompts for embeddings by name, each the beginning of a text.
+    """
+
+    engine: str
+    config: Config = field(default_factory=Config)
+    unsupported: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    no_adapters: str = "it has none"
+    adapters: AdapterLookup = field(default_factory=NoAdapters)
+    sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    vocabulary: Vocabulary | None = None
+    most_tokens: Callable[[], int | None] = lambda: None
+    chat_template: str = ""
+    model_names: Sequence[str] = ("model",)
+    fingerprint: str = "lmi"
+    tool_format: Any = None
+    separates_thoughts: bool = False
+    structural_tags: frozenset[str] = frozenset()
+    task: Task = Task.GENERATION
+    labels: Sequence[str] = ()
+    no_media: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    max_media: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def reasoning_parser(self) -> str:
+        """Name of the thoughts' family, or auto; "" leaves thoughts in the text."""
+        return self.config.reasoning_parser or ("auto" if self.separates_thoughts else "")

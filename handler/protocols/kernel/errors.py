@@ -1,0 +1,67 @@
+"""How a dialect tells that a request failed, and how DJL Serving's front end does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, TypedDict
+
+from handler.core.errors import InvalidParameter, InvalidPayload, ServingError, TooLong
+from handler.core.framing import JSON
+from handler.protocols.kernel.http_response import HttpResponse
+from handler.protocols.kernel.json_schema import Count, NotRequired
+
+
+class FrontEndError(TypedDict):
+    """The error of DJL Serving's front end (`code`, `type`, `message`), with our `error`."""
+
+    code: Count
+    type: str
+    message: str
+    error: NotRequired[str]
+
+
+class ErrorFormat:
+    """How a dialect tells that a request failed.
+
+    Attributes:
+        statuses: class of error -> the dialect's status, where it is not the error's own.
+    """
+
+    statuses: Mapping[type[ServingError], int] = MappingProxyType({})
+
+    def status(self, error: ServingError) -> int:
+        """Return the status of the nearest class that has one, in the dialect's table or of its own."""
+        for kind in type(error).__mro__:
+            if kind in self.statuses:
+                return self.statuses[kind]
+            if "status" in vars(kind):
+                break
+        return error.status
+
+    def body(self, error: ServingError) -> Any:
+        """Render the body of an answer that is nothing but the error."""
+        raise NotImplementedError
+
+    def tail(self, error: ServingError) -> Any:
+        """Render the last value of a stream that broke off."""
+        return self.body(error)
+
+    def whole(self, error: ServingError) -> HttpResponse:
+        """Render the answer where nothing has been sent."""
+        return HttpResponse(self.status(error), JSON.content_type, JSON.encode(self.body(error)))
+
+
+class FrontEndErrors(ErrorFormat):
+    """Those of DJL Serving's front end, and of routes that have no dialect. A handler's own refusals have 424 there."""
+
+    statuses = MappingProxyType({InvalidPayload: 424, InvalidParameter: 424, TooLong: 424})
+
+    def body(self, error: ServingError) -> Any:
+        """Render an error as the front end renders a request that it turns away."""
+        message = error.message
+        body: FrontEndError = {"code": self.status(error), "type": error.type, "message": message, "error": message}
+        return body
+
+
+FRONT_END = FrontEndErrors()
