@@ -8,9 +8,9 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.media import MediaSource
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.readers.media import check_taken, only_in, read_base64, read_url
 from handler.protocols.kernel.readers.turns import Chat, add_to_turn, join_turns
+from handler.protocols.kernel.schema.shapes import TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.validation import show
 
 _ROLES = ("user", "assistant", "system")

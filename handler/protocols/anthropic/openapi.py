@@ -9,7 +9,7 @@ from handler.core.framing import SSE
 from handler.protocols.anthropic.answers import AnthropicCount, AnthropicError, AnthropicMessage, Event
 from handler.protocols.anthropic.parameters import TABLE
 from handler.protocols.anthropic.request import FIELDS
-from handler.protocols.kernel.schema.description import Description, request_shape
+from handler.protocols.kernel.description import Description, request_shape
 
 _ASK: dict[str, Any] = {"model": "", "messages": [{"role": "user", "content": "Name the capital of France."}]}
 _USAGE = {

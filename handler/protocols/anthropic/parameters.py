@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.values import StructuredOutput
-from handler.protocols.kernel.json_schema import accepts
 from handler.protocols.kernel.parameters import Parameter, Table, named, unsupported
 from handler.protocols.kernel.readers.structured_output import json_schema
 from handler.protocols.kernel.readers.values import integer
+from handler.protocols.kernel.schema.readers import accepts
 from handler.protocols.openai.parameters import CHAT
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")

@@ -23,10 +23,10 @@ from handler.protocols.anthropic.tools import TOOLS, read_choice, read_tools
 from handler.protocols.anthropic.words import in_own_words
 from handler.protocols.kernel.base import ParsedRequest, Schema
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import Shape
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.reply import PromptDocument
+from handler.protocols.kernel.schema.shapes import Shape
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
 from handler.protocols.openai.parameters import CHAT
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from handler.protocols.assistant.reasoning.families import choose_family
 from handler.protocols.assistant.template import knows
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import Shape, listing, nullable, record
+from handler.protocols.kernel.schema.shapes import Shape, listing, nullable, record
 from handler.protocols.kernel.validation import Named
 
 _DISPLAYS = (None, "summarized", "omitted")

@@ -7,7 +7,7 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter
 from handler.protocols.assistant.tools.request import MAX_TOOLS
-from handler.protocols.kernel.json_schema import FLAG, TEXT, Shape, listing, nullable, record
+from handler.protocols.kernel.schema.shapes import FLAG, TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.validation import Named, show
 
 _SERVER = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")

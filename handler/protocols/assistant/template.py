@@ -12,8 +12,8 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, InvalidParameter
 from handler.core.values import TemplateOptions
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import accepts
 from handler.protocols.kernel.readers.values import boolean
+from handler.protocols.kernel.schema.readers import accepts
 
 log = logging.getLogger("handler.template")
 

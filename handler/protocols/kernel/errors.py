@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError, TooLong
 from handler.core.framing import JSON
 from handler.protocols.kernel.http_response import HttpResponse
-from handler.protocols.kernel.json_schema import Count, NotRequired
+from handler.protocols.kernel.schema.types import Count, NotRequired
 
 
 class FrontEndError(TypedDict):

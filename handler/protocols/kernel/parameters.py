@@ -13,7 +13,6 @@ from handler.core.errors import InvalidParameter
 from handler.core.framing import FRAMINGS
 from handler.core.values import Sampling
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import accepts
 from handler.protocols.kernel.readers.adapters import named_adapter
 from handler.protocols.kernel.readers.structured_output import (
     choice,
@@ -34,6 +33,7 @@ from handler.protocols.kernel.readers.values import (
     strings,
     token_ids,
 )
+from handler.protocols.kernel.schema.readers import accepts
 from handler.protocols.kernel.validation import DEFAULTS, Named, check_agreement, check_support
 
 MAX_TOP_TOKENS = 20  # alternatives to a token: OpenAI's limit, and vLLM's default; TGI's is 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, TypedDict
 
 from handler.protocols.kernel.errors import FrontEndError
-from handler.protocols.kernel.json_schema import Count, NotRequired
+from handler.protocols.kernel.schema.types import Count, NotRequired
 from handler.protocols.openai.answers import ChatLogprobs, MessageParts, StreamUsage, TokenUsage, ToolCallPart
 from handler.protocols.tensors.outputs import TensorValues
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import FLAG, TEXT, Shape, nullable
 from handler.protocols.kernel.parameters import REQUEST_FIELDS
 from handler.protocols.kernel.readers.adapters import ADAPTERS
 from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.schema.shapes import FLAG, TEXT, Shape, nullable
 from handler.protocols.kernel.validation import show
 from handler.protocols.tensors.inputs import TABLE
 

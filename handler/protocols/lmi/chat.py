@@ -12,10 +12,10 @@ from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.core.values import Adapter
 from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import NULL, Shape
 from handler.protocols.kernel.parameters import Parameter, Table
 from handler.protocols.kernel.readers.adapters import ADAPTERS, merge_adapters, read_adapters
 from handler.protocols.kernel.readers.values import string
+from handler.protocols.kernel.schema.shapes import NULL, Shape
 from handler.protocols.lmi.chat_response import ChatDocument, ChatStream, LmiChatFormat
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
 from handler.protocols.lmi.request import Lmi

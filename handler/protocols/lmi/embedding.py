@@ -13,9 +13,9 @@ from handler.core.errors import InvalidPayload
 from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.json_schema import Shape
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.reply import VectorReply, json_of
+from handler.protocols.kernel.schema.shapes import Shape
 from handler.protocols.lmi.body import read_parameters_field
 from handler.protocols.lmi.errors import EmbeddingErrors
 from handler.protocols.tei.request import EMBED, TeiEmbed

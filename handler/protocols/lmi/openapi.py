@@ -6,15 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.description import Description, RequestShape, parameters, request_fields, request_shape
 from handler.protocols.kernel.errors import FrontEndError
-from handler.protocols.kernel.json_schema import TEXT, Shape, listing, nullable, record
-from handler.protocols.kernel.schema.description import (
-    Description,
-    RequestShape,
-    parameters,
-    request_fields,
-    request_shape,
-)
+from handler.protocols.kernel.schema.shapes import TEXT, Shape, listing, nullable, record
 from handler.protocols.lmi import chat
 from handler.protocols.lmi.answers import (
     BatchError,

@@ -16,10 +16,10 @@ from handler.protocols.assistant.tools.request import FIELDS, Tools, read_tools
 from handler.protocols.kernel.base import ParsedRequest, Schema
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.json_schema import Shape
 from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_all
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.messages import MESSAGES, read_messages
+from handler.protocols.kernel.schema.shapes import Shape
 from handler.protocols.openai.chat_response import ChatDocument, ChatFormat, ChatStream, Logprobs
 from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import CHAT, MODEL, harmless, read_model

@@ -10,9 +10,9 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import Request, Sampling, keep_last
 from handler.protocols.kernel.base import ParsedRequest, Reply, Schema
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import Shape
 from handler.protocols.kernel.parameters import read_all
 from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.schema.shapes import Shape
 from handler.protocols.kernel.texts import read_texts, text_of, texts_shape
 from handler.protocols.openai.completions_response import PromptOnly, TextDocument, TextFormat, TextStream
 from handler.protocols.openai.errors import ERRORS

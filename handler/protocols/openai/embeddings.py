@@ -11,11 +11,12 @@ from handler.core.errors import InvalidPayload
 from handler.core.values import Pooling
 from handler.protocols.kernel.base import ParsedRequest, Schema
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import Shape, accepts
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.values import integer
 from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
+from handler.protocols.kernel.schema.readers import accepts
+from handler.protocols.kernel.schema.shapes import Shape
 from handler.protocols.kernel.texts import (
     VLLM_POOLING,
     embedding_requests,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from handler.protocols.kernel.schema.description import Description, Operation, request_shape
+from handler.protocols.kernel.description import Description, Operation, request_shape
 from handler.protocols.openai import completions, embeddings
 from handler.protocols.openai.answers import (
     EmbeddingAnswer,

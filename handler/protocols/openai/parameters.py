@@ -10,7 +10,6 @@ from handler.core.errors import InvalidParameter, ModelNotFound
 from handler.core.values import Adapter, StructuredOutput
 from handler.protocols.assistant import template
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import TEXT, Shape, accepts, nullable
 from handler.protocols.kernel.parameters import MAX_TOP_TOKENS, PARAMETERS, Parameter, Table, named, unsupported
 from handler.protocols.kernel.readers.structured_output import (
     choice,
@@ -22,6 +21,8 @@ from handler.protocols.kernel.readers.structured_output import (
     tgi_grammar,
 )
 from handler.protocols.kernel.readers.values import MAX_NAME, boolean, integer, number, string
+from handler.protocols.kernel.schema.readers import accepts
+from handler.protocols.kernel.schema.shapes import TEXT, Shape, nullable
 
 
 @accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)

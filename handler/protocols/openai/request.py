@@ -10,8 +10,9 @@ from handler.core.framing import KEEP_ALIVE
 from handler.core.values import FieldNames, Request
 from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import FLAG, Shape, accepts, nullable, schema_of_reader
 from handler.protocols.kernel.parameters import ParsedParameters
+from handler.protocols.kernel.schema.readers import accepts, schema_of_reader
+from handler.protocols.kernel.schema.shapes import FLAG, Shape, nullable
 from handler.protocols.kernel.validation import show
 from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import HARMLESS

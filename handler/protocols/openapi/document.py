@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 from handler import __version__
 from handler.protocols.kernel.base import Schema
 from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.description import Description, Operation
 from handler.protocols.kernel.errors import FrontEndError
-from handler.protocols.kernel.json_schema import TEXT, Shape, components_of, ref, schema_of_type
-from handler.protocols.kernel.schema.description import Description, Operation
+from handler.protocols.kernel.schema.shapes import TEXT, Shape, ref
+from handler.protocols.kernel.schema.types import components_of, schema_of_type
 from handler.protocols.openapi import operations, sessions
 from handler.protocols.openapi.operations import PATH_PARAMETERS
 from handler.protocols.registry import dialects, dialects_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.errors import AdapterFailed, BadRequest, Conflict, NoRoom, NotFound, Unavailable
+from handler.protocols.kernel.description import Answer, Operation
 from handler.protocols.kernel.errors import FrontEndError
-from handler.protocols.kernel.json_schema import COUNT, FLAG, TEXT, record
-from handler.protocols.kernel.schema.description import Answer, Operation
+from handler.protocols.kernel.schema.shapes import COUNT, FLAG, TEXT, record
 from handler.protocols.openapi.answers import (
     AdapterChange,
     Adapters,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handler.protocols.kernel.json_schema import TEXT, Shape, components_of, record, ref
+from handler.protocols.kernel.schema.shapes import TEXT, Shape, record, ref
+from handler.protocols.kernel.schema.types import components_of
 from handler.protocols.openapi.answers import SessionAnswer
 
 COMPONENTS: Mapping[str, Shape] = {

@@ -13,11 +13,12 @@ from handler.core.identifiers import new_uuid
 from handler.core.values import Pooling, Truncation
 from handler.protocols.kernel.base import ParsedRequest, Schema
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import Shape, accepts, record
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.values import boolean, integer
 from handler.protocols.kernel.reply import VectorReply, Vectors
+from handler.protocols.kernel.schema.readers import accepts
+from handler.protocols.kernel.schema.shapes import Shape, record
 from handler.protocols.kernel.texts import (
     NON_EMPTY,
     VLLM_POOLING,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
-from handler.protocols.kernel.json_schema import Count, NotRequired
+from handler.protocols.kernel.schema.types import Count, NotRequired
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 

@@ -8,10 +8,10 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.media import MediaSource
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.readers.media import check_taken, only_in, read_url
 from handler.protocols.kernel.readers.messages import MAX_ARGUMENTS, read_arguments
 from handler.protocols.kernel.readers.turns import Chat, add_to_turn, join_turns
+from handler.protocols.kernel.schema.shapes import TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.validation import show
 
 _ROLES = ("user", "assistant", "system", "developer")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.framing import SSE
-from handler.protocols.kernel.schema.description import Description, request_shape
+from handler.protocols.kernel.description import Description, request_shape
 from handler.protocols.openai.answers import OpenAiError
 from handler.protocols.responses.answers import OpenAiResponse, OpenAiResponseEvent
 from handler.protocols.responses.parameters import TABLE

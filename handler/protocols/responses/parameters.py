@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.values import StructuredOutput
-from handler.protocols.kernel.json_schema import accepts
 from handler.protocols.kernel.parameters import Parameter, Table, named, unsupported
 from handler.protocols.kernel.readers.structured_output import response_format
+from handler.protocols.kernel.schema.readers import accepts
 from handler.protocols.openai.parameters import CHAT
 
 _KEPT = "nothing is kept between requests, which several instances may answer: send all items as input"

@@ -15,9 +15,9 @@ from handler.core.framing import JSON, dumps
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.kernel.base import ParsedRequest, Schema
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import Shape, nullable, record
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.schema.shapes import Shape, nullable, record
 from handler.protocols.kernel.validation import Named
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
 from handler.protocols.openai.errors import ERRORS

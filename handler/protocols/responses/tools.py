@@ -7,7 +7,7 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter
 from handler.protocols.assistant.tools.request import FIELDS
-from handler.protocols.kernel.json_schema import FLAG, TEXT, Shape, listing, nullable, record
+from handler.protocols.kernel.schema.shapes import FLAG, TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.validation import Named, show
 from handler.protocols.responses.messages import full_name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, TypedDict
 
-from handler.protocols.kernel.json_schema import Count, NotRequired
+from handler.protocols.kernel.schema.types import Count, NotRequired
 
 TeiVectors = list[list[float]]
 """A vector for each text, of one text too."""

@@ -12,11 +12,11 @@ from handler.protocols.kernel.base import ParsedRequest, Schema, Timing
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.http_response import Headers
-from handler.protocols.kernel.json_schema import Shape, listing, record
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.values import boolean, integer, string
 from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
+from handler.protocols.kernel.schema.shapes import Shape, listing, record
 from handler.protocols.kernel.texts import (
     NON_EMPTY,
     check_prompt_name,

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import accepts, schema_of_reader
 from handler.protocols.kernel.parameters import PARAMETERS, SEVERAL, Parameter, Table, unsupported
 from handler.protocols.kernel.readers.adapters import numbered_adapter
 from handler.protocols.kernel.readers.values import MAX_STOPS, boolean, integer, number
+from handler.protocols.kernel.schema.readers import accepts, schema_of_reader
 from handler.protocols.tensors.outputs import LOGITS, OUTPUTS
 
 _INT32 = (1 << 31) - 1

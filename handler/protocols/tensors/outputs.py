@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypedDict, TypeVar
 
 from handler.core.values import Delta, Token
-from handler.protocols.kernel.json_schema import Count
+from handler.protocols.kernel.schema.types import Count
 
 OUTPUTS = {
     "output_ids": "",

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import Shape, nullable, record, ref
-from handler.protocols.kernel.schema.description import Description, Operation, RequestShape
+from handler.protocols.kernel.description import Description, Operation, RequestShape
+from handler.protocols.kernel.schema.shapes import Shape, nullable, record, ref
 from handler.protocols.lmi.openapi import EXAMPLE, LMI_REQUEST, chat_description
 from handler.protocols.tgi.answers import (
     MindieAnswer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from handler.protocols.kernel.json_schema import Count, NotRequired
+from handler.protocols.kernel.schema.types import Count, NotRequired
 
 Numbers = float | list[float | None]
 """A tensor of one element is that element; others are flat lists."""

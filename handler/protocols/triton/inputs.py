@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter
 from handler.core.values import Adapter, StructuredOutput
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import accepts
 from handler.protocols.kernel.parameters import Parameter, Table, top_k, unsupported
 from handler.protocols.kernel.readers.adapters import named_adapter
 from handler.protocols.kernel.readers.structured_output import grammar, json_schema, regex
 from handler.protocols.kernel.readers.values import boolean, integer, number, string, strings
+from handler.protocols.kernel.schema.readers import accepts
 from handler.protocols.kernel.validation import show
 from handler.protocols.tensors.inputs import TENSORS, one_of, plain_or_tensor, single
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import TEXT, Shape, listing, record
-from handler.protocols.kernel.schema.description import Description, Operation, parameters
+from handler.protocols.kernel.description import Description, Operation, parameters
+from handler.protocols.kernel.schema.shapes import TEXT, Shape, listing, record
 from handler.protocols.triton.answers import (
     TritonConfig,
     TritonError,

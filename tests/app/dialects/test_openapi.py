@@ -15,9 +15,11 @@ from jsonschema import Draft202012Validator
 
 from handler.core.framing import dumps
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import ref, schema_of_reader, schema_of_type
+from handler.protocols.kernel.description import parameters
 from handler.protocols.kernel.readers.values import integer, number
-from handler.protocols.kernel.schema.description import parameters
+from handler.protocols.kernel.schema.readers import schema_of_reader
+from handler.protocols.kernel.schema.shapes import ref
+from handler.protocols.kernel.schema.types import schema_of_type
 from handler.protocols.lmi import chat
 from handler.protocols.openai import embeddings
 from handler.protocols.openai import parameters as openai_parameters

@@ -31,7 +31,7 @@ from handler.core.errors import (
 )
 from handler.core.values import Task
 from handler.protocols.kernel.base import Schema
-from handler.protocols.kernel.json_schema import components_of
+from handler.protocols.kernel.schema.types import components_of
 from handler.protocols.openapi.document import DESCRIPTIONS, OPERATIONS
 from handler.protocols.registry import POOLED_ROUTES, POOLED_SCHEMAS, ROOTS, ROUTES, SCHEMAS, DispatchByField
 from tests.docs.pages import fill, table

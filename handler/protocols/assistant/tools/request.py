@@ -15,8 +15,8 @@ from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_
 from handler.protocols.assistant.tools.parsing import Format, NamedCall
 from handler.protocols.assistant.tools.prompt import takes_tools
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import FLAG, NULL, TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.readers.structured_output import json_schema, structural_tag
+from handler.protocols.kernel.schema.shapes import FLAG, NULL, TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.validation import Named
 
 MAX_TOOLS = 128  # OpenAI's limit

@@ -8,7 +8,8 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.values import Adapter
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import NULL, TEXT, Shape, accepts, listing
+from handler.protocols.kernel.schema.readers import accepts
+from handler.protocols.kernel.schema.shapes import NULL, TEXT, Shape, listing
 
 
 @accepts(type="string", description="The name of a LoRA adapter")

@@ -9,8 +9,8 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.media import MediaSource
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import COUNT, NULL, TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.readers.media import TEXT_ONLY, check_number, check_taken, only_in, place, read_url
+from handler.protocols.kernel.schema.shapes import COUNT, NULL, TEXT, Shape, listing, nullable, record
 
 ROLES = ("system", "user", "assistant", "developer", "tool")
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.values import StructuredOutput
-from handler.protocols.kernel.json_schema import accepts
+from handler.protocols.kernel.schema.readers import accepts
 
 MAX_CHARACTERS = 1 << 14  # of a schema as JSON, an expression, a grammar, or all choices together
 MAX_CHOICES = 256

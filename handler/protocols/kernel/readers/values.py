@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from handler.protocols.kernel.json_schema import accepts
+from handler.protocols.kernel.schema.readers import accepts
 
 INT32 = (1 << 31) - 1
 INT64 = (1 << 63) - 1

@@ -1,1 +1,1 @@
-"""What the API's document says of requests and routes."""
+"""JSON Schema: its pieces, of answers' types and of readers."""

@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.json_schema import Shape, nullable, record, schema_of_reader
 from handler.protocols.kernel.parameters import REQUEST_FIELDS, Parameter, Table
+from handler.protocols.kernel.schema.readers import schema_of_reader
+from handler.protocols.kernel.schema.shapes import Shape, nullable, record
 
 RequestShape = Callable[[ServerContext], Shape]
 """The schema of a request's body for one server: parameters name what its engine does not support."""

@@ -1,15 +1,14 @@
-"""JSON Schema of answers' types and of readers, and the pieces for both."""
+"""JSON Schema of answers' types."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
     Literal,
-    TypeVar,
     Union,
     get_args,
     get_origin,
@@ -17,56 +16,7 @@ from typing import (
     is_typeddict,
 )
 
-Shape = dict[str, Any]
-
-TEXT: Shape = {"type": "string"}
-FLAG: Shape = {"type": "boolean"}
-COUNT: Shape = {"type": "integer", "minimum": 0}
-NUMBER: Shape = {"type": "number"}
-NULL: Shape = {"type": "null"}
-
-_PLAIN: Mapping[Any, Shape] = {
-    str: TEXT,
-    bool: FLAG,
-    int: {"type": "integer"},
-    float: NUMBER,
-    NoneType: NULL,
-    Any: {},
-}
-
-
-def ref(name: str) -> Shape:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def record(required: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None, **more: Any) -> Shape:
-    """Describe an object; names that it does not list are allowed."""
-    properties = {**required, **(optional or {})}
-    shape: Shape = {"type": "object", "properties": properties, **more}
-    return {**shape, "required": [*required]} if required else shape
-
-
-def listing(items: Shape, **more: Any) -> Shape:
-    return {"type": "array", "items": items, **more}
-
-
-def nullable(shape: Shape) -> Shape:
-    """Allow null too."""
-    if "anyOf" in shape:
-        return {**shape, "anyOf": [*shape["anyOf"], NULL]}
-    kind = shape.get("type")
-    if isinstance(kind, list) and "null" in kind:
-        return shape
-    if isinstance(kind, str) and "enum" not in shape:
-        if kind == "null":
-            return shape
-        return {**shape, "type": [kind, "null"]}
-    description = {"description": shape["description"]} if "description" in shape else {}
-    return {"anyOf": [{name: value for name, value in shape.items() if name != "description"}, NULL], **description}
-
-
-# -- types -------------------------------------------------------------------------------------------------------
-
+from handler.protocols.kernel.schema.shapes import FLAG, NULL, NUMBER, TEXT, Shape, listing, nullable, record, ref
 
 Count = Annotated[int, ("minimum", 0)]
 """A type in an answer. The pairs of `Annotated` are keywords of JSON Schema, for the API's document."""
@@ -84,6 +34,15 @@ else:
 
 
 OPTIONAL = ("required", False)
+
+_PLAIN: Mapping[Any, Shape] = {
+    str: TEXT,
+    bool: FLAG,
+    int: {"type": "integer"},
+    float: NUMBER,
+    NoneType: NULL,
+    Any: {},
+}
 
 
 def schema_of_type(kind: Any) -> Shape:
@@ -126,27 +85,3 @@ def components_of(kinds: Iterable[Any]) -> dict[str, Shape]:
             components[kind.__name__] = record(required, {name: shapes[name] for name in shapes if name in optional})
             waiting += fields.values()
     return components
-
-
-# -- readers ----------------------------------------------------------------------------------------------------
-
-
-Reader = TypeVar("Reader", bound=Callable[..., Any])
-
-_NAME = "json_schema"
-
-
-def accepts(**schema: Any) -> Callable[[Reader], Reader]:
-    """Attach the JSON Schema of a reader's values, for the API's document."""
-
-    def mark(read: Reader) -> Reader:
-        setattr(read, _NAME, schema)
-        return read
-
-    return mark
-
-
-def schema_of_reader(read: Callable[..., Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a reader's values; empty where `accepts` attached none."""
-    schema: dict[str, Any] = getattr(read, _NAME, {})
-    return schema
