@@ -8,7 +8,7 @@ from typing import Any
 from handler.core.errors import NotFound
 from handler.core.values import Task, Truncation
 from handler.protocols.anthropic.request import AnthropicCount, AnthropicMessages
-from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.http_response import HttpResponse
@@ -28,7 +28,7 @@ from handler.protocols.tgi.native import Tgi
 from handler.protocols.triton.request import Route, Triton
 
 
-class DispatchByField(Schema):
+class DispatchByField(Dialect):
     """A route with several dialects. A body with `inputs` is the mode's; otherwise the first known field decides.
 
     Null means absent.
@@ -38,21 +38,21 @@ class DispatchByField(Schema):
         others: field -> the dialect that it selects.
     """
 
-    def __init__(self, mode: Schema, others: Mapping[str, Schema]) -> None:
+    def __init__(self, mode: Dialect, others: Mapping[str, Dialect]) -> None:
         self.name = mode.name
         self.any_media, self.unique_keys, self.errors = mode.any_media, mode.unique_keys, mode.errors
         self._mode = mode
         self._others = others
 
     @property
-    def dialects(self) -> tuple[Schema, ...]:
+    def dialects(self) -> tuple[Dialect, ...]:
         """All dialects of the route, the mode first."""
         return self._mode, *self._others.values()
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         return self.dialect_of(body).parse(body, context)
 
-    def dialect_of(self, body: Any) -> Schema:
+    def dialect_of(self, body: Any) -> Dialect:
         """Return the dialect that a body selects."""
         if isinstance(body, dict) and body.get("inputs") is None:
             for field, dialect in self._others.items():
@@ -73,19 +73,19 @@ _MESSAGES, _RESPONSES = AnthropicMessages(), OpenAiResponses()
 _MODES: dict[str, Lmi | TgiCompat | DynamicBatch] = {mode.name: mode for mode in (Lmi(), TgiCompat(), DynamicBatch())}
 
 
-def _by_field(mode: Schema, chat: Schema) -> DispatchByField:
+def _by_field(mode: Dialect, chat: Dialect) -> DispatchByField:
     return DispatchByField(
         mode, {"anthropic_version": _MESSAGES, "messages": chat, "prompt": _COMPLETIONS, "text_input": _TRITON}
     )
 
 
-SCHEMAS: dict[str, Schema] = {name: _by_field(mode, Chat(mode)) for name, mode in _MODES.items()}
+SCHEMAS: dict[str, Dialect] = {name: _by_field(mode, Chat(mode)) for name, mode in _MODES.items()}
 """Dialects of /invocations by the mode's name, with LMI's chat."""
 
-ROOTS: dict[str, Schema] = {"tgi": Tgi("tgi", array=True, full_text=True), "mindie": Mindie()}
+ROOTS: dict[str, Dialect] = {"tgi": Tgi("tgi", array=True, full_text=True), "mindie": Mindie()}
 """`option.root_schema` -> the dialect of `/`."""
 
-ROUTES: dict[str, Schema] = {
+ROUTES: dict[str, Dialect] = {
     "/generate": Tgi("tgi_generate", streams=False),
     "/generate_stream": Tgi("tgi_generate_stream", streams=True),
     "/v1/chat/completions": OpenAiChat(),
@@ -104,7 +104,7 @@ _EMBEDDINGS, _EMBED, _PREDICT = OpenAiEmbeddings(), TeiEmbed(), TeiPredict()
 _RERANK = Rerank("rerank", return_documents=True, truncation=None)
 _RANKS = DispatchByField(TeiRerank(), {"documents": _RERANK})
 
-POOLED_ROUTES: dict[Task, dict[str, Schema]] = {
+POOLED_ROUTES: dict[Task, dict[str, Dialect]] = {
     Task.EMBEDDING: {"/": _EMBED, "/v1/embeddings": _EMBEDDINGS, "/embed": _EMBED, "/similarity": TeiSimilarity()},
     Task.RERANK: {
         "/": _RANKS,
@@ -116,7 +116,7 @@ POOLED_ROUTES: dict[Task, dict[str, Schema]] = {
 }
 """The same of models that compute something else of a text."""
 
-POOLED_SCHEMAS: dict[Task, Schema] = {
+POOLED_SCHEMAS: dict[Task, Dialect] = {
     Task.EMBEDDING: DispatchByField(LmiEmbedding(), {"input": _EMBEDDINGS}),
     Task.RERANK: _RANKS,
     Task.CLASSIFICATION: _PREDICT,
@@ -124,24 +124,24 @@ POOLED_SCHEMAS: dict[Task, Schema] = {
 """Dialects of /invocations of those models."""
 
 
-def dialects() -> dict[str, Schema]:
+def dialects() -> dict[str, Dialect]:
     """Return every dialect by its name, those of a body's field too."""
     pooled = [schema for by_path in POOLED_ROUTES.values() for schema in by_path.values()]
     generating = [*_MODES.values(), *ROOTS.values(), *ROUTES.values(), *SCHEMAS.values()]
     return {one.name: one for schema in (*generating, *pooled, *POOLED_SCHEMAS.values()) for one in dialects_of(schema)}
 
 
-def dialects_of(schema: Schema) -> tuple[Schema, ...]:
+def dialects_of(schema: Dialect) -> tuple[Dialect, ...]:
     """Return the dialects of a route's bodies."""
     return schema.dialects if isinstance(schema, DispatchByField) else (schema,)
 
 
-def routes(root_schema: str, task: Task = Task.GENERATION) -> dict[str, Schema]:
+def routes(root_schema: str, task: Task = Task.GENERATION) -> dict[str, Dialect]:
     """Return the routes of a model's task, with `/`."""
     return POOLED_ROUTES[task] if task in POOLED_ROUTES else {"/": ROOTS[root_schema], **ROUTES}
 
 
-def choose(rolling_batch: str, tgi_compat: bool, openai_compat: bool, task: Task = Task.GENERATION) -> Schema:
+def choose(rolling_batch: str, tgi_compat: bool, openai_compat: bool, task: Task = Task.GENERATION) -> Dialect:
     """Choose the dialect of /invocations.
 
     Args:

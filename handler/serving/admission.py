@@ -15,7 +15,7 @@ from handler.core.media import Medium
 from handler.core.text import Prompt
 from handler.core.values import Request
 from handler.plugins.formatter_thread import FormatterThread
-from handler.protocols.kernel.base import Schema
+from handler.protocols.kernel.base import Dialect
 from handler.serving.large_bodies import LARGE, is_long
 from handler.serving.media.loader import MediaLoader, Reservation
 from handler.serving.media.rules import MediaRules
@@ -55,10 +55,10 @@ class InferenceRoutes:
         schemas: the other dialects, by template.
     """
 
-    def __init__(self, model: str, schemas: Mapping[str, Schema]) -> None:
+    def __init__(self, model: str, schemas: Mapping[str, Dialect]) -> None:
         self.schemas = schemas
         self._model = model
-        templates: dict[str, Schema | None] = {**dict.fromkeys(INVOKE), **schemas}
+        templates: dict[str, Dialect | None] = {**dict.fromkeys(INVOKE), **schemas}
         names = (template for template in templates if "{version}" not in template)
         self._names = ", ".join(name.replace("{model}", model) for name in names)
         self._patterns = [(re.compile(_pattern(template)), schema) for template, schema in templates.items()]
@@ -67,7 +67,7 @@ class InferenceRoutes:
         """Whether a route for inference matches, whatever model the path names."""
         return any(pattern.fullmatch(path) for pattern, _ in self._patterns)
 
-    def schema(self, path: str) -> Schema | None:
+    def schema(self, path: str) -> Dialect | None:
         """Return the dialect of a path; None stands for the configured one.
 
         Raises:
@@ -110,7 +110,7 @@ class Admission:
         if preprocessor.runs_model_py:
             self.formatters = FormatterThread(self._loop.call_soon_threadsafe)
 
-    async def decode(self, body: bytes, headers: Headers, schema: Schema | None = None) -> Decoded:
+    async def decode(self, body: bytes, headers: Headers, schema: Dialect | None = None) -> Decoded:
         """Decode a body; a model.py's input formatter runs on its own thread.
 
         Args:

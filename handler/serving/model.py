@@ -19,7 +19,7 @@ from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters
 from handler.protocols import registry
-from handler.protocols.kernel.base import Schema
+from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.context import ServerContext
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora.registry import AdapterHome
@@ -110,7 +110,7 @@ class ServedModel:
     def open(
         self,
         headers: Headers,
-        schema: Schema | None = None,
+        schema: Dialect | None = None,
         *,
         route: str | None = None,
         id: str = "",
@@ -143,7 +143,7 @@ class ServedModel:
         return task
 
     def refused(
-        self, error: ServingError, schema: Schema | None = None, *, id: str = "-", body: Any = None
+        self, error: ServingError, schema: Dialect | None = None, *, id: str = "-", body: Any = None
     ) -> RequestTask:
         """Return the task of a request that is refused without being opened; it is counted.
 
@@ -155,7 +155,7 @@ class ServedModel:
         return task
 
     def _make_task(
-        self, stats: RequestStats, headers: Headers, schema: Schema | None, on_bytes: Callable[[RequestTask], object]
+        self, stats: RequestStats, headers: Headers, schema: Dialect | None, on_bytes: Callable[[RequestTask], object]
     ) -> RequestTask:
         tasks = self._tasks
         task = RequestTask(self.admission, self.driver, stats, headers, schema, on_bytes, tasks.discard, self._batches)

@@ -27,7 +27,7 @@ from handler.engines.structured_output.validator import StructuredOutputValidato
 from handler.plugins.custom_request import CustomReader, FormatterTokenizer
 from handler.plugins.custom_response import with_formatter
 from handler.plugins.functions import Formatters
-from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.readers.adapters import merge_adapters, named_adapter, quote
 from handler.protocols.kernel.readers.body import decode, decode_text
@@ -81,7 +81,7 @@ class Preprocessor:
 
     def __init__(
         self,
-        schema: Schema,
+        schema: Dialect,
         context: ServerContext,
         tokenizer: Tokenizer,
         engine_info: Callable[[], EngineInfo | None],
@@ -113,7 +113,7 @@ class Preprocessor:
         self._validator = validator
         self._whole = whole
 
-    def check_headers(self, headers: Headers, schema: Schema | None = None) -> None:
+    def check_headers(self, headers: Headers, schema: Dialect | None = None) -> None:
         """Turn away, before the body is read, what no body could make good.
 
         Args:
@@ -138,7 +138,7 @@ class Preprocessor:
             others = "" if schema is not None else " or text/plain"
             raise UnsupportedMedia(f"content type {media!r} is not supported; send application/json{others}")
 
-    def decode(self, body: bytes, headers: Headers, schema: Schema | None = None) -> Decoded:
+    def decode(self, body: bytes, headers: Headers, schema: Dialect | None = None) -> Decoded:
         """Decode a body. Call it for a large one by `large_bodies.submit`.
 
         Args:
@@ -158,7 +158,7 @@ class Preprocessor:
                 ) from None
             raise
 
-    def _decode(self, body: bytes, headers: Headers, schema: Schema | None) -> Decoded:
+    def _decode(self, body: bytes, headers: Headers, schema: Dialect | None) -> Decoded:
         if schema is None and not _is_plain(headers) and (call := session_call(body)):
             return Decoded({}, session_call=call)
         if schema is None and self._reader is not None:
@@ -180,7 +180,7 @@ class Preprocessor:
         if self._sessions is not None:
             self._sessions.end()
 
-    def parse(self, body: Decoded, headers: Headers, schema: Schema | None = None) -> ParsedRequest:
+    def parse(self, body: Decoded, headers: Headers, schema: Dialect | None = None) -> ParsedRequest:
         """What a decoded body asks for.
 
         Raises:

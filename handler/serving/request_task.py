@@ -12,7 +12,7 @@ from handler.core.event_loop import Begun
 from handler.core.framing import JSON
 from handler.core.values import Delta, Finish
 from handler.plugins.formatter_thread import ThreadedReply
-from handler.protocols.kernel.base import ParsedRequest, Reply, Schema
+from handler.protocols.kernel.base import Dialect, ParsedRequest, Reply
 from handler.protocols.kernel.http_response import Headers as ResponseHeaders
 from handler.protocols.kernel.http_response import HttpResponse
 from handler.scheduler.active import Channel, TokenReceiver
@@ -60,7 +60,7 @@ class RequestTask:
         driver: EngineDriver,
         stats: RequestStats,
         headers: Headers,
-        schema: Schema | None,
+        schema: Dialect | None,
         on_bytes: Callable[[RequestTask], object],
         on_close: Callable[[RequestTask], object],
         batches: DynamicBatcher | None = None,

@@ -26,7 +26,7 @@ from handler.engines.process.supervisor import State
 from handler.http.security.access import read_access
 from handler.http.server import bind
 from handler.protocols import registry
-from handler.protocols.kernel.base import Schema
+from handler.protocols.kernel.base import Dialect
 from handler.serving.loading.check import check
 from handler.serving.loading.replicas import replica_places
 from tests.app.server import serve
@@ -248,7 +248,7 @@ def test_a_message_that_nothing_says_is_noticed() -> None:
 
 # -- statuses, streams, states -----------------------------------------------------------------------------------------
 
-PATHS: Mapping[str, Schema] = {
+PATHS: Mapping[str, Dialect] = {
     "/invocations": registry.SCHEMAS["lmi"],
     "/generate": registry.ROUTES["/generate"],
     "/v1/chat/completions": registry.ROUTES["/v1/chat/completions"],

@@ -11,7 +11,7 @@ from handler.core.errors import GenerationFailed, ModelNotFound, ServingError
 from handler.http.asgi import Headers, read_body, send_answer, send_start
 from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.http.streaming import BodyWriter, WholeBody
-from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.http_response import HttpResponse
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import ignored_header
@@ -29,12 +29,12 @@ class Inference:
         schema: the route's own dialect; None: the configured one.
     """
 
-    def __init__(self, model: ServedModel, schema: Schema | None = None) -> None:
+    def __init__(self, model: ServedModel, schema: Dialect | None = None) -> None:
         self._model = model
         self._schema = schema
 
     @property
-    def schema(self) -> Schema:
+    def schema(self) -> Dialect:
         """The dialect of its bodies."""
         return self._schema or self._model.schema
 

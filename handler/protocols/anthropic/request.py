@@ -21,7 +21,7 @@ from handler.protocols.anthropic.response import MessageDocument, MessageStream,
 from handler.protocols.anthropic.thinking import THINKING, Thinking, read_effort, read_thinking, read_thoughts_kept
 from handler.protocols.anthropic.tools import TOOLS, read_choice, read_tools
 from handler.protocols.anthropic.words import in_own_words
-from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
@@ -44,7 +44,7 @@ _TRANSLATED = ("chat_template_kwargs", "reasoning_effort", "continue_final_messa
 """The chat's names that a body's own are translated to, beside those of every chat."""
 
 
-class AnthropicMessages(Schema):
+class AnthropicMessages(Dialect):
     """It samples unless `temperature` is 0. Tokens beyond the model's context are cut off, and the answer says so."""
 
     name = "anthropic_messages"

@@ -88,8 +88,8 @@ class ParsedRequest(NamedTuple):
     take_prompt: Callable[[Prompt], None] | None = None
 
 
-class Schema(ABC):
-    """A dialect. README.md says how to add one.
+class Dialect(ABC):
+    """The API that a client speaks. README.md says how to add one.
 
     Attributes:
         any_media: read bodies as JSON whatever their content type is.

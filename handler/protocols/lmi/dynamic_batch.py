@@ -7,7 +7,7 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON_TEXTS, JSONLINES, SLOT, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
-from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.readers.adapters import read_adapters
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply
@@ -22,7 +22,7 @@ _IN_ATTRIBUTES = "in X-Amzn-SageMaker-Custom-Attributes"
 _NOT_HERE = f"is only available with rolling batch; route=/generate {_IN_ATTRIBUTES} has TGI's details"
 
 
-class DynamicBatch(Schema):
+class DynamicBatch(Dialect):
     """Each prompt of a list is a request of its own with the same parameters. The answer waits for all of them."""
 
     name = "dynamic_batch"

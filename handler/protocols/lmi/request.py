@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import FRAMINGS, JSON, JSONLINES, Framing
 from handler.core.values import LMI_NAMES, Adapter, FieldNames, Request, Sampling, keep_last
-from handler.protocols.kernel.base import ParsedRequest, Reply, Schema
+from handler.protocols.kernel.base import Dialect, ParsedRequest, Reply
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import ParsedParameters, read_all
 from handler.protocols.kernel.readers.adapters import merge_adapters, read_adapters
@@ -29,7 +29,7 @@ class ParsedPrompt(NamedTuple):
     streaming: bool | None  # GptManager's; None when absent
 
 
-class Lmi(Schema):
+class Lmi(Dialect):
     """The dialect of LMI's rolling batch: one object, or a line a token with the details in the last one.
 
     Subclasses have another format (`tgi/compat.py`), not another flow.

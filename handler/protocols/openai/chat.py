@@ -13,7 +13,7 @@ from handler.protocols.assistant.answer import answer_form
 from handler.protocols.assistant.template import read_template
 from handler.protocols.assistant.tools.prompt import lay_out
 from handler.protocols.assistant.tools.request import FIELDS, Tools, read_tools
-from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_all
@@ -45,7 +45,7 @@ class ParsedChat(NamedTuple):
     ignored: Sequence[str]
 
 
-class OpenAiChat(Schema):
+class OpenAiChat(Dialect):
     """It samples unless `temperature` is 0.
 
     Subclasses change the fields and the format (`lmi/chat.py`), not the flow.

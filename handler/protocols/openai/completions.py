@@ -8,7 +8,7 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import Request, Sampling, keep_last
-from handler.protocols.kernel.base import ParsedRequest, Reply, Schema
+from handler.protocols.kernel.base import Dialect, ParsedRequest, Reply
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import read_all
 from handler.protocols.kernel.readers.body import report_unknown
@@ -28,7 +28,7 @@ FIELDS: Mapping[str, Shape] = {"prompt": texts_shape(MAX_PROMPTS), **MODEL, **ST
 _READ = FIELDS.keys() | COMPLETIONS.parameters.keys()
 
 
-class OpenAiCompletions(Schema):
+class OpenAiCompletions(Dialect):
     """It samples unless `temperature` is 0."""
 
     name = "openai_completions"

@@ -9,7 +9,7 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.values import Pooling
-from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
@@ -54,7 +54,7 @@ FIELDS: Mapping[str, Shape] = {"input": texts_shape(), **MODEL}
 _READ = FIELDS.keys() | TABLE.parameters.keys()
 
 
-class OpenAiEmbeddings(Schema):
+class OpenAiEmbeddings(Dialect):
     """A vector of length 1 for each text of `input`."""
 
     name = "openai_embeddings"

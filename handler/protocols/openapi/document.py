@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler import __version__
-from handler.protocols.kernel.base import Schema
+from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.description import Description, Operation
 from handler.protocols.kernel.errors import FrontEndError
@@ -54,7 +54,7 @@ class DocumentedRoute(NamedTuple):
 
     path: str
     methods: Sequence[str]
-    schema: Schema | None = None
+    schema: Dialect | None = None
     takes_calls: bool = False
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.identifiers import new_uuid
 from handler.core.values import Pooling, Truncation
-from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
@@ -68,7 +68,7 @@ FIELDS: Mapping[str, Shape] = {
 _READ = FIELDS.keys() | TABLE.parameters.keys()
 
 
-class Rerank(Schema):
+class Rerank(Dialect):
     """The documents by their relevance to the query.
 
     Args:

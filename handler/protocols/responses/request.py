@@ -13,7 +13,7 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON, dumps
 from handler.protocols.assistant.template import EFFORTS
-from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
@@ -49,7 +49,7 @@ FIELDS: Mapping[str, Shape] = {
 _READ = FIELDS.keys() | TABLE.parameters.keys() | NO_EFFECT
 
 
-class OpenAiResponses(Schema):
+class OpenAiResponses(Dialect):
     """It samples unless `temperature` is 0. An answer without a limit fills the model's context."""
 
     name = "openai_responses"

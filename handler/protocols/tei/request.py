@@ -8,7 +8,7 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.values import FieldNames, Pooling, Request, Truncation
-from handler.protocols.kernel.base import ParsedRequest, Schema, Timing
+from handler.protocols.kernel.base import Dialect, ParsedRequest, Timing
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.http_response import Headers
@@ -65,7 +65,7 @@ SENTENCES: Shape = record({"source_sentence": NON_EMPTY, "sentences": text_list(
 _PAIR: Shape = listing(NON_EMPTY, minItems=1, maxItems=2)
 
 
-class Tei(Schema):
+class Tei(Dialect):
     """One of TEI's routes. Too many tokens are refused unless `truncate` is true, as by TEI's own defaults.
 
     Attributes:

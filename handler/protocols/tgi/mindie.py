@@ -11,7 +11,7 @@ from typing import Any
 
 from handler.core.framing import JSON_TEXTS, SSE, TOKEN_SLOTS, Framing
 from handler.core.values import Request, Token, keep_last
-from handler.protocols.kernel.base import ParsedRequest, Schema, TokenLine
+from handler.protocols.kernel.base import Dialect, ParsedRequest, TokenLine
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, named, read_all
 from handler.protocols.kernel.readers.values import integer
@@ -66,7 +66,7 @@ _WITHOUT_EFFECT = {"typical_p": 1.0, "watermark": False}
 """MindIE accepts these without effect. Values other than these defaults are listed in the answer's header."""
 
 
-class Mindie(Schema):
+class Mindie(Dialect):
     """One object, or events. Null means absent everywhere, as in MindIE's own example."""
 
     name = "mindie"

@@ -7,7 +7,7 @@ from typing import Any
 
 from handler.core.framing import KEEP_ALIVE, SSE
 from handler.core.values import Finish, Request, keep_last
-from handler.protocols.kernel.base import ParsedRequest, Schema, Timing
+from handler.protocols.kernel.base import Dialect, ParsedRequest, Timing
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.http_response import Headers
 from handler.protocols.kernel.parameters import Parameter, Table, named, read_all
@@ -43,7 +43,7 @@ class Document(DocumentReply):
         return any(sequence.tokens for sequence in self._sequences)
 
 
-class Tgi(TgiFormat, Schema):
+class Tgi(TgiFormat, Dialect):
     """One of TGI's routes.
 
     Args:

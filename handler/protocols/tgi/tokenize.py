@@ -14,7 +14,7 @@ from handler.core.text import Prompt, spans
 from handler.core.values import Request
 from handler.protocols.assistant.template import READERS, read_template
 from handler.protocols.assistant.tools.prompt import lay_out
-from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.messages import read_messages
@@ -35,7 +35,7 @@ _NO_EFFECT |= CHAT.parameters.keys() - {*_SHAPING, "truncate_prompt_tokens"}
 _PART = 1 << 10  # tokens whose JSON is made at a time; it holds the GIL, and so does freeing what it was made of
 
 
-class _TgiTokenize(Schema):
+class _TgiTokenize(Dialect):
     """Of a generate body only `inputs` counts; as in TGI, `truncate` has no effect."""
 
     name = "tgi_tokenize"

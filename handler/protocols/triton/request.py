@@ -11,7 +11,7 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import FieldNames, Request, Sampling
-from handler.protocols.kernel.base import ParsedRequest, Schema
+from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import ParsedParameters, read_all
 from handler.protocols.kernel.readers.body import report_unknown
@@ -45,7 +45,7 @@ class Route(Enum):
     SHAPE = "shape"
 
 
-class Triton(Schema):
+class Triton(Dialect):
     """`/generate`, `/generate_stream`, and bodies with `text_input` on other routes."""
 
     errors = ERRORS

@@ -13,7 +13,7 @@ import pytest
 
 from handler.core.framing import Framing
 from handler.protocols.anthropic.request import AnthropicCount
-from handler.protocols.kernel.base import Schema
+from handler.protocols.kernel.base import Dialect
 from handler.protocols.tgi.tokenize import CHAT_TOKENIZE, TOKENIZE
 from handler.serving.admission import MOST_TOKENIZING, TOKENIZER_THREADS, Admission
 from handler.serving.model import ServedModel
@@ -24,7 +24,7 @@ from tests.services import echo_service
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
 
-async def ask(service: ServedModel, schema: Schema, body: Any) -> tuple[int, Any]:
+async def ask(service: ServedModel, schema: Dialect, body: Any) -> tuple[int, Any]:
     finished = asyncio.Event()
 
     def on_bytes(task: RequestTask) -> None:
@@ -78,7 +78,7 @@ def test_what_is_beyond_the_bound_is_told_to_come_again(
 
 @pytest.mark.parametrize(("schema", "beside"), [(TOKENIZE, 0), (CHAT_TOKENIZE, 1)])
 def test_a_long_answer_is_made_in_parts_that_hold_nobody_up(
-    monkeypatch: pytest.MonkeyPatch, schema: Schema, beside: int
+    monkeypatch: pytest.MonkeyPatch, schema: Dialect, beside: int
 ) -> None:
     encoded: list[Any] = []
     encode = Framing.encode

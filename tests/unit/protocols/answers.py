@@ -9,7 +9,7 @@ from typing import Any
 from handler.core.errors import GenerationFailed, ServingError
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Finish, Logits, Token
-from handler.protocols.kernel.base import Schema
+from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.http_response import HttpResponse
 from handler.protocols.kernel.readers.body import decode
@@ -100,7 +100,7 @@ def refused(error: ServingError) -> list[Delta]:
 
 
 def answer(
-    schema: str | Schema, body: Any, script: list[Delta] | None = None, context: ServerContext = CONTEXT
+    schema: str | Dialect, body: Any, script: list[Delta] | None = None, context: ServerContext = CONTEXT
 ) -> HttpResponse:
     """What the client gets: the whole body, however many pieces it came in."""
     dialect, value = DIALECTS[schema] if isinstance(schema, str) else schema, None
@@ -136,6 +136,6 @@ def answer(
     return HttpResponse(200, call.reply.content_type, sent)
 
 
-def value(schema: str | Schema, body: Any, script: list[Delta] | None = None, context: ServerContext = CONTEXT) -> Any:
+def value(schema: str | Dialect, body: Any, script: list[Delta] | None = None, context: ServerContext = CONTEXT) -> Any:
     """The answer's JSON."""
     return json.loads(answer(schema, body, script, context).body)

@@ -13,7 +13,7 @@ from handler.core.errors import NotJson
 from handler.core.nesting import MAX_DEPTH
 from handler.core.values import Task
 from handler.protocols import registry
-from handler.protocols.kernel.base import Schema
+from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.readers.body import decode, decode_in_python
 
 TWICE = b'{"a":1,"b":2,"a":{"c":3,"c":4}}'
@@ -98,7 +98,7 @@ DIALECTS = [
 
 
 @pytest.mark.parametrize("dialect", {dialect.name: dialect for dialect in DIALECTS}.values(), ids=lambda one: one.name)
-def test_a_key_that_stands_twice_is_read_as_the_original_does(dialect: Schema) -> None:
+def test_a_key_that_stands_twice_is_read_as_the_original_does(dialect: Dialect) -> None:
     is_strict = dialect.name.startswith(STRICT) and dialect.name != "tgi_compat"  # that is LMI's
     if is_strict:
         with pytest.raises(NotJson, match=r'the key "[ac]" stands twice'):

@@ -17,7 +17,7 @@ from handler.core.text import Vocabulary
 from handler.core.values import BY_HANDLER, Adapter, Sampling
 from handler.engines.base import Capabilities, EngineConfig
 from handler.engines.openai.kinds import KINDS
-from handler.protocols.kernel.base import Schema
+from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import Parameter
 from handler.protocols.kernel.readers.values import number
@@ -46,7 +46,7 @@ SETTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
 """Engine, the version of its double, and options."""
 
 VOCABULARY = Vocabulary([b"%d" % number for number in range(10)])
-DIALECTS: dict[str, tuple[Schema, matrix.Values]] = {
+DIALECTS: dict[str, tuple[Dialect, matrix.Values]] = {
     matrix.PARAMETERS: (SCHEMAS["lmi"], matrix.VALUES),
     matrix.TENSORS: (SCHEMAS["lmi"], matrix.TENSOR_VALUES),
     matrix.CHAT: (SCHEMAS["lmi"], matrix.CHAT_VALUES),

@@ -9,7 +9,7 @@ import pytest
 
 from handler.core.framing import JSON, Framing
 from handler.core.values import Delta, Finish, Task
-from handler.protocols.kernel.base import Schema
+from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.lmi.embedding import LmiEmbedding
 from handler.protocols.openai.embeddings import OpenAiEmbeddings
@@ -35,7 +35,7 @@ def numbers(value: Any) -> int:
         (LmiEmbedding(), {"inputs": "a"}),
     ],
 )
-def test_each_vector_is_encoded_when_it_comes(monkeypatch: pytest.MonkeyPatch, schema: Schema, body: Any) -> None:
+def test_each_vector_is_encoded_when_it_comes(monkeypatch: pytest.MonkeyPatch, schema: Dialect, body: Any) -> None:
     encoded: list[int] = []
     encode = Framing.encode
 

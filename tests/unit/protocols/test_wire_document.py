@@ -30,7 +30,7 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.values import Task
-from handler.protocols.kernel.base import Schema
+from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.schema.types import components_of
 from handler.protocols.openapi.document import DESCRIPTIONS, OPERATIONS
 from handler.protocols.registry import POOLED_ROUTES, POOLED_SCHEMAS, ROOTS, ROUTES, SCHEMAS, DispatchByField
@@ -71,7 +71,7 @@ ERRORS: dict[str, ServingError] = {
     "a bug of the server": InternalError("internal error"),
 }
 
-COLUMNS: dict[str, Schema] = {
+COLUMNS: dict[str, Dialect] = {
     "[LMI](lmi.md)": SCHEMAS["lmi"],
     "[TGI](tgi.md)": ROUTES["/generate"],
     "[OpenAI](openai.md)": ROUTES["/v1/chat/completions"],
@@ -158,7 +158,7 @@ def render(text: str) -> str:
     return text
 
 
-def _error(schema: Schema, error: ServingError) -> str:
+def _error(schema: Dialect, error: ServingError) -> str:
     """The status, and the code or the type."""
     answer = schema.errors.whole(error)
     body = json.loads(answer.body)
@@ -167,7 +167,7 @@ def _error(schema: Schema, error: ServingError) -> str:
     return f"{answer.status} `{kinds[0]}`" if kinds else str(answer.status)
 
 
-def _fields(schema: Schema) -> Iterator[tuple[str, str | None]]:
+def _fields(schema: Dialect) -> Iterator[tuple[str, str | None]]:
     """Each dialect of a route, with the field that selects it; the first one has none."""
     if not isinstance(schema, DispatchByField):
         yield schema.name, None

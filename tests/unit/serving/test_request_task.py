@@ -9,7 +9,7 @@ import pytest
 
 from handler.core.errors import GenerationFailed, ServingError, Unavailable
 from handler.core.framing import dumps
-from handler.protocols.kernel.base import Schema
+from handler.protocols.kernel.base import Dialect
 from handler.protocols.registry import ROUTES
 from handler.serving.request_task import RequestTask
 from tests.stepped import Bench, ask, benches, text_of
@@ -22,7 +22,7 @@ OUTCOMES = ("ok", "failed", "refused", "overloaded", "cancelled")
 class Begun:
     """A request that has begun: its first token has come. `told` counts the host's callbacks."""
 
-    def __init__(self, bench: Bench, body: Any, schema: Schema | None = None) -> None:
+    def __init__(self, bench: Bench, body: Any, schema: Dialect | None = None) -> None:
         self.bench = bench
         self.told = 0
         self.task = bench.model.open({}, schema, on_bytes=self._on_bytes)

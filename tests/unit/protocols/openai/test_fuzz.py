@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import ServingError
-from handler.protocols.kernel.base import Schema
+from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.readers.messages import ROLES
 from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
 from handler.protocols.openai.parameters import COMPLETIONS as COMPLETIONS_TABLE
@@ -50,7 +50,7 @@ completions = st.fixed_dictionaries(
 )
 
 
-def check(schema: Schema, body: Any) -> None:
+def check(schema: Dialect, body: Any) -> None:
     asked = json.dumps(body)
     try:
         call = schema.parse(body, NAMED)
