@@ -79,7 +79,7 @@ def _by_field(mode: Dialect, chat: Dialect) -> DispatchByField:
     )
 
 
-SCHEMAS: dict[str, Dialect] = {name: _by_field(mode, Chat(mode)) for name, mode in _MODES.items()}
+INVOCATIONS: dict[str, Dialect] = {name: _by_field(mode, Chat(mode)) for name, mode in _MODES.items()}
 """Dialects of /invocations by the mode's name, with LMI's chat."""
 
 ROOTS: dict[str, Dialect] = {"tgi": Tgi("tgi", array=True, full_text=True), "mindie": Mindie()}
@@ -116,7 +116,7 @@ POOLED_ROUTES: dict[Task, dict[str, Dialect]] = {
 }
 """The same of models that compute something else of a text."""
 
-POOLED_SCHEMAS: dict[Task, Dialect] = {
+POOLED_INVOCATIONS: dict[Task, Dialect] = {
     Task.EMBEDDING: DispatchByField(LmiEmbedding(), {"input": _EMBEDDINGS}),
     Task.RERANK: _RANKS,
     Task.CLASSIFICATION: _PREDICT,
@@ -127,8 +127,10 @@ POOLED_SCHEMAS: dict[Task, Dialect] = {
 def dialects() -> dict[str, Dialect]:
     """Return every dialect by its name, those of a body's field too."""
     pooled = [schema for by_path in POOLED_ROUTES.values() for schema in by_path.values()]
-    generating = [*_MODES.values(), *ROOTS.values(), *ROUTES.values(), *SCHEMAS.values()]
-    return {one.name: one for schema in (*generating, *pooled, *POOLED_SCHEMAS.values()) for one in dialects_of(schema)}
+    generating = [*_MODES.values(), *ROOTS.values(), *ROUTES.values(), *INVOCATIONS.values()]
+    return {
+        one.name: one for schema in (*generating, *pooled, *POOLED_INVOCATIONS.values()) for one in dialects_of(schema)
+    }
 
 
 def dialects_of(schema: Dialect) -> tuple[Dialect, ...]:
@@ -148,10 +150,10 @@ def choose(rolling_batch: str, tgi_compat: bool, openai_compat: bool, task: Task
         tgi_compat: answers have the form of Hugging Face's containers.
         openai_compat: chats are answered as on /v1/chat/completions.
     """
-    if task in POOLED_SCHEMAS:
-        return _BY_TEI if tgi_compat and task is Task.EMBEDDING else POOLED_SCHEMAS[task]
+    if task in POOLED_INVOCATIONS:
+        return _BY_TEI if tgi_compat and task is Task.EMBEDDING else POOLED_INVOCATIONS[task]
     name = "dynamic_batch" if rolling_batch == "disable" else "tgi_compat" if tgi_compat else "lmi"
-    return _by_field(_MODES[name], ROUTES["/v1/chat/completions"]) if openai_compat else SCHEMAS[name]
+    return _by_field(_MODES[name], ROUTES["/v1/chat/completions"]) if openai_compat else INVOCATIONS[name]
 
 
 _BY_TEI = DispatchByField(_EMBED, {"input": _EMBEDDINGS})

@@ -249,7 +249,7 @@ def test_a_message_that_nothing_says_is_noticed() -> None:
 # -- statuses, streams, states -----------------------------------------------------------------------------------------
 
 PATHS: Mapping[str, Dialect] = {
-    "/invocations": registry.SCHEMAS["lmi"],
+    "/invocations": registry.INVOCATIONS["lmi"],
     "/generate": registry.ROUTES["/generate"],
     "/v1/chat/completions": registry.ROUTES["/v1/chat/completions"],
     "/v1/messages": registry.ROUTES["/v1/messages"],

@@ -30,7 +30,7 @@ from handler.protocols.openapi.document import (
     components,
     document,
 )
-from handler.protocols.registry import POOLED_ROUTES, ROUTES, SCHEMAS, DispatchByField, dialects
+from handler.protocols.registry import INVOCATIONS, POOLED_ROUTES, ROUTES, DispatchByField, dialects
 from handler.protocols.rerank import request as rerank
 from handler.protocols.tei import request as tei
 from handler.protocols.tensors import inputs as tensors
@@ -86,7 +86,7 @@ def values_of(kind: str, body: str) -> list[Any]:
 def test_it_is_valid(locked: bool, has_sessions: bool) -> None:
     """With the requests of every mode, each under a path of its own."""
     routes = [
-        *(DocumentedRoute(f"/{mode}", ["POST"], schema, takes_calls=True) for mode, schema in SCHEMAS.items()),
+        *(DocumentedRoute(f"/{mode}", ["POST"], schema, takes_calls=True) for mode, schema in INVOCATIONS.items()),
         *(DocumentedRoute(path, [method]) for method, path in OPERATIONS),
     ]
     found = json.loads(dumps(document(routes, ECHO, locked=locked, has_sessions=has_sessions)))

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from handler.http.asgi import Endpoint
 from handler.http.routes.pages import ASSETS
 from handler.http.security.api_keys import ApiKeys, Keys
-from handler.protocols.registry import SCHEMAS
+from handler.protocols.registry import INVOCATIONS
 from tests.app.server import serve
 from tests.servers import LiveServer, http, wait_for
 
@@ -163,7 +163,7 @@ async def _hello(scope: Any, receive: Any, send: Any) -> None:
 
 def test_a_route_of_any_kind_is_locked() -> None:
     """Not only those that are made of our Endpoint; and one takes over the form of those under the same name."""
-    other = Endpoint({"POST": _hello}, errors=SCHEMAS["tgi_compat"].errors)
+    other = Endpoint({"POST": _hello}, errors=INVOCATIONS["tgi_compat"].errors)
     routes = [Route("/v9/plain", _Plain()), Route("/v9/generate", other), Route("/alone", _Plain())]
     sent: list[Any] = []
 

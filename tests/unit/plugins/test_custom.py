@@ -16,7 +16,7 @@ from handler.plugins.custom_response import with_formatter
 from handler.plugins.functions import InputFormatter, OutputFormatter, Style
 from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.readers.body import decode
-from handler.protocols.registry import SCHEMAS
+from handler.protocols.registry import INVOCATIONS
 from tests.unit.protocols.answers import CONTEXT, deltas, with_tops
 
 Function = Callable[..., Any]
@@ -24,7 +24,7 @@ Function = Callable[..., Any]
 
 def call(function: Function, body: dict[str, Any], style: Style = Style.OUTPUT, schema: str = "lmi") -> ParsedRequest:
     body = {"inputs": "hi", **body}
-    plain = SCHEMAS[schema].parse(body, CONTEXT)
+    plain = INVOCATIONS[schema].parse(body, CONTEXT)
     return with_formatter(plain, OutputFormatter("f", function, style), body, None, tgi_compat=schema == "tgi_compat")
 
 
@@ -280,7 +280,7 @@ def test_a_request_input_becomes_a_body_and_is_kept() -> None:
 
 
 def test_its_result_is_checked_like_any_body() -> None:
-    parse = SCHEMAS["lmi"].parse
+    parse = INVOCATIONS["lmi"].parse
     value = read(lambda item: TextInput(input_text="hi", parameters={"top_p": 7}))
     with pytest.raises(InvalidParameter, match="top_p=7"):
         parse(value, CONTEXT)

@@ -14,11 +14,11 @@ from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.http_response import HttpResponse
 from handler.protocols.kernel.readers.body import decode
 from handler.protocols.openapi.document import DESCRIPTIONS
-from handler.protocols.registry import POOLED_ROUTES, POOLED_SCHEMAS, ROOTS, ROUTES, SCHEMAS, dialects_of
+from handler.protocols.registry import INVOCATIONS, POOLED_INVOCATIONS, POOLED_ROUTES, ROOTS, ROUTES, dialects_of
 
-_POOLED = [*POOLED_SCHEMAS.values(), *(schema for routes in POOLED_ROUTES.values() for schema in routes.values())]
+_POOLED = [*POOLED_INVOCATIONS.values(), *(schema for routes in POOLED_ROUTES.values() for schema in routes.values())]
 
-DIALECTS = {**SCHEMAS, **{schema.name: schema for schema in (*ROOTS.values(), *ROUTES.values(), *_POOLED)}}
+DIALECTS = {**INVOCATIONS, **{schema.name: schema for schema in (*ROOTS.values(), *ROUTES.values(), *_POOLED)}}
 
 STREAMED = {name for name, described in DESCRIPTIONS.items() if described.streams} - {"dynamic_batch"}
 """The dialects that stream where a body's `stream` says so, or always; dynamic batching does so by an option."""

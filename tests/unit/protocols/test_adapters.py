@@ -9,7 +9,7 @@ import pytest
 
 from handler.core.errors import ServingError
 from handler.core.values import Adapter
-from handler.protocols.registry import SCHEMAS
+from handler.protocols.registry import INVOCATIONS
 from tests.unit.protocols.answers import CAPABLE
 
 
@@ -31,7 +31,7 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 
 def names(schema: str, body: dict[str, Any]) -> list[str | None]:
-    found = SCHEMAS[schema].parse(body, CONTEXT)
+    found = INVOCATIONS[schema].parse(body, CONTEXT)
     assert not found.ignored
     return [request.adapter.name if request.adapter else None for request in found.requests]
 
@@ -86,8 +86,8 @@ def test_it_is_found(schema: str, body: dict[str, Any], wanted: list[str | None]
 )
 def test_what_is_refused(schema: str, body: dict[str, Any], wanted: str) -> None:
     with pytest.raises(ServingError) as caught:
-        SCHEMAS[schema].parse(body, CONTEXT)
-    assert SCHEMAS[schema].errors.status(caught.value) == 424
+        INVOCATIONS[schema].parse(body, CONTEXT)
+    assert INVOCATIONS[schema].errors.status(caught.value) == 424
     assert wanted in caught.value.message
 
 
@@ -95,4 +95,4 @@ def test_what_is_refused(schema: str, body: dict[str, Any], wanted: str) -> None
 def test_an_engine_without_adapters_says_why(body: dict[str, Any]) -> None:
     context = replace(CONTEXT, no_adapters="it was started without option.enable_lora=true")
     with pytest.raises(ServingError, match="the engine able serves no LoRA adapters: it was started without"):
-        SCHEMAS["lmi"].parse({"inputs": "x", **body}, context)
+        INVOCATIONS["lmi"].parse({"inputs": "x", **body}, context)

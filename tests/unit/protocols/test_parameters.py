@@ -21,7 +21,7 @@ from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import Parameter
 from handler.protocols.kernel.readers.values import number
-from handler.protocols.registry import ROOTS, SCHEMAS
+from handler.protocols.registry import INVOCATIONS, ROOTS
 from handler.protocols.tensors import inputs
 from tests import parameter_matrix as matrix
 from tests.doubles import using
@@ -47,9 +47,9 @@ SETTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
 
 VOCABULARY = Vocabulary([b"%d" % number for number in range(10)])
 DIALECTS: dict[str, tuple[Dialect, matrix.Values]] = {
-    matrix.PARAMETERS: (SCHEMAS["lmi"], matrix.VALUES),
-    matrix.TENSORS: (SCHEMAS["lmi"], matrix.TENSOR_VALUES),
-    matrix.CHAT: (SCHEMAS["lmi"], matrix.CHAT_VALUES),
+    matrix.PARAMETERS: (INVOCATIONS["lmi"], matrix.VALUES),
+    matrix.TENSORS: (INVOCATIONS["lmi"], matrix.TENSOR_VALUES),
+    matrix.CHAT: (INVOCATIONS["lmi"], matrix.CHAT_VALUES),
     matrix.TGI: (ROOTS["tgi"], matrix.TGI_VALUES),
     matrix.MINDIE: (ROOTS["mindie"], matrix.MINDIE_VALUES),
 }
@@ -153,7 +153,7 @@ def test_a_field_that_no_engine_maps_is_refused_by_name(setting: str, monkeypatc
         server = context(engine, options)
 
     def parse(value: float, server: ServerContext = server, **beside: object) -> None:
-        SCHEMAS["lmi"].parse({"inputs": "a", "parameters": {"pretended": value, **beside}}, server)
+        INVOCATIONS["lmi"].parse({"inputs": "a", "parameters": {"pretended": value, **beside}}, server)
 
     with pytest.raises(InvalidParameter, match=r"pretended=0\.1: is not available with num_beams > 1"):
         parse(0.1, ServerContext("any", unsupported={}), num_beams=2)

@@ -11,7 +11,7 @@ import pytest
 
 from handler.core.errors import InvalidParameter
 from handler.core.values import StructuredOutput
-from handler.protocols.registry import SCHEMAS
+from handler.protocols.registry import INVOCATIONS
 from handler.serving.preprocess import check_structured_output
 from tests.unit.protocols.answers import CAPABLE, DIALECTS
 
@@ -24,7 +24,7 @@ def guide(name: str, given: Any, **others: Any) -> StructuredOutput | None:
     body: dict[str, Any] = {"inputs": "a", "parameters": {name: given, **others}}
     if name == "response_format":
         body = {"messages": [{"role": "user", "content": "a"}], name: given}
-    return SCHEMAS["lmi"].parse(body, CAPABLE).requests[0].sampling.structured_output
+    return INVOCATIONS["lmi"].parse(body, CAPABLE).requests[0].sampling.structured_output
 
 
 @pytest.mark.parametrize(
@@ -167,5 +167,5 @@ def test_an_engine_that_follows_none_refuses_in_the_clients_words(name: str, giv
     if name == "response_format":
         body, prefix = {"messages": [{"role": "user", "content": "a"}], name: given}, ""
     with pytest.raises(InvalidParameter, match="the engine able lacks it: it follows no guide") as caught:
-        SCHEMAS["lmi"].parse(body, context)
+        INVOCATIONS["lmi"].parse(body, context)
     assert str(caught.value).startswith(f'{prefix}{name}={{"type": ')

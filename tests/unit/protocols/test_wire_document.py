@@ -33,7 +33,7 @@ from handler.core.values import Task
 from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.schema.types import components_of
 from handler.protocols.openapi.document import DESCRIPTIONS, OPERATIONS
-from handler.protocols.registry import POOLED_ROUTES, POOLED_SCHEMAS, ROOTS, ROUTES, SCHEMAS, DispatchByField
+from handler.protocols.registry import INVOCATIONS, POOLED_INVOCATIONS, POOLED_ROUTES, ROOTS, ROUTES, DispatchByField
 from tests.docs.pages import fill, table
 from tests.parameter_matrix import DOCUMENTS, section
 
@@ -72,7 +72,7 @@ ERRORS: dict[str, ServingError] = {
 }
 
 COLUMNS: dict[str, Dialect] = {
-    "[LMI](lmi.md)": SCHEMAS["lmi"],
+    "[LMI](lmi.md)": INVOCATIONS["lmi"],
     "[TGI](tgi.md)": ROUTES["/generate"],
     "[OpenAI](openai.md)": ROUTES["/v1/chat/completions"],
     "[Anthropic](anthropic.md)": ROUTES["/v1/messages"],
@@ -100,7 +100,7 @@ def dialects() -> str:
             for name, _ in _fields(schema):
                 routes[name][f"`{path}`"] = None
     fields: dict[str, dict[str, None]] = {name: {} for name in DESCRIPTIONS}
-    by_task = {Task.GENERATION: list(SCHEMAS.values()), **{task: [one] for task, one in POOLED_SCHEMAS.items()}}
+    by_task = {Task.GENERATION: list(INVOCATIONS.values()), **{task: [one] for task, one in POOLED_INVOCATIONS.items()}}
     for task, modes in by_task.items():
         for name, field in (pair for mode in modes for pair in _fields(mode)):
             key = f"`{field}`" if field else "`inputs`" if task is Task.GENERATION else "any other"

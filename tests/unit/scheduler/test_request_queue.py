@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.values import Request, Sampling
-from handler.protocols.registry import SCHEMAS
+from handler.protocols.registry import INVOCATIONS
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.request_queue import MAX_OVERTAKES, RequestQueue
 from tests.unit.protocols.answers import CONTEXT, DIALECTS
@@ -84,7 +84,7 @@ def test_a_request_has_the_priority_of_its_body(dialect: str) -> None:
     body = BODIES[dialect]
     assert {request.priority for request in DIALECTS[dialect].parse(body, CONTEXT).requests} == {-3}
     if "messages" in body:
-        assert SCHEMAS["lmi"].parse(body, CONTEXT).requests[0].priority == -3
+        assert INVOCATIONS["lmi"].parse(body, CONTEXT).requests[0].priority == -3
 
 
 def test_bodies_of_many_texts_take_turns() -> None:

@@ -19,7 +19,7 @@ from handler.engines.base import EngineInfo
 from handler.engines.echo.tokenizer import EchoTokenizer
 from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.registry import SCHEMAS
+from handler.protocols.registry import INVOCATIONS
 from handler.serving.large_bodies import LONG, is_long
 from handler.serving.preprocess import MAX_LOGITS, Preprocessor, request_id
 
@@ -65,7 +65,7 @@ CONTEXT = ServerContext(engine="able", adapters=Adapters(), no_adapters="")
 
 def intake(schema: str = "lmi", vocabulary: Vocabulary = BIG, **context: Any) -> Preprocessor:
     info = EngineInfo("able", "1", "none", "none", 1000)
-    return Preprocessor(SCHEMAS[schema], replace(CONTEXT, **context), Letters(vocabulary), lambda: info)
+    return Preprocessor(INVOCATIONS[schema], replace(CONTEXT, **context), Letters(vocabulary), lambda: info)
 
 
 def parse(preprocessor: Preprocessor, body: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> ParsedRequest:
@@ -147,7 +147,7 @@ def test_ids_that_are_none_are_refused() -> None:
     assert refusal(Request("", prompt_ids=())) == "'inputs' has no tokens"
     assert "inputs: 20000 is not in the vocabulary" in refusal(Request("", prompt_ids=(20_000,)))
     assert "inputs: -1 is not in the vocabulary" in refusal(Request("", prompt_ids=(-1,)))
-    bare = Preprocessor(SCHEMAS["lmi"], CONTEXT, EchoTokenizer(), lambda: None)
+    bare = Preprocessor(INVOCATIONS["lmi"], CONTEXT, EchoTokenizer(), lambda: None)
     with pytest.raises(InvalidPayload, match="no vocabulary of its own; send text"):
         bare.encode(Request("", prompt_ids=(1,)))
 

@@ -13,7 +13,7 @@ from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.context import NoAdapters
 from handler.protocols.lmi.chat import TABLE
 from handler.protocols.openai.parameters import CHAT
-from handler.protocols.registry import SCHEMAS
+from handler.protocols.registry import INVOCATIONS
 from tests.unit.protocols.answers import CONTEXT, answer, deltas, value, with_options
 
 USER = {"role": "user", "content": "hi"}
@@ -21,7 +21,7 @@ ASK = {"messages": [USER]}
 
 
 def parse(schema: str = "lmi", /, **body: Any) -> ParsedRequest:
-    return SCHEMAS[schema].parse({**ASK, **body}, CONTEXT)
+    return INVOCATIONS[schema].parse({**ASK, **body}, CONTEXT)
 
 
 def test_defaults_are_lmis() -> None:
@@ -98,7 +98,7 @@ def test_inputs_win_and_messages_beside_them_are_reported() -> None:
 
 @pytest.mark.parametrize("schema", ["lmi", "tgi_compat"])
 def test_null_messages_are_none_so_that_another_field_says_whose_a_body_is(schema: str) -> None:
-    found = SCHEMAS[schema].parse({"messages": None, "prompt": "x"}, CONTEXT)
+    found = INVOCATIONS[schema].parse({"messages": None, "prompt": "x"}, CONTEXT)
     assert (found.requests[0].prompt, list(found.ignored)) == ("x", [])
     assert "has no 'inputs'" in value(schema, {"messages": None})["error"]
 
@@ -179,7 +179,7 @@ def test_a_models_name_may_be_an_adapters() -> None:
 
     context = replace(CONTEXT, no_adapters="", adapters=Registered())
     for body, wanted in (({"model": "mine"}, mine), ({"adapters": "mine"}, mine), ({"model": "any"}, None)):
-        assert SCHEMAS["lmi"].parse({**ASK, **body}, context).requests[0].adapter == wanted
+        assert INVOCATIONS["lmi"].parse({**ASK, **body}, context).requests[0].adapter == wanted
 
 
 def test_a_stream_of_several_choices_counts_all() -> None:

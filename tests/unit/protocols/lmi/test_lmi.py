@@ -13,13 +13,13 @@ from handler.core.values import Delta, Finish, Request, Sampling
 from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.parameters import PARAMETERS
 from handler.protocols.kernel.readers.body import decode
-from handler.protocols.registry import SCHEMAS
+from handler.protocols.registry import INVOCATIONS
 from tests.unit.protocols.answers import CONTEXT, answer, deltas, value, with_options
 
 
 def parse(parameters: dict[str, Any] | None = None, *, schema: str = "lmi", **body: Any) -> ParsedRequest:
     full = {"inputs": "hi", **({} if parameters is None else {"parameters": parameters}), **body}
-    return SCHEMAS[schema].parse(full, CONTEXT)
+    return INVOCATIONS[schema].parse(full, CONTEXT)
 
 
 def request(**parameters: Any) -> Request:
@@ -171,12 +171,12 @@ TENSORRT = replace(CONTEXT, sampling_defaults={"top_k": 5, "top_p": 0.85, "tempe
 def test_an_engines_sampling_defaults_stand_for_what_is_not_named(
     schema: str, given: dict[str, Any], k: int, p: float, temperature: float
 ) -> None:
-    found = SCHEMAS[schema].parse({"inputs": "a", "parameters": given}, TENSORRT).requests[0].sampling
+    found = INVOCATIONS[schema].parse({"inputs": "a", "parameters": given}, TENSORRT).requests[0].sampling
     assert (found.top_k, found.top_p, found.temperature) == (k, p, temperature)
 
 
 def test_a_chat_has_sampling_defaults_of_its_own() -> None:
-    found = SCHEMAS["lmi"].parse({"messages": [{"role": "user", "content": "a"}]}, TENSORRT).requests[0].sampling
+    found = INVOCATIONS["lmi"].parse({"messages": [{"role": "user", "content": "a"}]}, TENSORRT).requests[0].sampling
     assert (found.do_sample, found.top_k, found.top_p, found.temperature) == (True, 0, 1.0, 1.0)
 
 
@@ -185,8 +185,8 @@ def test_one_most_likely_token_is_an_alternative_where_the_choice_is_drawn() -> 
     with pytest.raises(
         InvalidParameter, match=r"^parameters.top_n_tokens=1: the engine openvino lacks it: it has none"
     ):
-        SCHEMAS["lmi"].parse({"inputs": "a", "parameters": {"top_n_tokens": 1}}, context)
-    SCHEMAS["lmi"].parse({"inputs": "a", "parameters": {"top_n_tokens": 0, "logprobs": 1}}, context)
+        INVOCATIONS["lmi"].parse({"inputs": "a", "parameters": {"top_n_tokens": 1}}, context)
+    INVOCATIONS["lmi"].parse({"inputs": "a", "parameters": {"top_n_tokens": 0, "logprobs": 1}}, context)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_one_most_likely_token_is_an_alternative_where_the_choice_is_drawn() -> 
 def test_beams_are_refused_what_their_search_does_not_honour(parameters: dict[str, Any]) -> None:
     (name,) = parameters
     with pytest.raises(InvalidParameter, match=rf"^parameters\.{name}=.*: is not available with num_beams > 1"):
-        SCHEMAS["lmi"].parse({"inputs": "a", "parameters": {"num_beams": 2, **parameters}}, TENSORRT)
+        INVOCATIONS["lmi"].parse({"inputs": "a", "parameters": {"num_beams": 2, **parameters}}, TENSORRT)
 
 
 def test_aliases_that_contradict_each_other_are_refused() -> None:
@@ -216,7 +216,7 @@ def test_an_engines_limit_is_allowed_and_what_is_above_it_refused_unless_it_has_
     context = replace(CONTEXT, engine="able", limits={"temperature": 2.0})
 
     def read(**parameters: Any) -> float:
-        (found,) = SCHEMAS["lmi"].parse({"inputs": "hi", "parameters": parameters}, context).requests
+        (found,) = INVOCATIONS["lmi"].parse({"inputs": "hi", "parameters": parameters}, context).requests
         return found.sampling.temperature
 
     assert read(temperature=2, do_sample=True) == 2
@@ -287,7 +287,7 @@ def test_unknown_names_are_reported() -> None:
 
 def test_unknown_names_are_refused_where_that_is_asked() -> None:
     with pytest.raises(InvalidPayload, match=r"unknown names: parameters.temprature"):
-        SCHEMAS["lmi"].parse(
+        INVOCATIONS["lmi"].parse(
             {"inputs": "a", "parameters": {"temprature": 1}}, with_options(CONTEXT, unknown_parameters="refuse")
         )
 

@@ -14,7 +14,7 @@ from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Finish, Request
 from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.registry import SCHEMAS
+from handler.protocols.registry import INVOCATIONS
 from handler.protocols.tensors.inputs import TENSORS
 from tests.unit.protocols.answers import CAPABLE, answer, deltas, value
 
@@ -42,7 +42,7 @@ class Adapters:
 
 
 def parse(parameters: dict[str, Any], context: ServerContext = CAPABLE, /, **body: Any) -> ParsedRequest:
-    return SCHEMAS["lmi"].parse({"inputs": "hi", "parameters": parameters, **body}, context)
+    return INVOCATIONS["lmi"].parse({"inputs": "hi", "parameters": parameters, **body}, context)
 
 
 def request(context: ServerContext = CAPABLE, /, **parameters: Any) -> Request:
@@ -142,14 +142,14 @@ def test_ngrams_longer_than_any_sequence_may_repeat() -> None:
 
 @pytest.mark.parametrize("shape", [[0, 1, 5], [[0, 1, 5]]])
 def test_ids_stand_for_the_prompt(shape: Any) -> None:
-    (found,) = SCHEMAS["lmi"].parse({"parameters": {"input_ids": shape}}, CAPABLE).requests
+    (found,) = INVOCATIONS["lmi"].parse({"parameters": {"input_ids": shape}}, CAPABLE).requests
     assert (found.prompt_ids, found.prompt, found.names.prompt) == ((0, 1, 5), "a b<end>", "parameters.input_ids")
     shown = value("lmi", {"parameters": {"input_ids": shape, "details": True}}, context=CAPABLE)
     assert shown["details"]["inputs"] == "a b<end>"
 
 
 def test_ids_are_a_batch_of_one_under_dynamic_batching() -> None:
-    (found,) = SCHEMAS["dynamic_batch"].parse({"parameters": {"input_ids": [[4]]}}, CAPABLE).requests
+    (found,) = INVOCATIONS["dynamic_batch"].parse({"parameters": {"input_ids": [[4]]}}, CAPABLE).requests
     assert (found.prompt_ids, found.prompt) == ((4,), "c")
 
 
@@ -168,7 +168,7 @@ def test_ids_are_a_batch_of_one_under_dynamic_batching() -> None:
 )
 def test_wrong_ids_are_refused(ids: Any, wanted: str) -> None:
     with pytest.raises(InvalidParameter, match=r"^parameters\.input_ids=") as caught:
-        SCHEMAS["lmi"].parse({"parameters": {"input_ids": ids}}, CAPABLE)
+        INVOCATIONS["lmi"].parse({"parameters": {"input_ids": ids}}, CAPABLE)
     assert wanted in str(caught.value)
 
 
@@ -316,7 +316,7 @@ def test_a_task_is_the_adapter_of_that_number() -> None:
     assert refusal(context, lora_task_id=[8]) == "parameters.lora_task_id=[8]: no adapter of that number is registered"
     assert "an integer from 0" in refusal(context, lora_task_id=[-1])
     with pytest.raises(InvalidPayload, match="serves no LoRA adapters: it has none"):
-        SCHEMAS["lmi"].parse({"inputs": "a", "adapters": ["mine"]}, CAPABLE)
+        INVOCATIONS["lmi"].parse({"inputs": "a", "adapters": ["mine"]}, CAPABLE)
 
 
 # -- streams and outputs -----------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def test_streaming_is_stream() -> None:
         with pytest.raises(InvalidParameter, match=r"^parameters.streaming=\w+ contradicts 'stream'"):
             parse(parameters, **body)
     with pytest.raises(InvalidPayload, match=r"option.enable_streaming"):
-        SCHEMAS["dynamic_batch"].parse({"inputs": "a", "parameters": {"streaming": [True]}}, CAPABLE)
+        INVOCATIONS["dynamic_batch"].parse({"inputs": "a", "parameters": {"streaming": [True]}}, CAPABLE)
 
 
 def test_logits_are_asked_for_by_their_flag_or_by_their_name() -> None:
@@ -360,7 +360,7 @@ def test_logits_are_refused_where_the_engine_has_none() -> None:
 )
 def test_dynamic_batching_has_no_outputs(parameters: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameter, match="only available with rolling batch"):
-        SCHEMAS["dynamic_batch"].parse({"inputs": "a", "parameters": parameters}, CAPABLE)
+        INVOCATIONS["dynamic_batch"].parse({"inputs": "a", "parameters": parameters}, CAPABLE)
 
 
 small = st.integers(-2, 7) | st.booleans() | st.floats(-2, 2) | st.none() | st.sampled_from(["", "a", *SEED_000[:3]])
@@ -371,7 +371,7 @@ fields = st.dictionaries(st.sampled_from([*TENSORS, "outputs", "stream"]), neste
 @given(parameters=fields, prompt=st.none() | st.just("hi"), schema=st.sampled_from(["lmi", "dynamic_batch"]))
 def test_whatever_they_hold_they_are_read_or_refused(parameters: dict[str, Any], prompt: Any, schema: str) -> None:
     try:
-        call = SCHEMAS[schema].parse({"inputs": prompt, "parameters": parameters}, CAPABLE)
+        call = INVOCATIONS[schema].parse({"inputs": prompt, "parameters": parameters}, CAPABLE)
     except (InvalidParameter, InvalidPayload):
         return
     sampling = call.requests[0].sampling
