@@ -64,8 +64,8 @@ class App:
         invoke = Endpoint({"POST": Inference(model)})
         page = PageRoutes(model, lambda: self.routes, locked=bool(access.keys))
         own = [
-            Route(path, Endpoint({"POST": Inference(model, schema), **page.beside(path)}, errors=schema.errors))
-            for path, schema in model.routes.schemas.items()
+            Route(path, Endpoint({"POST": Inference(model, dialect), **page.beside(path)}, errors=dialect.errors))
+            for path, dialect in model.routes.dialects.items()
         ]
         self.routes = [
             *[Route(path, invoke) for path in INVOKE],

@@ -126,16 +126,18 @@ POOLED_INVOCATIONS: dict[Task, Dialect] = {
 
 def dialects() -> dict[str, Dialect]:
     """Return every dialect by its name, those of a body's field too."""
-    pooled = [schema for by_path in POOLED_ROUTES.values() for schema in by_path.values()]
+    pooled = [dialect for by_path in POOLED_ROUTES.values() for dialect in by_path.values()]
     generating = [*_MODES.values(), *ROOTS.values(), *ROUTES.values(), *INVOCATIONS.values()]
     return {
-        one.name: one for schema in (*generating, *pooled, *POOLED_INVOCATIONS.values()) for one in dialects_of(schema)
+        one.name: one
+        for dialect in (*generating, *pooled, *POOLED_INVOCATIONS.values())
+        for one in dialects_of(dialect)
     }
 
 
-def dialects_of(schema: Dialect) -> tuple[Dialect, ...]:
+def dialects_of(dialect: Dialect) -> tuple[Dialect, ...]:
     """Return the dialects of a route's bodies."""
-    return schema.dialects if isinstance(schema, DispatchByField) else (schema,)
+    return dialect.dialects if isinstance(dialect, DispatchByField) else (dialect,)
 
 
 def routes(root_schema: str, task: Task = Task.GENERATION) -> dict[str, Dialect]:

@@ -52,31 +52,31 @@ class InferenceRoutes:
 
     Args:
         model: the model's name.
-        schemas: the other dialects, by template.
+        dialects: those of the other routes, by template.
     """
 
-    def __init__(self, model: str, schemas: Mapping[str, Dialect]) -> None:
-        self.schemas = schemas
+    def __init__(self, model: str, dialects: Mapping[str, Dialect]) -> None:
+        self.dialects = dialects
         self._model = model
-        templates: dict[str, Dialect | None] = {**dict.fromkeys(INVOKE), **schemas}
+        templates: dict[str, Dialect | None] = {**dict.fromkeys(INVOKE), **dialects}
         names = (template for template in templates if "{version}" not in template)
         self._names = ", ".join(name.replace("{model}", model) for name in names)
-        self._patterns = [(re.compile(_pattern(template)), schema) for template, schema in templates.items()]
+        self._patterns = [(re.compile(_pattern(template)), dialect) for template, dialect in templates.items()]
 
     def has(self, path: str) -> bool:
         """Whether a route for inference matches, whatever model the path names."""
         return any(pattern.fullmatch(path) for pattern, _ in self._patterns)
 
-    def schema(self, path: str) -> Dialect | None:
+    def dialect(self, path: str) -> Dialect | None:
         """Return the dialect of a path; None stands for the configured one.
 
         Raises:
             InvalidPayload: there is no such route.
         """
-        for pattern, schema in self._patterns:
+        for pattern, dialect in self._patterns:
             match = pattern.fullmatch(path)
             if match is not None and self._is_served(match.groupdict()):
-                return schema
+                return dialect
         raise InvalidPayload(self.refusal(path))
 
     def refusal(self, path: str) -> str:
@@ -110,17 +110,17 @@ class Admission:
         if preprocessor.runs_model_py:
             self.formatters = FormatterThread(self._loop.call_soon_threadsafe)
 
-    async def decode(self, body: bytes, headers: Headers, schema: Dialect | None = None) -> Decoded:
+    async def decode(self, body: bytes, headers: Headers, dialect: Dialect | None = None) -> Decoded:
         """Decode a body; a model.py's input formatter runs on its own thread.
 
         Args:
-            schema: the route's own dialect.
+            dialect: the route's own.
 
         Raises:
             ServingError: as `Preprocessor.decode`.
         """
-        decode = functools.partial(self.preprocessor.decode, body, headers, schema)
-        if schema is None and self.formatters is not None and (title := self.preprocessor.input_formatter):
+        decode = functools.partial(self.preprocessor.decode, body, headers, dialect)
+        if dialect is None and self.formatters is not None and (title := self.preprocessor.input_formatter):
             decoded: Decoded = await self._end(self.formatters.submit(title, decode))
             return decoded
         return await self.run(len(body), decode)

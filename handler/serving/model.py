@@ -66,11 +66,11 @@ class ServedModel:
         tracer: Tracer | None = None,
     ) -> None:
         self.config = config
-        self.schema = registry.choose(config.rolling_batch, config.tgi_compat, config.openai_compat, context.task)
+        self.dialect = registry.choose(config.rolling_batch, config.tgi_compat, config.openai_compat, context.task)
         self.routes = InferenceRoutes(config.model_name, registry.routes(config.root_schema, context.task))
         whole = stepped and config.rolling_batch == "disable" and not config.enable_streaming
         self.preprocessor = Preprocessor(
-            self.schema, context, tokenizer, lambda: engine.info, formatters, validator, sessions, whole=whole
+            self.dialect, context, tokenizer, lambda: engine.info, formatters, validator, sessions, whole=whole
         )
         self.context = self.preprocessor.context
         self.admission = Admission(self.preprocessor, media_rules(config), stepped=stepped)
@@ -110,7 +110,7 @@ class ServedModel:
     def open(
         self,
         headers: Headers,
-        schema: Dialect | None = None,
+        dialect: Dialect | None = None,
         *,
         route: str | None = None,
         id: str = "",
@@ -122,7 +122,7 @@ class ServedModel:
 
         Args:
             headers: names in lower case.
-            schema: the dialect of the route that it came by; None stands for the configured one.
+            dialect: that of the route that it came by; None stands for the configured one.
             route: the path that the request names in place of the one it came by.
             id: by default what the headers say, or a new one.
             on_bytes: as in RequestTask.
@@ -130,35 +130,35 @@ class ServedModel:
         error: ServingError | None = None
         try:
             if route is not None:
-                schema = self.routes.schema(route)
-            self.preprocessor.check_headers(headers, schema)
+                dialect = self.routes.dialect(route)
+            self.preprocessor.check_headers(headers, dialect)
             self.check_room()
         except ServingError as refusal:
             error = refusal
         name = id or request_id(headers)
         stats = RequestStats(name, self.metrics, log_prompts=self.config.log_prompts, headers=headers)
-        task = self._make_task(stats, headers, schema, on_bytes)
+        task = self._make_task(stats, headers, dialect, on_bytes)
         if error is not None:
             task.refuse(error)
         return task
 
     def refused(
-        self, error: ServingError, schema: Dialect | None = None, *, id: str = "-", body: Any = None
+        self, error: ServingError, dialect: Dialect | None = None, *, id: str = "-", body: Any = None
     ) -> RequestTask:
         """Return the task of a request that is refused without being opened; it is counted.
 
         Args:
             body: the decoded body; None if it was not decoded.
         """
-        task = self._make_task(RequestStats(id, self.metrics), {}, schema, lambda task: None)
+        task = self._make_task(RequestStats(id, self.metrics), {}, dialect, lambda task: None)
         task.refuse(error, body)
         return task
 
     def _make_task(
-        self, stats: RequestStats, headers: Headers, schema: Dialect | None, on_bytes: Callable[[RequestTask], object]
+        self, stats: RequestStats, headers: Headers, dialect: Dialect | None, on_bytes: Callable[[RequestTask], object]
     ) -> RequestTask:
         tasks = self._tasks
-        task = RequestTask(self.admission, self.driver, stats, headers, schema, on_bytes, tasks.discard, self._batches)
+        task = RequestTask(self.admission, self.driver, stats, headers, dialect, on_bytes, tasks.discard, self._batches)
         tasks.add(task)
         return task
 

@@ -69,8 +69,8 @@ class Preprocessor:
     """Reads and checks requests. Thread-safe.
 
     Args:
-        schema: the dialect of the bodies, where a route has no dialect of its own.
-        context: what the schema needs to know of the rest.
+        dialect: that of the bodies, where a route has none of its own.
+        context: what the dialect needs to know of the rest.
         tokenizer: the engine's.
         engine_info: what the engine says of itself; None while it has not been loaded.
         formatters: what a model.py has the bodies read and the answers written by.
@@ -81,7 +81,7 @@ class Preprocessor:
 
     def __init__(
         self,
-        schema: Dialect,
+        dialect: Dialect,
         context: ServerContext,
         tokenizer: Tokenizer,
         engine_info: Callable[[], EngineInfo | None],
@@ -91,7 +91,7 @@ class Preprocessor:
         *,
         whole: bool = False,
     ) -> None:
-        self.schema = schema
+        self.dialect = dialect
         self._sessions = sessions
         self.large_bodies = LargeBodies()
         self.runs_model_py = formatters.input is not None or formatters.output is not None
@@ -113,11 +113,11 @@ class Preprocessor:
         self._validator = validator
         self._whole = whole
 
-    def check_headers(self, headers: Headers, schema: Dialect | None = None) -> None:
+    def check_headers(self, headers: Headers, dialect: Dialect | None = None) -> None:
         """Turn away, before the body is read, what no body could make good.
 
         Args:
-            schema: the route's own dialect.
+            dialect: the route's own.
 
         Raises:
             InvalidPayload, UnsupportedMedia: naming the header.
@@ -131,24 +131,24 @@ class Preprocessor:
         if encoding not in ("", "identity"):
             raise UnsupportedMedia(f"content-encoding {encoding!r} is not supported")
         media = media_type(headers)
-        if self._any_media if schema is None else schema.any_media:
+        if self._any_media if dialect is None else dialect.any_media:
             return
-        is_prompt = media == "text/plain" and schema is None
+        is_prompt = media == "text/plain" and dialect is None
         if not is_prompt and not _JSON_TYPES.fullmatch(media):
-            others = "" if schema is not None else " or text/plain"
+            others = "" if dialect is not None else " or text/plain"
             raise UnsupportedMedia(f"content type {media!r} is not supported; send application/json{others}")
 
-    def decode(self, body: bytes, headers: Headers, schema: Dialect | None = None) -> Decoded:
+    def decode(self, body: bytes, headers: Headers, dialect: Dialect | None = None) -> Decoded:
         """Decode a body. Call it for a large one by `large_bodies.submit`.
 
         Args:
-            schema: the route's own dialect, whose bodies no model.py reads.
+            dialect: the route's own, whose bodies no model.py reads.
 
         Raises:
             NotJson, TooLarge, Unavailable, FormatterFailed, BadRequest.
         """
         try:
-            return self._decode(body, headers, schema)
+            return self._decode(body, headers, dialect)
         except NotJson:
             media = media_type(headers)
             if _JSON_LINES.fullmatch(media) and (num_lines := sum(map(bool, map(bytes.strip, body.splitlines())))) > 1:
@@ -158,37 +158,37 @@ class Preprocessor:
                 ) from None
             raise
 
-    def _decode(self, body: bytes, headers: Headers, schema: Dialect | None) -> Decoded:
-        if schema is None and not _is_plain(headers) and (call := session_call(body)):
+    def _decode(self, body: bytes, headers: Headers, dialect: Dialect | None) -> Decoded:
+        if dialect is None and not _is_plain(headers) and (call := session_call(body)):
             return Decoded({}, session_call=call)
-        if schema is None and self._reader is not None:
+        if dialect is None and self._reader is not None:
             return Decoded(*self._reader.read(body, headers, session_of(self._sessions, headers)))
         if len(body) >= LARGE:
-            plain = schema is None and _is_plain(headers)
-            unique_keys = (schema or self.schema).unique_keys
+            plain = dialect is None and _is_plain(headers)
+            unique_keys = (dialect or self.dialect).unique_keys
             return Decoded(self.large_bodies.decode(body, plain=plain, unique_keys=unique_keys))
-        return Decoded(decode(body, unique_keys=schema.unique_keys) if schema else self._read_value(body, headers))
+        return Decoded(decode(body, unique_keys=dialect.unique_keys) if dialect else self._read_value(body, headers))
 
     def _read_value(self, body: bytes, headers: Headers) -> Any:
         """Decode a body of the configured dialect."""
         if _is_plain(headers):
             return {"inputs": decode_text(body)}
-        return decode(body, unique_keys=self.schema.unique_keys)
+        return decode(body, unique_keys=self.dialect.unique_keys)
 
     def close(self) -> None:
         self.large_bodies.close()
         if self._sessions is not None:
             self._sessions.end()
 
-    def parse(self, body: Decoded, headers: Headers, schema: Dialect | None = None) -> ParsedRequest:
+    def parse(self, body: Decoded, headers: Headers, dialect: Dialect | None = None) -> ParsedRequest:
         """What a decoded body asks for.
 
         Raises:
-            ServingError: what the schema says of a body that it refuses.
+            ServingError: what the dialect says of a body that it refuses.
         """
         if body.session_call:
-            return answer_call(self._sessions, body.session_call, headers, self.schema.errors)
-        call = (schema or self.schema).parse(body.value, self.context)
+            return answer_call(self._sessions, body.session_call, headers, self.dialect.errors)
+        call = (dialect or self.dialect).parse(body.value, self.context)
         if call.take_prompt is None:  # every model has a prompt's tokens
             for request in call.requests:
                 check_task(request, self.context.task)
@@ -198,9 +198,9 @@ class Preprocessor:
             call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
         if (session := session_of(self._sessions, headers)) is not None:
             call = call._replace(requests=[replace(request, session=session.id) for request in call.requests])
-        if schema is not None or self._output_formatter is None:
+        if dialect is not None or self._output_formatter is None:
             return call
-        compat = self.schema.name == "tgi_compat"
+        compat = self.dialect.name == "tgi_compat"
         return with_formatter(call, self._output_formatter, body.value, body.given, tgi_compat=compat, session=session)
 
     def encode(self, request: Request, media: Sequence[Medium] = ()) -> tuple[Request, Prompt]:

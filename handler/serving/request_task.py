@@ -31,7 +31,7 @@ class RequestTask:
 
     Args:
         headers: the request's, names in lower case.
-        schema: the route's own dialect; None stands for the configured one.
+        dialect: the route's own; None stands for the configured one.
         on_bytes: called with this task when there is something to take, when the engine begins to answer, and at the
             end; at the end of the engine's step, once for all that it brought.
         on_close: called once with this task, when its host has closed it.
@@ -49,8 +49,8 @@ class RequestTask:
     """
 
     __slots__ = (
-        "__weakref__", "_admission", "_background", "_batches", "_channel", "_content_type", "_driver", "_headers",
-        "_ids", "_in_batch", "_on_close", "_receiver", "_reply", "_schema", "_size", "_stats", "_threaded", "begun",
+        "__weakref__", "_admission", "_background", "_batches", "_channel", "_content_type", "_dialect", "_driver",
+        "_headers", "_ids", "_in_batch", "_on_close", "_receiver", "_reply", "_size", "_stats", "_threaded", "begun",
         "closed", "committed", "error", "finished", "notified", "on_bytes", "parsed", "status", "unsent",
     )  # fmt: skip
 
@@ -60,7 +60,7 @@ class RequestTask:
         driver: EngineDriver,
         stats: RequestStats,
         headers: Headers,
-        schema: Dialect | None,
+        dialect: Dialect | None,
         on_bytes: Callable[[RequestTask], object],
         on_close: Callable[[RequestTask], object],
         batches: DynamicBatcher | None = None,
@@ -69,7 +69,7 @@ class RequestTask:
         self._driver = driver
         self._stats = stats
         self._headers = headers
-        self._schema = schema
+        self._dialect = dialect
         self._batches = batches
         self._background: asyncio.Future[None] | None = None
         self._in_batch, self._size = False, 0  # of the body
@@ -149,9 +149,9 @@ class RequestTask:
             return
         value, self._size, admission = None, len(body), self._admission
         try:
-            decoded = await admission.decode(body, self._headers, self._schema)
+            decoded = await admission.decode(body, self._headers, self._dialect)
             value = decoded.value
-            parse = functools.partial(admission.preprocessor.parse, decoded, self._headers, self._schema)
+            parse = functools.partial(admission.preprocessor.parse, decoded, self._headers, self._dialect)
             parsed = await admission.run(self._size, parse)
         except Exception as error:  # one client's body must not stop the others
             return self.refuse(serving_error(error), value)
@@ -305,7 +305,7 @@ class RequestTask:
             errors = self.parsed.errors
         else:
             preprocessor = self._admission.preprocessor
-            errors = (self._schema or preprocessor.schema).errors_of(body, preprocessor.context)
+            errors = (self._dialect or preprocessor.dialect).errors_of(body, preprocessor.context)
         answer = errors.whole(error)
         self.status, self._content_type = answer.status, answer.content_type
         self.error = error.with_traceback(None)  # a traceback names this task: a cycle

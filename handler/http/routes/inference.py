@@ -26,22 +26,22 @@ class Inference:
     """An ASGI application.
 
     Args:
-        schema: the route's own dialect; None: the configured one.
+        dialect: the route's own; None: the configured one.
     """
 
-    def __init__(self, model: ServedModel, schema: Dialect | None = None) -> None:
+    def __init__(self, model: ServedModel, dialect: Dialect | None = None) -> None:
         self._model = model
-        self._schema = schema
+        self._dialect = dialect
 
     @property
-    def schema(self) -> Dialect:
+    def dialect(self) -> Dialect:
         """The dialect of its bodies."""
-        return self._schema or self._model.schema
+        return self._dialect or self._model.dialect
 
     @property
     def is_configured(self) -> bool:
         """Whether its dialect is the configured one, whose routes take calls about sessions too."""
-        return self._schema is None
+        return self._dialect is None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: AnyExchange = scope["extensions"][EXCHANGE]
@@ -58,7 +58,7 @@ class Inference:
 
     def refused(self, error: ServingError, request_id: str) -> HttpResponse:
         """The dialect's answer to a request that was never put to the engine, which is counted."""
-        return self._model.refused(error, self._schema, id=request_id).take_whole()
+        return self._model.refused(error, self._dialect, id=request_id).take_whole()
 
     def _open(self, scope: Scope, exchange: AnyExchange) -> RequestTask:
         """Begin a request; it wakes `exchange` when there is something to answer."""
@@ -71,8 +71,8 @@ class Inference:
         names, id = scope["path_params"], scope["request_id"]
         name, version = names.get("model"), names.get("version", "1")
         if name not in (None, self._model.config.model_name) or version != "1":
-            return self._model.refused(ModelNotFound(name or "", version), self._schema, id=id)
-        return self._model.open(scope["headers_by_name"], self._schema, id=id, on_bytes=on_bytes)
+            return self._model.refused(ModelNotFound(name or "", version), self._dialect, id=id)
+        return self._model.open(scope["headers_by_name"], self._dialect, id=id, on_bytes=on_bytes)
 
     async def _parse(self, scope: Scope, receive: Receive, task: RequestTask) -> None:
         """Read the body and parse it. It is not kept while the answer is sent."""

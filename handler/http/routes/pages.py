@@ -100,7 +100,7 @@ def _served(route: Route, endpoint: Endpoint) -> DocumentedRoute:
     inference = next((one for one in handlers.values() if isinstance(one, Inference)), None)
     if inference is None:
         return DocumentedRoute(route.path_format, list(handlers))
-    return DocumentedRoute(route.path_format, list(handlers), inference.schema, takes_calls=inference.is_configured)
+    return DocumentedRoute(route.path_format, list(handlers), inference.dialect, takes_calls=inference.is_configured)
 
 
 async def _send_file(path: Path, scope: Scope, receive: Receive, send: Send, extra: Headers | None = None) -> None:

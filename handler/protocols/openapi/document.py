@@ -29,7 +29,7 @@ _HEADERS: Shape = {
 _LOCKED = {"description": "No key, or a wrong one", "headers": {"www-authenticate": {"schema": TEXT}}}
 
 
-_FOLDERS = dict.fromkeys(type(schema).__module__.rpartition(".")[0] for schema in dialects().values())
+_FOLDERS = dict.fromkeys(type(dialect).__module__.rpartition(".")[0] for dialect in dialects().values())
 _DIALECTS: list[Any] = [importlib.import_module(f"{folder}.openapi") for folder in _FOLDERS]
 
 DESCRIPTIONS: Mapping[str, Description] = {
@@ -48,13 +48,13 @@ class DocumentedRoute(NamedTuple):
     """A route.
 
     Attributes:
-        schema: for inference, the dialect of its bodies.
+        dialect: for inference, the dialect of its bodies.
         takes_calls: it takes calls about sessions.
     """
 
     path: str
     methods: Sequence[str]
-    schema: Dialect | None = None
+    dialect: Dialect | None = None
     takes_calls: bool = False
 
 
@@ -72,7 +72,7 @@ def document(
     for route in routes:
         for method in route.methods:
             operation = _operation(route, method, locked)
-            if has_sessions and route.schema is not None and method == "POST":
+            if has_sessions and route.dialect is not None and method == "POST":
                 operation["parameters"] = [dict(sessions.PARAMETER)]
                 if route.takes_calls:
                     sessions.add_calls(operation)
@@ -128,8 +128,8 @@ def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, A
     known = OPERATIONS.get((method, route.path))
     if known is not None:
         operation = _other(known)
-    elif route.schema is not None and method == "POST":
-        operation = _inference([DESCRIPTIONS[dialect.name] for dialect in dialects_of(route.schema)])
+    elif route.dialect is not None and method == "POST":
+        operation = _inference([DESCRIPTIONS[dialect.name] for dialect in dialects_of(route.dialect)])
     else:
         operation = {"summary": route.path, "tags": ["Other"], "responses": {"200": {"description": "It succeeded"}}}
     if locked and known is not None and known.open:

@@ -11,18 +11,18 @@ from handler.protocols.tei.answers import TeiError, TeiPrediction, TeiRank, TeiV
 from handler.protocols.tei.request import Tei, TeiEmbed, TeiPredict, TeiRerank, TeiSimilarity
 
 
-def nested_request(schema: type[Tei]) -> RequestShape:
+def nested_request(dialect: type[Tei]) -> RequestShape:
     """Make the schema of a body with its parameters under `parameters`."""
 
     def shape(context: ServerContext) -> Shape:
-        more = {**record({}, parameters(schema.table.parameters, context)), **schema.fields["parameters"]}
-        return record({"inputs": schema.fields["inputs"]}, {"parameters": more})
+        more = {**record({}, parameters(dialect.table.parameters, context)), **dialect.fields["parameters"]}
+        return record({"inputs": dialect.fields["inputs"]}, {"parameters": more})
 
     return shape
 
 
-def _request(schema: type[Tei]) -> RequestShape:
-    return request_shape(schema.fields, schema.table, *schema.fields)
+def _request(dialect: type[Tei]) -> RequestShape:
+    return request_shape(dialect.fields, dialect.table, *dialect.fields)
 
 
 DESCRIPTIONS: Mapping[str, Description] = {

@@ -12,7 +12,7 @@ ALL = routes("mindie")
 
 
 def found(path: str) -> str | None:
-    schema = InferenceRoutes("mine", ALL).schema(path)
+    schema = InferenceRoutes("mine", ALL).dialect(path)
     return None if schema is None else schema.name
 
 
