@@ -25,6 +25,7 @@ from handler.config.sources import (
     from_lmis_handler,
     from_overrides,
     named_engine,
+    of_lmis_version,
 )
 from handler.core.errors import ConfigError, Problem
 
@@ -60,6 +61,7 @@ def read_config(
     environ: Mapping[str, str] | None = None,
     settings: Iterable[Setting] = (),
     java: bool = False,
+    djl: str = "",
     auto: str = "openvino",
 ) -> Reading:
     """Read every source, check every value, and options against one another. Never raises.
@@ -70,6 +72,7 @@ def read_config(
         environ: the environment, `os.environ` by default.
         settings: the host's own; they beat all others. An equal value keeps the origin of the other source.
         java: DJL Serving's Java side runs, and reads its own keys.
+        djl: the version of that DJL Serving; "" where it is not known.
         auto: the engine where no option names one; "" where that is not known here.
     """
     environ, settings = os.environ if environ is None else environ, list(settings)
@@ -83,6 +86,7 @@ def read_config(
     found = [*from_foreign_variables(environ, named), *found]
     problems = [item for item in found if isinstance(item, Problem)]
     sources = [item for item in found if isinstance(item, Setting)]
+    sources = [*of_lmis_version(sources, environ, djl), *sources]
     sources = sources if java else from_lmis_handler(sources)
     engine = named_engine([*sources, *settings], auto)
     chosen = _choose(sources, settings, engine, problems)

@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import javaproperties
 
+from handler.config import lmi_version
 from handler.config.options import ENVIRONMENT, KNOWN, SERVER_ENVIRONMENT
 from handler.config.options.common import BY_ROLLING_BATCH, LLM_ENGINES, ROLLING_BATCHES, engine_name
 from handler.config.options.lookup import key_of
 from handler.config.options.option import shown
-from handler.config.options.variables import SECRET, Note, Own, translate
+from handler.config.options.variables import SECRET, SM_VLLM, Note, Own, translate
 from handler.core.errors import Problem
 
 
@@ -106,6 +107,30 @@ def from_foreign_variables(environ: Mapping[str, str], engine: str) -> Iterator[
             yield item
         elif item.name not in environ and item.name not in SECRET:
             yield Setting(key_of(item.name), item.value, f"environment variable {item.foreign}")
+
+
+def of_lmis_version(settings: list[Setting], environ: Mapping[str, str], djl: str) -> Iterator[Setting]:
+    """Yield what the configuration tells of LMI's release, weakest first; option.lmi_version itself beats it.
+
+    Args:
+        djl: the version of the DJL Serving that runs the handler; "" where none does.
+    """
+    for name in sorted(name for name in environ if name.startswith(SM_VLLM))[:1]:
+        yield Setting(lmi_version.KEY, str(lmi_version.ASYNC), f"environment variable {name}")
+    if (mode := lmis_async_mode(settings)) is not None:
+        yield Setting(lmi_version.KEY, str(lmi_version.ASYNC), mode.origin)
+    if (version := lmi_version.release_of(djl)) is not None:
+        yield Setting(lmi_version.KEY, str(version), f"DJL Serving {djl}")
+
+
+def lmis_async_mode(settings: Iterable[Setting]) -> Setting | None:
+    """Return the setting that chooses LMI's async mode: option.async_mode, or an async handler's name."""
+    last = {setting.key: setting for setting in settings}
+    switch, module = last.get("option.async_mode"), last.get("option.entryPoint")
+    if switch is not None and switch.value.strip().lower() == "true":
+        return switch
+    is_async = module is not None and module.value.strip().startswith("djl_python.") and "_async_" in module.value
+    return module if is_async else None
 
 
 def from_lmis_handler(settings: list[Setting]) -> list[Setting]:

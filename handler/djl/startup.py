@@ -75,17 +75,18 @@ def _is_refused_world(properties: Mapping[str, Any], version: DjlVersion) -> boo
     return world not in ("", "1") and version.steps_all_ranks and properties.get("rolling_batch") != "trtllm"
 
 
-def prepare(properties: Mapping[str, Any], version: DjlVersion | None) -> tuple[Config, Formatters]:
+def prepare(properties: Mapping[str, Any], version: DjlVersion | None, *, djl: str = "") -> tuple[Config, Formatters]:
     """Read the options and import the model directory's model.py, which runs it.
 
     Args:
         version: of the Java side that steps the handler; None: async mode.
+        djl: as in `read_properties`.
 
     Raises:
         ConfigError: with all problems: of options, of what this Java side cannot do, the model's files, model.py.
     """
     directory = Path(properties["model_dir"])
-    reading = read_properties(properties, asynchronous=version is None)
+    reading = read_properties(properties, asynchronous=version is None, djl=djl)
     for warning in reading.config.warnings:
         log.warning("%s", warning)
     if version is not None:
@@ -190,11 +191,14 @@ async def _wait_ready(model: ServedModel) -> None:
              info.name, info.version, info.device, info.dtype, info.max_total_tokens)  # fmt: skip
 
 
-def read_properties(properties: Mapping[str, Any], *, asynchronous: bool) -> Reading:
+def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: str = "") -> Reading:
     """Read the options from the model directory's serving.properties and the environment, as the Java side has them.
 
     Java hands over all options without their prefix, among properties of its own. So a key that is no option of ours
     is ignored; if it stands in the file, the file's reader refuses it.
+
+    Args:
+        djl: version of the djl_python that runs us, which is LMI's release unless an option names another.
     """
     directory = Path(properties["model_dir"])
     file = directory / "serving.properties"
@@ -206,7 +210,7 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool) -> Rea
     found_by_java = [*from_environment(environ), *(from_file(own_file) if own_file else ())]
     written = {item.key: item.value.strip() for item in found_by_java if isinstance(item, Setting)}
     settings = _settings(properties, written, asynchronous=asynchronous)
-    config, found, engine = read_config(properties=own_file, environ=environ, settings=settings, java=True)
+    config, found, engine = read_config(properties=own_file, environ=environ, settings=settings, java=True, djl=djl)
     problems += found
     if not asynchronous and config.rolling_batch == "disable":
         config = replace(config, warnings=(*config.warnings, *_lost_rolling_batch(found_by_java)))

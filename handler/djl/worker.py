@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import djl_python
 from djl_python import Input, Output
 
 from handler.core.errors import ConfigError, Unavailable
@@ -62,7 +63,7 @@ def _load_stepped(properties: Mapping[str, Any]) -> Output:
         if is_passive(properties, version):
             mode = Passive()
             return answer
-        config, formatters = prepare(properties, version)
+        config, formatters = prepare(properties, version, djl=djl_python.__version__)
         loop = WorkerLoop()
         model = loop.run(startup.load(config, formatters, Path(properties["model_dir"]), stepped=True))
         rolling = steps_rolling(config, properties, version)
@@ -76,7 +77,7 @@ async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[O
     """On djl_python's own loop, which is not ours to stop. Where it succeeds, the answer has those to all requests."""
     global mode
     with _start() as answer:
-        config, formatters = prepare(properties, None)
+        config, formatters = prepare(properties, None, djl=djl_python.__version__)
         model = await startup.load(config, formatters, Path(properties["model_dir"]), stepped=False)
         mode = Async(model, installed_version())
         read_ahead(installed_version())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from handler.config.lmi_version import OLDEST, LmiVersion, read_lmi_version
 from handler.config.options.option import (
     boolean,
     hosts,
@@ -120,6 +121,7 @@ class Options:
     dtype: str = option(precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available)", "option.data_type")
     tensor_parallel_degree: str = option(parallel_degree, "1", "number of devices for a model, or max; CPU engines have one", "option.tensor_parallel_size")
     replicas: str = option(number_or_auto, "1", "engines side by side, each a process with its own devices or its share of the cores, behind one queue (scaling.md); auto: as many as the devices allow; option.max_rolling_batch_size and option.kv_cache_gib are each one's")
+    lmi_version: LmiVersion = option(read_lmi_version, OLDEST, "the release of LMI whose schema and defaults are served (migrating/README.md); by default that of the DJL Serving that runs the handler, 0.36 with option.async_mode, LMI's async handlers or the variables of AWS's vLLM image, else 0.28")
     # how answers look
     output_formatter: str | None = option(string, None, "framing of answers: json, jsonlines or sse, by default json, or jsonlines (tgi_compat: sse) for streams; or the name of a model.py's output formatter (formatters.md), by default its only one")
     input_formatter: str | None = option(string, None, "the name of a model.py's input formatter (formatters.md), by default its only one")
