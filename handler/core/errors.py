@@ -18,8 +18,10 @@
         ├── InternalError    500    a bug of ours, caught at the edge so that it ends one request only
         ├── BadRequest       400    a wrong call about adapters, or a server without them
         ├── NotFound         404    a call about an unknown adapter
-        │   └── ModelNotFound       a request for another model
+        │   ├── ModelNotFound       a request for another model
+        │   └── RouteNotFound       a path that the server does not have
         ├── Unauthorized     401    no key, or a wrong one
+        ├── Forbidden        403    a host's name or a page's origin that is not let in
         ├── MethodNotAllowed 405    a method that the route does not have
         ├── Conflict         409    a name that is taken, or an adapter that is changing
         ├── NoRoom           507    the limit of adapters is reached
@@ -276,6 +278,15 @@ class ModelNotFound(NotFound):
     def __init__(self, name: str, version: str = "") -> None:
         super().__init__(f"Model not found: {name}")
         self.name, self.version = name, version
+
+
+class RouteNotFound(NotFound):
+    type = "ResourceNotFoundException"
+
+
+class Forbidden(BadRequest):
+    status = 403
+    type = "ForbiddenException"
 
 
 class MethodNotAllowed(BadRequest):

@@ -223,7 +223,8 @@ class Async:
             return output(self._writer.piece(dumps(value), last=True), _JSON)
         except Exception as bug:  # djl_python's own answer could not be read
             error = serving_error(bug)
-            return output(self._writer.failure(FRONT_END.whole(error), error), _JSON)
+            answer = FRONT_END.whole(error)
+            return output(self._writer.failure(answer, error), {**_JSON, **dict(answer.headers)})
 
     def _open(self, item: Item) -> None:
         try:

@@ -207,7 +207,8 @@ def streamed(pieces: Iterator[bytes], headers: Mapping[str, str]) -> Output:
 def refusal(error: ServingError) -> Output:
     """A failure that has no dialect."""
     answer, message = FRONT_END.whole(error), one_line(error.message)
-    return output(answer.body, {"Content-Type": answer.content_type}, status=answer.status, message=message)
+    headers = {"Content-Type": answer.content_type, **dict(answer.headers)}
+    return output(answer.body, headers, status=answer.status, message=message)
 
 
 def output(body: bytes, headers: Mapping[str, str], *, status: int = 200, message: str = "OK") -> Output:
@@ -218,8 +219,12 @@ def output(body: bytes, headers: Mapping[str, str], *, status: int = 200, messag
 
 
 def headers_of(task: RequestTask) -> dict[str, str]:
-    """Return the headers of an answer. Of a dialect's own, those about sessions pass: their answers need no engine."""
-    own = () if task.parsed is None or task.parsed.requests else task.dialect_headers()
+    """Return the headers of an answer. Of a dialect's own, those of errors pass, and those about sessions.
+
+    A request about a session needs no engine.
+    """
+    passes = task.error is not None or task.parsed is None or not task.parsed.requests
+    own = task.dialect_headers() if passes else ()
     return {
         "Content-Type": task.content_type,
         **ignored_header(task.ignored),

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from handler.config.config import Config
 from handler.config.loader import read_server_config
-from handler.core.errors import ConfigError, InvalidPayload
+from handler.core.errors import ConfigError, Forbidden, InvalidPayload, ModelNotFound, RouteNotFound
 from handler.http.asgi import Endpoint, headers_by_name, send_answer, send_error, send_json
 from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.routes.adapters import AdapterRoutes
@@ -92,13 +92,13 @@ class App:
         scope["request_id"] = request_id(headers)
         host = headers.get("host", "")
         if not self._hosts.admits(host):
-            return await send_error(scope, send, 403, "ForbiddenException", self._hosts.refusal(host))
+            return await send_error(scope, send, Forbidden(self._hosts.refusal(host)))
         self._cors.prepare(scope)
         if self._cors.is_preflight(scope):
             return await self._cors.answer_preflight(scope, send)
         if self._cors.is_forgery(scope):
             message = "a page of another origin may only send JSON under its own content type (--allow-origin)"
-            return await send_error(scope, send, 403, "ForbiddenException", message)
+            return await send_error(scope, send, Forbidden(message))
         admitted = self._keys.admits(scope)
         if scope["path"] == "/invocations" and (path := route_in_attributes(headers)) is not None:
             if self._model.routes.has(path):  # adapters are not for those who may only invoke
@@ -187,7 +187,7 @@ class App:
         if (refused := registry.refuse_path(scope["path"], self._model.context.task)) is not None:
             return await send_answer(scope, send, refused)
         message = "Requested resource is not found, please refer to API document."
-        await send_error(scope, send, 404, "ResourceNotFoundException", message)
+        await send_error(scope, send, RouteNotFound(message))
 
 
 # -- other servers than ours -------------------------------------------------------------------------------------
@@ -265,4 +265,4 @@ class MountedApp:
 
 
 async def _model_not_found(scope: Scope, send: Send) -> None:
-    await send_error(scope, send, 404, "ModelNotFoundException", f"Model not found: {scope['path_params']['model']}")
+    await send_error(scope, send, ModelNotFound(scope["path_params"]["model"]))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from handler.core.errors import MethodNotAllowed, TooLarge, TooSlow
+from handler.core.errors import MethodNotAllowed, ServingError, TooLarge, TooSlow
 from handler.core.event_loop import start_now
 from handler.core.framing import dumps
-from handler.protocols.kernel.errors import ErrorFormat, FrontEndError
+from handler.protocols.kernel.errors import SERVER, ErrorFormat
 from handler.protocols.kernel.http_response import HttpResponse, retry_headers
 
 Headers = list[tuple[bytes, bytes]]
@@ -34,7 +34,7 @@ class Endpoint:
     """A route's handlers, by method, as an ASGI application.
 
     Attributes:
-        errors: how the route's dialect refuses other methods; None: as DJL does.
+        errors: how the route refuses other methods, and requests without a key; None: as the server does.
     """
 
     handlers: Mapping[str, Handle]
@@ -51,10 +51,7 @@ class Endpoint:
         error = MethodNotAllowed("Request method is not allowed, please refer to API document.")
         allowed = [name for method in self.handlers for name in (method, *(("HEAD",) if method == "GET" else ()))]
         allow = [(b"allow", ", ".join(allowed).encode())]
-        if self.errors is not None:
-            await send_answer(scope, send, self.errors.whole(error), allow)
-        else:
-            await send_error(scope, send, error.status, error.type, error.message, allow)
+        await send_answer(scope, send, (self.errors or SERVER).whole(error), allow)
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) -> bytes | None:
@@ -113,7 +110,7 @@ async def send_start(
 
 
 async def send_answer(scope: Scope, send: Send, answer: HttpResponse, extra: Headers | None = None) -> None:
-    headers = [(b"content-length", str(len(answer.body)).encode()), *(extra or [])]
+    headers = [(b"content-length", str(len(answer.body)).encode()), *encoded(answer.headers), *(extra or [])]
     if _GIVEN_UP in scope:
         headers.append((b"connection", b"close"))
     await send_start(scope, send, answer.status, answer.content_type, headers, answer.retry_after)
@@ -124,8 +121,11 @@ async def send_json(scope: Scope, send: Send, status: int, value: Any, extra: He
     await send_answer(scope, send, HttpResponse(status, "application/json", dumps(value)), extra)
 
 
-async def send_error(
-    scope: Scope, send: Send, status: int, type: str, message: str, extra: Headers | None = None
-) -> None:
-    value: FrontEndError = {"code": status, "type": type, "message": message}
-    await send_json(scope, send, status, value, extra)
+async def send_error(scope: Scope, send: Send, error: ServingError) -> None:
+    """Refuse a request that no dialect answers."""
+    await send_answer(scope, send, SERVER.whole(error))
+
+
+def encoded(headers: Iterable[tuple[str, str]]) -> Headers:
+    """Return headers as ASGI has them."""
+    return [(name.encode(), value.encode()) for name, value in headers]

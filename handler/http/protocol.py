@@ -9,10 +9,10 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from handler.core.errors import Unavailable
+from handler.core.errors import BadRequest, Unavailable
 from handler.http.exchange import EXCHANGE, Exchange
-from handler.protocols.kernel.errors import FRONT_END
-from handler.protocols.kernel.http_response import retry_headers
+from handler.protocols.kernel.errors import FRONT_END, SERVER
+from handler.protocols.kernel.http_response import HttpResponse, retry_headers
 
 HEAD_SECONDS = 60.0  # that request line and headers may take, and a new connection until they come
 LINGER_SECONDS = 2.0
@@ -22,24 +22,33 @@ the last answer. Closing at once would reset the connection, and the client migh
 _MAX_HEAD = 1 << 16  # bytes of request line, headers and trailers; SageMaker's are a few hundred
 
 
-def _refusal(status: int, phrase: str, body: bytes, headers: str = "") -> bytes:
-    head = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{headers}"
-    return head.encode() + b"connection: close\r\n\r\n" + body
+class _HeadTooLarge(BadRequest):
+    status = 431
 
 
-def _bad_request(status: int, phrase: str, message: str) -> bytes:
-    body = b'{"code":%d,"type":"BadRequestException","message":"%b"}' % (status, message.encode())
-    return _refusal(status, phrase, body)
+def _refusal(answer: HttpResponse, phrase: str) -> bytes:
+    headers = [
+        ("content-type", answer.content_type),
+        ("content-length", str(len(answer.body))),
+        *retry_headers(answer.status, answer.retry_after),
+        *answer.headers,
+        ("connection", "close"),
+    ]
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    return f"HTTP/1.1 {answer.status} {phrase}\r\n{lines}\r\n".encode() + answer.body
+
+
+def _invalid() -> bytes:
+    return _refusal(SERVER.whole(BadRequest("this is no valid HTTP request")), "Bad Request")
+
+
+def _too_large() -> bytes:
+    error = _HeadTooLarge("the request's headers or trailers are too long")
+    return _refusal(SERVER.whole(error), "Request Header Fields Too Large")
 
 
 def _stopping() -> bytes:
-    answer = FRONT_END.whole(Unavailable("the server is stopping"))
-    headers = "".join(f"{name}: {value}\r\n" for name, value in retry_headers(answer.status))
-    return _refusal(answer.status, "Service Unavailable", answer.body, headers)
-
-
-_INVALID = _bad_request(400, "Bad Request", "this is no valid HTTP request")
-_TOO_LARGE = _bad_request(431, "Request Header Fields Too Large", "the request's headers or trailers are too long")
+    return _refusal(FRONT_END.whole(Unavailable("the server is stopping")), "Service Unavailable")
 
 
 class Protocol(HttpToolsProtocol):
@@ -137,9 +146,9 @@ class Protocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             if self._head_size <= _MAX_HEAD:
                 self.logger.warning("Invalid HTTP request received.")
-                return self._stop(_INVALID)
+                return self._stop(_invalid())
         if self._head_size + self._unparsed > _MAX_HEAD:
-            self._stop(_TOO_LARGE)
+            self._stop(_too_large())
         elif self._in_head and self._current is None and self.timeout_keep_alive_task is None:
             self._set_timer(HEAD_SECONDS, self.timeout_keep_alive_handler)
 

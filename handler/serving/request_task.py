@@ -50,8 +50,9 @@ class RequestTask:
 
     __slots__ = (
         "__weakref__", "_admission", "_background", "_batches", "_channel", "_content_type", "_dialect", "_driver",
-        "_headers", "_ids", "_in_batch", "_on_close", "_receiver", "_reply", "_size", "_stats", "_threaded", "begun",
-        "closed", "committed", "error", "finished", "notified", "on_bytes", "parsed", "status", "unsent",
+        "_error_headers", "_headers", "_ids", "_in_batch", "_on_close", "_receiver", "_reply", "_size", "_stats",
+        "_threaded", "begun", "closed", "committed", "error", "finished", "notified", "on_bytes", "parsed", "status",
+        "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +81,7 @@ class RequestTask:
         self._channel: Channel | None = None
         self.notified = False  # the driver's
         self._content_type = ""
+        self._error_headers: ResponseHeaders = ()
         self.on_bytes = on_bytes
         self._on_close = on_close
         self.parsed: ParsedRequest | None = None
@@ -108,7 +110,7 @@ class RequestTask:
     def dialect_headers(self) -> ResponseHeaders:
         """The dialect's own headers, for the answer that has begun."""
         if self.parsed is None or self.error is not None:
-            return ()
+            return self._error_headers
         return self.parsed.headers(None if self.streams else self._stats.timing())
 
     @property
@@ -134,7 +136,7 @@ class RequestTask:
 
     def take_whole(self) -> HttpResponse:
         """Return the whole answer of a request that does not stream, or was refused."""
-        return HttpResponse(self.status, self.content_type, self.take(), self.retry_after)
+        return HttpResponse(self.status, self.content_type, self.take(), self.retry_after, self.dialect_headers())
 
     def stream_end(self) -> bytes:
         """Return the end of a stream whose request was refused when the host had sent signs of life already."""
@@ -307,7 +309,7 @@ class RequestTask:
             preprocessor = self._admission.preprocessor
             errors = (self._dialect or preprocessor.dialect).errors_of(body, preprocessor.context)
         answer = errors.whole(error)
-        self.status, self._content_type = answer.status, answer.content_type
+        self.status, self._content_type, self._error_headers = answer.status, answer.content_type, answer.headers
         self.error = error.with_traceback(None)  # a traceback names this task: a cycle
         self.unsent[:] = [answer.body]
         self._stats.error = error.public

@@ -14,7 +14,6 @@ from starlette.types import Receive, Scope, Send
 
 from handler.core.errors import BadRequest, InvalidPayload, NotFound, ServingError
 from handler.http.asgi import Endpoint, read_body, send_error, send_json
-from handler.protocols.kernel.errors import FRONT_END
 from handler.protocols.kernel.readers.body import decode
 from handler.protocols.openapi.answers import AdapterChange, Adapters, DescribedAdapter
 from handler.scheduler.lora.calls import AdapterCall, read_adapter_call, required
@@ -60,7 +59,7 @@ class AdapterRoutes:
                         extra = [(name.encode(), text.encode()) for name, text in ignored_header(ignored).items()]
                         await send_json(scope, send, 200, value, extra)
                 except ServingError as error:
-                    await send_error(scope, send, FRONT_END.status(error), error.type, error.message)
+                    await send_error(scope, send, error)
 
         return handle
 

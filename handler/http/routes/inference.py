@@ -8,7 +8,7 @@ import time
 from starlette.types import Receive, Scope, Send
 
 from handler.core.errors import GenerationFailed, ModelNotFound, ServingError
-from handler.http.asgi import Headers, read_body, send_answer, send_start
+from handler.http.asgi import Headers, encoded, read_body, send_answer, send_start
 from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.http.streaming import BodyWriter, WholeBody
 from handler.protocols.kernel.base import Dialect, ParsedRequest
@@ -90,7 +90,7 @@ class Inference:
 
 async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTask, exchange: AnyExchange) -> None:
     """Write a request's answer as it comes, until the last byte or until the client is gone."""
-    ignored = list(ignored_header(parsed.ignored).items())
+    ignored = encoded(ignored_header(parsed.ignored).items())
     chunked = scope["http_version"] != "1.0"
     sign = parsed.keep_alive if chunked else b""
     started = False
@@ -101,7 +101,7 @@ async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTa
         silent = time.monotonic() - written_at
         if sign and silent >= KEEP_ALIVE:
             if not started:
-                await _start_stream(scope, send, parsed, _bytes([*parsed.headers(None), *ignored]))
+                await _start_stream(scope, send, parsed, [*encoded(parsed.headers(None)), *ignored])
                 started = True
             await send({"type": "http.response.body", "body": sign, "more_body": True})
             written_at, silent = time.monotonic(), 0.0
@@ -111,7 +111,7 @@ async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTa
         if started:  # what is refused now is the stream's end
             await send({"type": "http.response.body", "body": task.stream_end()})
         else:
-            await send_answer(scope, send, answer, _bytes([*task.dialect_headers(), *ignored]))
+            await send_answer(scope, send, answer, ignored)
     elif not chunked:  # the stream in one piece
         whole = WholeBody()
         stream_to(task, whole)
@@ -124,11 +124,11 @@ async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTa
         if body is None:
             error = GenerationFailed("the answer is too large to be sent whole; HTTP/1.1 has streams")
             return await send_answer(scope, send, parsed.errors.whole(error))
-        answer = HttpResponse(200, task.content_type, body)
-        await send_answer(scope, send, answer, _bytes([*task.dialect_headers(), *ignored]))
+        answer = HttpResponse(200, task.content_type, body, headers=task.dialect_headers())
+        await send_answer(scope, send, answer, ignored)
     else:
         if not started:
-            await _start_stream(scope, send, parsed, _bytes([*task.dialect_headers(), *ignored]))
+            await _start_stream(scope, send, parsed, [*encoded(task.dialect_headers()), *ignored])
         writer = BodyWriter(send, exchange)
         stream_to(task, writer)
         task.write_tokens_to(exchange)
@@ -161,7 +161,3 @@ async def _end_of(writer: BodyWriter, exchange: AnyExchange, sign: bytes) -> Non
                 writer.write(sign)
                 patience = KEEP_ALIVE
         await exchange.wait(patience)
-
-
-def _bytes(headers: list[tuple[str, str]]) -> Headers:
-    return [(name.encode(), value.encode()) for name, value in headers]

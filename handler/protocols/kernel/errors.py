@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, TypedDict
+from typing import Any, TypedDict, final
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError, TooLong
 from handler.core.framing import JSON
-from handler.protocols.kernel.http_response import HttpResponse
+from handler.protocols.kernel.http_response import Headers, HttpResponse
 from handler.protocols.kernel.schema.types import Count, NotRequired
 
 
@@ -39,6 +39,10 @@ class ErrorFormat:
                 break
         return error.status
 
+    def headers(self, error: ServingError) -> Headers:
+        """Return the dialect's own headers of an answer that is nothing but the error."""
+        return ()
+
     def body(self, error: ServingError) -> Any:
         """Render the body of an answer that is nothing but the error."""
         raise NotImplementedError
@@ -47,9 +51,14 @@ class ErrorFormat:
         """Render the last value of a stream that broke off."""
         return self.body(error)
 
-    def whole(self, error: ServingError) -> HttpResponse:
-        """Render the answer where nothing has been sent."""
+    def response(self, error: ServingError) -> HttpResponse:
+        """Render status and body of an answer where nothing has been sent. Override it for other framings."""
         return HttpResponse(self.status(error), JSON.content_type, JSON.encode(self.body(error)))
+
+    @final
+    def whole(self, error: ServingError) -> HttpResponse:
+        """Return the answer where nothing has been sent, with the dialect's own headers."""
+        return self.response(error)._replace(headers=self.headers(error))
 
 
 class FrontEndErrors(ErrorFormat):
@@ -64,4 +73,12 @@ class FrontEndErrors(ErrorFormat):
         return body
 
 
+class ServerErrors(FrontEndErrors):
+    """What the front end itself finds wrong, before a model is asked: it has no `error`."""
+
+    def body(self, error: ServingError) -> FrontEndError:
+        return {"code": self.status(error), "type": error.type, "message": error.message}
+
+
 FRONT_END = FrontEndErrors()
+SERVER = ServerErrors()

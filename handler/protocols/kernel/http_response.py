@@ -15,12 +15,14 @@ class HttpResponse(NamedTuple):
 
     Attributes:
         retry_after: seconds after which the client may come again; 0 where nobody knows.
+        headers: the dialect's own.
     """
 
     status: int
     content_type: str
     body: bytes
     retry_after: float = 0.0
+    headers: Headers = ()
 
 
 _BUSY = frozenset({429, 503, 529})

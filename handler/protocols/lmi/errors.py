@@ -46,10 +46,10 @@ class LmiErrors(FrontEndErrors):
             "code": self.status(error),
         }
 
-    def whole(self, error: ServingError) -> HttpResponse:
+    def response(self, error: ServingError) -> HttpResponse:
         framing, status = self._framing, self.status(error)
         if framing is JSON or status != 424 or isinstance(error, InvalidPayload):
-            return super().whole(error)
+            return super().response(error)
         return HttpResponse(status, framing.content_type, framing.encode(self.tail(error)) + framing.end)
 
 

@@ -89,7 +89,7 @@ class TgiErrors(ErrorFormat):
     def tail(self, error: ServingError) -> TgiError | MindieError:
         return self._value(self._failure(error, begun=True))
 
-    def whole(self, error: ServingError) -> HttpResponse:
+    def response(self, error: ServingError) -> HttpResponse:
         failure = self._failure(error, begun=self._has_begun())
         value = self._value(failure)
         if self._streams and failure.in_stream:

@@ -57,10 +57,10 @@ class TritonErrors(ErrorFormat):
             message = _not_found(error)
         return {"error": message}
 
-    def whole(self, error: ServingError) -> HttpResponse:
+    def response(self, error: ServingError) -> HttpResponse:
         if self._events and isinstance(error, GenerationFailed):
             return HttpResponse(self.status(error), EVENTS.content_type, EVENTS.encode(self.body(error)))
-        return super().whole(error)
+        return super().response(error)
 
 
 ERRORS = TritonErrors()

@@ -11,8 +11,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from handler.core.errors import InvalidParameter
+from handler.core.errors import InvalidParameter, ServingError
 from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.http_response import Headers
 from handler.protocols.registry import dialects
 from handler.scheduler.lora.registry import AdapterRegistry
 from tests.doubles import djl_python
@@ -107,6 +109,31 @@ def test_java_gets_a_failure_of_every_dialect(modes: Any, name: str, json_errors
     error = InvalidParameter("top_k=0: must be at least 1")
     for format in (dialect.errors, dialect.errors_of(None, ServerContext("echo"))):
         assert b"top_k=0: must be at least 1" in writer.failure(format.whole(error), error)
+
+
+def _trial(self: ErrorFormat, error: ServingError) -> Headers:
+    return (("x-trial", str(self.status(error))),)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_java_gets_the_headers_of_a_refusal(modes: Any, monkeypatch: pytest.MonkeyPatch, streaming: bool) -> None:
+    """In a dynamic batch alone it does not: such a batch has one set of headers for all its requests."""
+    monkeypatch.setattr(ErrorFormat, "headers", _trial)
+    properties = {"request_tracking_id": "one", "content-type": "application/json"}
+    rolling, dynamic = Bench(), Bench("disable")
+    writer = sys.modules["handler.djl.wire"].PieceWriter(modes.installed_version())
+    for body in (b"{", b'{"inputs": 1}', b'{"inputs": "a", "parameters": {"top_p": 2}}'):
+        assert b"batch_0_x-trial" not in writer.step(rolling.step(ask("a", 1)))
+        assert writer.step(rolling.step(body)).count(b"batch_0_x-trial") == 1
+        mode = modes.Dynamic(dynamic.model, dynamic.loop)
+        mode._streaming = streaming
+        answer = mode.answer(Input(properties, body))
+        assert (answer.code, answer.properties["x-trial"]) == (424, "424")
+    mode = modes.Async(rolling.model, modes.installed_version())
+    call = rolling.loop.run(mode.change_adapter(Input(), "register"))
+    assert call.properties["x-trial"] == "400", "no adapters are enabled"
+    answer = modes.Rolling(rolling.model, rolling.loop, modes.installed_version()).answer(Input())
+    assert (answer.code, answer.properties["x-trial"]) == (424, "424"), "it is no batch"
 
 
 def test_in_async_mode_a_request_is_open_until_its_last_piece_is_written(modes: Any) -> None:
