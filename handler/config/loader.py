@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from handler.config.config import Config
 from handler.config.options import COMMON, KNOWN, OPTIONS, Option
-from handler.config.options.common import BY_ROLLING_BATCH
-from handler.config.options.lookup import find_option, unknown_option, wrong_arguments
+from handler.config.options.common import BY_ROLLING_BATCH, STAND_IN
+from handler.config.options.lookup import Unknown, find_option, unknown_option, wrong_arguments
 from handler.config.options.option import shown
 from handler.config.options.variables import Note
 from handler.config.sources import (
@@ -22,12 +22,17 @@ from handler.config.sources import (
     from_environment,
     from_file,
     from_foreign_variables,
+    from_lmis_batch_size,
     from_lmis_handler,
     from_overrides,
+    from_vllms_runner,
     named_engine,
     of_lmis_version,
 )
 from handler.core.errors import ConfigError, Problem
+
+_UNKNOWN_OPTIONS = "LMI_UNKNOWN_OPTIONS"
+_STANDS_IN = "echo stands in for the engine that has it"
 
 
 class Reading(NamedTuple):
@@ -77,7 +82,7 @@ def read_config(
     """
     environ, settings = os.environ if environ is None else environ, list(settings)
     # Weakest first; later ones win.
-    found: list[Setting | Problem | Note] = [
+    found: list[Setting | Problem | Note | Unknown] = [
         *from_environment(environ),
         *(from_file(properties) if properties else ()),
         *from_overrides(overrides),
@@ -86,17 +91,26 @@ def read_config(
     found = [*from_foreign_variables(environ, named), *found]
     problems = [item for item in found if isinstance(item, Problem)]
     sources = [item for item in found if isinstance(item, Setting)]
-    sources = [*of_lmis_version(sources, environ, djl), *sources]
-    sources = sources if java else from_lmis_handler(sources)
+    sources = [*of_lmis_version(sources, environ, djl), *from_vllms_runner(sources)]
+    sources = sources if java else from_lmis_handler(from_lmis_batch_size(sources))
     engine = named_engine([*sources, *settings], auto)
-    chosen = _choose(sources, settings, engine, problems)
+    unknown = [item for item in found if isinstance(item, Unknown)]
+    chosen = _choose(sources, settings, engine, unknown)
     fields = {str(option.field): _value(option, engine, chosen, problems) for option in COMMON}
     engine_options = _engine_options(engine, chosen, problems)
     notes = [f"{item.foreign} has no effect here: {item.message}" for item in found if isinstance(item, Note)]
+    idle = {key: why for key, why in _idle(fields, engine, engine_options) if key in chosen}
+    fields |= {str(chosen[key].option.field): chosen[key].option.default for key in idle}
+    warnings = (
+        *notes,
+        *_of_unknown(unknown, environ, problems),
+        *(_without(f"{chosen[key].setting.key} ({chosen[key].setting.origin})", why) for key, why in idle.items()),
+        *_without_effect(chosen.values(), engine, problems, java=java),
+    )
     config = Config(
         **fields,
         engine_options=engine_options,
-        warnings=(*notes, *_without_effect(chosen.values(), engine, problems, java=java)),
+        warnings=warnings,
         directory=properties.absolute().parent if properties else None,
         origins={key: setting.origin for key, (_, setting) in chosen.items()},
     )
@@ -131,20 +145,52 @@ def read_server_config(
 
 
 def _choose(
-    sources: Iterable[Setting], settings: Collection[Setting], engine: str, problems: list[Problem]
+    sources: Iterable[Setting], settings: Collection[Setting], engine: str, unknown: list[Unknown]
 ) -> dict[str, _Chosen]:
-    """Find the option of each setting, by its key; unknown ones become problems."""
+    """Find the option of each setting, by its key; settings without one are added to `unknown`."""
     chosen: dict[str, _Chosen] = {}
     for setting in [*sources, *settings]:
         option = find_option(setting.key, engine)
         if option is None:
-            problems.append(Problem(setting.origin, setting.key, unknown_option(setting.key, engine)))
+            unknown.append(unknown_option(setting.key, engine, setting.origin))
             continue
         before = chosen.get(option.key)
         same = before is not None and before.setting.value.strip() == setting.value.strip()
         if before is None or not same or setting not in settings:
             chosen[option.key] = _Chosen(option, setting)
     return chosen
+
+
+def _of_unknown(unknown: Iterable[Unknown], environ: Mapping[str, str], problems: list[Problem]) -> Iterator[str]:
+    """Warn of names that nobody has, as LMI drops them; those near a known one, and all by a variable, are problems."""
+    strict, dropped = environ.get(_UNKNOWN_OPTIONS, "warn"), []
+    if strict not in ("warn", "error"):
+        where = f"environment variable {_UNKNOWN_OPTIONS}"
+        problems.append(
+            Problem(where, _UNKNOWN_OPTIONS, f"{shown(f'{_UNKNOWN_OPTIONS}={strict}')}: must be warn or error")
+        )
+    for one in unknown:
+        if one.is_near or strict == "error":
+            problems.append(Problem(one.origin, one.key, one.message))
+        else:
+            dropped.append(one.origin if one.key in one.origin else f"{one.key} ({one.origin})")
+    if dropped:
+        yield _without(", ".join(dropped), f"nobody knows the name; {_UNKNOWN_OPTIONS}=error refuses such names")
+
+
+def _idle(fields: Mapping[str, Any], engine: str, engine_options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield common options that have no effect beside the others, and why."""
+    if fields["rolling_batch"] != "disable":
+        if fields["enable_streaming"]:
+            yield "option.enable_streaming", "a rolling batch streams by request"
+        if fields["batch_size"] > 1:
+            yield "batch_size", "a rolling batch takes option.max_rolling_batch_size"
+    if fields["chat_template"] and engine == STAND_IN and "echo_tokenizer" not in engine_options:
+        yield "option.chat_template", "echo lays chats out by itself, without option.echo_tokenizer"
+
+
+def _without(names: str, why: str) -> str:
+    return f"without effect here: {names}; {why}"
 
 
 def _engine_options(engine: str, chosen: Mapping[str, _Chosen], problems: list[Problem]) -> dict[str, Any]:
@@ -183,7 +229,7 @@ def _without_effect(
                 continue
             options = [option] if option.argument else KNOWN[option.key]
             refusals = [refusal for one in options if (refusal := _refusal(one, setting))]
-            why = option.idle if engine else ""
+            why = (option.idle or (_STANDS_IN if engine == STAND_IN else "")) if engine else ""
             if len(refusals) == len(options):  # a wrong value is refused with any engine
                 problems.append(_wrong_value(option, setting, refusals[0]))
             elif engine and not why:
@@ -192,7 +238,7 @@ def _without_effect(
                 problems.append(Problem(setting.origin, option.key, message))
         if why:
             idle.setdefault(why, []).append(f"{setting.key} ({setting.origin})")
-    return tuple(f"without effect here: {', '.join(keys)}; {why}" for why, keys in idle.items())
+    return tuple(_without(", ".join(keys), why) for why, keys in idle.items())
 
 
 def _value(option: Option, engine: str, chosen: Mapping[str, _Chosen], problems: list[Problem]) -> Any:
@@ -248,13 +294,4 @@ def _contradictions(config: Config, wrong: set[str]) -> Iterator[Problem]:
                 "option.tgi_compat",
                 f"option.tgi_compat=true is for rolling batch, "
                 f"but option.rolling_batch=disable ({where('option.rolling_batch')})",
-            )
-        return
-    for key, is_set in (("option.enable_streaming", config.enable_streaming), ("batch_size", config.batch_size > 1)):
-        if is_set:
-            yield Problem(
-                where(key),
-                key,
-                f"{key} belongs to dynamic batching and needs option.rolling_batch=disable, "
-                f"but option.rolling_batch={config.rolling_batch} ({where('option.rolling_batch')})",
             )

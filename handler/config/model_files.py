@@ -54,13 +54,13 @@ def find_task(task: str, model: Path | None) -> Task:
         ConfigError: the option and the files contradict each other. The engine's own check names a broken file.
     """
     if model is None or not model.is_dir():
-        return Task.GENERATION if task == "auto" else Task(task)
+        return {"auto": Task.GENERATION, "pooling": Task.EMBEDDING}.get(task) or Task(task)
     named: Any = None
     with contextlib.suppress(ConfigError):
         named = read_json(model / "config.json").get("architectures")
     architecture = str(named[0]) if isinstance(named, list) and named else ""
     classifies = architecture.endswith("ForSequenceClassification")
-    if task != "auto":
+    if task not in ("auto", "pooling"):
         if classifies is not (Task(task) in (Task.CLASSIFICATION, Task.RERANK)):
             is_for = "rerank or text-classification" if classifies else "text-embedding or text-generation"
             raise ConfigError(
@@ -69,7 +69,7 @@ def find_task(task: str, model: Path | None) -> Task:
         return Task(task)
     if classifies:
         return Task.RERANK if len(label_names(model)) == 1 else Task.CLASSIFICATION
-    if (model / "modules.json").is_file() or architecture in _ENCODERS:
+    if task == "pooling" or (model / "modules.json").is_file() or architecture in _ENCODERS:
         return Task.EMBEDDING
     return Task.GENERATION
 
@@ -186,13 +186,9 @@ def chat_template(config: Config) -> str | None:
     """Return the text of `option.chat_template`; None without it.
 
     Raises:
-        ConfigError: its file cannot be read, or the engine takes none.
+        ConfigError: its file cannot be read.
     """
     key, given = "option.chat_template", config.chat_template
-    if given is not None and config.engine == "echo" and "echo_tokenizer" not in config.engine_options:
-        raise ConfigError(
-            f"{config.where(key)}: {key}: the engine echo lays chats out by itself, without option.echo_tokenizer"
-        )
     if given is None or "{%" in given or "{{" in given:
         return given
     paths = [home / given for home in (config.directory, Path()) if home is not None]

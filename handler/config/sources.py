@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ import javaproperties
 from handler.config import lmi_version
 from handler.config.options import ENVIRONMENT, KNOWN, SERVER_ENVIRONMENT
 from handler.config.options.common import BY_ROLLING_BATCH, LLM_ENGINES, ROLLING_BATCHES, engine_name
-from handler.config.options.lookup import key_of
+from handler.config.options.lookup import Unknown, key_of, unknown_variable
 from handler.config.options.option import shown
 from handler.config.options.variables import SECRET, SM_VLLM, Note, Own, translate
 from handler.core.errors import Problem
@@ -69,15 +68,14 @@ def from_overrides(overrides: Iterable[str]) -> Iterator[Setting | Problem]:
             yield Problem(f"-o {shown(override)}", "", "write it as key=value")
 
 
-def from_environment(environ: Mapping[str, str]) -> Iterator[Setting | Problem]:
+def from_environment(environ: Mapping[str, str]) -> Iterator[Setting | Unknown]:
     """Read `OPTION_X_Y` as option.x_y, `SERVING_X` as the server's x, and the names in `ENVIRONMENT`."""
     for name, value in environ.items():
         origin = f"environment variable {name}"
         key = key_of(name)
         if name.startswith("SERVING_") and key not in KNOWN:
             if key not in SERVER_ENVIRONMENT:
-                hint = f"; did you mean {near!r}?" if (near := _near_variable(key)) else ""
-                yield Problem(origin, "", f"unknown setting{hint}")
+                yield unknown_variable(name)
         elif name.startswith(("OPTION_", "SERVING_")):
             yield Setting(key, value, origin)
     for name, key in ENVIRONMENT.items():
@@ -85,15 +83,6 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[Setting | Problem]:
         option_name = "OPTION_" + key.removeprefix("option.").upper()
         if name in environ and option_name not in environ:
             yield Setting(key, environ[name], f"environment variable {name}")
-
-
-def _near_variable(key: str) -> str:
-    """Return the variable nearest to SERVING_{KEY}; "" where there is none."""
-    if f"option.{key}" in KNOWN:
-        return f"OPTION_{key.upper()}"
-    own = (name for name in KNOWN if not name.startswith("option."))
-    near = difflib.get_close_matches(key, [*own, *SERVER_ENVIRONMENT], n=1)
-    return f"SERVING_{near[0].upper()}" if near else ""
 
 
 def from_foreign_variables(environ: Mapping[str, str], engine: str) -> Iterator[Setting | Problem | Note]:
@@ -131,6 +120,36 @@ def lmis_async_mode(settings: Iterable[Setting]) -> Setting | None:
         return switch
     is_async = module is not None and module.value.strip().startswith("djl_python.") and "_async_" in module.value
     return module if is_async else None
+
+
+def from_lmis_batch_size(settings: list[Setting]) -> list[Setting]:
+    """Let batch_size above 1 switch to dynamic batching, as in LMI, whatever option.rolling_batch says.
+
+    A rolling batch that names an engine still does so. LMI's async mode has no dynamic batching.
+    """
+    last = {setting.key: setting for setting in settings}
+    size = last.get("batch_size") or last.get("max_dynamic_batch_size")
+    rolling = last.get("option.rolling_batch", Setting("", "auto", "")).value.strip()
+    if size is None or rolling == "disable" or lmis_async_mode(settings) or not _is_above_one(size.value):
+        return settings
+    engine = (
+        [Setting("option.llm_engine", BY_ROLLING_BATCH[rolling], size.origin)] if rolling in BY_ROLLING_BATCH else []
+    )
+    return [*engine, *settings, Setting("option.rolling_batch", "disable", size.origin)]
+
+
+def _is_above_one(text: str) -> bool:
+    return len(text) < 20 and text.strip().isdecimal() and int(text) > 1
+
+
+def from_vllms_runner(settings: list[Setting]) -> list[Setting]:
+    """Read vLLM's runner and convert as option.task, which beats them."""
+    last = {setting.key: setting for setting in settings}
+    runner, convert = last.get("option.runner"), last.get("option.convert")
+    if convert is not None and convert.value.strip() in ("auto", "none"):
+        convert = None
+    named = [one._replace(key="option.task") for one in (runner, convert) if one is not None]
+    return [*named, *(one for one in settings if one.key not in ("option.runner", "option.convert"))]
 
 
 def from_lmis_handler(settings: list[Setting]) -> list[Setting]:

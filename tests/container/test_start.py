@@ -79,7 +79,7 @@ def test_what_cannot_start_is_refused_by_name(tmp_path: Path, more: dict[str, st
 
 @pytest.mark.parametrize("front", ["embedded", "djl"])
 def test_all_that_cannot_start_is_refused_at_once(tmp_path: Path, front: str) -> None:
-    data = model_data(tmp_path, "# of LMI\noption.dtype=int9\noption.enable_streaming=true\n")
+    data = model_data(tmp_path, "# of LMI\noption.dtype=int9\noption.enable_streaming=true\nbatch_size=2\n")
     names = {"CUDA_VERSION": "14.0.0", "SM_NUM_GPUS": "4", "TENSOR_PARALLEL_DEGREE": "2", "OPTION_MAX_LORAS": "0"}
     environ = environment(tmp_path, **names, LMI_FRONT=front, HF_HOME=str(data / "cache"))
     with pytest.raises(ConfigError) as caught:
@@ -92,7 +92,7 @@ def test_all_that_cannot_start_is_refused_at_once(tmp_path: Path, front: str) ->
         f"environment variable HF_HOME={data / 'cache'}: SageMaker's model data cannot be written to",
         "environment variable OPTION_MAX_LORAS: option.max_loras=0: must be a whole number of at least 1",
         "serving.properties, line 2: option.dtype=int9: must be one of",
-        "serving.properties, line 3: option.enable_streaming belongs to dynamic batching",
+        "serving.properties, line 3: option.enable_streaming=true needs batch_size=1, but batch_size=2",
         *(["LMI_FRONT=djl: there is no DJL Serving in this image"] if front == "djl" else []),
     ]
     assert len(texts) == len(wanted), texts

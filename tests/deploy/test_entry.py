@@ -41,7 +41,7 @@ def test_what_the_extra_brings_is_missing(way: str, program: str, missing: str) 
 
 
 def test_plan_names_every_wrong_option() -> None:
-    settings = ("options.tgi_compt=true", "options.dtype=int3", "options.enable_streaming=true")
+    settings = ("options.tgi_compt=true", "options.dtype=int3", "options.batch_size=2", "options.enable_streaming=true")
     refused = subprocess.run(
         [sys.executable, "-m", "deploy", "plan", str(EXAMPLE), "--offline", *(f"--set={one}" for one in settings)],
         capture_output=True,
@@ -56,7 +56,7 @@ def test_plan_names_every_wrong_option() -> None:
         [
             "options.tgi_compt: unknown option 'tgi_compt'; did you mean 'tgi_compat'?",
             "options.dtype: dtype=int3: must be one of auto, fp32",
-            "options.enable_streaming: enable_streaming belongs to dynamic batching",
+            "options.enable_streaming: enable_streaming=true needs batch_size=1, but batch_size=2",
             "`lmi options` lists the options",
         ],
         strict=True,

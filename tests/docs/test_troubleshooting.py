@@ -157,9 +157,9 @@ DRIVER = Driver("535.1", (12, 2), 1)
 STARTS: Mapping[str, Callable[[Path], str]] = {
     "a misspelt option": lambda tmp: start("option.tgi_compt=true"),
     "a wrong value": lambda tmp: start("option.dtype=int3"),
-    "another engine's option": lambda tmp: start("option.load_format=dummy"),
-    "two engines": lambda tmp: start("option.rolling_batch=vllm"),
-    "dynamic batching": lambda tmp: start("batch_size=2"),
+    "another engine's option": lambda tmp: start("option.load_format=dummy", engine="openvino"),
+    "two engines": lambda tmp: start("option.rolling_batch=vllm", engine="openvino"),
+    "dynamic batching": lambda tmp: start("batch_size=2", "option.enable_streaming=true"),
     "a wrong path": lambda tmp: start(model="/no/such/model", engine="openvino"),
     "an empty directory": lambda tmp: start(model=str(tmp), engine="openvino"),
     "two GGUF files": lambda tmp: start(model=files(tmp, "a.gguf", "b.gguf"), engine="openvino"),
@@ -170,7 +170,7 @@ STARTS: Mapping[str, Callable[[Path], str]] = {
     "a task": lambda tmp: start("option.task=rerank", model=files(tmp, "config.json"), engine="openvino"),
     "an engine without the task": lambda tmp: start("option.task=rerank", engine="trtllm"),
     "no such engine here": lambda tmp: start(engine="trtllm"),
-    "devices": lambda tmp: start("option.tensor_parallel_degree=2"),
+    "devices": lambda tmp: start("option.tensor_parallel_degree=2", engine="openvino"),
     "no URL": lambda tmp: start(engine="openai"),
     "no server at the URL": lambda tmp: start("option.base_url=http://127.0.0.1:9/v1", model=str(tmp), engine="openai"),
     "few GPUs": lambda tmp: refused(

@@ -70,6 +70,9 @@ _NO_TOOLS = "leave the option out, and send tools with tool_choice 'required' or
 _NO_REASONING = "leave the option out, and the model's reasoning stays in the text"
 
 
+STAND_IN = "echo"
+"""The engine that tries a configuration of any other: what is theirs has no effect with it."""
+
 BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
 """Values of option.rolling_batch that name an engine; LMI itself serves lmi-dist by vLLM."""
 
@@ -77,6 +80,8 @@ BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
 def engine_name(llm_engine: str, rolling_batch: str) -> str:
     """Name the engine of the two options; "" where they contradict each other."""
     by_batch = BY_ROLLING_BATCH.get(rolling_batch)
+    if llm_engine == STAND_IN:
+        return llm_engine
     if llm_engine == "auto":
         return by_batch or "openvino"  # it reads every kind of model
     return llm_engine if by_batch in (None, llm_engine) else ""
@@ -87,22 +92,29 @@ def _rolling_batch(text: str) -> str:
     return "auto" if value == "scheduler" else value
 
 
+def _streaming(text: str) -> bool:
+    """Parse a boolean; LMI's `huggingface` streams too."""
+    return text.lower() == "huggingface" or boolean(text)
+
+
 def _switch(text: str) -> bool:
     """Parse a boolean; AWS's images also take 1."""
     return text == "1" or boolean(text)
 
 
 TASKS = {
+    "auto": ("text_embedding", "text2text-generation", "image-text-to-text", "visual-question-answering", "any-to-any"),
     "text-generation": ("generate", "conversational"),
     "text-embedding": ("feature-extraction", "embed", "embedding", "sentence-similarity"),
     "text-classification": ("classify",),
     "rerank": ("score", "text-ranking"),
+    "pooling": (),
 }
-"""Tasks with the other names that LMI, vLLM and Hugging Face give them."""
+"""Tasks with the other names that LMI, vLLM and Hugging Face give them; for those of auto, LMI asks the model."""
 
 
 def _task(text: str) -> str:
-    one_of("auto", *(name for own, others in TASKS.items() for name in (own, *others)))(text)
+    one_of(*(name for own, others in TASKS.items() for name in (own, *others)))(text)
     return next((own for own, others in TASKS.items() if text in others), text)
 
 
@@ -117,7 +129,7 @@ class Options:
     served_model_name: tuple[str, ...] | None = option(names, None, "further model names for OpenAI's clients, with commas between them (on SageMaker the endpoint's name, which a container cannot know); * for any")
     llm_engine: str = option(one_of(*LLM_ENGINES), "auto", "the engine; auto: the one that option.rolling_batch names, else openvino")
     rolling_batch: str = option(_rolling_batch, "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler means auto, and DJL Serving does not change it")
-    task: str = option(_task, "auto", "what the model computes (embeddings.md): text-generation, text-embedding (or feature-extraction), text-classification (or classify) or rerank (or score); auto: by its configuration")
+    task: str = option(_task, "auto", "what the model computes (embeddings.md): text-generation, text-embedding (or feature-extraction), text-classification (or classify) or rerank (or score), or pooling, which is one of the last three; auto: by its configuration", "option.runner", "option.convert")
     dtype: str = option(precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available)", "option.data_type")
     tensor_parallel_degree: str = option(parallel_degree, "1", "number of devices for a model, or max; CPU engines have one", "option.tensor_parallel_size")
     replicas: str = option(number_or_auto, "1", "engines side by side, each a process with its own devices or its share of the cores, behind one queue (scaling.md); auto: as many as the devices allow; option.max_rolling_batch_size and option.kv_cache_gib are each one's")
@@ -128,7 +140,7 @@ class Options:
     tgi_compat: bool = option(boolean, False, "answers in TGI's format")
     openai_compat: bool = option(boolean, False, "chats on /invocations are answered as on /v1/chat/completions; the variables of AWS's vLLM image and TGI's MESSAGES_API_ENABLED set it")
     root_schema: str = option(one_of("tgi", "mindie"), "tgi", "the embedded server's route /: TGI's, or MindIE's text and stream inference")
-    enable_streaming: bool = option(boolean, False, "dynamic batching only: answers as {\"outputs\": [...]} lines")
+    enable_streaming: bool = option(_streaming, False, "dynamic batching only: answers as {\"outputs\": [...]} lines")
     enable_force_include_usage: bool = option(_switch, False, "every streamed chat and completion ends with its token counts, as with stream_options.include_usage")
     tool_call_parser: str = option(_parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of the model's tool calls; auto: by its chat template")
     tool_parser_plugin: str | None = option(string, None, "a Python file with a parser of tool calls of one's own (models.md), relative to serving.properties, else to the working directory")

@@ -48,7 +48,7 @@ def describe(name: str) -> str:
     for key in _keys(name):
         found = [option for engine in engines if (option := find_option(key, engine))]
         if not found:
-            raise ConfigError(unknown_option(key, ""))
+            raise ConfigError(unknown_option(key, "").message)
         paragraphs += ["\n".join(_lines(option)) for option in {one.engines: one for one in found}.values()]
     return "\n\n".join(paragraphs)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from handler.config.options import ENVIRONMENT, KNOWN
+from handler.config.options import ENVIRONMENT, KNOWN, SERVER_ENVIRONMENT
 from handler.config.options.engine_arguments import NAMES, check, engine_arguments, parser, shipped
 from handler.config.options.foreign import NO_ARGUMENTS
 from handler.config.options.option import Gone, Option
@@ -63,7 +63,22 @@ def key_of(name: str) -> str:
     return {"option.entrypoint": "option.entryPoint", "option.engine": "engine"}.get(key, key)
 
 
-def unknown_option(key: str, engine: str) -> str:
+class Unknown(NamedTuple):
+    """A name that nobody has.
+
+    Attributes:
+        origin: the place that has it.
+        message: has the nearest names that are accepted.
+        is_near: whether there is such a name, so that this one is likely misspelt.
+    """
+
+    key: str
+    origin: str
+    message: str
+    is_near: bool
+
+
+def unknown_option(key: str, engine: str, origin: str = "") -> Unknown:
     """Say that nobody has the option, with the nearest names that this handler and its engine accept."""
     name = key.removeprefix("option.")
     bare = {name.removeprefix("option."): name for name, options in KNOWN.items() if _is_accepted(options, engine)}
@@ -72,7 +87,21 @@ def unknown_option(key: str, engine: str) -> str:
     names = [other for other in arguments.arguments if _is_accepted(KNOWN.get(f"option.{other}", ()), engine)]
     hints += [f"{NAMES[engine]}'s 'option.{near}'" for near in _nearest(name, names) if near not in bare]
     hint = f"did you mean {' or '.join(hints)}?" if hints else "`lmi options` lists those there are"
-    return f"unknown option {key!r}{_releases(name, engine)}; {hint}"
+    releases = _releases(name, engine)
+    return Unknown(key, origin, f"unknown option {key!r}{releases}; {hint}", bool(hints or releases))
+
+
+def unknown_variable(name: str) -> Unknown:
+    """Say that nobody has the variable SERVING_X, with the nearest one."""
+    key = key_of(name)
+    bare = {one for one in KNOWN if not one.startswith("option.")} | SERVER_ENVIRONMENT
+    near = (
+        [f"OPTION_{key.upper()}"]
+        if f"option.{key}" in KNOWN
+        else [f"SERVING_{one.upper()}" for one in _nearest(key, bare)]
+    )
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return Unknown(name, f"environment variable {name}", f"unknown setting{hint}", bool(near))
 
 
 def _nearest(name: str, names: Iterable[str]) -> list[str]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeGuard
 
+from handler.config import model_files
 from handler.config.options.option import beginning
 from handler.core import child_processes
 from handler.core.errors import ConfigError
@@ -42,7 +43,7 @@ TORCH = ("pytorch_model*.bin",)
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.xml")
 """Files of tokenizers, templates and configurations, of OpenVINO too: all but the weights."""
 
-_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*/?|(?!.*\.gguf$)\w[\w.-]*", re.ASCII)
 _GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.gguf)", re.ASCII)
 
 _STOP = signal.SIGUSR1
@@ -56,8 +57,10 @@ _SECRET = re.compile(r"\bhf_\w{8,}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)")
 
 
 def is_hub_name(model_id: str | None) -> TypeGuard[str]:
-    """Whether a name means a model of the hub: `owner/model` that is no path here."""
-    return model_id is not None and not Path(model_id).exists() and _NAME.fullmatch(model_id) is not None
+    """Whether a name means a model of the hub: `owner/model`, or `model` of the first ones, that is no path here."""
+    if model_id is None or model_id == model_files.DEMO or Path(model_id).exists():
+        return False
+    return _NAME.fullmatch(model_id) is not None
 
 
 def gguf_file(model_id: str | None) -> tuple[str, str] | None:
@@ -126,7 +129,7 @@ def _without_secrets(record: logging.LogRecord) -> bool:
 
 
 def _cannot_fetch(name: str, reason: str) -> ConfigError:
-    directory = name.partition("/")[2]
+    directory = name.rpartition("/")[2]
     reason = beginning(" ".join(_SECRET.sub("***", reason).split()))
     return ConfigError(
         f"there is no directory {name!r} here, and the model cannot be fetched from the hub: {reason}"
@@ -156,6 +159,7 @@ def fetch(
     """
     if not is_name(model_id):
         return model_id
+    model_id = model_id.rstrip("/")  # which the hub does not take
     log.info("fetching %s from the hub, unless it is in the cache", model_id)
     call = json.dumps([download.__module__, download.__name__, model_id, config.options.engine_options.get("revision")])
     command = child_processes.python(f"{__name__}:download_process", call)

@@ -15,7 +15,7 @@ _LORA = ("max_loras", "max_cpu_loras", "max_lora_rank")
 
 _OWN = frozenset((
     "engine_args", "guided_decoding", "guided_decoding_backend", "guide_timeout", "speculative_draft_model",
-    "num_speculative_tokens", "revision", *_LORA,
+    "num_speculative_tokens", "draft_model_tp_size", "revision", *_LORA,
 ))  # fmt: skip
 """Options that are not arguments themselves; the others have the argument's name."""
 
@@ -82,13 +82,16 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
 def _speculation(options: Mapping[str, Any]) -> dict[str, Any]:
     """Make vLLM's form of LMI's options for a draft model."""
     draft = options.get("speculative_draft_model")
-    if draft is None and "num_speculative_tokens" in options:
-        raise ConfigError("option.num_speculative_tokens needs option.speculative_draft_model")
+    for name in ("num_speculative_tokens", "draft_model_tp_size"):
+        if draft is None and options.get(name, 1) != 1:
+            raise ConfigError(f"option.{name} needs option.speculative_draft_model")
     if draft is None:
         return {}
     if "speculative_config" in options:
         raise ConfigError("option.speculative_draft_model and option.speculative_config say the same thing twice")
-    return {"speculative_config": {"model": draft, "num_speculative_tokens": options.get("num_speculative_tokens", 5)}}
+    degree = {"draft_tensor_parallel_size": size} if (size := options.get("draft_model_tp_size")) else {}
+    tokens = options.get("num_speculative_tokens", 5)
+    return {"speculative_config": {"model": draft, "num_speculative_tokens": tokens, **degree}}
 
 
 def _check_reasoning(arguments: Mapping[str, Any]) -> None:

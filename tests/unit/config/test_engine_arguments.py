@@ -106,7 +106,11 @@ def test_the_installed_engine_is_asked_first(tmp_path: Path, monkeypatch: pytest
         ("vllm", ['engine_args={"seed": "1"}'], "'seed': must be a whole number"),
         ("vllm", ['engine_args={"tokenizer": "x"}'], "'tokenizer': the tokenizer is the one in the model's directory"),
         ("trtllm", ["enable_expert_parallel=true"], "option.enable_expert_parallel is for vllm; the engine here is"),
-        ("echo", ["enable_iter_perf_stats=true"], "option.enable_iter_perf_stats is for trtllm; the engine here is"),
+        (
+            "openvino",
+            ["enable_iter_perf_stats=true"],
+            "option.enable_iter_perf_stats is for trtllm; the engine here is",
+        ),
     ],
 )
 def test_an_argument_is_passed_or_refused(engine: str, given: list[str], wanted: Any) -> None:

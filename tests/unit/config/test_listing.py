@@ -37,8 +37,8 @@ from handler.config.sources import Setting, from_environment
         ("limit_mm_per_prompt", ["  type:        a number of images, as image=4", "  engines:     all"]),
         ("load_format", ["  engines:     vllm; others refuse it", "  engines:     trtllm; others refuse it"]),
         (
-            "option.draft_model_tp_size",
-            ["  refused: say it in option.speculative_config as draft_tensor_parallel_size"],
+            "option.spec_length",
+            ["  refused: say it in option.speculative_config"],
         ),
         ("device", ["  refused, but for auto: vLLM takes the device that its build is for"]),
         ("OPTION_ENTRYPOINT", ["option.entryPoint"]),

@@ -115,7 +115,7 @@ def test_mixed_case_variables_keep_their_case_as_in_djl() -> None:
     [
         ("engine", "Python", "Rust", "write engine=Python"),
         ("option.entryPoint", "djl_python.huggingface", "model.py", "leave it out"),
-        ("option.task", "text-embedding", "fill-mask", "must be one of auto, text-generation, generate"),
+        ("option.task", "text-embedding", "fill-mask", "must be one of auto, text_embedding, "),
     ],
 )
 def test_another_handler_or_task_stops_the_embedded_server(key: str, harmless: str, other: str, words: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from handler.config.loader import read_config
 from handler.config.options import KNOWN
-from handler.config.options.lookup import unknown_option
+from handler.config.options.lookup import Unknown, unknown_option
 from handler.config.options.option import Gone
 from handler.core.errors import ConfigError, Problem, Problems
 
@@ -45,13 +45,13 @@ ECHO = "option.llm_engine=echo\n"
             id="every source",
         ),
         pytest.param(
-            ECHO + "batch_size=4\noption.enable_streaming=true\noption.load_format=dummy\noption.dtype=x\n",
+            "option.llm_engine=openvino\nbatch_size=4\noption.enable_streaming=true\n"
+            "option.load_format=dummy\noption.dtype=x\n",
             [],
             {},
             [
-                "serving.properties, line 2: batch_size belongs to dynamic batching",
-                "serving.properties, line 3: option.enable_streaming belongs to dynamic batching",
-                "serving.properties, line 4: option.load_format is for vllm and trtllm; the engine here is echo",
+                "serving.properties, line 3: option.enable_streaming=true needs batch_size=1, but batch_size=4",
+                "serving.properties, line 4: option.load_format is for vllm and trtllm; the engine here is openvino",
                 "serving.properties, line 5: option.dtype=x: must be one of",
             ],
             id="rules beside a wrong value",
@@ -67,29 +67,29 @@ ECHO = "option.llm_engine=echo\n"
             id="several rules",
         ),
         pytest.param(
-            ECHO + "option.rolling_batch=fast\nbatch_size=4\n",
+            ECHO + "option.rolling_batch=fast\noption.enable_streaming=true\n",
             [],
             {},
             ["serving.properties, line 2: option.rolling_batch=fast: must be one of"],
             id="no rule about a wrong value",
         ),
         pytest.param(
-            "option.llm_engine=vlm\noption.load_format=dummy\noption.draft_model_tp_size=4\noption.max_loras=x\n",
+            "option.llm_engine=vlm\noption.load_format=dummy\noption.spec_length=4\noption.max_loras=x\n",
             [],
             {},
             [
                 "serving.properties, line 1: option.llm_engine=vlm: must be one of",
-                "serving.properties, line 3: option.draft_model_tp_size=4: say it in option.speculative_config",
+                "serving.properties, line 3: option.spec_length=4: say it in option.speculative_config",
                 "serving.properties, line 4: option.max_loras=x: must be a whole number",
             ],
             id="nobody knows whose options they are",
         ),
         pytest.param(
-            "option.llm_engine=echo\noption.rolling_batch=vllm\noption.max_loras=2\n",
+            "option.llm_engine=openvino\noption.rolling_batch=vllm\noption.max_loras=2\n",
             [],
             {},
             [
-                "serving.properties, line 2: option.rolling_batch=vllm asks for vllm, but option.llm_engine=echo "
+                "serving.properties, line 2: option.rolling_batch=vllm asks for vllm, but option.llm_engine=openvino "
                 "(serving.properties, line 1)"
             ],
             id="two engines",
@@ -139,12 +139,12 @@ def test_steps_go_on_after_a_problem() -> None:
 @pytest.mark.parametrize("engine", ["", "openvino", "vllm"])
 @pytest.mark.parametrize("key", ["swap_space", "max_batch_size", "enable_block_reuse", "cuda_graph_batch_sizes"])
 def test_a_suggestion_is_no_option_that_is_refused(engine: str, key: str) -> None:
-    _, _, hint = unknown_option(f"option.{key}s", engine).partition("did you mean '")
+    _, _, hint = unknown_option(f"option.{key}s", engine).message.partition("did you mean '")
     for option in KNOWN.get(hint.removesuffix("'?"), []):
         assert not isinstance(option.parse, Gone)
         assert not engine or not option.engines or engine in option.engines or option.idle
-    assert unknown_option("option.swap_spac", engine) == (
-        "unknown option 'option.swap_spac'; `lmi options` lists those there are"
+    assert unknown_option("option.swap_spac", engine, "-o x") == Unknown(
+        "option.swap_spac", "-o x", "unknown option 'option.swap_spac'; `lmi options` lists those there are", False
     )
 
 

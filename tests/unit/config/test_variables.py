@@ -83,7 +83,10 @@ def value(config: Config, name: str) -> Any:
             "environment variables HF_API_TOKEN and HF_TOKEN contradict each",
         ),
         ({"QUANTIZE": "awq"}, "environment variable QUANTIZE: option.quantize is for vllm and trtllm; the engine here"),
-        ({"HF_TASK": "fill-mask"}, "environment variable HF_TASK: option.task=fill-mask: must be one of auto, text"),
+        (
+            {"HF_TASK": "fill-mask"},
+            "environment variable HF_TASK: option.task=fill-mask: must be one of auto, text_embedding",
+        ),
         ({"ROPE_FACTOR": "2"}, "environment variable ROPE_FACTOR: ROPE_FACTOR=2: write OPTION_HF_OVERRIDES"),
         ({"SHARDED": "x"}, "environment variable SHARDED: SHARDED=x: must be true or false"),
         (

@@ -143,13 +143,14 @@ def test_recommendations_count_where_the_engine_has_them(tmp_path: Path) -> None
 
 
 def test_what_the_user_writes_is_no_recommendation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    two: dict[str, Any] = {"pipeline_parallel_degree": "2"}
+    openvino: dict[str, Any] = {"llm_engine": "openvino", "model_id": "demo"}
+    two: dict[str, Any] = {"pipeline_parallel_degree": "2", **openvino}
     with pytest.raises(ConfigError, match=r"^serving.properties, line 1: option.pipeline_parallel_degree is for vllm"):
         read(tmp_path, "option.pipeline_parallel_degree=2\n", **two)
     one: dict[str, Any] = {"pipeline_parallel_degree": "1", "rolling_batch": "vllm"}
     assert "pipeline_parallel_size" not in read(tmp_path, "option.pipeline_parallel_degree=1\n", **one).engine_options
-    with pytest.raises(ConfigError, match=r"option.rolling_batch=vllm asks for vllm, but option.llm_engine=echo"):
-        read(tmp_path, "option.rolling_batch=vllm\n", **one)
+    with pytest.raises(ConfigError, match=r"option.rolling_batch=vllm asks for vllm, but option.llm_engine=openvino"):
+        read(tmp_path, "option.rolling_batch=vllm\n", **one, **openvino)
     monkeypatch.setenv("PIPELINE_PARALLEL_DEGREE", "2")
     with pytest.raises(ConfigError, match=r"^environment variable PIPELINE_PARALLEL_DEGREE: .* is for vllm"):
         read(tmp_path, **two)
