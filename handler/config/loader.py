@@ -92,7 +92,9 @@ def read_config(
     problems = [item for item in found if isinstance(item, Problem)]
     sources = [item for item in found if isinstance(item, Setting)]
     sources = [*of_lmis_version(sources, environ, djl), *from_vllms_runner(sources)]
-    sources = sources if java else from_lmis_handler(from_lmis_batch_size(sources))
+    if not any(setting.key == "option.rolling_batch" for setting in settings):  # by which Java says its mode
+        sources = from_lmis_batch_size(sources)
+    sources = sources if java else from_lmis_handler(sources)
     engine = named_engine([*sources, *settings], auto)
     unknown = [item for item in found if isinstance(item, Unknown)]
     chosen = _choose(sources, settings, engine, unknown)
