@@ -223,7 +223,7 @@ class Request:
     priority: int = 0  # in the queue; lower is earlier
     session: str = ""  # the client's, by its id
     eos_token_id: int | None = None  # a stop token that ends the answer as EOS
-    fill_context: bool = False  # as many new tokens as the context allows, whatever the sampling says
+    fill_context: bool = False  # the sampling's new tokens, or as many as the context has room for
     min_free_tokens: int | None = None  # new tokens that must fit, others are cut off; None: all must fit
     names: FieldNames = LMI_NAMES
 

@@ -133,6 +133,7 @@ class EngineConfig:
     Attributes:
         options: every option by its name; None leaves a value to the engine. `engine_options` are its own.
         model: the files that `option.model_id` stands for.
+        source: the directory that they were converted from; None where they were not, or from no directory.
         chat_template: replaces the model's own.
         task: what the model computes, by `option.task` and its files.
     """
@@ -141,6 +142,7 @@ class EngineConfig:
     model: Path | None = None
     chat_template: str | None = None
     task: Task = Task.GENERATION
+    source: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -289,7 +289,7 @@ class Preprocessor:
 
     def _filled(self, request: Request, prompt: Prompt) -> Request:
         limit, wanted = self._most_tokens(), request.sampling.max_new_tokens
-        if limit is None or (wanted <= (left := limit - len(prompt.ids)) and not request.fill_context):
+        if limit is None or wanted <= (left := limit - len(prompt.ids)):
             return request
         return replace(request, sampling=request.sampling._replace(max_new_tokens=left))
 

@@ -269,7 +269,7 @@ def _end(served: Served) -> int:
     from handler.engines.huggingface import checkpoint
 
     config: Any = served.engine._spec.config
-    own, ids = checkpoint.tokenizer_eos_id(config.model), checkpoint.eos_ids(config.model)
+    own, ids = checkpoint.tokenizer_eos_id(config.model), checkpoint.eos_ids(config)
     if not ids:
         raise Skip("the model names no end")
     return min(ids) if own is None else own  # the one that `min_tokens` holds back

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.server import refused_start, serve
+from tests.servers import http
 
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
 
@@ -63,3 +64,23 @@ def test_the_model_directorys_own_properties_are_read_however_it_is_named(tmp_pa
     for arguments, env in (((str(tmp_path),), {}), ((), {"HF_MODEL_ID": str(tmp_path)})):
         with serve(*arguments, env=env) as server:
             assert server.post(ASK, "/predictions/mine").status_code == 200
+
+
+def test_the_start_and_info_say_which_sampling_defaults_hold(tmp_path: Path) -> None:
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"temperature": 0.6, "max_new_tokens": 3, "eos_token_id": 2}')
+    with serve("--engine", "echo", "-o", f"option.generation_config={tmp_path}") as server:
+        said = f"sampling parameters that clients leave out: temperature=0.6, max_new_tokens=3 ({file}; "
+        assert said + "option.generation_config=vllm turns the model's off)" in server.log
+        assert http.get(f"{server.url}/info").json()["default_sampling_params"] == {
+            "temperature": 0.6,
+            "max_new_tokens": 3,
+        }
+        chat = {"messages": [{"role": "user", "content": "a b c d e"}]}
+        answer = server.post(chat, "/v1/chat/completions").json()
+        assert answer["usage"]["completion_tokens"] == 3
+        assert server.post({"inputs": "a b c d e"}).json()["generated_text"].count(" ") > 3  # LMI's own schema
+    file.write_text('{"temperature": "hot"}')
+    assert f'{file}: temperature="hot": must be' in refused_start(
+        "--engine", "echo", "-o", f"option.generation_config={tmp_path}"
+    )

@@ -147,6 +147,8 @@ class Options:
     reasoning_parser: str | None = option(_parser(REASONING_PARSERS, VLLM_REASONING_PARSERS, _NO_REASONING), None, "family of the model's reasoning, which chats then show apart from the text (documents: wire/reasoning); auto: by the chat template; by default it stays in the text, as in vLLM and LMI")
     chat_template: str | None = option(string, None, "a chat template in place of the model's own: its text, or a file (relative to serving.properties, else to the working directory)")
     default_chat_template_kwargs: Mapping[str, Any] | None = option(json_object, None, "arguments of the chat template for requests that do not set them: {\"enable_thinking\": false}")
+    generation_config: str = option(string, "auto", "defaults for sampling parameters that clients leave out; auto: those of the model's generation_config.json; vllm: none; or the directory of another generation_config.json, relative to serving.properties, else to the working directory")
+    override_generation_config: Mapping[str, Any] | None = option(json_object, None, "values in the place of generation_config.json's: {\"temperature\": 0.6, \"eos_token_id\": 3}; null removes one; its max_new_tokens is the most of every answer")
     unknown_parameters: str = option(one_of("report", "refuse"), "report", "unknown parameters: report them in x-lmi-ignored-parameters, or refuse the request")
     # sessions
     enable_stateful_sessions: bool = option(_switch, False, "stateful sessions (sessions.md); off as in AWS's images, while LMI's async handler has them on")

@@ -27,5 +27,4 @@ VLLM = (
     Option("option.speculative_draft_model", "speculative_draft_model", string, None, "a draft model for speculative decoding (LMI)", engines=_VLLM),
     Option("option.num_speculative_tokens", "num_speculative_tokens", integer(1), None, "tokens that the draft model proposes at a time (LMI; default 5)", ("option.speculative_length",), engines=_VLLM),
     Option("option.draft_model_tp_size", "draft_model_tp_size", integer(1), None, "number of GPUs for the draft model (LMI; by default as many as the model has)", ("option.speculative_draft_tensor_parallel_size",), engines=_VLLM, harmless=("1",)),
-    Option("option.override_generation_config", "override_generation_config", json_object, None, "values that replace those of the model's generation_config.json; only end tokens have an effect, as sampling is the request's", engines=_VLLM),
 )  # fmt: skip

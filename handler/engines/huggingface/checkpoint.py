@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from handler.config import model_files
+from handler.config import generation_config, model_files
 from handler.core.errors import ConfigError, Problems
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.hub import is_hub_name
@@ -112,13 +112,14 @@ def load_tokenizer(config: EngineConfig) -> HfTokenizer:
     )
 
 
-def eos_ids(model: Path) -> frozenset[int]:
+def eos_ids(config: EngineConfig) -> frozenset[int]:
     """Return the ids that end an answer: generation_config.json's, else config.json's; and the tokenizer's."""
-    own = tokenizer_eos_id(model)
+    assert config.model is not None
+    own = tokenizer_eos_id(config.model)
     of_tokenizer = frozenset() if own is None else frozenset({own})
-    for name in ("generation_config.json", "config.json"):
-        ids = model_files.read_json(model / name).get("eos_token_id")
-        if ids is not None:
+    generation = generation_config.file_values(config.options, config.model)
+    for values in (generation, model_files.read_json(config.model / "config.json")):
+        if (ids := values.get("eos_token_id")) is not None:
             return of_tokenizer | frozenset(ids if isinstance(ids, list) else [ids])
     return of_tokenizer
 

@@ -83,12 +83,12 @@ class OpenVino:
         self._max_beams = config.options.max_num_batched_tokens or TOKENS_PER_STEP
         self._pipeline = make_pipeline(config)
         self._cache_is_fixed = config.options.kv_cache_gib > 0
-        self._compiler = GrammarCompiler(partial(self._compile, config.model))
+        self._compiler = GrammarCompiler(partial(self._compile, config))
         self._check: OpenVinoCheck | None = None
         self._uncompiled: dict[int, Callable[[], None]] = {}  # functions that start requests, once compiled
         self._scorer = make_scorer(config, config.model)
         self._unscored: dict[int, Callable[[Scores], None]] = {}  # functions that start requests, given the scores
-        self._eos = eos_ids(config.model, self._pipeline.get_tokenizer())
+        self._eos = eos_ids(config, self._pipeline.get_tokenizer())
         tokens = media_tokens(config.model) if is_vision(config.model) else {}
         self._vision: VisionPrompts | None = None
         if tokens:
@@ -134,10 +134,10 @@ class OpenVino:
         else:
             start(None)
 
-    def _compile(self, model: Path, structured_output: StructuredOutput) -> None:
+    def _compile(self, config: EngineConfig, structured_output: StructuredOutput) -> None:
         """Compile on a thread; making the check takes a quarter of a second, so the first text does it."""
         if self._check is None:
-            self._check = OpenVinoCheck(model, self._pipeline.get_tokenizer())
+            self._check = OpenVinoCheck(config, self._pipeline.get_tokenizer())
         self._check.compile(structured_output)
 
     def _start(self, key: int, prompt: tuple[Any, ...], config: Any, sampling: Sampling, scores: Scores | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from handler.config import model_files
+from handler.config import generation_config, model_files
 from handler.core.errors import ConfigError, InvalidPayload, PromptTooLong
 from handler.core.media import MediaTokens, SharedMedia
 from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
@@ -218,9 +218,9 @@ def context_length(model: Path) -> int | None:
     return context if isinstance(context, int) else None
 
 
-def eos_ids(model: Path, tokenizer: Any) -> frozenset[int]:
+def eos_ids(config: EngineConfig, tokenizer: Any) -> frozenset[int]:
     """Return the ids that end an answer: the tokenizer's and generation_config.json's."""
     eos = tokenizer.get_eos_token_id()
-    more = model_files.read_json(model / "generation_config.json").get("eos_token_id", []) if model.is_dir() else []
+    more = generation_config.file_values(config.options, config.model).get("eos_token_id") or []
     ids = [eos, *(more if isinstance(more, list) else [more])]
     return frozenset(id for id in ids if isinstance(id, int) and id >= 0)

@@ -106,16 +106,19 @@ class OpenVinoCheck:
     """See `engines.base.StructuredOutputCheck`. A process may be forked from its own before the first call.
 
     Args:
-        model: the model's files.
+        config: names the model's files.
         tokenizer: GenAI's, of those files; None to have it loaded.
     """
 
-    def __init__(self, model: Path, tokenizer: Any = None) -> None:
+    def __init__(self, config: EngineConfig, tokenizer: Any = None) -> None:
         import openvino_genai
+
+        model = config.model
+        assert model is not None
 
         self._genai = openvino_genai
         self._tokenizer = openvino_genai.Tokenizer(str(model)) if tokenizer is None else tokenizer
-        self._eos = eos_ids(model, self._tokenizer)
+        self._eos = eos_ids(config, self._tokenizer)
         self._num_logits = count_logits(model) or len(self._tokenizer.get_vocab())
         self._pipeline: Any = None  # not at once: a fork would lose its threads
         marker = self._tokenizer.get_vocab().get(MARKER.encode())
@@ -247,8 +250,7 @@ class OpenVinoCheck:
 
 
 def structured_output_check(config: EngineConfig) -> OpenVinoCheck:
-    assert config.model is not None
-    return OpenVinoCheck(config.model)
+    return OpenVinoCheck(config)
 
 
 def count_logits(model: Path) -> int | None:

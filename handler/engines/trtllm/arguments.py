@@ -54,8 +54,9 @@ _LORA_CONFIG = ("tensorrt_llm._torch.peft.lora.config", "tensorrt_llm.lora_helpe
 
 _MAX_INPUT_LEN = 1024  # LMI's default beside max_output_len
 _CONTEXT_LENGTH = 2048  # tokens, where neither options nor the model name any
-_OURS = ("model", "tokenizer", "skip_tokenizer_init", "backend")
-"""Keywords that option.engine_args cannot change: our tokenizer reads the same directory, for the same backend."""
+_OURS = ("model", "tokenizer", "skip_tokenizer_init", "backend", "generation_config")
+"""Keywords that option.engine_args cannot change: our tokenizer reads the same directory, for the same backend, and
+requests have the model's defaults already."""
 
 _CLASSES = {
     "kv_cache_config": "KvCacheConfig",

@@ -70,7 +70,7 @@ class TrtLlm:
         self._vision = vision_prompts(config.model, self._llm.tokenizer, vocabulary_size(config.model))
         self._model = Model(
             vocabulary=vocabulary_size(config.model),
-            eos=checkpoint.eos_ids(config.model),
+            eos=checkpoint.eos_ids(config),
             tokenizer_eos=checkpoint.tokenizer_eos_id(config.model),
             torch_sampler=support.torch_sampler(arguments),
             max_beam_width=arguments.get("max_beam_width") or 1,

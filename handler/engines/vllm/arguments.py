@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args
 
+from handler.config import generation_config
 from handler.config.gpus import spread
 from handler.core.errors import ConfigError, Problems
 from handler.engines.base import EngineConfig
@@ -18,6 +19,9 @@ _OWN = frozenset((
     "num_speculative_tokens", "draft_model_tp_size", "revision", *_LORA,
 ))  # fmt: skip
 """Options that are not arguments themselves; the others have the argument's name."""
+
+_HANDLERS = ("generation_config", "override_generation_config")
+"""Arguments of vLLM's that concern its HTTP server, in whose place the handler stands."""
 
 _CPU_CACHE_GIB = 4
 """vLLM itself would ask for nine tenths of a CPU's memory, and not start where less is free."""
@@ -54,7 +58,8 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
         "max_num_seqs": config.options.max_rolling_batch_size,
         "tensor_parallel_size": max(num_devices // model.least, 1) if model.tensor is None else model.tensor,
         "disable_log_stats": False,  # the core's statistics, for /metrics; vLLM's own loggers get none
-        "generation_config": "auto",  # for its end tokens; sampling parameters are always the request's
+        # For its end tokens; sampling parameters are in every request already.
+        "generation_config": str(generation_config.directory(config.options) or "auto"),
     }
     limits = {
         "max_num_batched_tokens": config.options.max_num_batched_tokens,
@@ -102,9 +107,12 @@ def _check_reasoning(arguments: Mapping[str, Any]) -> None:
 
 
 def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Let `option.engine_args` and vLLM's own options replace single arguments, except the model."""
+    """Let `option.engine_args` and vLLM's own options replace single arguments, except those that are ours."""
     if "model" in more:
         raise ConfigError("option.engine_args: the model is option.model_id")
+    for name in _HANDLERS:
+        if name in more:
+            raise ConfigError(f"option.engine_args: {name!r} has no effect there: write option.{name}")
     nested = {
         name: {**arguments[name], **value}
         for name, value in more.items()

@@ -81,7 +81,7 @@ class Vllm:
         self._running: dict[int, Pending] = {}
         self._searches: dict[int, Beams] = {}
         assert config.model is not None
-        self._eos = eos_ids(config.model)
+        self._eos = eos_ids(config)
         self._media_tokens = media_tokens(config.model)
         self.info = engine_info(self._engine)
         first = min(self._eos, default=0)

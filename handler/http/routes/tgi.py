@@ -64,5 +64,6 @@ class TgiRoutes:
             "version": __version__,
             "sha": None,
             "docker_label": None,
+            "default_sampling_params": self._model.context.generation.shown,
         }
         await send_json(scope, send, 200, value)

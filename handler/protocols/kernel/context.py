@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from handler.config.config import Config
 from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Task
+from handler.protocols.kernel.generation import NO_DEFAULTS, GenerationDefaults
 
 DEFAULT_MAX_MEDIA = 32
 """Media of one kind in a request, where option.limit_mm_per_prompt names no number."""
@@ -47,6 +48,7 @@ class ServerContext:
         no_adapters: why the engine serves no LoRA adapters; "" where it does.
         adapters: the registered adapters; thread-safe.
         sampling_defaults: Sampling fields for a request that has `do_sample` true and no value of its own.
+        generation: the model's defaults, for dialects that read parameters by `read_sampled`.
         vocabulary: the tokens that ids stand for; None where each prompt brings its own vocabulary.
         most_tokens: tokens of prompt and answer together that the model takes; None until it has been loaded.
         chat_template: the model's own chat template; "" without one.
@@ -70,6 +72,7 @@ class ServerContext:
     no_adapters: str = "it has none"
     adapters: AdapterLookup = field(default_factory=NoAdapters)
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    generation: GenerationDefaults = NO_DEFAULTS
     vocabulary: Vocabulary | None = None
     most_tokens: Callable[[], int | None] = lambda: None
     chat_template: str = ""

@@ -7,12 +7,14 @@ support is refused by name, unless it is neutral. Without `do_sample`, sampling 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
 from handler.core.framing import FRAMINGS
 from handler.core.values import Sampling
 from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.generation import GenerationDefaults
 from handler.protocols.kernel.readers.adapters import named_adapter
 from handler.protocols.kernel.readers.structured_output import (
     choice,
@@ -37,6 +39,9 @@ from handler.protocols.kernel.schema.readers import accepts
 from handler.protocols.kernel.validation import DEFAULTS, Named, check_agreement, check_support
 
 MAX_TOP_TOKENS = 20  # alternatives to a token: OpenAI's limit, and vLLM's default; TGI's is 5
+
+ANY = 1 << 30
+"""New tokens of an answer that takes the room that there is; the request has `fill_context`."""
 
 SEVERAL = "*"
 """Stands in the place of a field where `read` returns a mapping of fields."""
@@ -206,6 +211,15 @@ PARAMETERS: Mapping[str, Parameter] = named("lmi")
 
 LMI = Table(PARAMETERS, "parameters.")
 
+MODEL_DEFAULTS: Mapping[str, Callable[[Any], Any]] = {
+    name: PARAMETERS[name].read
+    for name in (
+        "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+        "max_new_tokens",
+    )
+}  # fmt: skip
+"""Readers of what counts in a model's generation_config.json, as in vLLM; each name is a field of Sampling."""
+
 REQUEST_FIELDS: dict[str, Callable[[Any], Any]] = {
     "details": boolean,
     "return_full_text": boolean,
@@ -216,8 +230,47 @@ REQUEST_FIELDS: dict[str, Callable[[Any], Any]] = {
 """Names under `parameters` that concern the request, not the sampling; the dialect reads them."""
 
 
+def read_sampled(
+    given: Mapping[str, Any],
+    context: ServerContext,
+    *,
+    generation: GenerationDefaults,
+    max_new_tokens: int | None,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+    table: Table,
+) -> ParsedParameters:
+    """Read parameters as vLLM does: a request samples unless its temperature is 0.
+
+    What the client leaves out has the model's own default, where it has one.
+
+    Args:
+        given, context, table: as in `read_all`.
+        generation: the model's defaults; usually those of the context.
+        max_new_tokens: of an answer without a limit; None: the model's default, else as many as there is room for.
+        defaults: other Sampling fields whose default differs.
+
+    Raises:
+        InvalidParameter: as `read_all`.
+    """
+    temperature = given.get("temperature")
+    if temperature is None:
+        temperature = generation.sampling.get("temperature")
+    own = {
+        **generation.sampling,
+        "do_sample": temperature != 0,  # one that is no number is refused below
+        "max_new_tokens": max_new_tokens or generation.max_new_tokens or ANY,
+        **defaults,
+    }
+    return read_all(given, context, defaults=own, table=table, most_new_tokens=generation.most_new_tokens)
+
+
 def read_all(
-    given: Mapping[str, Any], context: ServerContext, *, defaults: Mapping[str, Any], table: Table
+    given: Mapping[str, Any],
+    context: ServerContext,
+    *,
+    defaults: Mapping[str, Any],
+    table: Table,
+    most_new_tokens: int | None = None,
 ) -> ParsedParameters:
     """Read all parameters in `given` that the table lists.
 
@@ -226,6 +279,7 @@ def read_all(
         context: the engine's name and limits.
         defaults: Sampling fields whose default differs in this dialect.
         table: the dialect's parameters.
+        most_new_tokens: longer answers are cut to that, as vLLM cuts them; None: any number.
 
     Raises:
         InvalidParameter: naming the parameter, its value and what would be right.
@@ -249,6 +303,8 @@ def read_all(
             values[field], names[field] = item, given_as
     others = {field: values.pop(field) for field in [*values] if field not in DEFAULTS}
     sampling = Sampling(**values)
+    if most_new_tokens is not None:
+        sampling = sampling._replace(max_new_tokens=min(sampling.max_new_tokens, most_new_tokens))
     check_agreement(sampling, names, context)
     check_support(sampling, names, context)
     return ParsedParameters(sampling, {field: given_as.name for field, given_as in names.items()}, others)

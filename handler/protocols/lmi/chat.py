@@ -12,6 +12,7 @@ from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.core.values import Adapter
 from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.generation import NO_DEFAULTS, GenerationDefaults
 from handler.protocols.kernel.parameters import Parameter, Table
 from handler.protocols.kernel.readers.adapters import ADAPTERS, merge_adapters, read_adapters
 from handler.protocols.kernel.readers.values import string
@@ -58,6 +59,10 @@ class Chat(OpenAiChat):
         if isinstance(name, str) and not context.no_adapters:
             adapter = merge_adapters(adapter, context.adapters.find(name), "model")
         return "", adapter
+
+    def generation(self, context: ServerContext) -> GenerationDefaults:
+        """Return none: LMI 0.28 does not read the model's generation_config.json."""
+        return NO_DEFAULTS
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
         """Choose the framing: `option.output_formatter` beats the client's `stream`, except that `json` leaves it to

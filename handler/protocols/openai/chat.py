@@ -16,17 +16,16 @@ from handler.protocols.assistant.tools.request import FIELDS, Tools, read_tools
 from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_all
+from handler.protocols.kernel.generation import GenerationDefaults
+from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_sampled
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.messages import MESSAGES, read_messages
 from handler.protocols.kernel.schema.shapes import Shape
 from handler.protocols.openai.chat_response import ChatDocument, ChatFormat, ChatStream, Logprobs
 from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import CHAT, MODEL, harmless, read_model
-from handler.protocols.openai.request import STREAM, defaults, names, read_stream, streaming, unknown_fields
+from handler.protocols.openai.request import STREAM, names, read_stream, streaming, unknown_fields
 from handler.protocols.openai.response import Head, Usage, identity
-
-_ANY = 1 << 30  # new tokens: as many as there is room for
 
 
 class ParsedChat(NamedTuple):
@@ -53,7 +52,7 @@ class OpenAiChat(Dialect):
     Attributes:
         table: the fields that set parameters.
         fields: the others, with what they take.
-        max_new_tokens: of an answer without a limit; None lets it fill the model's context.
+        max_new_tokens: of an answer without a limit; None: the model's own default, else it fills the context.
     """
 
     name = "openai_chat"
@@ -115,6 +114,10 @@ class OpenAiChat(Dialect):
         """Read the model's name for the answer, and the LoRA adapter."""
         return read_model(body, context)
 
+    def generation(self, context: ServerContext) -> GenerationDefaults:
+        """Return the values of parameters that the client leaves out."""
+        return context.generation
+
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
         """Read `stream` and `stream_options`."""
         stream, usage = read_stream(body, context)
@@ -131,12 +134,14 @@ class OpenAiChat(Dialect):
         table, rule = self.table, tools.structured_output
         if rule is not None and not rule.allows_text:
             table = Table({**table.parameters, "tool_choice": Parameter("structured_output", lambda value: rule)})
-        own = {
-            **defaults(body, self.max_new_tokens or _ANY),
-            "logprobs": bool(body.get("logprobs")),
-            "structured_output": rule,
-        }
-        parameters = read_all(body, context, defaults=own, table=table)
+        parameters = read_sampled(
+            body,
+            context,
+            generation=self.generation(context),
+            max_new_tokens=self.max_new_tokens,
+            defaults={"logprobs": bool(body.get("logprobs")), "structured_output": rule},
+            table=table,
+        )
         if (count := body.get("top_logprobs")) and not body.get("logprobs"):
             raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")
         return parameters

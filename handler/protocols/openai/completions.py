@@ -10,14 +10,14 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import Request, Sampling, keep_last
 from handler.protocols.kernel.base import Dialect, ParsedRequest, Reply
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.parameters import read_all
+from handler.protocols.kernel.parameters import read_sampled
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.schema.shapes import Shape
 from handler.protocols.kernel.texts import read_texts, text_of, texts_shape
 from handler.protocols.openai.completions_response import PromptOnly, TextDocument, TextFormat, TextStream
 from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import COMPLETIONS, MODEL, harmless, read_model
-from handler.protocols.openai.request import STREAM, defaults, names, read_stream, streaming, unknown_fields
+from handler.protocols.openai.request import STREAM, names, read_stream, streaming, unknown_fields
 from handler.protocols.openai.response import Head, identity
 
 MAX_PROMPTS = 256
@@ -43,7 +43,9 @@ class OpenAiCompletions(Dialect):
         prompt_only = body.get("max_tokens") == 0
         # A new token's alternatives are not wanted where no token is shown.
         able = _with_support_for(context, "top_logprobs") if prompt_only else context
-        parameters = read_all(body, able, defaults=defaults(body, _MAX_TOKENS), table=COMPLETIONS)
+        parameters = read_sampled(
+            body, able, generation=context.generation, max_new_tokens=_MAX_TOKENS, table=COMPLETIONS
+        )
         ignored = [*report_unknown(unknown_fields(body, _READ), body, context), *harmless(body)]
         sampling, echo = parameters.sampling, parameters.others.get("echo", False)
         logprobs = body.get("logprobs")

@@ -22,11 +22,6 @@ _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscati
 """`include_obfuscation` has no effect: this server pads no chunk."""
 
 
-def defaults(body: Mapping[str, Any], max_new_tokens: int) -> dict[str, Any]:
-    """Return the defaults: `temperature` 0 is greedy. A temperature that is no number is refused later."""
-    return {"do_sample": body.get("temperature") != 0, "max_new_tokens": max_new_tokens}
-
-
 def unknown_fields(body: Mapping[str, Any], read: Collection[str]) -> list[str]:
     """List the body's names that no table knows; null means absent."""
     return [name for name, value in body.items() if value is not None and name not in read and name not in HARMLESS]

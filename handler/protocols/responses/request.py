@@ -15,6 +15,7 @@ from handler.core.framing import JSON, dumps
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.generation import GenerationDefaults
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.schema.shapes import Shape, nullable, record
@@ -75,7 +76,7 @@ class OpenAiResponses(Dialect):
         unknown = [name for name in body if name not in _READ and body[name] is not None]
         ignored = report_unknown([*unknown, *reader.unknown], body, context)
         try:
-            parsed = _Chat(_head(body), tools.namespaces).parse(translated, context)
+            parsed = _Chat(_head(body, context.generation), tools.namespaces).parse(translated, context)
         except (InvalidParameter, InvalidPayload) as error:
             raise type(error)(_in_own_words(error.message)) from None
         no_effect = [name for name in body if name in NO_EFFECT and body[name] is not None]
@@ -133,7 +134,7 @@ def _in_own_words(text: str) -> str:
     return text
 
 
-def _head(body: Mapping[str, Any]) -> ResponseHead:
+def _head(body: Mapping[str, Any], generation: GenerationDefaults) -> ResponseHead:
     """Return what a response repeats of its request.
 
     Raises:
@@ -141,6 +142,7 @@ def _head(body: Mapping[str, Any]) -> ResponseHead:
     """
     reasoning = body.get("reasoning") or {}
     parallel, text = body.get("parallel_tool_calls"), body.get("text")
+    defaults = {"temperature": 1.0, "top_p": 1.0, **generation.sampling}
     head: ResponseHead = {
         "instructions": body.get("instructions"),
         "max_output_tokens": body.get("max_output_tokens"),
@@ -149,11 +151,11 @@ def _head(body: Mapping[str, Any]) -> ResponseHead:
         "previous_response_id": None,
         "reasoning": {"effort": reasoning.get("effort"), "summary": None},
         "store": False,
-        "temperature": 1.0 if body.get("temperature") is None else body["temperature"],
+        "temperature": defaults["temperature"] if body.get("temperature") is None else body["temperature"],
         "text": {"format": (text.get("format") if isinstance(text, dict) else None) or {"type": "text"}},
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": body.get("tools") or [],
-        "top_p": 1.0 if body.get("top_p") is None else body["top_p"],
+        "top_p": defaults["top_p"] if body.get("top_p") is None else body["top_p"],
         "truncation": "disabled",
     }
     for name, value in head.items():

@@ -112,6 +112,7 @@ class TgiInfo(TypedDict):
     version: str
     sha: str | None
     docker_label: str | None
+    default_sampling_params: dict[str, float]
 
 
 class TgiPiece(TypedDict):

@@ -10,7 +10,7 @@ from handler.core.values import Finish, Request, keep_last
 from handler.protocols.kernel.base import Dialect, ParsedRequest, Timing
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.http_response import Headers
-from handler.protocols.kernel.parameters import Parameter, Table, named, read_all
+from handler.protocols.kernel.parameters import ANY, Parameter, Table, named, read_all
 from handler.protocols.kernel.readers.values import integer
 from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.lmi.reply import DocumentReply, StreamReply, WholeOutput
@@ -92,7 +92,7 @@ class Tgi(TgiFormat, Dialect):
         given = {name: value for name, value in read.parameters.items() if (name, value) != ("best_of", 0)}
         if given.get("best_of", 1) > 1:  # then the limits saw to it that something says so
             given["do_sample"] = True
-        defaults = {**DEFAULTS, "do_sample": not read.has_parameters}
+        defaults = {**DEFAULTS, "max_new_tokens": ANY, "do_sample": not read.has_parameters}
         parameters = read_all(given, context, defaults=defaults, table=TABLE)
         sampling = parameters.sampling.with_seed() if parameters.sampling.do_sample else parameters.sampling
         return Request(

@@ -124,7 +124,7 @@ _INFO_EXAMPLE: TgiInfo = {
     "model_id": "model", "model_sha": None, "model_pipeline_tag": "text-generation", "max_concurrent_requests": 1032,
     "max_best_of": 2, "max_stop_sequences": 4, "max_input_tokens": 8191, "max_total_tokens": 8192,
     "validation_workers": 2, "max_client_batch_size": 256, "router": "lmi-handler", "version": "0.1.0", "sha": None,
-    "docker_label": None,
+    "docker_label": None, "default_sampling_params": {"temperature": 0.6, "top_p": 0.9},
 }  # fmt: skip
 _PIECES_EXAMPLE = [{"id": 28120, "text": "Hello", "start": 0, "stop": 5}]
 

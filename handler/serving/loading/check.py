@@ -18,6 +18,7 @@ from handler.plugins.functions import check_model_py, check_syntax, model_py
 from handler.plugins.tool_parser import find_tool_parser
 from handler.scheduler.lora.files import adapters_in
 from handler.serving.loading.engine_spec import choose_engine, served_task
+from handler.serving.loading.generation import read_defaults
 from handler.serving.loading.model_directory import adapter_directories, model_py_directory, plugin_directories
 from handler.serving.loading.replicas import check_replicas
 from handler.serving.media.rules import media_rules
@@ -41,7 +42,8 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     sessions, replicas = functools.partial(sessions_root, config), functools.partial(check_replicas, config)
     plugin = functools.partial(_check_tool_parser, config)
     media = functools.partial(media_rules, config)
-    for part in (environment.max_adapters, sessions, replicas, traces, template, syntax, plugin, media):
+    generation = functools.partial(read_defaults, config, Path(config.model_id) if config.model_id else None)
+    for part in (environment.max_adapters, sessions, replicas, traces, template, syntax, plugin, media, generation):
         with problems:
             part()
     if not reading.engine:

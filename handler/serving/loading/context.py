@@ -6,17 +6,23 @@ from handler import __version__, engines
 from handler.config.config import Config
 from handler.config.model_files import embedding_prompts, label_names
 from handler.core.media import MEDIA
+from handler.core.values import Task
 from handler.engines.base import NO_MEDIA
 from handler.engines.process.engine_loop import Spec
 from handler.protocols.assistant.template import check_defaults
 from handler.protocols.kernel.context import DEFAULT_MAX_MEDIA, ServerContext
+from handler.protocols.kernel.generation import NO_DEFAULTS
 from handler.scheduler.lora.registry import AdapterRegistry
+from handler.serving.loading.generation import generation_defaults
 from handler.serving.media.kinds import missing_packages
 
 
 def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
     check_defaults(config)
     able = engines.capabilities(spec.engine, spec.config)
+    generation = NO_DEFAULTS
+    if spec.config.task is Task.GENERATION:
+        generation = generation_defaults(config, spec.config.source or spec.config.model, able)
     names = (config.model_name, config.model_id, *(config.served_model_name or ()))
     options = {**config.engine_options, **config.engine_options.get("engine_args", {})}
     most = options.get("limit_mm_per_prompt", {})
@@ -28,6 +34,7 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         limits=able.limits,
         no_adapters=able.no_adapters,
         sampling_defaults=able.sampling_defaults,
+        generation=generation,
         adapters=adapters,
         model_names=tuple(filter(None, names)),
         fingerprint=f"lmi-{__version__}-{spec.engine}",

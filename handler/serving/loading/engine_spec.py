@@ -28,7 +28,8 @@ def engine_spec(config: Config) -> Spec:
         model = engines.prepare(name, model_id, EngineConfig(config, task=task))
     except OSError as error:
         raise ConfigError(f"the model's files cannot be fetched: {error}") from error
-    return Spec(name, EngineConfig(config, model, chat_template(config), task))
+    source = Path(model_id) if model_id and Path(model_id).is_dir() else None
+    return Spec(name, EngineConfig(config, model, chat_template(config), task, None if source == model else source))
 
 
 def choose_engine(config: Config) -> str:

@@ -15,6 +15,7 @@ import openvino
 import openvino_genai
 from openvino import opset13 as ops
 
+from handler.engines.base import EngineConfig
 from handler.engines.openvino.blank_model import write_blank_model
 from handler.engines.openvino.model import eos_ids
 
@@ -31,7 +32,7 @@ class Speaker:
 
     def __init__(self, model: Path, num_logits: int, lines: Sequence[str]) -> None:
         self._tokenizer = openvino_genai.Tokenizer(str(model))
-        self._eos = eos_ids(model, self._tokenizer)
+        self._eos = eos_ids(EngineConfig(model=model), self._tokenizer)
         self._lines: dict[str, tuple[int, list[int]]] = {}  # where it begins, and its ids
         script: list[int] = []
         for line in dict.fromkeys(lines):

@@ -141,7 +141,7 @@ def test_a_choice_with_nul_is_refused_as_xgrammar_leaves_it_out() -> None:
 def test_without_an_end_token_there_are_no_guides(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openvino.structured_output, "eos_ids", lambda *_: frozenset())
     with pytest.raises(ValueError, match="no end token"):
-        OpenVinoCheck(model)(StructuredOutput("choice", '["a"]'))
+        OpenVinoCheck(EngineConfig(model=model))(StructuredOutput("choice", '["a"]'))
 
 
 def try_in_a_copy(trial: OpenVinoCheck, structured_output: StructuredOutput, answers: Any) -> None:

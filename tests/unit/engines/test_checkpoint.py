@@ -248,11 +248,11 @@ def test_what_is_no_hugging_face_directory_is_refused_by_kind(tmp_path: Path) ->
 
 
 def test_end_tokens_are_those_of_the_generation_config_before_the_models(tmp_path: Path) -> None:
-    assert eos_ids(tmp_path) == frozenset()
+    assert eos_ids(EngineConfig(model=tmp_path)) == frozenset()
     (tmp_path / "config.json").write_text('{"eos_token_id": 2}')
-    assert eos_ids(tmp_path) == {2}
+    assert eos_ids(EngineConfig(model=tmp_path)) == {2}
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
-    assert eos_ids(tmp_path) == {3, 4}
+    assert eos_ids(EngineConfig(model=tmp_path)) == {3, 4}
 
 
 @pytest.mark.parametrize(
@@ -277,6 +277,6 @@ def test_the_tokenizers_end_is_one_too(
     for name, content in {"config.json": {"eos_token_id": 2}, "tokenizer.json": tokenizer, **files}.items():
         (tmp_path / name).write_text(json.dumps(content))
     assert tokenizer_eos_id(tmp_path) == own
-    assert eos_ids(tmp_path) == wanted
+    assert eos_ids(EngineConfig(model=tmp_path)) == wanted
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": [["</s>", 0.0]]}}))  # one of Unigram's
     assert tokenizer_eos_id(tmp_path) is None

@@ -172,7 +172,8 @@ def test_the_context_holds_prompt_and_answer_to_the_last_token() -> None:
         return found.sampling.max_new_tokens
 
     assert new_tokens(990, 10) == 10
-    assert new_tokens(990, 1, fill_context=True) == new_tokens(990, 30, fill_context=True) == 10
+    assert new_tokens(990, 1 << 30, fill_context=True) == new_tokens(990, 30, fill_context=True) == 10
+    assert new_tokens(990, 3, fill_context=True) == 3  # generation_config.json's, say
     assert new_tokens(990, 30, min_free_tokens=10) == 10
     assert new_tokens(999, 30, fill_context=True) == 1
     for num_prompt, request in ((990, {}), (990, {"min_free_tokens": 11})):

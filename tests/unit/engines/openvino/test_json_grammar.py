@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from handler.core.values import StructuredOutput
+from handler.engines.base import EngineConfig
 from handler.engines.openvino.model import prepare_model
 from handler.engines.openvino.structured_output import OpenVinoCheck, genai_arguments
 from handler.engines.structured_output.json_grammar import json_grammar, literal
@@ -193,7 +194,7 @@ class Drawn:
 
 @pytest.fixture(scope="module")
 def drawn(demo_model: Path) -> Drawn:
-    return Drawn(OpenVinoCheck(prepare_model(str(demo_model), "auto")))
+    return Drawn(OpenVinoCheck(EngineConfig(model=prepare_model(str(demo_model), "auto"))))
 
 
 @pytest.mark.model

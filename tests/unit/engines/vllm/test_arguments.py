@@ -58,7 +58,6 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
         "draft",
         {"speculative_config": {"model": "draft", "num_speculative_tokens": 5}},
     ),
-    "option.override_generation_config": ('{"eos_token_id": 3}', {"override_generation_config": {"eos_token_id": 3}}),
 }
 
 
