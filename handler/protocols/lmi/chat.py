@@ -61,8 +61,8 @@ class Chat(OpenAiChat):
         return "", adapter
 
     def generation(self, context: ServerContext) -> GenerationDefaults:
-        """Return none: LMI 0.28 does not read the model's generation_config.json."""
-        return NO_DEFAULTS
+        """Return the model's defaults, which LMI's chats heed since 0.32; its `inputs` never do."""
+        return context.generation if context.config.lmi_version >= (0, 32) else NO_DEFAULTS
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
         """Choose the framing: `option.output_formatter` beats the client's `stream`, except that `json` leaves it to

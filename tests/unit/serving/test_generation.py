@@ -103,6 +103,13 @@ def test_other_apis_are_as_their_originals(tmp_path: Path) -> None:
         assert ours == wanted, dialect
 
 
+def test_lmis_chats_heed_it_since_0_32(tmp_path: Path) -> None:
+    for version, wanted in (("0.31", {"temperature": 1.0, "top_k": 0, "top_p": 1.0}), ("0.32", COMMON)):
+        context = served(tmp_path, COMMON, f"option.lmi_version={version}")
+        assert of(sampling("LMI's chat", context), COMMON) == wanted
+        assert not sampling("LMI", context).do_sample
+
+
 def test_a_temperature_of_zero_is_greedy(tmp_path: Path) -> None:
     context = served(tmp_path, {"temperature": 0.0})
     for dialect in BODIES:
