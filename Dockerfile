@@ -70,6 +70,8 @@ FROM ${TRTLLM_BASE} AS trtllm
 ARG DJL_VERSION
 COPY --from=jre /opt/java/openjdk /opt/java/openjdk
 COPY --from=djl /usr/local/djl-serving-${DJL_VERSION} /opt/djl-serving
+# With it Java downloads models of S3 (option.model_id=s3://...), as in LMI's images. The lmi image has it already.
+COPY --from=djl /opt/djl/bin/s5cmd /opt/djl/bin/s5cmd
 COPY docker/constraints-gpu.txt docker/hold.py /opt/lmi-handler/
 COPY --from=wheel /wheels /opt/lmi-handler/wheels
 # The engine's own packages stay as NVIDIA tested them; PIP_CONSTRAINT is NVIDIA's own list, which would also bind ours.

@@ -133,6 +133,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from handler.http.security.access import OPEN, read_access
     from handler.http.startup import serve
     from handler.serving.loading.check import check
+    from handler.serving.loading.engine_spec import downloads_of
 
     reading = read_server_config(arguments.model, arguments.engine, arguments.properties, arguments.options)
     problems, access = check(reading), OPEN
@@ -153,6 +154,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     problems.check()
     for warning in config.warnings:
         print(warning)
+    for key, url in downloads_of(config, reading.engine).items() if reading.engine else ():
+        print(f"{key}={url}: the start downloads it, by DJL Serving's Java side where that runs; not checked here")
     print(f"no problems; engine: {reading.engine}, option.model_id: {config.model_id or 'not set'}")
     return 0
 

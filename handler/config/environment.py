@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 from handler.config.options.variables import hub_token
 from handler.core.errors import ConfigError
@@ -39,6 +40,17 @@ def name_hub_token() -> None:
 def mpi_world() -> tuple[str, str]:
     """Size of Open MPI's world, and the rank of this process in it; "" outside of one."""
     return os.environ.get("OMPI_COMM_WORLD_SIZE", ""), os.environ.get("OMPI_COMM_WORLD_RANK", "")
+
+
+def download_directory() -> Path | None:
+    """The directory below which models of S3 are laid, by DJL Serving's own variable; None where it is not set."""
+    given = os.environ.get("SERVING_DOWNLOAD_DIR")
+    return Path(given) if given else None
+
+
+def aws_region() -> str | None:
+    """SageMaker's own variable, which boto3 does not read; None leaves the region to boto3."""
+    return os.environ.get("AWS_REGION") or None
 
 
 def netty_buffer_bytes() -> int:

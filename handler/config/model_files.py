@@ -113,10 +113,6 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
         if path.suffix != ".gguf":
             raise ConfigError(f"{path} is not a .gguf file; other models are directories")
         return Model("gguf", path)
-    if model_id.startswith("s3://"):
-        raise ConfigError(
-            f"models of S3 are not fetched here; copy it into a directory: aws s3 sync {model_id} DIRECTORY"
-        )
     if not path.is_dir():
         raise ConfigError(f"there is no model at {model_id!r}: give {expected}")
     if is_openvino(path):

@@ -30,6 +30,10 @@ _MODES = {"option.rolling_batch", "option.async_mode", "batch_size"}
 _ASYNC, _ROLLING = ["option.async_mode=true", "option.rolling_batch=disable"], ["option.rolling_batch=scheduler"]
 _ASYNC_SINCE = (0, 31)
 
+S5CMD = Path("/opt/djl/bin/s5cmd")
+"""The program that Java takes where it is there, for models of S3."""
+
+_DRAFT = "option.speculative_draft_model"
 _ENTRY = "option.entryPoint=handler.entry"
 
 RETRIES = {"SERVING_RETRY_THRESHOLD": "10"}
@@ -173,4 +177,23 @@ def _check(file: Path, environ: Mapping[str, str], *, asynchronous: bool) -> str
     config = read_config(properties=file, environ=environ, settings=rolling, java=True).checked()
     for warning in config.warnings:
         log.info("%s", warning)
+    _check_downloads(config, environ)
     return config.model_name
+
+
+def _check_downloads(config: Config, environ: Mapping[str, str]) -> None:
+    """Check that Java, which downloads models of S3, has a program for it: LMI's own, else AWS's on PATH.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    named = {"option.model_id": config.model_id, _DRAFT: config.engine_options.get(_DRAFT.removeprefix("option."))}
+    for key, url in named.items():
+        if url is None or not url.startswith("s3://"):
+            continue
+        if not S5CMD.is_file() and shutil.which("aws", path=environ.get("PATH")) is None:
+            raise ConfigError(
+                f"{key}={url}: DJL Serving downloads it by {S5CMD} or by aws, which this image "
+                "lacks; or have SageMaker bring the files: leave the option out, and name the prefix as ModelDataSource"
+            )
+        log.info("%s=%s is handed to DJL Serving, whose Java side downloads it", key, url)

@@ -73,8 +73,17 @@ def load_tokenizer(name: str, config: EngineConfig) -> Tokenizer:
     return cast(Tokenizer, _module(name).load_tokenizer(config))
 
 
+def fetches(name: str) -> bool:
+    """Whether the engine reads a model's files, so that a start fetches those of the hub and of S3."""
+    return hasattr(importlib.import_module(ENGINES[name].module), "fetch")
+
+
 def fetch(name: str, model_id: str | None, config: EngineConfig) -> str | None:
-    """Fetch a hub's model where `option.model_id` names one; return its directory or file, else `model_id` as it is."""
+    """Fetch a model of the hub or of S3 where `option.model_id` names one.
+
+    Returns:
+        Its directory or file, else `model_id` as it is.
+    """
     fetching = getattr(_module(name), "fetch", None)
     return model_id if fetching is None else cast("str | None", fetching(model_id, config))
 

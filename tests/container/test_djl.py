@@ -144,6 +144,22 @@ def test_a_file_is_linked_into_a_directory(tmp_path: Path, target: Path) -> None
     assert (target.parent / "weights" / "model.gguf").resolve() == model
 
 
+@pytest.mark.parametrize("key", ["option.model_id", "option.speculative_draft_model"])
+def test_models_of_s3_are_left_to_java_where_it_can_download_them(
+    tmp_path: Path, target: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = model_data(tmp_path, f"option.llm_engine=vllm\n{key}=s3://bucket/llama/\n")
+    source = ModelSource(data, None if key == "option.model_id" else "a/b", {})
+    with pytest.raises(ConfigError, match=f"^{key}=s3://bucket/llama/: DJL .* lacks; .* as ModelDataSource"):
+        djl.make_model(NOTHING, source, {"PATH": str(tmp_path)}, target, (0, 36, 0))
+    (tmp_path / "aws").touch(0o755)
+    djl.make_model(NOTHING, source, {"PATH": str(tmp_path)}, target, (0, 36, 0))
+    assert f"{key}=s3://bucket/llama/" in properties(target)
+    (tmp_path / "aws").rename(tmp_path / "s5cmd")
+    monkeypatch.setattr(djl, "S5CMD", tmp_path / "s5cmd")
+    djl.make_model(NOTHING, source, {"PATH": str(tmp_path)}, target, (0, 36, 0))
+
+
 def test_wrong_options_are_refused_before_java(tmp_path: Path, target: Path) -> None:
     data = model_data(tmp_path, "option.max_rolling_batch_sise=4\n")
     with pytest.raises(ConfigError, match=r"did you mean 'option\.max_rolling_batch_size'"):

@@ -44,7 +44,9 @@ ONLY_IN_HANDLER = {
     "aiohttp": {"engines/openai", "serving/media"},
     "yarl": {"serving/media"},
     "PIL": {"serving/media/image", "engines/pillow"},
-    "boto3": {"container"},
+    "boto3": {"container", "engines/s3"},
+    "botocore": {"container", "engines/s3"},
+    "s3transfer": {"engines/s3"},
     "rich": {"core/child_processes"},
 }
 """A library, and where it may be imported."""

@@ -124,7 +124,7 @@ class Options:
 
     # fmt: off
     # what is served
-    model_id: str | None = option(path, None, "a .gguf file, a model directory, a name on the Hugging Face hub (owner/model; openvino: also owner/model/file.gguf), or `demo`; with openai a directory or name with the tokenizer and config of the server's model", "option.model")
+    model_id: str | None = option(path, None, "a .gguf file, a model directory, a name on the Hugging Face hub (owner/model; openvino: also owner/model/file.gguf), a prefix on S3 (s3://bucket/prefix/), or `demo`; with openai a directory or name with the tokenizer and config of the server's model", "option.model")
     model_name: str = option(string, "model", "the name in /predictions/{name} and /models", "option.modelName")
     served_model_name: tuple[str, ...] | None = option(names, None, "further model names for OpenAI's clients, with commas between them (on SageMaker the endpoint's name, which a container cannot know); * for any")
     llm_engine: str = option(one_of(*LLM_ENGINES), "auto", "the engine; auto: the one that option.rolling_batch names, else openvino")

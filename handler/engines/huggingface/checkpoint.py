@@ -10,7 +10,7 @@ from pathlib import Path
 from handler.config import generation_config, model_files
 from handler.core.errors import ConfigError, Problems
 from handler.engines.base import EngineConfig
-from handler.engines.huggingface.hub import is_hub_name
+from handler.engines.huggingface.hub import is_fetched
 from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.model_cache import fingerprint, make_once, run_converter
@@ -86,7 +86,7 @@ def check_model(model_id: str | None, config: EngineConfig, arguments: Callable[
     """
     problems, model = Problems(), None
     with problems:
-        if model_id not in (None, model_files.DEMO) and not is_hub_name(model_id):  # those a start would fetch
+        if model_id not in (None, model_files.DEMO) and not is_fetched(model_id):
             model = find_checkpoint(model_id)
     with problems:
         arguments(replace(config, model=model))

@@ -1,29 +1,20 @@
-"""Models of the Hugging Face hub: their names, and their files in huggingface_hub's cache.
-
-A process of its own downloads, which a signal ends at once. Python waits for the threads of huggingface_hub.
-"""
+"""Models of the Hugging Face hub: their names, and their files in huggingface_hub's cache."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import json
 import logging
-import os
 import re
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TypeGuard
 
 from handler.config import model_files
 from handler.config.options.option import beginning
-from handler.core import child_processes
 from handler.core.errors import ConfigError
+from handler.engines import downloads, s3
 from handler.engines.base import EngineConfig
 
 log = logging.getLogger("handler.engine")
@@ -46,12 +37,6 @@ DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.xml")
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*/?|(?!.*\.gguf$)\w[\w.-]*", re.ASCII)
 _GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.gguf)", re.ASCII)
 
-_STOP = signal.SIGUSR1
-"""Ends a download. A terminal or a service manager may send others to all processes, and this server ends itself."""
-
-_UNFINISHED = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
-"""Files of huggingface_hub that no later download continues: their names are used once. Older releases have others."""
-
 _SECRET = re.compile(r"\bhf_\w{8,}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)")
 """Tokens, which a hub may repeat in its answer, and names with passwords in addresses."""
 
@@ -61,6 +46,18 @@ def is_hub_name(model_id: str | None) -> TypeGuard[str]:
     if model_id is None or model_id == model_files.DEMO or Path(model_id).exists():
         return False
     return _NAME.fullmatch(model_id) is not None
+
+
+def is_fetched(model_id: str | None) -> bool:
+    """Whether a start fetches the model before it reads its files.
+
+    Raises:
+        ConfigError: as `s3.check`.
+    """
+    if s3.is_url(model_id):
+        s3.check(model_id)
+        return True
+    return is_hub_name(model_id)
 
 
 def gguf_file(model_id: str | None) -> tuple[str, str] | None:
@@ -149,7 +146,7 @@ def fetch(
     download: Download = download_checkpoint,
     is_name: Callable[[str | None], TypeGuard[str]] = is_hub_name,
 ) -> str | None:
-    """See `engines.fetch`. A process of its own fetches what is not in the cache.
+    """See `engines.fetch`. What is not in the cache is downloaded; of S3's models the files that `download` would take.
 
     Args:
         is_name: whether a name means a model of the hub.
@@ -157,45 +154,14 @@ def fetch(
     Raises:
         ConfigError: as `download` does; or the process ended before its end.
     """
+    if s3.is_url(model_id):
+        only = DESCRIPTIONS if download is download_descriptions else ()
+        return downloads.fetch(s3.download, model_id, list(only))
     if not is_name(model_id):
         return model_id
     model_id = model_id.rstrip("/")  # which the hub does not take
     log.info("fetching %s from the hub, unless it is in the cache", model_id)
-    call = json.dumps([download.__module__, download.__name__, model_id, config.options.engine_options.get("revision")])
-    command = child_processes.python(f"{__name__}:download_process", call)
-    try:
-        process = child_processes.run(command, stop=_STOP, stdout=subprocess.PIPE)
-    except child_processes.Stopped:
-        raise ConfigError(f"stopped while {model_id} was being fetched") from None
-    if process.returncode:
-        raise ConfigError(f"{model_id} was not fetched: the process that fetches ended with {process.returncode}")
-    answer: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
-    if "error" in answer:
-        raise ConfigError(answer["error"])
-    return answer["path"]
+    return downloads.fetch(download, model_id, config.options.engine_options.get("revision"))
 
 
 fetch_descriptions = partial(fetch, download=download_descriptions)
-
-
-def download_process(call: str) -> None:
-    """Make a call of `fetch`'s, and print what it returns or raises as JSON."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the server's, as a terminal or a service manager sends them to all
-    signal.signal(_STOP, _end)
-    child_processes.die_with_parent(_STOP)
-    module, function, model_id, revision = json.loads(call)
-    try:
-        answer = {"path": str(getattr(importlib.import_module(module), function)(model_id, revision))}
-    except ConfigError as error:
-        answer = {"error": str(error)}
-    print(json.dumps(answer))
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    """End at once, without the unfinished files; only Linux lists them."""
-    for link in Path("/proc/self/fd").glob("*"):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if _UNFINISHED.search((path := link.readlink()).name):
-                path.unlink()
-    os._exit(1)

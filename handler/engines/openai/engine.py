@@ -22,7 +22,7 @@ from handler.core.words import client_words, log_words
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, EngineRequest, Interrupted, Output, Step
 from handler.engines.huggingface.checkpoint import load_tokenizer
 from handler.engines.huggingface.hub import fetch_descriptions as fetch
-from handler.engines.huggingface.hub import is_hub_name
+from handler.engines.huggingface.hub import is_fetched
 from handler.engines.huggingface.model_files import check_tokenizer
 from handler.engines.openai.answer import Answer, Failed, Part, Refused
 from handler.engines.openai.client import Client, find_kind, find_model, suitable
@@ -403,7 +403,7 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     with problems:
         _urls(config)
     with problems:
-        if not is_hub_name(model_id):
+        if not is_fetched(model_id):
             prepare(model_id, config)
     problems.check()
 

@@ -15,6 +15,7 @@ from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
 from handler.core.values import PLAIN_TEMPLATE, Task, TemplateOptions
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.chat_content import ContentForms, find_forms, last_text
+from handler.engines.huggingface.hub import is_fetched
 from handler.engines.huggingface.image_tokens import no_images
 from handler.engines.huggingface.media_tokens import media_tokens
 from handler.engines.huggingface.model_files import check_checkpoint
@@ -56,7 +57,8 @@ def prepare_model(model_id: str | None, dtype: str, task: Task = Task.GENERATION
 
 def check(model_id: str | None, config: EngineConfig) -> None:
     """See `engines.check`."""
-    if is_hub_reference(model_id) or (config.task is Task.GENERATION and model_id in (None, model_files.DEMO)):
+    is_demo = config.task is Task.GENERATION and model_id in (None, model_files.DEMO)
+    if is_demo or is_hub_reference(model_id) or is_fetched(model_id):
         return
     model = find_model(model_id or model_files.DEMO, config.task)
     if config.options.enable_prefix_caching and model.path.is_dir() and not no_images(model.path):

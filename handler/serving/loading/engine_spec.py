@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 
 from handler import engines
@@ -10,8 +12,14 @@ from handler.config.model_files import chat_template, find_task
 from handler.config.options.common import STAND_IN
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.values import Task
+from handler.engines import s3
 from handler.engines.base import EngineConfig
 from handler.engines.process.engine_loop import Spec
+
+log = logging.getLogger("handler.launch")
+
+_OWN = ("serving.properties", "model.py")
+_DRAFT = "speculative_draft_model"
 
 
 def engine_spec(config: Config) -> Spec:
@@ -24,12 +32,33 @@ def engine_spec(config: Config) -> Spec:
     served_task(config, name, config.model_id)  # refuses before anything is fetched
     try:
         model_id = engines.fetch(name, config.model_id, EngineConfig(config))
+        config = _with_directories(config, name, model_id)
         task = served_task(config, name, model_id)
         model = engines.prepare(name, model_id, EngineConfig(config, task=task))
     except OSError as error:
         raise ConfigError(f"the model's files cannot be fetched: {error}") from error
     source = Path(model_id) if model_id and Path(model_id).is_dir() else None
     return Spec(name, EngineConfig(config, model, chat_template(config), task, None if source == model else source))
+
+
+def _with_directories(config: Config, engine: str, model_id: str | None) -> Config:
+    """Name the directories of models of S3 in their place, as DJL Serving does: engines and adapters look there."""
+    if s3.is_url(config.model_id):
+        config = replace(config, model_id=model_id)
+        for path in [path for path in map(Path(str(model_id)).joinpath, _OWN) if path.is_file()]:
+            log.warning("%s of the model on S3 is not read: options and code come from this machine", path.name)
+    if s3.is_url(draft := config.engine_options.get(_DRAFT)):
+        fetched = engines.fetch(engine, draft, EngineConfig(config))
+        config = replace(config, engine_options={**config.engine_options, _DRAFT: fetched})
+    return config
+
+
+def downloads_of(config: Config, engine: str) -> dict[str, str]:
+    """Return the models of S3 that a start downloads, by their options."""
+    if not engines.fetches(engine):
+        return {}
+    named = {"option.model_id": config.model_id, f"option.{_DRAFT}": config.engine_options.get(_DRAFT)}
+    return {key: url for key, url in named.items() if s3.is_url(url)}
 
 
 def choose_engine(config: Config) -> str:

@@ -54,7 +54,7 @@ async def load_model(
     spec = await run_in_daemon_thread(functools.partial(engine_spec, config))
     if (write := formatters.output) is not None and (task := spec.config.task) is not Task.GENERATION:
         raise ConfigError(f"model.py's output formatter {write.name!r} writes generated text; option.task={task.value}")
-    adapters = adapter_home(config, spec, directory)
+    adapters = adapter_home(spec.config.options, spec, directory)
     announce(spec)
     sessions = configured_sessions(config)
     engine = start_engine(config, spec)

@@ -154,7 +154,8 @@ def _check_laid_over(engine: ContainerEngine, scratch: Path, names: Sequence[str
             "RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-pip",
             "ENV PIP_BREAK_SYSTEM_PACKAGES=1",
             f"RUN python3 -m pip install --no-cache-dir {' '.join(_HELD)} starlette==0.46.2",
-            f"RUN mkdir -p /opt/java/openjdk/bin {djl}/bin && touch /opt/java/openjdk/bin/java {djl}/bin/serving",
+            f"RUN mkdir -p /opt/java/openjdk/bin {djl}/bin /opt/djl/bin",
+            f"RUN touch /opt/java/openjdk/bin/java {djl}/bin/serving /opt/djl/bin/s5cmd",
         ]
         engine.build(_STAND_IN, {}, lines=lines)
     bases = {"CPU_BASE": DEBIAN} | {f"{name}_BASE": _STAND_IN for name in ("JRE", "DJL", "TRTLLM", "LMI")}

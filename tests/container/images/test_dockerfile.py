@@ -21,6 +21,7 @@ from deploy.data import table
 from deploy.resolve.images import push_instructions
 from handler import __version__
 from handler.config.model_files import DEMO_MEMBER
+from handler.container.djl import S5CMD
 from tests.container.images.dockerfile import ROOT, SECOND, context, read
 
 ARGUMENTS, STAGES = read()
@@ -113,6 +114,11 @@ def test_copied_files_are_there_and_in_the_context() -> None:
                 continue
             for source in map(Path, sources):
                 assert any(source == file or source in file.parents for file in files), source
+
+
+def test_java_has_what_downloads_models_of_s3() -> None:
+    """The lmi image's base has it, as the base of this copy."""
+    assert f"--from=djl {S5CMD} {S5CMD}" in STAGES["trtllm"].values("COPY")
 
 
 def test_every_builder_has_what_it_uses() -> None:

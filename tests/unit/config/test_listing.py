@@ -62,7 +62,7 @@ from handler.config.sources import Setting, from_environment
             "option.kv_transfer_config",
             ["  meaning:     an argument of the engine's own", "  engines:     vllm; others refuse it"],
         ),
-        ("option.s3url", ["  refused: write option.model_id"]),
+        ("option.s3url", ["  refused: write option.model_id=s3://BUCKET/PREFIX/"]),
     ],
 )
 def test_an_option_is_described(capsys: pytest.CaptureFixture[str], name: str, lines: list[str]) -> None:

@@ -41,6 +41,14 @@ def test_options_come_without_their_prefix(tmp_path: Path) -> None:
     assert config.warnings == ()
 
 
+def test_a_model_of_s3_is_the_directory_that_java_has_downloaded(tmp_path: Path) -> None:
+    options = "option.model_id=s3://bucket/a/\noption.speculative_draft_model=s3://bucket/b/\n"
+    downloaded: Any = {"model_id": "/tmp/download/1", "speculative_draft_model": "/tmp/download/2"}
+    config = read(tmp_path, options, llm_engine="vllm", **downloaded)
+    assert config.model_id == "/tmp/download/1"
+    assert config.engine_options["speculative_draft_model"] == "/tmp/download/2"
+
+
 def test_metrics_of_the_embedded_server_alone_are_said_to_have_no_effect(tmp_path: Path) -> None:
     warnings = read(tmp_path, "option.tgi_metrics=true", cloudwatch_metrics_interval="60").warnings
     assert len(warnings) == 2

@@ -240,11 +240,6 @@ def test_what_is_no_hugging_face_directory_is_refused_by_kind(tmp_path: Path) ->
         prepare_checkpoint(str(tmp_path))
     with pytest.raises(ConfigError, match="there is no model at 'nothing'"):
         prepare_checkpoint("nothing")
-    with pytest.raises(
-        ConfigError,
-        match="models of S3 are not fetched here; copy it into a directory: aws s3 sync s3://bucket/a DIRECTORY",
-    ):
-        prepare_checkpoint("s3://bucket/a")
 
 
 def test_end_tokens_are_those_of_the_generation_config_before_the_models(tmp_path: Path) -> None:

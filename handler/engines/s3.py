@@ -1,0 +1,340 @@
+"""Models of S3: all objects below the prefix of `s3://bucket/prefix/`, in a directory of this machine.
+
+Files come into a directory beside the last one, which is renamed when all are there: a start that is killed leaves
+whole files, which the next one keeps, and no model that is served by half. Processes that start together wait for the
+one that downloads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import queue
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fnmatch import fnmatch
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, TypeGuard
+
+from handler.config import environment, model_files
+from handler.core.child_processes import NO_SPACE
+from handler.core.errors import ConfigError
+
+_SCHEME = "s3://"
+_MODEL = ("config.json", "openvino_model.xml", "openvino_language_model.xml", "*.gguf")
+"""One of these lies in the directory of each model."""
+
+_MOST_OBJECTS = 10_000  # of a model; a bucket's root may have millions
+_REQUESTS = 24  # at a time: one connection brings some 80 MB/s
+_PART = 16 << 20  # bytes of a request, of larger files
+_SECONDS = 10.0  # between lines of progress; also for a connection
+_CURE = (
+    "SageMaker brings the files before the start, with its own rights, where they are the model's ModelDataSource and "
+    "option.model_id is left out"
+)
+
+_ADVICE = {
+    "NoSuchBucket": "there is no bucket {bucket}",
+    "AccessDenied": "access is denied: the role needs s3:ListBucket on arn:aws:s3:::{bucket}, and s3:GetObject on "
+    "arn:aws:s3:::{bucket}/{prefix}* (kms:Decrypt on its key)",
+    "PermanentRedirect": "the bucket is in another region: set AWS_REGION to it",
+    "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION to it",
+    "IllegalLocationConstraintException": "the bucket is in another region: set AWS_REGION to it",
+    "InvalidObjectState": "an object is archived; restore it first",
+    "NoSuchKey": "an object was deleted during the download; start again",
+    "PreconditionFailed": "an object was replaced during the download; start again",
+}
+"""What S3's error codes mean for a start."""
+_SAME = {"403": "AccessDenied", "AllAccessDisabled": "AccessDenied", "404": "NoSuchBucket", "301": "PermanentRedirect",
+         "412": "PreconditionFailed"}  # fmt: skip
+
+
+class _Object(NamedTuple):
+    """An object; `name` is its path below the prefix, `time` its last change in seconds."""
+
+    key: str
+    name: str
+    size: int
+    time: int
+    etag: str
+
+
+def is_url(model_id: str | None) -> TypeGuard[str]:
+    return model_id is not None and model_id.startswith(_SCHEME)
+
+
+def check(url: str) -> None:
+    """Check what can be known before the start: the URL, and that boto3 is there.
+
+    Raises:
+        ConfigError: the URL names no prefix, or boto3 is missing.
+    """
+    _split(url)
+    if importlib.util.find_spec("boto3") is None:
+        raise ConfigError(f"{url}: is fetched by boto3: pip install 'lmi-handler[container]'. Or without it: {_CURE}")
+
+
+def _split(url: str) -> tuple[str, str]:
+    """Return bucket and prefix, which ends in a slash or is empty. As in LMI, `/*` at the end says nothing more."""
+    bucket, _, prefix = url.removeprefix(_SCHEME).partition("/")
+    prefix = prefix.removesuffix("*") if prefix.endswith("/*") or prefix == "*" else prefix
+    if not bucket or "*" in bucket + prefix:
+        raise ConfigError(f"{url}: write it as s3://BUCKET/PREFIX/, a directory with the model's files")
+    return bucket, f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
+
+
+def download(url: str, only: Sequence[str] = ()) -> Path:
+    """Return the directory of the model below a prefix, and download what of it is not there.
+
+    Args:
+        only: patterns of names; () takes all.
+
+    Raises:
+        ConfigError: the model cannot be had; the message says why, and what to change.
+    """
+    check(url)
+    bucket, prefix = _split(url)
+    with _refusals(url, bucket, prefix):
+        client = _client()
+        objects = _listed(client, url, bucket, prefix, only)
+        home = (environment.download_directory() or model_files.cache_directory()) / "download"
+        name = _digest(bucket, prefix, *only)
+        target = home / f"{name}-{_digest(*(f'{one.name} {one.size} {one.etag}' for one in objects))}"
+        home.mkdir(parents=True, exist_ok=True)
+        with _alone(home / f"{name}.lock", url):
+            if not target.is_dir():
+                part = home / f"{name}.part"
+                _fill(client, url, bucket, part, objects)
+                if _listed(client, url, bucket, prefix, only) != objects:  # S3 has no versions of a prefix
+                    raise ConfigError(f"{url} has changed during the download; start again")
+                part.rename(target)
+            else:
+                _say(f"{url} has been downloaded before, to {target}")
+    return target
+
+
+@contextlib.contextmanager
+def _refusals(url: str, bucket: str, prefix: str) -> Iterator[None]:
+    """Turn the errors of boto3 and of the disk into a line that says what to change."""
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+    from s3transfer.exceptions import RetriesExceededError
+
+    try:
+        yield
+    except ClientError as error:
+        given = str(error.response.get("Error", {}).get("Code", "unknown"))
+        code = _SAME.get(given, given)
+        why = _ADVICE.get(code, "S3 refuses").format(bucket=bucket, prefix=prefix)
+        if code == "PermanentRedirect" and (region := _region(error.response)):
+            why = f"the bucket is in {region}: set AWS_REGION={region}"
+        raise ConfigError(f"{url} cannot be fetched: {why} ({given}). {_CURE}") from None
+    except (NoCredentialsError, PartialCredentialsError) as error:
+        why = f"there are no AWS credentials here ({type(error).__name__})"
+        raise ConfigError(f"{url} cannot be fetched: {why}: give the container a role. {_CURE}") from None
+    except (BotoCoreError, RetriesExceededError) as error:
+        raise ConfigError(
+            f"{url} cannot be fetched: S3 does not answer ({type(error).__name__}): under network isolation it is out "
+            f"of reach, and a VPC needs a gateway endpoint for S3. {_CURE}"
+        ) from None
+    except OSError as error:
+        cure = "; free space, or name another directory by SERVING_DOWNLOAD_DIR" if error.errno in NO_SPACE else ""
+        where = f"{error.filename}: " if error.filename else ""
+        raise ConfigError(f"{url} cannot be written: {where}{error.strerror or error}{cure}") from None
+
+
+def _region(response: Any) -> str | None:
+    headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    region = headers.get("x-amz-bucket-region") or response.get("Error", {}).get("Region")
+    return None if region is None else str(region)
+
+
+def _client() -> Any:
+    import boto3
+    from botocore.config import Config
+
+    limits = Config(
+        connect_timeout=_SECONDS,
+        read_timeout=60,
+        retries={"mode": "standard", "total_max_attempts": 5},
+        max_pool_connections=_REQUESTS,
+    )
+    return boto3.session.Session().client("s3", region_name=environment.aws_region(), config=limits)
+
+
+def _listed(client: Any, url: str, bucket: str, prefix: str, only: Sequence[str]) -> list[_Object]:
+    """List the objects below the prefix; a key that ends in a slash only marks a directory.
+
+    Raises:
+        ConfigError: there are none, or too many, or none is a model's; or a name leads out of the directory.
+    """
+    found: list[_Object] = []
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+        for item in page.get("Contents", []):
+            name = item["Key"][len(prefix) :]
+            if name and not name.endswith("/") and (not only or any(fnmatch(name, pattern) for pattern in only)):
+                found.append(
+                    _Object(item["Key"], name, item["Size"], int(item["LastModified"].timestamp()), item["ETag"])
+                )
+        if len(found) > _MOST_OBJECTS:
+            raise ConfigError(f"{url} has more than {_MOST_OBJECTS} objects: name the prefix of one model")
+    if not found:
+        raise ConfigError(f"{url}: {_empty(client, bucket, prefix)}")
+    for one in found:
+        if not _stays_within(one.name):
+            raise ConfigError(f"{url}: the object {one.key!r} is no file of a directory")
+    names = [one.name for one in found]
+    if not only and not any(fnmatch(name, mark) for name in names if "/" not in name for mark in _MODEL):
+        first = ", ".join(dict.fromkeys(name.partition("/")[0] + ("/" if "/" in name else "") for name in names[:8]))
+        raise ConfigError(
+            f"{url} holds no model: no config.json, openvino_model.xml or .gguf file, but {first}. Name the prefix in "
+            "which they lie; archives are not unpacked"
+        )
+    return found
+
+
+def _empty(client: Any, bucket: str, prefix: str) -> str:
+    key = prefix.removesuffix("/")
+    named = client.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", []) if key else []
+    if named and named[0]["Key"] == key:
+        return "is one object; name the prefix of the directory with the model's files"
+    return "there are no files below it"
+
+
+def _stays_within(name: str) -> bool:
+    parts = name.split("/")
+    return name.isprintable() and not PurePosixPath(name).is_absolute() and not {"", ".", ".."} & set(parts)
+
+
+def _digest(*texts: str) -> str:
+    return sha256("\n".join(texts).encode()).hexdigest()[:32]
+
+
+@contextlib.contextmanager
+def _alone(path: Path, url: str) -> Iterator[None]:
+    """Hold a lock of the processes of this machine."""
+    with open(path, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say(f"waiting for another process, which downloads {url}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _fill(client: Any, url: str, bucket: str, part: Path, objects: Collection[_Object]) -> None:
+    """Bring the objects into `part`, but for those that an earlier start has brought there.
+
+    Raises:
+        ConfigError: they do not fit on the disk; or one has another size than S3 said.
+    """
+    part.mkdir(exist_ok=True)
+    wanted = {part / one.name: one for one in objects}
+    for path in [path for path in part.rglob("*") if not path.is_dir()]:
+        if not (path in wanted and _is_whole(path, wanted[path])):
+            path.unlink()
+    missing = {path: one for path, one in wanted.items() if not path.exists()}
+    size, total = sum(one.size for one in missing.values()), sum(one.size for one in objects)
+    free = shutil.disk_usage(part).free
+    if size > free:
+        raise ConfigError(
+            f"{url}: {_giga(size)} do not fit into {part.parent}, where {_giga(free)} are free; SERVING_DOWNLOAD_DIR "
+            "names another directory"
+        )
+    kept = f", of which {_giga(total - size)} are there" if len(missing) < len(objects) else ""
+    _say(f"downloading {url}: {len(objects)} files, {_giga(total)}{kept}, to {part.parent}")
+    for path in missing:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    _transfer(client, url, bucket, missing)
+
+
+def _is_whole(path: Path, one: _Object) -> bool:
+    """Whether the file is the object: by its size, and the time that `_transfer` gives a file when it is whole."""
+    state = path.stat()
+    return (state.st_size, int(state.st_mtime)) == (one.size, one.time)
+
+
+class _Progress:
+    """Counts what comes, and prints a line every few seconds."""
+
+    def __init__(self, url: str, size: int) -> None:
+        self._url, self._size = url, size
+        self._received = 0
+        self._lock = threading.Lock()
+        self._began = self._shown = time.monotonic()
+
+    def add(self, size: int) -> None:
+        """Count bytes, on any thread; fewer than none are sent again."""
+        with self._lock:
+            self._received += size
+
+    def show(self) -> None:
+        now = time.monotonic()
+        if now - self._shown < _SECONDS:
+            return
+        self._shown = now
+        rate = max(self._received / (now - self._began), 1.0)
+        left = (self._size - self._received) / rate
+        _say(f"{self._url}: {_giga(self._received)} of {_giga(self._size)}, {rate / 1e6:.0f} MB/s, {left:.0f} s left")
+
+
+def _transfer(client: Any, url: str, bucket: str, missing: Mapping[Path, _Object]) -> None:
+    from s3transfer.manager import TransferConfig, TransferManager
+    from s3transfer.subscribers import BaseSubscriber
+
+    done: queue.SimpleQueue[tuple[Path, Any]] = queue.SimpleQueue()
+    progress = _Progress(url, sum(one.size for one in missing.values()))
+
+    class Watch(BaseSubscriber):  # type: ignore[misc]  # a class without types
+        """Says what the list said, so that s3transfer asks for no object's head, and takes no other object."""
+
+        def __init__(self, path: Path) -> None:
+            self._path = path
+
+        def on_queued(self, future: Any, **others: Any) -> None:
+            future.meta.provide_transfer_size(missing[self._path].size)
+            future.meta.provide_object_etag(missing[self._path].etag)
+
+        def on_progress(self, bytes_transferred: int, **others: Any) -> None:
+            progress.add(bytes_transferred)
+
+        def on_done(self, future: Any, **others: Any) -> None:
+            done.put((self._path, future))
+
+    limits = TransferConfig(multipart_threshold=4 * _PART, multipart_chunksize=_PART, max_request_concurrency=_REQUESTS)
+    with TransferManager(client, limits) as manager:  # where the block raises, this cancels what runs
+        for path, one in missing.items():
+            manager.download(bucket, one.key, str(path), subscribers=[Watch(path)])
+        left = len(missing)
+        while left:
+            with contextlib.suppress(queue.Empty):
+                path, future = done.get(timeout=_SECONDS)
+                left -= 1
+                future.result()
+                _finish(url, path, missing[path])
+            progress.show()
+
+
+def _finish(url: str, path: Path, one: _Object) -> None:
+    """Check a file's size, and mark it as whole by the object's time.
+
+    Raises:
+        ConfigError: its size is another.
+    """
+    if (size := path.stat().st_size) != one.size:
+        path.unlink()
+        raise ConfigError(f"{url}: {one.name} came with {size} bytes of {one.size}; start again")
+    os.utime(path, (one.time, one.time))
+
+
+def _giga(size: int) -> str:
+    return f"{size / 1e9:.2f} GB"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # this process has no log

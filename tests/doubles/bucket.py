@@ -1,0 +1,126 @@
+"""A bucket of S3 on loopback that is slow or refuses, which moto's is not: ListObjectsV2 and GetObject, by path.
+
+Shapes are those of S3's API reference: a list in XML, ranges, If-Match, errors with a code in XML.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.server
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+from tests.doubles.http_thread import serving
+
+_XML = '<?xml version="1.0" encoding="UTF-8"?>'
+_CHANGED = "2026-03-01T10:00:00.000Z"
+
+
+@dataclass
+class Bucket:
+    """A running S3. `asked` has the keys and ranges of all reads, and grows; a list is `?list`.
+
+    Attributes:
+        objects: their content by key; a test may change them.
+        failures: status and code of S3's error, by a part of the path and query.
+        headers: of the answers that fail.
+    """
+
+    objects: dict[str, bytes]
+    rate: int
+    failures: Mapping[str, tuple[int, str]]
+    headers: Mapping[str, str]
+    url: str = ""
+    asked: list[str] = field(default_factory=list)
+
+    def environment(self) -> dict[str, str]:
+        """The variables with which a process reads this S3."""
+        return {"AWS_ENDPOINT_URL": self.url, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
+                "AWS_EC2_METADATA_DISABLED": "true"}  # fmt: skip
+
+
+@contextmanager
+def serve_bucket(
+    objects: Mapping[str, bytes],
+    *,
+    rate: int = 1 << 40,
+    failures: Mapping[str, tuple[int, str]] = MappingProxyType({}),
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Bucket]:
+    """Serve the objects of a bucket of any name.
+
+    Args:
+        rate: bytes a second of each answer.
+    """
+    bucket = Bucket(dict(objects), rate, failures, headers)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, bucket))
+    with serving(server) as bucket.url:
+        yield bucket
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, bucket: Bucket, *more: Any) -> None:
+        self.bucket = bucket
+        super().__init__(*more)
+
+    def do_GET(self) -> None:
+        address = urlsplit(self.path)
+        key = unquote(address.path).partition("/")[2].partition("/")[2]
+        for part, (status, code) in self.bucket.failures.items():
+            if part in self.path:
+                body = f"{_XML}<Error><Code>{code}</Code><Message>no</Message></Error>"
+                return self.send(status, body.encode(), {"Content-Type": "application/xml", **self.bucket.headers})
+        if not key:
+            self.bucket.asked.append("?list")
+            return self.send(200, self.listed(parse_qs(address.query).get("prefix", [""])[0]), {})
+        if key not in self.bucket.objects:
+            return self.send(404, f"{_XML}<Error><Code>NoSuchKey</Code></Error>".encode(), {})
+        data = self.bucket.objects[key]
+        if self.headers.get("If-Match", etag(data)) != etag(data):
+            return self.send(412, f"{_XML}<Error><Code>PreconditionFailed</Code></Error>".encode(), {})
+        given = self.headers.get("Range")
+        self.bucket.asked.append(f"{key} {given}" if given else key)
+        if found := re.fullmatch(r"bytes=(\d+)-(\d*)", given or ""):
+            first, last = int(found[1]), min(int(found[2] or len(data)), len(data) - 1)
+            about = {"Content-Range": f"bytes {first}-{last}/{len(data)}", "ETag": etag(data)}
+            return self.send(206, data[first : last + 1], about)
+        return self.send(200, data, {"ETag": etag(data)})
+
+    def listed(self, prefix: str) -> bytes:
+        rows = [
+            f"<Contents><Key>{escape(key)}</Key><LastModified>{_CHANGED}</LastModified>"
+            f"<ETag>{escape(etag(data))}</ETag><Size>{len(data)}</Size></Contents>"
+            for key, data in sorted(self.bucket.objects.items())
+            if key.startswith(prefix)
+        ]
+        return f"{_XML}<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(rows)}</ListBucketResult>".encode()
+
+    def send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with contextlib.suppress(OSError):  # the client was ended meanwhile
+            size = max(1, self.bucket.rate // 20)
+            for start in range(0, len(body), size):
+                self.wfile.write(body[start : start + size])
+                if start + size < len(body):
+                    time.sleep(0.05)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def etag(data: bytes) -> str:
+    return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'

@@ -1,0 +1,302 @@
+"""Models of S3: what is downloaded where, what is kept, and what is refused in a line. moto plays S3."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from handler.config.loader import read_config
+from handler.core.errors import ConfigError
+from handler.engines import ENGINES, downloads, s3
+from handler.serving.loading.check import check
+from handler.serving.loading.engine_spec import engine_spec
+from handler.serving.loading.model_directory import adapter_directories
+from tests.doubles import tiny
+from tests.doubles.bucket import Bucket, serve_bucket
+
+REGION = "eu-west-1"
+MODEL = {"config.json": b"{}", "model-00001.safetensors": b"x" * 70_000, "adapters/legal/adapter_config.json": b"[]"}
+CURE = "where they are the model's ModelDataSource and option.model_id is left out"
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        yield "http://{}:{}".format(*server.get_host_and_port())
+    finally:
+        server.stop()
+
+
+@pytest.fixture(autouse=True)
+def aws(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
+                        "AWS_REGION": REGION, "AWS_EC2_METADATA_DISABLED": "true",
+                        "SERVING_DOWNLOAD_DIR": str(tmp_path)}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+
+
+@pytest.fixture
+def bucket(request: pytest.FixtureRequest) -> str:
+    name = f"models-{abs(hash(request.node.name))}"
+    boto3.client("s3", region_name=REGION).create_bucket(
+        Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION}
+    )
+    return name
+
+
+def put(bucket: str, objects: Mapping[str, bytes]) -> None:
+    client = boto3.client("s3", region_name=REGION)
+    for key, data in objects.items():
+        client.put_object(Bucket=bucket, Key=key, Body=data)
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("end", ["", "/", "/*"])
+def test_all_objects_below_the_prefix_lie_in_a_directory(bucket: str, tmp_path: Path, end: str) -> None:
+    other = {"llama/": b"", "llama/adapters/": b"", "llama-2/config.json": b"other"}
+    put(bucket, {**{f"llama/{name}": data for name, data in MODEL.items()}, **other})
+    directory = s3.download(f"s3://{bucket}/llama{end}")
+    assert files(directory) == MODEL
+    assert directory.parent == tmp_path / "download"
+
+
+def test_a_whole_bucket_may_be_the_model(bucket: str) -> None:
+    put(bucket, MODEL)
+    assert files(s3.download(f"s3://{bucket}")) == MODEL
+
+
+def test_only_what_a_tokenizer_needs_is_downloaded_for_a_server_by_url(bucket: str) -> None:
+    put(bucket, {f"a/{name}": data for name, data in MODEL.items()})
+    assert files(s3.download(f"s3://{bucket}/a", ["*.json"])).keys() == MODEL.keys() - {"model-00001.safetensors"}
+
+
+def test_a_second_start_downloads_what_has_changed_alone(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
+    put(bucket, MODEL)
+    first = s3.download(f"s3://{bucket}/")
+    assert s3.download(f"s3://{bucket}/") == first
+    assert "has been downloaded before" in capsys.readouterr().err
+    put(bucket, {"config.json": b'{"a": 1}'})
+    second = s3.download(f"s3://{bucket}/")
+    assert second != first
+    assert files(second) == {**MODEL, "config.json": b'{"a": 1}'}
+    assert files(first) == MODEL  # a server may read it
+
+
+@pytest.mark.parametrize(
+    ("url", "objects", "message"),
+    [
+        ("s3://{}/none/", {}, "there are no files below it"),
+        (
+            "s3://{}/a",
+            {"a/b/config.json": b"{}"},
+            "holds no model: no config.json, .* but b/. Name the prefix in which",
+        ),
+        ("s3://{}/a", {"a/model.tar.gz": b"x"}, "but model.tar.gz. .* archives are not unpacked"),
+        ("s3://{}/a.gguf", {"a.gguf": b"x"}, "is one object; name the prefix of the directory"),
+        ("s3://{}/a", {"a/config.json": b"{}", "a/../b": b"x"}, "'a/../b' is no file of a directory"),
+        ("s3://{}/a", {"a/config.json": b"{}", "a//b": b"x"}, "'a//b' is no file of a directory"),
+        ("s3://{}/a/m*", {}, "write it as s3://BUCKET/PREFIX/"),
+        ("s3:///a", {}, "write it as s3://BUCKET/PREFIX/"),
+        ("s3://no-such-bucket-here/a", {}, f"there is no bucket no-such-bucket-here .NoSuchBucket.*{CURE}"),
+        ("s3://A b/a", {}, "S3 .*ParamValidationError"),
+    ],
+)
+def test_what_is_no_model_is_refused_in_a_line(
+    bucket: str, tmp_path: Path, url: str, objects: Mapping[str, bytes], message: str
+) -> None:
+    put(bucket, objects)
+    with pytest.raises(ConfigError, match=message) as refused:
+        s3.download(url.format(bucket))
+    assert "\n" not in str(refused.value)
+    assert not any(tmp_path.rglob("*.json"))
+
+
+def test_a_bucket_s_root_of_many_models_is_not_downloaded(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "_MOST_OBJECTS", 2)
+    put(bucket, MODEL)
+    with pytest.raises(ConfigError, match="has more than 2 objects: name the prefix of one model"):
+        s3.download(f"s3://{bucket}")
+
+
+def test_disk_space_is_asked_first(bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    put(bucket, MODEL)
+    usage = type("Usage", (), {"free": 70_000})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    message = f"0.07 GB do not fit into {tmp_path}/download, where 0.07 GB are free; SERVING_DOWNLOAD_DIR names another"
+    with pytest.raises(ConfigError, match=message.replace("0.07", "0.00")):
+        s3.download(f"s3://{bucket}/")
+    assert not any(tmp_path.rglob("*.json"))
+
+
+def test_a_disk_that_fills_is_named(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **others: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    put(bucket, MODEL)
+    monkeypatch.setattr("s3transfer.utils.DeferredOpenFile.write", full)
+    with pytest.raises(ConfigError, match="cannot be written: No space left on device; free space, or name another"):
+        s3.download(f"s3://{bucket}/")
+
+
+def test_no_credentials_are_named(bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=f"there are no AWS credentials here .*{CURE}"):
+        s3.download(f"s3://{bucket}/")
+
+
+def test_a_s3_out_of_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between tries
+    with pytest.raises(ConfigError, match=f"S3 does not answer .EndpointConnectionError.*gateway endpoint.*{CURE}"):
+        s3.download("s3://bucket/a")
+
+
+def of(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    for name, value in bucket.environment().items():
+        monkeypatch.setenv(name, value)
+    return bucket
+
+
+@pytest.mark.parametrize(
+    ("failures", "headers", "message"),
+    [
+        ({"list": (403, "AccessDenied")}, {}, "s3:ListBucket on arn:aws:s3:::b, and s3:GetObject on arn:aws:s3:::b/a/"),
+        ({"model": (403, "AccessDenied")}, {}, "kms:Decrypt on its key"),
+        ({"model": (403, "InvalidObjectState")}, {}, "an object is archived"),
+        ({"model": (404, "NoSuchKey")}, {}, "was deleted during the download"),
+        ({"/b": (400, "ExpiredToken")}, {}, "S3 refuses .ExpiredToken"),
+        ({"/b": (400, "AuthorizationHeaderMalformed")}, {}, "is in another region: set AWS_REGION to it"),
+        ({"/b": (301, "PermanentRedirect")}, {"x-amz-bucket-region": "us-west-2"}, "set AWS_REGION=us-west-2"),
+    ],
+)
+def test_what_s3_refuses_has_its_cure(
+    monkeypatch: pytest.MonkeyPatch,
+    failures: Mapping[str, tuple[int, str]],
+    headers: Mapping[str, str],
+    message: str,
+) -> None:
+    model = {f"a/{name}": data for name, data in MODEL.items()}
+    with serve_bucket(model, failures=failures, headers=headers) as bucket:
+        of(bucket, monkeypatch)
+        with pytest.raises(ConfigError, match=f"{message}.*{CURE}") as refused:
+            s3.download("s3://b/a")
+    assert "\n" not in str(refused.value)
+
+
+def test_an_object_that_is_replaced_meanwhile_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve_bucket(MODEL) as bucket:
+        of(bucket, monkeypatch)
+        listed = s3._listed
+
+        def replaced(*arguments: Any) -> Any:
+            found = listed(*arguments)
+            bucket.objects["config.json"] = b"[]"  # as long as before
+            return found
+
+        monkeypatch.setattr(s3, "_listed", replaced)
+        with pytest.raises(ConfigError, match="has changed during the download; start again"):
+            s3.download("s3://b")
+        monkeypatch.setattr(s3, "_listed", listed)
+        assert files(s3.download("s3://b")) == bucket.objects
+
+
+def test_whole_files_of_a_start_that_was_killed_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve_bucket(MODEL) as bucket:
+        of(bucket, monkeypatch)
+        whole = s3.download("s3://b")
+        part = whole.rename(whole.with_name(whole.name.partition("-")[0] + ".part"))
+        (part / "model-00001.safetensors.Ab12cD34").write_bytes(b"half")  # as s3transfer leaves it when it is killed
+        (part / "model-00001.safetensors").write_bytes(b"z" * 70_000)  # not by us: it lacks the object's time
+        bucket.asked.clear()
+        assert files(s3.download("s3://b")) == MODEL
+    assert not part.exists()
+    assert [one for one in bucket.asked if one != "?list"] == ["model-00001.safetensors"]
+
+
+def test_large_files_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "_PART", 10_000)
+    with serve_bucket(MODEL) as bucket:
+        of(bucket, monkeypatch)
+        assert files(s3.download("s3://b")) == MODEL
+    assert sum("bytes=" in one for one in bucket.asked) == 7
+
+
+def test_processes_that_start_together_download_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve_bucket(MODEL, rate=50_000) as bucket:
+        of(bucket, monkeypatch)
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
+            first, second = pool.map(s3.download, ["s3://b", "s3://b/"])
+    assert first == second
+    assert sorted(one for one in bucket.asked if one != "?list") == sorted(MODEL)
+
+
+def test_progress_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(s3, "_SECONDS", 0.2)
+    with serve_bucket(MODEL, rate=100_000) as bucket:
+        of(bucket, monkeypatch)
+        directory = s3.download("s3://b")
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == f"downloading s3://b: 3 files, 0.00 GB, to {directory.parent}"
+    assert any("MB/s" in line and "s left" in line for line in told[1:])
+
+
+def test_a_check_knows_what_a_start_would_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"OPTION_MODEL_ID": "s3://b/a/", "OPTION_LLM_ENGINE": "vllm"}
+
+    def found() -> list[str]:
+        return [str(one) for one in check(read_config(environ=environ)) if "not installed" not in one.message]
+
+    assert found() == []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    [line] = found()
+    assert line.startswith("environment variable OPTION_MODEL_ID: s3://b/a/: is fetched by boto3: pip install 'lmi-han")
+    assert CURE in line
+
+
+def test_time_of_a_file_is_its_object_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve_bucket(MODEL) as bucket:
+        of(bucket, monkeypatch)
+        directory = s3.download("s3://b")
+    assert os.stat(directory / "config.json").st_mtime == 1772359200
+
+
+def test_engines_get_directories_in_the_place_of_urls(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of a draft model too. Adapters of the prefix are found, and code of it is not run."""
+    model = tiny.make(tmp_path / "model")
+    (model / "adapters" / "legal").mkdir(parents=True)
+    (model / "model.py").write_text("raise SystemExit")
+    asked: list[Any] = []
+
+    def fetch(download: Any, url: str, *arguments: Any) -> str:
+        asked.append((download, url, *arguments))
+        return str(model)
+
+    monkeypatch.setattr(downloads, "fetch", fetch)
+    monkeypatch.setattr("handler.engines.entry", lambda name: ENGINES[name])
+    given = {"OPTION_MODEL_ID": "s3://b/a", "OPTION_LLM_ENGINE": "vllm", "OPTION_SPECULATIVE_DRAFT_MODEL": "s3://b/d"}
+    config = read_config(environ=given).checked()
+    spec = engine_spec(config)
+    assert asked == [(s3.download, "s3://b/a", []), (s3.download, "s3://b/d", [])]
+    assert spec.config.model == model
+    assert spec.config.options.engine_options["speculative_draft_model"] == str(model)
+    assert adapter_directories(spec.config.options, None) == [model / "adapters"]
+    assert "model.py of the model on S3 is not read" in caplog.text
