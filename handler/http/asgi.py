@@ -14,6 +14,7 @@ from handler.core.event_loop import start_now
 from handler.core.framing import dumps
 from handler.protocols.kernel.errors import SERVER, ErrorFormat
 from handler.protocols.kernel.http_response import HttpResponse, retry_headers
+from handler.serving.model import ServedModel
 
 Headers = list[tuple[bytes, bytes]]
 Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -54,12 +55,12 @@ class Endpoint:
         await send_answer(scope, send, (self.errors or SERVER).whole(error), allow)
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) -> bytes | None:
+async def read_body(scope: Scope, receive: Receive, limit: int, model: ServedModel) -> bytes | None:
     """The body, None when the client went away.
 
     Args:
         limit: bytes that it may have; more are never kept.
-        seconds: that it may take.
+        model: whose stop does not wait for it.
 
     Raises:
         TooLarge, TooSlow: it breaks a limit.
@@ -67,8 +68,10 @@ async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) 
     body = start_now(_read_body(scope, receive, limit))
     if body.done():  # it came with the head
         return body.result()
+    seconds = model.config.client_timeout
     try:
-        return await asyncio.wait_for(body, seconds)
+        with model.receiving():
+            return await asyncio.wait_for(body, seconds)
     except asyncio.TimeoutError:
         scope[_GIVEN_UP] = True
         raise TooSlow(f"the body did not arrive within {seconds:g} s (option.client_timeout)") from None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from handler.config.config import Config
@@ -80,6 +81,7 @@ class ServedModel:
         """Done when the engine is ready and has the adapters beside the model; a ConfigError says why it cannot be."""
         self._opening: asyncio.Task[None] | None = None
         self._tasks: weakref.WeakSet[RequestTask] = weakref.WeakSet()
+        self._num_receiving = 0
         self._engine, self._validator = engine, validator
         self._batches: DynamicBatcher | None = None
         if config.rolling_batch == "disable" and not stepped:
@@ -248,10 +250,19 @@ class ServedModel:
         """How many are computed at a time, by all replicas."""
         return self.config.max_rolling_batch_size * max(len(self.replicas), 1)
 
+    @contextlib.contextmanager
+    def receiving(self) -> Iterator[None]:
+        """Leave an open request out of `num_requests` while its body comes: after a stop it would be refused."""
+        self._num_receiving += 1
+        try:
+            yield
+        finally:
+            self._num_receiving -= 1
+
     @property
     def num_requests(self) -> int:
-        """Requests that are open: their last bytes are not delivered yet."""
-        return len(self._tasks) + self.adapters.num_calls
+        """Requests that came whole, and whose last bytes are not delivered yet."""
+        return len(self._tasks) + self.adapters.num_calls - self._num_receiving
 
     @property
     def num_queued(self) -> int:

@@ -114,15 +114,14 @@ class AdapterRoutes:
     async def _read_call(self, scope: Scope, receive: Receive) -> AdapterCall | None:
         """From the query or the body, in either of which a name may stand; None when the client went away."""
         values: dict[str, Any] = dict(_query(scope))
-        config = self._model.config
-        body = await read_body(scope, receive, _BODY, config.client_timeout)
+        body = await read_body(scope, receive, _BODY, self._model)
         if body is None:
             return None
         if body.strip():
             for name, value in _object(body).items():
                 if values.setdefault(name, value) != value:
                     raise BadRequest(f"{name} has one value in the query and another in the body")
-        return read_adapter_call(values, refuse_unknown=config.unknown_parameters == "refuse")
+        return read_adapter_call(values, refuse_unknown=self._model.config.unknown_parameters == "refuse")
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -78,9 +78,8 @@ class Inference:
         """Read the body and parse it. It is not kept while the answer is sent."""
         if task.finished:
             return
-        config = self._model.config
         try:
-            body = await read_body(scope, receive, config.max_request_size, config.client_timeout)
+            body = await read_body(scope, receive, self._model.config.max_request_size, self._model)
             if body is not None:
                 self._model.check_room()  # it may have taken its time
                 await task.parse(body)  # what has come whole is answered, also at SIGTERM

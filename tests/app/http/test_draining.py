@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,8 @@ from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.serving.admission import Admission
 from handler.serving.model import ServedModel
 from tests.adapter_files import write_adapter
+from tests.app.server import serve
+from tests.servers import wait_for
 from tests.services import load_echo
 
 READS = {("POST", "/v2/repository/index")}
@@ -108,3 +114,22 @@ def test_each_request_counts_until_it_is_answered(tmp_path: Path, monkeypatch: p
         model.close()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/adapters"])
+def test_a_body_that_never_comes_does_not_hold_the_stop(path: str, tmp_path: Path) -> None:
+    """The stop waits for the answer beside it, and then refuses what has not come."""
+    words = " ".join(["a"] * 40)
+    options = ("-o", "option.enable_lora=true", "-o", "option.echo_tokens_per_second=40")
+    with serve(str(tmp_path), "--engine", "echo", *options) as server, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.post, {"inputs": words, "parameters": {"max_new_tokens": 40}})
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+            wait_for(lambda: server.metric("lmi_active_sequences") == 1, 10, "the other request is not computed")
+            asked = time.monotonic()
+            server.send_signal(signal.SIGTERM)
+            assert answer.result(10).status_code == 200
+            assert connection.recv(65536).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+        assert server.wait(10) == 0
+        assert time.monotonic() - asked < 10, "it took the drain's 20 s"
