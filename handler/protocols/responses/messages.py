@@ -8,7 +8,7 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.media import MediaSource
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.readers.media import check_taken, only_in, read_url
+from handler.protocols.kernel.readers.media import check_read, check_taken, only_in, read_url
 from handler.protocols.kernel.readers.messages import MAX_ARGUMENTS, read_arguments
 from handler.protocols.kernel.readers.turns import Chat, add_to_turn, join_turns
 from handler.protocols.kernel.schema.shapes import TEXT, Shape, listing, nullable, record
@@ -149,7 +149,10 @@ class InputReader:
                 self.unknown |= {"input[].content[].detail": None}
             return read_url("image", part.get("image_url"), f"{at}.image_url")
         if kind not in _TEXTS:
-            raise InvalidPayload(f"{at}: {show(kind)} is not supported: the engine reads text and images")
+            if isinstance(kind, str):
+                check_read(kind, at, self._context)
+            known = ", ".join(("input_image", *_TEXTS))
+            raise InvalidPayload(f"{at}: {show(kind)} is not supported: it must be one of {known}")
         text = part.get("refusal" if kind == "refusal" else "text")
         if not isinstance(text, str):
             raise InvalidPayload(f"{at}.text must be a string")

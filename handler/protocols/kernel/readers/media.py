@@ -14,7 +14,10 @@ _SCHEMES = ("http", "https", "file")
 _MAX_URL = 8192  # characters, but for data URLs
 _PART = 1 << 18  # characters, a multiple of four: other threads may run between two parts
 
-TEXT_ONLY = "the engine reads text only"
+_TEXT_ONLY = "the engine reads text only"
+
+_UNREAD = {"input_audio": "audio", "audio_url": "audio", "video_url": "video", "file": "files", "input_file": "files"}
+"""Types of parts that other servers read, each with what it brings."""
 
 
 def place(source: MediaSource) -> dict[str, Any]:
@@ -28,8 +31,16 @@ def only_in(kind: str) -> str:
 
 def check_taken(kind: str, word: str, at: str, context: ServerContext) -> None:
     """Raise InvalidPayload where the engine takes no media of a kind; `word` is the client's for one."""
-    if reason := context.no_media.get(kind, TEXT_ONLY):
+    if reason := context.no_media.get(kind, _TEXT_ONLY):
         raise InvalidPayload(f"{at}: {word!r} is not supported: {reason}")
+
+
+def check_read(word: str, at: str, context: ServerContext) -> None:
+    """Raise InvalidPayload where no engine reads parts of this type, naming what they bring and what this one reads."""
+    if word in _UNREAD:
+        taken = [several for kind, several in MEDIA.items() if not context.no_media.get(kind, _TEXT_ONLY)]
+        read = " and ".join(["text", *taken])
+        raise InvalidPayload(f"{at}: {word!r} is not supported: the engine reads {read}, no {_UNREAD[word]}")
 
 
 def read_url(kind: str, url: Any, name: str) -> MediaSource:

@@ -9,7 +9,7 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.media import MediaSource
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.readers.media import TEXT_ONLY, check_number, check_taken, only_in, place, read_url
+from handler.protocols.kernel.readers.media import check_number, check_read, check_taken, only_in, place, read_url
 from handler.protocols.kernel.schema.shapes import COUNT, NULL, TEXT, Shape, listing, nullable, record
 
 ROLES = ("system", "user", "assistant", "developer", "tool")
@@ -19,8 +19,8 @@ MAX_ARGUMENTS, MAX_ALL_ARGUMENTS = 1 << 20, 1 << 22
 _URLS = {"image_url": "image"}
 """Types of parts with a URL in a field of the same name, and the kind of their media."""
 
-_REFUSED = ("image", "input_image", "input_audio", "audio_url", "video_url", "file")
-"""Types of parts that other servers take; they are refused by name."""
+_OTHER_IMAGES = ("image", "input_image")
+"""What other APIs call a part with an image."""
 
 _THOUGHTS = ("reasoning", "reasoning_content")
 
@@ -71,7 +71,7 @@ def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ..
         if not isinstance(message, dict):
             raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
         message = {name: item for name, item in message.items() if item is not None}
-        read_message = _message(message, at, unknown)
+        read_message = _message(message, at, context, unknown)
         if read_message["role"] == "user":
             read_message["content"] = _content(message.get("content"), f"{at}.content", context, media, unknown)
         messages.append(read_message)
@@ -81,7 +81,7 @@ def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ..
     return tuple(messages), media, list(unknown)
 
 
-def _message(message: Message, at: str, unknown: dict[str, None]) -> dict[str, Any]:
+def _message(message: Message, at: str, context: ServerContext, unknown: dict[str, None]) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise InvalidPayload(f"{at}.role must be one of {', '.join(ROLES)}")
@@ -91,7 +91,7 @@ def _message(message: Message, at: str, unknown: dict[str, None]) -> dict[str, A
         calls, thoughts = message.get("tool_calls"), _thoughts(message, at)
         read = {"role": role, "content": ""}
         if content is not None or not (calls or thoughts):
-            read["content"] = _text(content, f"{at}.content")
+            read["content"] = _text(content, f"{at}.content", context)
         return {
             **read,
             **thoughts,
@@ -99,7 +99,7 @@ def _message(message: Message, at: str, unknown: dict[str, None]) -> dict[str, A
         }
     if role == "user":
         return {"role": role}
-    result = {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content")}
+    result = {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content", context)}
     if role == "tool":
         result |= {name: _string(message[name], f"{at}.{name}") for name in _READ["tool"] if name in message}
     return result
@@ -174,13 +174,13 @@ def _string(value: Any, at: str) -> str:
     return value
 
 
-def _text(content: Any, at: str) -> str:
+def _text(content: Any, at: str, context: ServerContext) -> str:
     """Read a string, or text parts, which LMI and vLLM join with line ends."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
         raise InvalidPayload(f"{at} must be a string or a non-empty list of parts")
-    return "\n".join([_part(part, f"{at}[{index}]") for index, part in enumerate(content)])
+    return "\n".join([_part(part, f"{at}[{index}]", context) for index, part in enumerate(content)])
 
 
 def _content(
@@ -193,7 +193,7 @@ def _content(
         unknown: gets names that have no effect.
     """
     if not isinstance(content, list) or not any(_is_medium(part) for part in content):
-        return _text(content, at)
+        return _text(content, at, context)
     parts: list[Message] = []
     for index, part in enumerate(content):
         where = f"{at}[{index}]"
@@ -203,7 +203,7 @@ def _content(
             check_taken(_URLS[word], word, where, context)
             source = _medium(part, word, where, unknown)
         else:
-            parts.append({"type": "text", "text": _part(part, where)})
+            parts.append({"type": "text", "text": _part(part, where, context)})
             continue
         media.append(source)
         parts.append(place(source))
@@ -232,12 +232,14 @@ def _medium(part: Message, word: str, at: str, unknown: dict[str, None]) -> Medi
     return read_url(_URLS[word], given.get("url") if isinstance(given, dict) else given, f"{at}.{word}")
 
 
-def _part(part: Any, at: str) -> str:
+def _part(part: Any, at: str, context: ServerContext) -> str:
     word = _type(part)
     if word in _URLS:
         raise InvalidPayload(f"{at}: {word!r} is not supported: {only_in(_URLS[word])}")
-    if word in _REFUSED:
-        raise InvalidPayload(f"{at}: {word!r} is not supported: {TEXT_ONLY}")
+    if word in _OTHER_IMAGES:
+        check_taken("image", word, at, context)
+        raise InvalidPayload(f"{at}: {word!r} is not supported: write it as an 'image_url'")
+    check_read(word, at, context)
     if word != "text" or not isinstance(part.get("text"), str):
         raise InvalidPayload(f"{at} must be an object with 'type': 'text' and a string 'text'")
     return str(part["text"])
