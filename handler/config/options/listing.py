@@ -43,7 +43,7 @@ def describe(name: str) -> str:
     Raises:
         ConfigError: nobody has it; the message has the nearest name.
     """
-    paragraphs = [f"{name}\n  {VARIABLES[name].answer}"] if name in VARIABLES else []
+    paragraphs = _foreign(name)
     engines = ("vllm",) if name.startswith(SM_VLLM) else ("", *LLM_ENGINES)
     for key in _keys(name):
         found = [option for engine in engines if (option := find_option(key, engine))]
@@ -53,12 +53,28 @@ def describe(name: str) -> str:
     return "\n\n".join(paragraphs)
 
 
+def _foreign(name: str) -> list[str]:
+    """Say what a foreign variable means here; nothing of a name of ours."""
+    if name in VARIABLES:
+        return [f"{name}\n  {VARIABLES[name].answer}"]
+    if not name.startswith(SM_VLLM):
+        return []
+    own, *along = _owns(name, "")
+    others = " and ".join(f"{key_of(item.name)}={item.value}" for item in along)
+    return [f"{name}\n  sets {key_of(own.name)}; like every {SM_VLLM}*, also {others}, where no option says otherwise"]
+
+
+def _owns(name: str, engine: str) -> list[Own]:
+    """Return what a variable of AWS's vLLM image sets, its own option first."""
+    return [item for item in translate({name: "true"}, engine) if isinstance(item, Own)][::-1]
+
+
 def _keys(name: str) -> list[str]:
     """Return the names that serving.properties has for it; none for a foreign variable without an option."""
     if name in VARIABLES:
         return [key_of(own) for own in sorted({*VARIABLES[name].owns.values()} - SECRET)]
     if name.startswith(SM_VLLM):
-        return [key_of(item.name) for item in translate({name: "true"}, "vllm") if isinstance(item, Own)]
+        return [key_of(item.name) for item in _owns(name, "vllm")]
     if name in ENVIRONMENT or name.startswith(("OPTION_", "SERVING_")):
         return [key_of(name)]
     return [name if name.startswith("option.") or find_option(name, "") else f"option.{name}"]

@@ -18,6 +18,8 @@ _SLOTS = TOKEN_SLOTS._replace(special=SLOT)
 class TgiFormat:
     """Tokens and events in TGI's format; null where a key has no value."""
 
+    special_in_text: bool
+
     def token(self, token: Token) -> TgiToken:
         return {"id": token.id, "text": token.text, "logprob": token.logprob, "special": token.special}
 
@@ -42,10 +44,11 @@ class TgiFormat:
 
     def token_line(self, framing: Framing, texts: list[str]) -> TokenLine:
         format = line_template(self.chunk, framing, _SLOTS)
+        special_in_text = self.special_in_text
 
         def line(token: Token) -> bytes:
             id, text, logprob, is_special, _ = token
-            texts.append("" if is_special else text)
+            texts.append(text if special_in_text or not is_special else "")
             special = b"true" if is_special else b"false"
             return format % (len(texts), id, JSON_TEXTS[text], dumps(logprob), special)
 

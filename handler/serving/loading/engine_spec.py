@@ -72,7 +72,8 @@ def choose_engine(config: Config) -> str:
         engines.entry(name)
     if not engines.ENGINES[name].spreads and name != STAND_IN and config.tensor_parallel_degree not in ("1", "max"):
         key = "option.tensor_parallel_degree"
-        message = f"{key}={config.tensor_parallel_degree}: the engine {name} runs on one device"
+        chosen = ", and no option names another (option.llm_engine)" if config.llm_engine == "auto" else ""
+        message = f"{key}={config.tensor_parallel_degree}: the engine {name} runs on one device{chosen}"
         problems.append(Problem(config.where(key), key, message))
     problems.check()
     return name

@@ -54,7 +54,15 @@ from handler.config.sources import Setting, from_environment
         ("HF_TASK", ["  same: `OPTION_TASK`", "option.task"]),
         ("HF_API_TOKEN", ["  same: `HF_TOKEN`"]),
         ("HF_TOKEN", ["  left alone: huggingface_hub reads it"]),
-        ("SM_VLLM_MAX_NUM_SEQS", ["option.max_rolling_batch_size"]),
+        (
+            "SM_VLLM_MAX_NUM_SEQS",
+            [
+                "  sets option.max_rolling_batch_size; like every SM_VLLM_*, also option.openai_compat=true and "
+                "option.llm_engine=vllm, where no option says otherwise",
+                "option.max_rolling_batch_size",
+                "option.openai_compat",
+            ],
+        ),
         ("SM_VLLM_NO_ENABLE_PREFIX_CACHING", ["option.enable_prefix_caching"]),
         ("SM_VLLM_SWAP_SPACE", ["  no effect: vLLM's scheduler has it no more"]),
         ("option.swap_space", ["  no effect: vLLM's scheduler has it no more"]),

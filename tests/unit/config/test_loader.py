@@ -153,8 +153,11 @@ def test_engine_choice_without_contradiction() -> None:
 
 
 def test_more_devices_than_the_engine_uses_are_refused() -> None:
-    with pytest.raises(ConfigError, match="tensor_parallel_degree=4"):
+    message = "option.tensor_parallel_degree=4: the engine openvino runs on one device"
+    with pytest.raises(ConfigError, match=rf"{message}, and no option names another \(option.llm_engine\)"):
         choose_engine(config("option.tensor_parallel_degree=4"))
+    with pytest.raises(ConfigError, match=f"{message}$"):
+        choose_engine(config("option.tensor_parallel_degree=4", "option.llm_engine=openvino"))
     assert choose_engine(config("option.tensor_parallel_degree=max")) == "openvino"
 
 

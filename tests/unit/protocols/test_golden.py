@@ -36,6 +36,7 @@ from tests.unit.protocols.answers import (
 )
 from tests.unit.protocols.anthropic import golden as golden_anthropic
 from tests.unit.protocols.openai.requests import NAME_IT, TOOLS, saying
+from tests.unit.protocols.tgi.golden import marked
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ASK = "What is"
@@ -218,3 +219,17 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
 def test_every_golden_file_has_its_case() -> None:
     files = {str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.glob("*/*.txt")}
     assert files == set(CASES)
+
+
+@pytest.mark.parametrize(("name", "tops"), [("mindie", 0), *itertools.product(("lmi", "tgi_compat", "tgi"), (0, 1))])
+def test_a_streams_text_is_that_of_the_whole_answer(name: str, tops: int) -> None:
+    """A special token within the answer is in both, or in neither: tokens with alternatives are written another way."""
+    parameters = {"details": True, "max_new_tokens": 9, **({"top_n_tokens": tops} if tops else {})}
+    whole, stream = (
+        answer(name, {"inputs": "What is", "parameters": parameters, "stream": stream}, marked())
+        for stream in (False, True)
+    )
+    assert (whole.status, stream.status) == (200, 200), (whole.body, stream.body)
+    found = json.loads(whole.body)
+    last = json.loads(stream.body.splitlines()[-1 if name == "lmi" else -2].removeprefix(b"data:"))
+    assert last["generated_text"] == (found[0] if isinstance(found, list) else found)["generated_text"]
