@@ -20,7 +20,7 @@ from handler.http.asgi import Endpoint, headers_by_name, send_answer, send_error
 from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.routes.adapters import AdapterRoutes
 from handler.http.routes.inference import Inference
-from handler.http.routes.openai import OpenAiRoutes
+from handler.http.routes.models import ModelRoutes
 from handler.http.routes.pages import OPEN_PATHS, PageRoutes
 from handler.http.routes.tgi import TgiRoutes
 from handler.http.routes.triton import TritonRoutes
@@ -78,7 +78,7 @@ class App:
             Route("/execution-parameters", Endpoint({"GET": self._execution_parameters})),
             *AdapterRoutes(model).routes,
             *TgiRoutes(model).routes,
-            *OpenAiRoutes(model).routes,
+            *ModelRoutes(model).routes,
             *TritonRoutes(model).routes,
         ]
         self._router = Router(self.routes, default=self._not_found, redirect_slashes=False)

@@ -27,6 +27,24 @@ class AnthropicCount(TypedDict):
     input_tokens: Count
 
 
+class AnthropicModel(TypedDict):
+    """The model or an adapter."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+
+
+class AnthropicModels(TypedDict):
+    """A page of them; `first_id` and `last_id` name the page's, and a client asks for the next one after `last_id`."""
+
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
 # -- blocks ------------------------------------------------------------------------------------------------------
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from handler.protocols.kernel.description import Description, Operation, request_shape
+from handler.protocols.kernel.description import Description, request_shape
 from handler.protocols.openai import completions, embeddings
 from handler.protocols.openai.answers import (
     EmbeddingAnswer,
     OpenAiChatAnswer,
     OpenAiChatChunk,
     OpenAiError,
-    OpenAiModel,
-    OpenAiModels,
     OpenAiTextAnswer,
     OpenAiTextChunk,
 )
@@ -51,29 +49,3 @@ DESCRIPTIONS: Mapping[str, Description] = {
     ),
 }  # fmt: skip
 """By the dialect's name."""
-
-# -- other routes ------------------------------------------------------------------------------------------------
-
-_MODEL_EXAMPLE: OpenAiModel = {
-    "id": "model", "object": "model", "created": 1760000000, "owned_by": "lmi-handler", "root": "model", "parent": None,
-    "max_model_len": 8192,
-}  # fmt: skip
-_NO_MODEL = {
-    "message": "Model not found: other",
-    "type": "invalid_request_error",
-    "param": "model",
-    "code": "model_not_found",
-}
-
-OPERATIONS: Mapping[tuple[str, str], Operation] = {
-    ("GET", "/v1/models"): Operation(
-        "OpenAI", "The model and its adapters",
-        {200: ("application/json", OpenAiModels,
-               {"object": "list", "data": [_MODEL_EXAMPLE]})},
-    ),
-    ("GET", "/v1/models/{id}"): Operation(
-        "OpenAI", "The model or an adapter",
-        {200: ("application/json", OpenAiModel, _MODEL_EXAMPLE),
-         404: ("application/json", OpenAiError, {"error": _NO_MODEL})},
-    ),
-}  # fmt: skip

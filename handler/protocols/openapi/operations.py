@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.errors import AdapterFailed, BadRequest, Conflict, NoRoom, NotFound, Unavailable
+from handler.protocols.anthropic.answers import AnthropicError, AnthropicModel, AnthropicModels
 from handler.protocols.kernel.description import Answer, Operation
 from handler.protocols.kernel.errors import FrontEndError
 from handler.protocols.kernel.schema.shapes import COUNT, FLAG, TEXT, record
+from handler.protocols.openai.answers import OpenAiError, OpenAiErrorFields, OpenAiModel, OpenAiModels
 from handler.protocols.openapi.answers import (
     AdapterChange,
     Adapters,
@@ -24,6 +26,21 @@ from handler.protocols.tgi.errors import UNHEALTHY
 
 _JSON, _TEXT, _HTML = "application/json", "text/plain", "text/html"
 _NO_MODEL = (_JSON, FrontEndError, {"code": 404, "type": "ModelNotFoundException", "message": "Model not found: other"})
+_NO_OPENAI_MODEL: OpenAiErrorFields = {
+    "message": "Model not found: other",
+    "type": "invalid_request_error",
+    "param": "model",
+    "code": "model_not_found",
+}
+_MODEL_EXAMPLE: OpenAiModel = {
+    "id": "model",
+    "object": "model",
+    "created": 1760000000,
+    "owned_by": "lmi-handler",
+    "root": "model",
+    "parent": None,
+    "max_model_len": 8192,
+}
 _GROUP: WorkerGroup = {
     "device": {"deviceType": "cpu", "deviceId": -1}, "minWorkers": 1, "maxWorkers": 1,
     "workers": [{"id": 1, "startTime": "2026-11-22T01:30:39Z", "status": "READY"}],
@@ -108,6 +125,16 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "State", "How batch transform should call the server",
         {200: (_JSON, ExecutionParameters,
                {"MaxConcurrentTransforms": 32, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": 3})},
+    ),
+    ("GET", "/v1/models"): Operation(
+        "OpenAI", "The model and its adapters; in Anthropic's form for a request with anthropic-version",
+        {200: (_JSON, OpenAiModels | AnthropicModels, {"object": "list", "data": [_MODEL_EXAMPLE]})},
+        query={"limit": COUNT, "after_id": TEXT, "before_id": TEXT},
+    ),
+    ("GET", "/v1/models/{id}"): Operation(
+        "OpenAI", "The model or an adapter; in Anthropic's form for a request with anthropic-version",
+        {200: (_JSON, OpenAiModel | AnthropicModel, _MODEL_EXAMPLE),
+         404: (_JSON, OpenAiError | AnthropicError, {"error": _NO_OPENAI_MODEL})},
     ),
     **_ADAPTERS,
     **{

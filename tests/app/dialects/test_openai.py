@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,9 @@ def test_bodies_that_cannot_be_read(
 # -- the model and its adapters ----------------------------------------------------------------------------------
 
 
+ANTHROPIC = {"anthropic-version": "2023-06-01"}
+
+
 def test_models_are_listed(paced: LiveServer, tmp_path: Path) -> None:
     adapter = tmp_path / "one"
     adapter.mkdir()
@@ -212,12 +216,47 @@ def test_models_are_listed(paced: LiveServer, tmp_path: Path) -> None:
     for model in listed["data"]:
         assert http.get(f"{paced.url}/v1/models/{model['id']}").json() == model
     assert error(http.get(paced.url + "/v1/models/two"), 404)["code"] == "model_not_found"
+    _check_anthropics_list(paced, ["model", "first", "org/x", "one"])
 
     def told(name: str) -> str:
         return str(paced.post({**COMPLETE, "model": name}, COMPLETIONS).json()["choices"][0]["text"])
 
     assert [told(name) for name in ("model", "org/x", "tgi", "", "one")] == [" a b a"] * 4 + [" b a b"]
     assert error(paced.post({**COMPLETE, "model": "two"}, COMPLETIONS), 404)["param"] == "model"
+
+
+def _check_anthropics_list(paced: LiveServer, ids: list[str]) -> None:
+    """Ask for the same models as Anthropic's clients do."""
+
+    def page(**query: Any) -> Any:
+        return http.get(paced.url + "/v1/models", params=query, headers=ANTHROPIC).json()
+
+    told = page()
+    assert ([model["id"] for model in told.pop("data")], told) == (
+        ids,
+        {"has_more": False, "first_id": "model", "last_id": "one"},
+    )
+    for id in ids:
+        found = http.get(f"{paced.url}/v1/models/{id}", headers=ANTHROPIC).json()
+        assert (
+            found == page(after_id=ids[ids.index(id) - 1], limit=1)["data"][0] if id != "model" else page()["data"][0]
+        )
+        assert (found["type"], found["id"], found["display_name"]) == ("model", id, id)
+        assert datetime.strptime(found["created_at"], "%Y-%m-%dT%H:%M:%SZ").year >= 2026
+    pages = (page(limit=2), page(limit=2, after_id="first"), page(limit=2, before_id="one"), page(after_id="one"))
+    assert [([model["id"] for model in one["data"]], one["has_more"]) for one in pages] == [
+        (["model", "first"], True),
+        (["org/x", "one"], False),
+        (["first", "org/x"], True),
+        ([], False),
+    ]
+    for query, message in (
+        ({"limit": "0"}, 'limit="0": must be'),
+        ({"after_id": "two"}, 'after_id="two": there is no'),
+    ):
+        assert page(**query)["error"]["message"].startswith(message)
+    missing = http.get(paced.url + "/v1/models/two", headers=ANTHROPIC)
+    assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
 
 
 # -- tools -------------------------------------------------------------------------------------------------------

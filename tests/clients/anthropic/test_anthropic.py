@@ -44,6 +44,10 @@ def test_a_message(anthropic: Driver, openai_server: LiveServer) -> None:
         assert (found["usage"]["input_tokens"], found["usage"]["output_tokens"]) == (37, 8)
 
 
+def test_its_models(anthropic: Driver, openai_server: LiveServer) -> None:
+    assert anthropic.generate(openai_server.url, "", what="models") == ["model"]
+
+
 def test_a_messages_stream(anthropic: Driver, openai_server: LiveServer) -> None:
     events = anthropic.stream(openai_server.url, QUESTION, **GREEDY)
     first, *_, delta, last = events

@@ -31,6 +31,9 @@ class AnthropicClient:
         if what == "check":
             return [_checked(value) for value in arguments["values"]]
         with Anthropic(**_client(url)) as client:
+            if what == "models":
+                listed = [model.id for model in client.models.list(limit=1)]  # it asks for each page
+                return [client.models.retrieve(id).display_name for id in listed]
             if what == "count":
                 return client.messages.count_tokens(**arguments).model_dump()
             if what == "runner":
