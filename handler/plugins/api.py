@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
 from collections.abc import Callable, Mapping
@@ -60,9 +61,14 @@ class Token:
 
 
 class Sequence:
-    """One sequence so far; `get_next_token` walks through its tokens once."""
+    """One sequence so far; `get_next_token` walks through its tokens once.
 
-    def __init__(self) -> None:
+    Args:
+        with_index: `get_next_token` returns the token's index too; false as in LMI up to 0.31.
+    """
+
+    def __init__(self, *, with_index: bool = True) -> None:
+        self._with_index = with_index
         self.tokens: list[Token] = []
         self.top_tokens: list[list[Token]] = []
         self.cumulative_log_prob = 0.0
@@ -85,11 +91,15 @@ class Sequence:
     def has_next_token(self) -> bool:
         return self._taken < len(self.tokens)
 
-    def get_next_token(self) -> tuple[Token | None, int, bool, bool]:
+    def get_next_token(self) -> tuple[Any, ...]:
         """Return the next token, its index, and whether it is the first and the last one.
 
-        Returns (None, 0, False, False) while there is no next token.
+        Returns (None, 0, False, False) while there is no next token. A file that takes three values gets no index.
         """
+        token, *rest = self._next()
+        return (token, *rest) if self._with_index else (token, *rest[1:])
+
+    def _next(self) -> tuple[Token | None, int, bool, bool]:
         if not self.has_next_token():
             return None, 0, False, False
         index = self._taken
@@ -180,6 +190,54 @@ class TextGenerationOutput(RequestOutput):
         return [token.as_dict() for token in tokens]
 
 
+class Response(dict[str, Any]):
+    """A whole answer as OpenAI's document: its fields are attributes, which may be set, as are those of its parts.
+
+    It stands for vLLM's response objects, which have `model_dump` and `model_dump_json`; it is a dict as well.
+    """
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        super().__init__({name: _with_attributes(value) for name, value in fields.items()})
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the answer has no field {name!r}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        try:
+            del self[name]
+        except KeyError:
+            raise AttributeError(f"the answer has no field {name!r}") from None
+
+    def model_dump(self, *, exclude_none: bool = False, **others: Any) -> dict[str, Any]:
+        """Return plain dicts and lists. Other arguments of pydantic's are without effect."""
+        dumped: dict[str, Any] = _dumped(self, exclude_none)
+        return dumped
+
+    def model_dump_json(self, *, indent: int | None = None, exclude_none: bool = False, **others: Any) -> str:
+        separators = (",", ":") if indent is None else None
+        value = self.model_dump(exclude_none=exclude_none)
+        return json.dumps(value, ensure_ascii=False, indent=indent, separators=separators)
+
+
+def _with_attributes(value: Any) -> Any:
+    if isinstance(value, dict):
+        return Response(value)
+    return [_with_attributes(one) for one in value] if isinstance(value, list) else value
+
+
+def _dumped(value: Any, exclude_none: bool) -> Any:
+    if isinstance(value, dict):
+        kept = {name: one for name, one in value.items() if one is not None or not exclude_none}
+        return {name: _dumped(one, exclude_none) for name, one in kept.items()}
+    return [_dumped(one, exclude_none) for one in value] if isinstance(value, list | tuple) else value
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -259,6 +317,13 @@ class Input:
 
     def get_as_csv(self, key: str | None = None) -> list[dict[str, Any]]:
         return list(csv.DictReader(io.StringIO(self.get_as_string(key))))
+
+    def get_as_npz(self, key: str | None = None) -> list[Any]:
+        with importlib.import_module("numpy").load(io.BytesIO(self.get_as_bytes(key))) as arrays:
+            return [arrays[name] for name in arrays.files]
+
+    def get_as_image(self, key: str | None = None) -> Any:
+        return importlib.import_module("PIL.Image").open(io.BytesIO(self.get_as_bytes(key)))
 
     def get_data(self, key: str | None = None) -> Any:
         """Return the body as its content type says: JSON, text, or bytes."""

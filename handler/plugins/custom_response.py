@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import ServingError
-from handler.core.framing import JSON, JSONLINES, dumps
+from handler.core.framing import JSON, JSONLINES, SSE, Framing, dumps
 from handler.core.values import NO_TOKEN, Delta, Finish, Token
-from handler.plugins.api import Sequence, Session, TextGenerationOutput, TextInput
+from handler.plugins.api import Response, Sequence, Session, TextGenerationOutput, TextInput
 from handler.plugins.api import Token as UserToken
 from handler.plugins.functions import OutputFormatter, Style, failed, kind, run, users_objects
 from handler.protocols.kernel.base import ParsedRequest, Reply
+from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.reply import finish_of, rank_sequences
 
 _ids = itertools.count()
@@ -37,10 +38,16 @@ def with_formatter(
         tgi_compat: `option.tgi_compat`.
         session: the client's.
     """
+    formatted: Reply
+    if formatter.style is Style.RESPONSE:
+        if call.as_openai is None:
+            return call
+        formatted = ResponseReply(call.as_openai(), formatter, call)
+        return call._replace(reply=formatted, formatter=formatter.title, keep_alive=b"")
+    if formatter.style is Style.VALUE and call.as_openai is not None:
+        return call._replace(reply=ValueReply(call.reply, formatter), formatter=formatter.title)
     if call.postprocess is None:
         return call
-    if formatter.style is Style.VALUE:
-        return call._replace(reply=call.postprocess(functools.partial(_apply, formatter)), formatter=formatter.title)
     if given is None:
         parameters = {**(body.get("parameters") or {}), "stream": call.streams}
         given = TextInput(input_text=call.requests[0].prompt, parameters=parameters)
@@ -52,15 +59,122 @@ def with_formatter(
     return call._replace(reply=CustomReply(call, formatter, output), formatter=formatter.title)
 
 
-def _apply(formatter: OutputFormatter, value: Any) -> Any:
-    result = run(formatter, value)
-    if result is None:
-        raise failed(formatter, "returned None; it must return a dict")
-    try:
-        dumps(result)
-    except TypeError as error:
-        raise failed(formatter, "returned what is not JSON", error) from None
-    return result
+class ValueReply(Reply):
+    """An answer whose values a formatter changes before they are framed: a document, or each line of a stream.
+
+    Failures stay as they are.
+    """
+
+    def __init__(self, reply: Reply, formatter: OutputFormatter) -> None:
+        self._reply = reply
+        self._formatter = formatter
+        self._framing = _FRAMINGS[reply.content_type]
+        self.content_type = reply.content_type
+        self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._reply.start(index, num_prompt_tokens)
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        data = self._reply.feed(index, delta)
+        self.finished = self._reply.finished
+        if delta.error is not None:
+            return data
+        return b"".join([self._changed(part) for part in _parts(data, self._framing)])
+
+    def _changed(self, part: bytes) -> bytes:
+        """Change a part without its framing; what is no JSON is the stream's own end."""
+        framing = self._framing
+        try:
+            value = json.loads(part)
+        except ValueError:
+            return framing.before + part + framing.after
+        changed = [self._apply(one) for one in value] if isinstance(value, list) else self._apply(value)
+        end = b"\n" if framing is JSON and part.endswith(b"\n") else b""  # as LMI's async mode has it
+        return framing.encode(changed) + end
+
+    def _apply(self, value: Any) -> Any:
+        result = run(self._formatter, value)
+        if result is None:
+            raise failed(self._formatter, "returned None; it must return a dict")
+        try:
+            dumps(result)
+        except TypeError as error:
+            raise failed(self._formatter, "returned what is not JSON", error) from None
+        return result
+
+
+_FRAMINGS = {framing.content_type: framing for framing in (JSON, JSONLINES, SSE)}
+
+
+def _parts(data: bytes, framing: Framing) -> list[bytes]:
+    """Return the parts of an answer without their framing: a reply sends whole ones."""
+    if not framing.after:
+        return [data] if data else []
+    return [part.removeprefix(framing.before) for part in data.split(framing.after)[:-1]]
+
+
+class ResponseReply(Reply):
+    """An answer of LMI's async mode that a formatter writes: a response object, or each chunk of a stream as text.
+
+    A result is the whole body, or a chunk, followed by a line break; the stream ends with an empty line.
+
+    Args:
+        reply: writes OpenAI's document or chunks.
+        call: the request.
+    """
+
+    def __init__(self, reply: Reply, formatter: OutputFormatter, call: ParsedRequest) -> None:
+        self._reply = reply
+        self._formatter = formatter
+        self._errors = call.errors
+        self._streams = call.streams
+        self._framing = _FRAMINGS[reply.content_type]
+        self.content_type = (JSONLINES if call.streams else JSON).content_type
+        self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._reply.start(index, num_prompt_tokens)
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        if delta.error is not None:
+            self.finished = True
+            return broken_off(self._errors, delta.error)
+        data = self._reply.feed(index, delta)
+        self.finished = self._reply.finished
+        if not self._streams:
+            return self._written(Response(json.loads(data))) if data else b""
+        parts = [part for part in _parts(data, self._framing) if part]
+        if self.finished and self._framing is JSONLINES:
+            parts.append(b"[DONE]")
+        sent = [self._written(f"data: {part.decode()}\n\n") for part in parts]
+        return b"".join(sent) + (b"\n" if self.finished else b"")
+
+    def _written(self, value: Response | str) -> bytes:
+        formatter = self._formatter
+        result = run(formatter, value)
+        with users_objects(formatter):
+            return f"{self._text(result)}\n".encode()
+
+    def _text(self, result: Any) -> str:
+        if isinstance(result, str):
+            return result
+        if not isinstance(result, dict):
+            if callable(dump := getattr(result, "model_dump_json", None)):
+                return str(dump())
+            if not callable(dump := getattr(result, "model_dump", None)):
+                what = "a chunk" if self._streams else "a response object"
+                raise failed(self._formatter, f"returned {kind(result)}; it must return {what}, a dict or a string")
+            result = dump()
+        try:
+            return json.dumps(result, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise failed(self._formatter, "returned what is not JSON", error) from None
+
+
+def broken_off(errors: ErrorFormat, error: ServingError) -> bytes:
+    """Render the end of a stream that broke off, without the user's code, which might report it as a success."""
+    return JSONLINES.encode({"error": error.message, "code": errors.status(error)})
 
 
 class CustomReply(Reply):
@@ -80,7 +194,7 @@ class CustomReply(Reply):
         self._formatter = formatter
         self._output = output
         self._unfinished = self._request.sampling.num_sequences
-        output.sequences = {index: Sequence() for index in range(self._unfinished)}
+        output.sequences = {index: Sequence(with_index=formatter.unpacks_index) for index in range(self._unfinished)}
         self._parts: list[str] = []
         self._num_prompt_tokens = 0
         self._errors = call.errors
@@ -92,7 +206,8 @@ class CustomReply(Reply):
 
     def feed(self, index: int, delta: Delta) -> bytes:
         if delta.error is not None:
-            return self._failure(delta.error)
+            self.finished = True
+            return broken_off(self._errors, delta.error)
         if delta.prefill is not None:
             self._output.prompt_tokens_details = [_user_token(token) for token in delta.prefill]
         finish = finish_of(self._request, delta)
@@ -104,11 +219,6 @@ class CustomReply(Reply):
             text, self._parts = "".join(self._parts), []
             return self._encode(text)
         return b""
-
-    def _failure(self, error: ServingError) -> bytes:
-        """Render the end of a stream that broke off, without the user's code, which might report it as a success."""
-        self.finished = True
-        return JSONLINES.encode({"error": error.message, "code": self._errors.status(error)})
 
     def _add(self, index: int, token: Token, finish: Finish | None) -> None:
         """Add a token. The formatter runs for the first sequence's tokens, and when all sequences have ended."""
@@ -148,7 +258,7 @@ class CustomReply(Reply):
         """Call it as LMI 0.28 does: `(token, first_token, last_token, details, generated_text, id)`."""
         output, request = self._output, self._request
         sequence = output.sequences[output.best_sequence_index]
-        token, _, first, last = sequence.get_next_token()
+        token, *_, first, last = sequence.get_next_token()
         if token is None:
             return ""
         details: dict[str, Any] = {}

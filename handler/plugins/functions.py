@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import importlib.util
@@ -19,11 +20,15 @@ from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import ConfigError, FormatterFailed
 from handler.plugins.foreign_handlers import refuse_foreign_handlers
+from handler.plugins.stand_ins.djl import DJL_PYTHON, MODULES
 from handler.protocols.assistant.tools.parsing import Format
 
 log = logging.getLogger("handler.formatters")
 
+_HAVE = f"what stands in for djl_python has the modules {', '.join(name.partition('.')[2] for name in [*MODULES][1:])}"
+
 _MAPPINGS = ("dict", "Dict", "Mapping", "MutableMapping")
+_OUTPUTS = ("RequestOutput", "TextGenerationOutput")
 
 
 class Style(Enum):
@@ -32,6 +37,7 @@ class Style(Enum):
     OUTPUT = "TextGenerationOutput -> str"
     LEGACY = "(token, first_token, last_token, details, generated_text, id) -> str, as in LMI 0.28"
     VALUE = "dict -> dict: what would be sent, before it is framed"
+    RESPONSE = "response -> response, dict or str: OpenAI's document as an object, or a chunk of a stream as text"
 
 
 class InputFormatter(NamedTuple):
@@ -53,9 +59,16 @@ class InputFormatter(NamedTuple):
 
 
 class OutputFormatter(NamedTuple):
+    """An output formatter.
+
+    Attributes:
+        unpacks_index: `get_next_token` returns the token's index too, as since LMI 0.32.
+    """
+
     name: str
     function: Callable[..., Any]
     style: Style
+    unpacks_index: bool = True
 
     @property
     def title(self) -> str:
@@ -88,6 +101,7 @@ def find_formatters(directory: Path | None) -> Decorated:
     if path is None:
         return Decorated({}, {})
     check_model_py(path)
+    DJL_PYTHON.install()
     module = _find_imported(path) or import_file(path)
     inputs = {name: _input(name, function, path) for name, function in _find_marked(module, "is_input_formatter")}
     outputs = {name: _output(name, function, path) for name, function in _find_marked(module, "is_output_formatter")}
@@ -115,13 +129,19 @@ def check_syntax(path: Path | None) -> None:
 
 
 def check_model_py(path: Path | None) -> None:
-    """Check the syntax of a model.py, and that it has no functions which nothing here calls; run nothing of it.
+    """Check the syntax of a model.py, its imports of DJL's package, and that something calls its functions.
 
     Raises:
         ConfigError: as `find_formatters`.
     """
     check_syntax(path)
+    if path is None:
+        return
     refuse_foreign_handlers(path)
+    lacking = DJL_PYTHON.lacking(ast.parse(path.read_bytes(), str(path)))
+    problems = [f"{path}, line {line}: {name} is not there without DJL Serving; {_HAVE}" for line, name in lacking]
+    if problems:
+        raise ConfigError(*problems)
 
 
 def model_py(directory: Path | None) -> Path | None:
@@ -193,10 +213,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def _failure(path: Path, error: BaseException) -> ConfigError:
-    hint = ""
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "djl_python":
-        hint = "; outside of DJL Serving the same names come from handler.formatters"
-    return ConfigError(f"{path}, line {_line(error, path)}: {type(error).__name__}: {error}{hint}")
+    return ConfigError(f"{path}, line {_line(error, path)}: {type(error).__name__}: {error}")
 
 
 def _line(error: BaseException, path: Path) -> int:
@@ -236,11 +253,33 @@ def _output(name: str, function: Callable[..., Any], path: Path) -> OutputFormat
     if len(needed) == 6:
         style = Style.LEGACY
     elif len(needed) == 1:
-        style = Style.VALUE if needed[0].name == "response_data" or _is_mapping(needed[0]) else Style.OUTPUT
+        style = _style(needed[0])
     else:
         known = "; ".join(style.value for style in Style)
         raise ConfigError(f"{where}: output formatter {name!r} takes {len(needed)} arguments; there are: {known}")
-    return OutputFormatter(name, function, style)
+    return OutputFormatter(name, function, style, not _unpacks_three(path))
+
+
+def _unpacks_three(path: Path) -> bool:
+    """Return whether a file takes three values of `get_next_token`: LMI's documents do, 0.31 had no more."""
+    return any(
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Attribute)
+        and node.value.func.attr == "get_next_token"
+        and any(isinstance(target, ast.Tuple | ast.List) and len(target.elts) == 3 for target in node.targets)
+        for node in ast.walk(ast.parse(path.read_bytes(), str(path)))
+    )
+
+
+def _style(parameter: inspect.Parameter) -> Style:
+    """Tell what the only argument is, by annotation or name. LMI's rolling batch calls none without annotation so."""
+    annotated = parameter.annotation is not parameter.empty
+    if _is_mapping(parameter) or (parameter.name == "response_data" and not annotated):
+        return Style.VALUE
+    if _annotation(parameter) in _OUTPUTS or (parameter.name == "request_output" and not annotated):
+        return Style.OUTPUT
+    return Style.RESPONSE
 
 
 def _signature(name: str, function: Callable[..., Any], path: Path) -> tuple[str, list[inspect.Parameter]]:
@@ -252,11 +291,15 @@ def _signature(name: str, function: Callable[..., Any], path: Path) -> tuple[str
 
 
 def _is_mapping(parameter: inspect.Parameter) -> bool:
-    """Return whether the annotation, which may be a string, names a mapping."""
+    return _annotation(parameter) in _MAPPINGS
+
+
+def _annotation(parameter: inspect.Parameter) -> str:
+    """Return the bare name of the annotation, which may be a string; "_empty" without one."""
     annotation = parameter.annotation
     origin = getattr(annotation, "__origin__", annotation)
     text = annotation if isinstance(annotation, str) else getattr(origin, "__name__", "")
-    return text.partition("[")[0].rpartition(".")[2] in _MAPPINGS
+    return str(text.partition("[")[0].rpartition(".")[2])
 
 
 # -- calls -------------------------------------------------------------------------------------------------------

@@ -68,6 +68,8 @@ class ParsedRequest(NamedTuple):
         ignored: names in the body that no dialect knows.
         postprocess: makes the same reply with a function that changes its values before framing. None: a user's
             output formatter does not apply to this answer.
+        as_openai: makes a reply that writes the same as OpenAI's document, or as its chunks in lines or events, which
+            a user's output formatter may take. None: it does not apply.
         formatter: the title of the user's function that the reply runs, for messages; "" without one. `feed` then
             takes its time and may raise FormatterFailed; feed it a delta with that error, as for any failure.
         headers: the dialect's own headers; called with None when a stream starts, before the timing is known.
@@ -82,6 +84,7 @@ class ParsedRequest(NamedTuple):
     ignored: Sequence[str] = ()
     streams: bool = False
     postprocess: Callable[[Callable[[Any], Any]], Reply] | None = None
+    as_openai: Callable[[], Reply] | None = None
     formatter: str = ""
     headers: Callable[[Timing | None], Headers] = no_headers
     keep_alive: bytes = b""

@@ -10,7 +10,7 @@ from typing import Any
 
 from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.core.values import Adapter
-from handler.protocols.kernel.base import ParsedRequest
+from handler.protocols.kernel.base import ParsedRequest, Reply
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.generation import NO_DEFAULTS, GenerationDefaults
 from handler.protocols.kernel.parameters import Parameter, Table
@@ -58,7 +58,7 @@ class Chat(OpenAiChat):
         name = body.get("model")
         if isinstance(name, str) and not context.no_adapters:
             adapter = merge_adapters(adapter, context.adapters.find(name), "model")
-        return "", adapter
+        return context.model_names[0] if adapter is None else adapter.name, adapter
 
     def generation(self, context: ServerContext) -> GenerationDefaults:
         """Return the model's defaults, which LMI's chats heed since 0.32; its `inputs` never do."""
@@ -74,8 +74,13 @@ class Chat(OpenAiChat):
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
         requests, num_sequences = (chat.request,), chat.request.sampling.n
+
+        def as_openai() -> Reply:
+            """It has the name of the model, which LMI's answers lack."""
+            return super(Chat, self).answer(chat).reply
+
         if chat.framing is JSON:
             document = ChatDocument(chat.head, chat.format, num_sequences)
-            return ParsedRequest(requests, document, self.errors, chat.ignored)
+            return ParsedRequest(requests, document, self.errors, chat.ignored, as_openai=as_openai)
         stream = ChatStream(chat.head, chat.format, num_sequences, chat.usage, chat.framing, self.errors)
-        return ParsedRequest(requests, stream, self.errors, chat.ignored, streams=True)
+        return ParsedRequest(requests, stream, self.errors, chat.ignored, streams=True, as_openai=as_openai)

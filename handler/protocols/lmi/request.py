@@ -17,6 +17,8 @@ from handler.protocols.lmi.body import read_field, read_object, read_parameters_
 from handler.protocols.lmi.errors import LmiErrors
 from handler.protocols.lmi.reply import Change, DocumentReply, ResponseFormat, StreamReply
 from handler.protocols.lmi.response import LmiFormat
+from handler.protocols.openai.completions_response import completion_of
+from handler.protocols.openai.response import Head, identity
 from handler.protocols.tensors.inputs import TABLE
 from handler.protocols.tensors.outputs import OutputTensors, select_tensors
 
@@ -71,7 +73,13 @@ class Lmi(Dialect):
                 return StreamReply(self.format, request, framing, errors, outputs, change)
             return DocumentReply(self.format, request, outputs, change)
 
-        return ParsedRequest((request,), reply(), errors, ignored, streams, None if named else reply)
+        def as_openai() -> Reply:
+            name = context.model_names[0] if request.adapter is None else request.adapter.name
+            return completion_of(request, Head(*identity("cmpl"), name, context.fingerprint), streams=streams)
+
+        if named:  # the client's own choice
+            return ParsedRequest((request,), reply(), errors, ignored, streams)
+        return ParsedRequest((request,), reply(), errors, ignored, streams, reply, as_openai)
 
     def _framing(self, named: Framing | None, context: ServerContext, stream: bool | None) -> Framing:
         return named or FRAMINGS.get(context.config.output_formatter or "") or (self.stream_framing if stream else JSON)

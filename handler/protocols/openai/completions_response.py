@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from handler.core.values import Delta, Finish, Token
+from handler.core.values import Delta, Finish, Request, Token
 from handler.protocols.kernel.base import Reply
 from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.openai.answers import (
@@ -144,6 +144,19 @@ class TextDocument(WholeAnswer):
             "finish_reason": REASONS[sequence.finish],
             **self._format.ids(sequence.tokens),
         }
+
+
+def completion_of(request: Request, head: Head, *, streams: bool) -> Reply:
+    """Return the reply that answers one prompt as a text completion, in whatever dialect the prompt came.
+
+    `details` become log-probabilities, the full text is `echo`.
+    """
+    sampling = request.sampling
+    prompt = request.prompt if request.full_text else ""
+    format = TextFormat(1 if request.details else None, [prompt], sampling.n)
+    if streams:
+        return TextStream(head, format, sampling.num_sequences, Usage())
+    return TextDocument(head, format, sampling.num_sequences)
 
 
 class PromptOnly(Reply):

@@ -184,6 +184,18 @@ def test_the_six_arguments_of_28() -> None:
     assert (ending[3]["finish_reason"], ending[3]["generated_tokens"], len(ending[3]["tokens"])) == ("eos_token", 2, 2)
 
 
+def test_one_without_an_index_gets_three_values() -> None:
+    def three(output: TextGenerationOutput) -> str:
+        token, first, last = output.sequences[0].get_next_token()
+        return f"[{token.text} {first} {last}]"
+
+    body = {"inputs": "hi"}
+    plain = INVOCATIONS["lmi"].parse(body, CONTEXT)
+    formatter = OutputFormatter("f", three, Style.OUTPUT, unpacks_index=False)
+    found = with_formatter(plain, formatter, body, None, tgi_compat=False)
+    assert pieces(found, [text("a"), text("b", Finish.EOS)])[-1] == "[a True False][b False True]"
+
+
 def test_values_are_changed_before_they_are_framed() -> None:
     def wrap(response_data: dict[str, Any]) -> dict[str, Any]:
         return {"wrapped": response_data}

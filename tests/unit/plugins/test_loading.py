@@ -13,7 +13,7 @@ from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.plugins.functions import Decorated, Formatters, Style, find_formatters
 from handler.serving.loading.model_directory import model_formatters
-from tests.formatters_model import DJL, LEGACY, LINES, OWN, PAYLOADS, write_model
+from tests.formatters_model import LEGACY, LINES, OWN, PAYLOADS, write_model
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +59,10 @@ def test_decorated_functions_are_found(tmp_path: Path) -> None:
     [
         (LEGACY, Style.LEGACY),
         (PAYLOADS, Style.VALUE),
-        ("def f(output): ...\nf.is_output_formatter = True", Style.OUTPUT),
-        ("def f(output, more=None, **others): ...\nf.is_output_formatter = True", Style.OUTPUT),
+        ("def f(request_output): ...\nf.is_output_formatter = True", Style.OUTPUT),
+        ("def f(x: 'RequestOutput', more=None, **others): ...\nf.is_output_formatter = True", Style.OUTPUT),
+        ("def f(output): ...\nf.is_output_formatter = True", Style.RESPONSE),
+        ("def f(output, more=None, **others): ...\nf.is_output_formatter = True", Style.RESPONSE),
         ("from typing import Dict, Any\ndef f(x: Dict[str, Any]): ...\nf.is_output_formatter = True", Style.VALUE),
         ("def f(x: 'dict[str, str]'): ...\nf.is_output_formatter = True", Style.VALUE),
     ],
@@ -119,9 +121,11 @@ def test_what_cannot_be_used_is_named_with_file_and_line(tmp_path: Path, text: s
     assert wanted in message
 
 
-def test_a_missing_djl_python_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "djl_python", None)
-    assert "the same names come from handler.formatters" in refused(tmp_path, DJL)
+@pytest.mark.parametrize(("taken", "unpacks_index"), [("token, first, last", False), ("token, *rest", True)])
+def test_a_file_that_takes_three_values_gets_no_index(tmp_path: Path, taken: str, unpacks_index: bool) -> None:
+    text = f"def f(request_output):\n    {taken} = request_output.sequences[0].get_next_token()\n"
+    (found,) = find(tmp_path, text + "f.is_output_formatter = True\n").outputs.values()
+    assert found.unpacks_index is unpacks_index
 
 
 TWO = LEGACY + "\n@output_formatter\ndef other(output): ...\n"

@@ -35,7 +35,7 @@ def write(output: TextGenerationOutput) -> str:
     assert token is not None
     if index == 1 and (how := output.input.parameters.get("ignored")):
         act(how)
-    return token.text
+    return str(token.text)
 
 
 def act(how: str) -> None:

@@ -1,0 +1,69 @@
+"""Stand-ins for packages that a user's files import and this environment lacks: a few modules of each."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+Modules = Mapping[str, Mapping[str, Any]]
+"""The names of each module, by the module's full name."""
+
+
+class StandIn(MetaPathFinder, Loader):
+    """Finds the modules of one package, where nothing else does: the package itself comes first."""
+
+    def __init__(self, modules: Modules) -> None:
+        self.modules = modules
+        self.package = next(iter(modules)).partition(".")[0]
+
+    def install(self) -> None:
+        """Have imports find it from now on: functions may import when they are called."""
+        if self not in sys.meta_path and self._is_needed():
+            sys.meta_path.append(self)
+
+    def lacking(self, tree: ast.Module) -> Iterator[tuple[int, str]]:
+        """Yield the line and the full name of each import that finds nothing here; none where the package is there."""
+        if not self._is_needed():
+            return
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and self._is_of(node.module or ""):
+                for alias in node.names:
+                    if not self._has(node.module or "", alias.name):
+                        yield node.lineno, f"{node.module}.{alias.name}"
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    if self._is_of(alias.name) and alias.name not in self.modules:
+                        yield node.lineno, alias.name
+
+    def _is_needed(self) -> bool:
+        found = sys.modules.get(self.package)
+        if found is not None:
+            return isinstance(found.__loader__, StandIn)
+        return PathFinder.find_spec(self.package) is None
+
+    def _is_of(self, module: str) -> bool:
+        return module.partition(".")[0] == self.package
+
+    def _has(self, module: str, name: str) -> bool:
+        if name == "*":
+            return module in self.modules
+        return name in self.modules.get(module, {}) or f"{module}.{name}" in self.modules
+
+    # -- what Python asks ----------------------------------------------------------------------------------------
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if fullname not in self.modules:
+            return None
+        is_package = any(name.startswith(f"{fullname}.") for name in self.modules)
+        return ModuleSpec(fullname, self, origin="stand-in", is_package=is_package)
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module).update(self.modules[module.__name__])
