@@ -262,6 +262,18 @@ def test_ignored_names_are_said_on_streams_too(echo_server: LiveServer) -> None:
     assert echo_server.post({**ASK, "stream": True, "x": 1}).headers["x-lmi-ignored-parameters"] == "x"
 
 
+def test_sampling_parameters_that_have_no_effect_are_said_too_and_once_in_the_log() -> None:
+    body = {**ASK, "parameters": {"temperature": 0.7, "top_p": 0.9, "max_new_tokens": 1}}
+    with serve("--engine", "echo") as server:
+        for more in ({}, {"stream": True}, {}):
+            found = server.post({**body, **more})
+            assert found.headers["x-lmi-ignored-parameters"] == "parameters.temperature, parameters.top_p"
+        assert server.log.count("option.lmi_version=0.32 or later samples") == 1
+    with serve("--engine", "echo", "-o", "option.lmi_version=0.32") as server:
+        assert "x-lmi-ignored-parameters" not in server.post(body).headers
+        assert "option.lmi_version" not in server.log
+
+
 # -- streams -----------------------------------------------------------------------------------------------------
 
 

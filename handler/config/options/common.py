@@ -135,7 +135,7 @@ class Options:
     replicas: str = option(number_or_auto, "1", "engines side by side, each a process with its own devices or its share of the cores, behind one queue (scaling.md); auto: as many as the devices allow; option.max_rolling_batch_size and option.kv_cache_gib are each one's")
     lmi_version: LmiVersion = option(read_lmi_version, OLDEST, "the release of LMI whose schema and defaults are served (migrating/README.md); by default that of the DJL Serving that runs the handler, 0.36 with option.async_mode, LMI's async handlers or the variables of AWS's vLLM image, else 0.28")
     # how answers look
-    output_formatter: str | None = option(string, None, "framing of answers: json, jsonlines or sse, by default json, or jsonlines (tgi_compat: sse) for streams; or the name of a model.py's output formatter (formatters.md), by default its only one")
+    output_formatter: str | None = option(string, None, "framing of answers to prompts (chats stream by their own stream alone): json, jsonlines or sse, by default json, or jsonlines (tgi_compat: sse) for streams; or the name of a model.py's output formatter (formatters.md), by default its only one")
     input_formatter: str | None = option(string, None, "the name of a model.py's input formatter (formatters.md), by default its only one")
     tgi_compat: bool = option(boolean, False, "answers in TGI's format")
     openai_compat: bool = option(boolean, False, "chats on /invocations are answered as on /v1/chat/completions; the variables of AWS's vLLM image and TGI's MESSAGES_API_ENABLED set it")

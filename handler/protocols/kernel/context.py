@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -11,6 +12,8 @@ from handler.config.config import Config
 from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Task
 from handler.protocols.kernel.generation import NO_DEFAULTS, GenerationDefaults
+
+log = logging.getLogger("handler.requests")
 
 DEFAULT_MAX_MEDIA = 32
 """Media of one kind in a request, where option.limit_mm_per_prompt names no number."""
@@ -34,6 +37,19 @@ class NoAdapters:
 
     def by_number(self, number: int) -> Adapter | None:
         return None
+
+
+class Notices:
+    """What the log says once of a server, however many requests bring it about. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, object] = {}
+
+    def once(self, message: str) -> None:
+        """Log a warning, the first time that it is given. It names no client's text, so that there are few."""
+        this = object()
+        if self._given.setdefault(message, this) is this:
+            log.warning("%s", message)
 
 
 @dataclass(frozen=True)
@@ -63,6 +79,7 @@ class ServerContext:
         no_media: by kind, why messages may have no such media; "" where they may. Other kinds: none.
         max_media: by kind, the most of one request.
         prompts: the model's own prompts for embeddings by name, each the beginning of a text.
+        notices: what the log has said.
     """
 
     engine: str
@@ -86,6 +103,7 @@ class ServerContext:
     no_media: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     max_media: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    notices: Notices = field(default_factory=Notices, compare=False)
 
     @property
     def reasoning_parser(self) -> str:

@@ -35,16 +35,18 @@ TABLE = Table(
 
 _FRAMINGS = {framing.name: framing for framing in (JSONLINES, SSE_DONE)}
 
+_VLLMS_SINCE = (0, 32)  # which reads them with vLLM's defaults
+_EVENTS_SINCE = (0, 37)  # LMI v26
+
 
 class Chat(OpenAiChat):
     """The chat dialect beside one mode, whose framing and errors it shares.
 
-    It samples unless `temperature` is 0; an answer has 30 tokens by default.
+    It samples unless `temperature` is 0. By default an answer has 30 tokens; since LMI 0.32 it may fill the context.
     """
 
     table = TABLE
     fields: Mapping[str, Shape] = {**OpenAiChat.fields, **ADAPTERS, "inputs": NULL}  # or the body would be no chat
-    max_new_tokens = 30
     format = LmiChatFormat
 
     def __init__(self, mode: Lmi | DynamicBatch) -> None:
@@ -62,15 +64,16 @@ class Chat(OpenAiChat):
 
     def generation(self, context: ServerContext) -> GenerationDefaults:
         """Return the model's defaults, which LMI's chats heed since 0.32; its `inputs` never do."""
-        return context.generation if context.config.lmi_version >= (0, 32) else NO_DEFAULTS
+        return context.generation if context.config.lmi_version >= _VLLMS_SINCE else NO_DEFAULTS
+
+    def max_new_tokens(self, context: ServerContext) -> int | None:
+        return None if context.config.lmi_version >= _VLLMS_SINCE else 30
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
-        """Choose the framing: `option.output_formatter` beats the client's `stream`, except that `json` leaves it to
-        the client.
-        """
-        configured = _FRAMINGS.get(context.config.output_formatter or "")
-        stream, usage = read_stream(body, context, always=configured is not None)
-        return configured or (self._framing if stream else JSON), usage
+        """Choose the framing: only the client's `stream` makes a stream. `option.output_formatter` is for prompts."""
+        stream, usage = read_stream(body, context)
+        framing = SSE_DONE if context.config.lmi_version >= _EVENTS_SINCE else self._framing
+        return framing if stream else JSON, usage
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
         requests, num_sequences = (chat.request,), chat.request.sampling.n

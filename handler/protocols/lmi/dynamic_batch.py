@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
@@ -13,13 +15,17 @@ from handler.protocols.kernel.readers.adapters import read_adapters
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply
 from handler.protocols.kernel.stream import TokenStream
 from handler.protocols.lmi.answers import BatchLine, BatchText
-from handler.protocols.lmi.body import read_object, read_parameters_field, read_stream, unknown_names
+from handler.protocols.lmi.body import read_field, read_object, read_parameters_field, read_stream, unknown_names
 from handler.protocols.lmi.errors import BatchErrors
 from handler.protocols.lmi.request import Lmi
 
 _LMI = Lmi()  # one request of a batch is LMI's
 _IN_ATTRIBUTES = "in X-Amzn-SageMaker-Custom-Attributes"
 _NOT_HERE = f"is only available with rolling batch; route=/generate {_IN_ATTRIBUTES} has TGI's details"
+
+
+_WITH_PROMPTS_SINCE = (0, 29)
+"""LMI 0.28's code had them too, but not its document of the schema, which is the one served here."""
 
 
 class DynamicBatch(Dialect):
@@ -48,7 +54,9 @@ class DynamicBatch(Dialect):
             _LMI.parse_prompt(prompt, parameters, context, adapter)
             for prompt, adapter in zip(prompts, adapters, strict=True)
         ]
-        requests = [item.request for item in parsed]
+        full = _has_prompts(parameters, context)
+        requests = [replace(item.request, full_text=full) for item in parsed]
+        ignored += parsed[0].ignored
         if read_stream(body, parameters, parsed[0].streaming):
             raise InvalidPayload(
                 "'stream': dynamic batching streams by option.enable_streaming=true, not by request; "
@@ -67,6 +75,13 @@ class DynamicBatch(Dialect):
                 raise InvalidPayload("'inputs' must be one string with option.enable_streaming=true")
             return ParsedRequest(requests, BatchStream(requests[0]), self.errors, ignored, streams=True)
         return ParsedRequest(requests, BatchDocument(requests), self.errors, ignored)
+
+
+def _has_prompts(parameters: Mapping[str, Any], context: ServerContext) -> bool:
+    """Whether texts begin with their prompts: where the client says nothing, whole ones do since LMI 0.29."""
+    said = read_field(parameters, "return_full_text")
+    config = context.config
+    return config.lmi_version >= _WITH_PROMPTS_SINCE and not config.enable_streaming if said is None else bool(said)
 
 
 def _are_prompts(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
@@ -17,18 +18,27 @@ from handler.protocols.lmi.body import read_field, read_object, read_parameters_
 from handler.protocols.lmi.errors import LmiErrors
 from handler.protocols.lmi.reply import Change, DocumentReply, ResponseFormat, StreamReply
 from handler.protocols.lmi.response import LmiFormat
+from handler.protocols.lmi.sampling import give_notice, ignored, inferred
 from handler.protocols.openai.completions_response import completion_of
 from handler.protocols.openai.response import Head, identity
 from handler.protocols.tensors.inputs import TABLE
 from handler.protocols.tensors.outputs import OutputTensors, select_tensors
 
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
+
 
 class ParsedPrompt(NamedTuple):
-    """One prompt with its parameters."""
+    """One prompt with its parameters.
+
+    Attributes:
+        streaming: GptManager's; None when absent.
+        ignored: names of sampling parameters that have no effect, as decoding is greedy.
+    """
 
     request: Request
     outputs: OutputTensors | None
-    streaming: bool | None  # GptManager's; None when absent
+    streaming: bool | None
+    ignored: list[str]
 
 
 class Lmi(Dialect):
@@ -56,11 +66,14 @@ class Lmi(Dialect):
         if prompt is not None and (not isinstance(prompt, str) or not prompt):
             raise InvalidPayload("'inputs' must be a non-empty string")
         (adapter,) = read_adapters(body, 1, context)
-        request, outputs, streaming = self.parse_prompt(prompt, parameters, context, adapter)
+        request, outputs, streaming, greedy = self.parse_prompt(
+            prompt, parameters, context, adapter, defaults=inferred(parameters, context)
+        )
         stream = read_stream(body, parameters, streaming)
         named = _read_formatter(parameters)
         framing = self._framing(named, context, stream)
-        ignored = unknown_names(body, parameters, context)
+        give_notice(greedy, parameters, context)
+        names = [*unknown_names(body, parameters, context), *greedy]
         streams, errors = framing is not JSON, self.errors.framed(framing)
         if streams and request.sampling.num_sequences > 1:
             raise InvalidParameter(
@@ -78,8 +91,8 @@ class Lmi(Dialect):
             return completion_of(request, Head(*identity("cmpl"), name, context.fingerprint), streams=streams)
 
         if named:  # the client's own choice
-            return ParsedRequest((request,), reply(), errors, ignored, streams)
-        return ParsedRequest((request,), reply(), errors, ignored, streams, reply, as_openai)
+            return ParsedRequest((request,), reply(), errors, names, streams)
+        return ParsedRequest((request,), reply(), errors, names, streams, reply, as_openai)
 
     def _framing(self, named: Framing | None, context: ServerContext, stream: bool | None) -> Framing:
         return named or FRAMINGS.get(context.config.output_formatter or "") or (self.stream_framing if stream else JSON)
@@ -97,20 +110,27 @@ class Lmi(Dialect):
         return self.errors.framed(self._framing(named, context, _readable(stream)))
 
     def parse_prompt(
-        self, prompt: str | None, parameters: Mapping[str, Any], context: ServerContext, adapter: Adapter | None = None
+        self,
+        prompt: str | None,
+        parameters: Mapping[str, Any],
+        context: ServerContext,
+        adapter: Adapter | None = None,
+        *,
+        defaults: Mapping[str, Any] = NO_DEFAULTS,
     ) -> ParsedPrompt:
         """Read one prompt with its `parameters`.
 
         Args:
             prompt: None where the parameter `input_ids` replaces it.
             adapter: the adapter that the body names beside the parameters.
+            defaults: Sampling fields by which this mode differs.
 
         Raises:
             InvalidParameter, InvalidPayload: naming what is wrong.
         """
         flags = {name: read_field(parameters, name) for name in ("details", "return_full_text", "truncate")}
-        defaults = {**context.sampling_defaults, **self.defaults} if parameters.get("do_sample") else self.defaults
-        parsed = read_all(parameters, context, defaults=defaults, table=TABLE)
+        engines = context.sampling_defaults if parameters.get("do_sample") else {}
+        parsed = read_all(parameters, context, defaults={**engines, **self.defaults, **defaults}, table=TABLE)
         others = parsed.others
         sampling = parsed.sampling.with_seed() if parsed.sampling.do_sample else parsed.sampling
         sampling, end_id = _use_end_id(sampling, others.get("end_id"), parameters)
@@ -129,7 +149,7 @@ class Lmi(Dialect):
             eos_token_id=end_id,
             names=_names(parsed),
         )
-        return ParsedPrompt(request, _select_tensors(parsed), others.get("stream"))
+        return ParsedPrompt(request, _select_tensors(parsed), others.get("stream"), ignored(parsed))
 
 
 T = TypeVar("T")

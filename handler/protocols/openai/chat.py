@@ -52,14 +52,12 @@ class OpenAiChat(Dialect):
     Attributes:
         table: the fields that set parameters.
         fields: the others, with what they take.
-        max_new_tokens: of an answer without a limit; None: the model's own default, else it fills the context.
     """
 
     name = "openai_chat"
     errors: ErrorFormat = ERRORS
     table = CHAT
     fields: Mapping[str, Shape] = {"messages": MESSAGES, **MODEL, **STREAM, **FIELDS}
-    max_new_tokens: int | None = None
     format: type[ChatFormat] = ChatFormat
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
@@ -91,7 +89,7 @@ class OpenAiChat(Dialect):
             read_prompt=None if form.thinking is None else form.thinking.read_prompt,
             adapter=adapter,
             priority=parameters.others.get("priority", 0),
-            fill_context=self.max_new_tokens is None and "max_new_tokens" not in parameters.names,
+            fill_context=self.max_new_tokens(context) is None and "max_new_tokens" not in parameters.names,
             names=names("messages", parameters),
         )
         for_tgi = model == "tgi"
@@ -118,6 +116,10 @@ class OpenAiChat(Dialect):
         """Return the values of parameters that the client leaves out."""
         return context.generation
 
+    def max_new_tokens(self, context: ServerContext) -> int | None:
+        """Return the tokens of an answer without a limit; None: the model's own default, else it fills the context."""
+        return None
+
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
         """Read `stream` and `stream_options`."""
         stream, usage = read_stream(body, context)
@@ -138,7 +140,7 @@ class OpenAiChat(Dialect):
             body,
             context,
             generation=self.generation(context),
-            max_new_tokens=self.max_new_tokens,
+            max_new_tokens=self.max_new_tokens(context),
             defaults={"logprobs": bool(body.get("logprobs")), "structured_output": rule},
             table=table,
         )

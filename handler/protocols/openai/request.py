@@ -43,16 +43,12 @@ def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
     )
 
 
-def read_stream(body: Mapping[str, Any], context: ServerContext, *, always: bool = False) -> tuple[bool, Usage]:
-    """Read `stream` and `stream_options`.
-
-    Args:
-        always: the server streams every answer.
-    """
+def read_stream(body: Mapping[str, Any], context: ServerContext) -> tuple[bool, Usage]:
+    """Read `stream` and `stream_options`."""
     stream, options = body.get("stream"), body.get("stream_options")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidParameter(f"stream={show(stream)}: must be true or false")
-    stream = stream or always
+    stream = bool(stream)
     if options is None:
         return stream, read_usage({}, force=context.config.enable_force_include_usage)
     if not stream:

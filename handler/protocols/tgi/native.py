@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from handler.core.framing import KEEP_ALIVE, SSE
@@ -13,6 +13,7 @@ from handler.protocols.kernel.http_response import Headers
 from handler.protocols.kernel.parameters import ANY, Parameter, Table, named, read_all
 from handler.protocols.kernel.readers.values import integer
 from handler.protocols.kernel.reply import SequenceOutput
+from handler.protocols.kernel.validation import DEFAULTS as SAMPLING
 from handler.protocols.lmi.reply import DocumentReply, StreamReply, WholeOutput
 from handler.protocols.tensors.outputs import TensorValues
 from handler.protocols.tgi.answers import TgiAnswer, TgiDetails, TgiOthers, TgiOutput, TgiSequence
@@ -31,6 +32,9 @@ TABLE = Table(
 
 DEFAULTS = {"include_stop": True, "skip_special_tokens": False}
 """Tokens show special tokens, and stop strings match them; the whole text has none."""
+
+
+_SHAPING = ("temperature", "top_k", "top_p", "typical_p")
 
 
 class Document(DocumentReply):
@@ -70,8 +74,9 @@ class Tgi(TgiFormat, Dialect):
         read = read_body(body)
         stream = read.stream if self._streams is None else self._streams
         check_limits(read, context, stream=stream)
-        request = self._request(read, context)
-        ignored = unknown(body, context)
+        given, lacking = _sampling_inferred(read, context)
+        request = self._request(read, given, context)
+        ignored = [*unknown(body, context), *lacking]
         if read.stream and not stream:
             ignored.append("stream")  # this route does not look at it
         own_headers = headers(request, context)
@@ -88,12 +93,8 @@ class Tgi(TgiFormat, Dialect):
             return TgiErrors(streams=True)
         return self.errors
 
-    def _request(self, read: Body, context: ServerContext) -> Request:
-        given = {name: value for name, value in read.parameters.items() if (name, value) != ("best_of", 0)}
-        if given.get("best_of", 1) > 1:  # then the limits saw to it that something says so
-            given["do_sample"] = True
-        defaults = {**DEFAULTS, "max_new_tokens": ANY, "do_sample": not read.has_parameters}
-        parameters = read_all(given, context, defaults=defaults, table=TABLE)
+    def _request(self, read: Body, given: Mapping[str, Any], context: ServerContext) -> Request:
+        parameters = read_all(given, context, defaults={**DEFAULTS, "max_new_tokens": ANY}, table=TABLE)
         sampling = parameters.sampling.with_seed() if parameters.sampling.do_sample else parameters.sampling
         return Request(
             prompt=read.inputs,
@@ -138,6 +139,22 @@ class Tgi(TgiFormat, Dialect):
     def _other(self, request: Request, other: SequenceOutput) -> TgiSequence:
         text = (request.prompt if request.full_text else "") + other.text
         return {"generated_text": text, **self._sequence(request, other), **self._tops(request, other)}
+
+
+def _sampling_inferred(read: Body, context: ServerContext) -> tuple[dict[str, Any], list[str]]:
+    """Return the parameters with `do_sample` as TGI's shards decide it: whatever shapes the distribution samples.
+
+    They do so though `do_sample` be false, and clients send it so beside `typical_p` (LangChain). Where nobody asks for
+    samples in so many words, shapes that the engine lacks are left out, and their names returned.
+    """
+    given = {name: value for name, value in read.parameters.items() if (name, value) != ("best_of", 0)}
+    asked = given.get("do_sample", not read.has_parameters) or given.get("best_of", 1) > 1
+    shapes = [] if asked else [name for name in _SHAPING if given.get(name) not in (None, SAMPLING[name])]
+    lacking = [name for name in shapes if name in context.unsupported]
+    for name in lacking:
+        del given[name]
+    given["do_sample"] = asked or len(shapes) > len(lacking)
+    return given, [f"parameters.{name}" for name in lacking]
 
 
 def headers(request: Request, context: ServerContext) -> Callable[[Timing | None], Headers]:

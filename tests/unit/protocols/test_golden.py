@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from handler.config.config import Config
+from handler.config.lmi_version import NEWEST, OLDEST
 from handler.core.errors import AnswerTooLong, PromptTooLong
 from handler.core.values import Delta
 from handler.protocols.anthropic import blocks
@@ -153,9 +154,9 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "chat/n": ("lmi", {**CHAT, "n": 2}, None),
     "chat/stream": ("lmi", {**CHAT, "stream": True}, None),
     "chat/stream_top_logprobs": ("lmi", {**CHAT, "stream": True, "logprobs": True, "top_logprobs": 1}, None),
-    "chat/stream_sse": ("lmi_sse", {**CHAT}, None),
+    "chat/stream_sse": ("lmi_newest", {**CHAT, "stream": True}, None),
     "chat/stream_fails": ("lmi", {**CHAT, "stream": True}, failing(2)),
-    "chat/stream_fails_sse": ("lmi_sse", {**CHAT}, failing(1)),
+    "chat/stream_fails_sse": ("lmi_newest", {**CHAT, "stream": True}, failing(1)),
     "chat/fails": ("lmi", CHAT, failing(2)),
     "chat/bad_payload": ("lmi", {"messages": [{"role": "user"}]}, None),
     "chat/bad_parameter": ("lmi", {**CHAT, "temperature": 3}, None),
@@ -181,7 +182,7 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
 
 def schema_of(name: str) -> str:
     """The name of the schema that a case names, without what it says of the server's options."""
-    return re.sub("_(streaming|sse|thinking|reasoning)$", "", CASES[name][0])
+    return re.sub("_(streaming|sse|newest|thinking|reasoning)$", "", CASES[name][0])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -199,6 +200,7 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
         CONTEXT,
         config=Config(
             enable_streaming=schema.endswith("_streaming"),
+            lmi_version=NEWEST if schema.endswith("_newest") else OLDEST,
             output_formatter="sse" if schema.endswith("_sse") else None,
             reasoning_parser="qwen3" if schema.endswith("_reasoning") else None,
         ),

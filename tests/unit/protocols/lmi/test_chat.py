@@ -134,21 +134,22 @@ def test_choices_keep_the_order_of_their_seeds() -> None:
     assert first["logprobs"]["content"][0]["logprob"] < second["logprobs"]["content"][0]["logprob"]
 
 
+@pytest.mark.parametrize("option", [None, "json", "jsonlines", "sse", "mine"])
 @pytest.mark.parametrize(
-    ("schema", "option", "stream", "wanted"),
+    ("schema", "stream", "wanted"),
     [
-        ("lmi", None, None, "application/json"),
-        ("lmi", None, True, "application/jsonlines"),
-        ("lmi", "json", True, "application/jsonlines"),
-        ("lmi", "json", False, "application/json"),
-        ("lmi", "jsonlines", False, "application/jsonlines"),
-        ("lmi", "sse", None, "text/event-stream"),
-        ("tgi_compat", None, None, "application/json"),
-        ("tgi_compat", None, True, "text/event-stream"),
-        ("tgi_compat", "jsonlines", True, "application/jsonlines"),
+        ("lmi", None, "application/json"),
+        ("lmi", False, "application/json"),
+        ("lmi", True, "application/jsonlines"),
+        ("dynamic_batch", None, "application/json"),
+        ("dynamic_batch", True, "application/jsonlines"),
+        ("tgi_compat", None, "application/json"),
+        ("tgi_compat", True, "text/event-stream"),
     ],
 )
-def test_framing(schema: str, option: str | None, stream: bool | None, wanted: str) -> None:
+def test_only_stream_makes_a_stream_whatever_the_output_formatter(
+    schema: str, option: str | None, stream: bool | None, wanted: str
+) -> None:
     found = answer(schema, {**ASK, "stream": stream}, context=with_options(CONTEXT, output_formatter=option))
     assert found.content_type == wanted
     assert found.body.endswith(b"data: [DONE]\n\n") == (wanted == "text/event-stream")

@@ -11,6 +11,7 @@ from handler.core.errors import (
     AnswerTooLong,
     GenerationFailed,
     InternalError,
+    InvalidParameter,
     InvalidPayload,
     MethodNotAllowed,
     Overloaded,
@@ -194,6 +195,34 @@ def test_no_parameters_at_all_samples_and_empty_ones_do_not() -> None:
     assert read().sampling.do_sample
     assert read().sampling.seed is not None
     assert not read({}).sampling.do_sample
+
+
+@pytest.mark.parametrize("said", [{}, {"do_sample": False}])
+@pytest.mark.parametrize("route", [ROOT, GENERATE, STREAM])
+@pytest.mark.parametrize("given", [{"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.5}, {"typical_p": 0.95}])
+def test_whatever_shapes_the_distribution_samples(route: Any, given: dict[str, Any], said: dict[str, Any]) -> None:
+    found = route.parse({"inputs": "a", "parameters": {**given, **said}}, ABLE)
+    sampling = found.requests[0].sampling
+    assert (sampling.do_sample, sampling.seed is not None, found.ignored) == (True, True, [])
+    assert [getattr(sampling, name) for name in given] == list(given.values())
+
+
+@pytest.mark.parametrize("given", [{"temperature": 1.0}, {"seed": 3}, {"repetition_penalty": 1.5}, {"top_k": None}])
+def test_nothing_else_does(given: dict[str, Any]) -> None:
+    assert not read(given).sampling.do_sample
+
+
+def test_a_shape_that_the_engine_lacks_is_named_where_nobody_asks_for_samples_in_so_many_words() -> None:
+    lacking = replace(ABLE, unsupported={"typical_p": "it has no typical decoding"})
+    langchain = {"do_sample": False, "temperature": 0.8, "top_p": 0.95, "typical_p": 0.95}
+    found = GENERATE.parse({"inputs": "a", "parameters": langchain}, lacking)
+    sampling = found.requests[0].sampling
+    assert (sampling.do_sample, sampling.temperature, sampling.top_p, sampling.typical_p) == (True, 0.8, 0.95, 1.0)
+    assert found.ignored == ["parameters.typical_p"]
+    alone = GENERATE.parse({"inputs": "a", "parameters": {"typical_p": 0.95}}, lacking)
+    assert (alone.requests[0].sampling.do_sample, alone.ignored) == (False, ["parameters.typical_p"])
+    with pytest.raises(InvalidParameter, match=r"typical_p=0\.95"):
+        read({**langchain, "do_sample": True}, context=lacking)
 
 
 def test_the_default_fills_the_context_and_a_number_may_be_cut() -> None:
