@@ -80,10 +80,26 @@ def shipped(engine: str, part: str = "engine") -> EngineArguments:
     Args:
         part: `engine`, or `server` for the arguments of vLLM's own HTTP server.
     """
-    name = f"{engine}_arguments.json"
-    data = json.loads((files("handler.config.options") / name).read_text(encoding="utf-8"))
+    data = _shipped_data(engine)
     found = {key: Argument(frozenset(types.split("|")), *releases) for key, (types, *releases) in data[part].items()}
     return EngineArguments(f"{NAMES[engine]} {data['releases'][0]} to {data['releases'][-1]}", found)
+
+
+def choice(engine: str, name: str) -> Callable[[str], str]:
+    """Make a parser of an argument that has a list of values of its own; the installed engine checks them itself."""
+
+    def parse(text: str) -> str:
+        values: list[str] = _shipped_data(engine)["choices"][name]
+        if text not in values and not _directories(_CLASSES[engine][0]):
+            raise ValueError(f"{shipped(engine).source} have {', '.join(values)}")
+        return text
+
+    return parse
+
+
+@cache
+def _shipped_data(engine: str) -> Any:
+    return json.loads((files("handler.config.options") / f"{engine}_arguments.json").read_text(encoding="utf-8"))
 
 
 def _directories(package: str) -> list[str]:

@@ -71,7 +71,12 @@ def declared(table: type) -> tuple[Option, ...]:
     return tuple(row._replace(key=row.key + name, field=name) for name, row in rows)
 
 
-_SECRET = re.compile(r"(?i)(\b|_)(token|api_?keys?|password|secret)[\"']?\s*[:=]|\bhf_[a-z0-9]{8}|://[^/\s]*@")
+_MARKS = ("eos", "bos", "pad", "unk", "sep", "cls", "mask", "image", "audio", "video")
+"""Tokens of a vocabulary: `eos_token`. With `per_token`, they are no secrets."""
+_NO_MARK = "".join(rf"(?<!\b{name})(?<!_{name})" for name in (*_MARKS, "per"))
+_SECRET = re.compile(
+    rf"(?i)(\btoken|{_NO_MARK}_token|(\b|_)(api_?keys?|password|secret))[\"']?\s*[:=]|\bhf_[a-z0-9]{{16}}|://[^/\s]*@"
+)
 _SWITCH = re.compile(r"(?i)^[\w.-]+=\s*(true|false)\s*$")  # smoothquant_per_token=true
 _HOST = re.compile(r"(\*|[a-z0-9_.-]+(:[0-9]+)?|\[[0-9a-f]*:[0-9a-f:.]*\](:[0-9]+)?)")
 _LARGEST_MAX_MEDIA = 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from handler.config.options.engine_arguments import choice
 from handler.config.options.option import Option, boolean, integer, json_object, number, one_of, string
 
 _VLLM = ("vllm",)
@@ -16,7 +17,7 @@ VLLM = (
     Option("option.block_size", "block_size", integer(1), None, "tokens in a block of the KV cache", engines=_VLLM),
     Option("option.max_logprobs", "max_logprobs", integer(-1), -1, "largest number of alternatives to a token; -1: no limit", engines=_VLLM),
     Option("option.tokenizer_mode", "tokenizer_mode", one_of("auto", "hf"), None, "vLLM's own tokenizer, which reads bad_sequences and structured output", engines=_VLLM),
-    Option("option.quantize", "quantization", string, None, "quantization, if the checkpoint does not name it: awq, gptq, fp8, bitsandbytes, ...", ("option.quantization",), engines=_VLLM),
+    Option("option.quantize", "quantization", choice("vllm", "quantization"), None, "quantization, if the checkpoint does not name it: awq, gptq, fp8, bitsandbytes, ...", ("option.quantization",), engines=_VLLM),
     Option("option.cpu_offload_gb_per_gpu", "cpu_offload_gb", number(0), None, "GiB of weights kept in the host's memory, for each GPU", ("option.cpu_offload_gb",), engines=_VLLM),
     Option("option.disable_sliding_window", "disable_sliding_window", boolean, None, "attend to the whole context, also with a sliding-window model", engines=_VLLM),
     Option("option.disable_custom_all_reduce", "disable_custom_all_reduce", boolean, None, "use NCCL between GPUs", engines=_VLLM),

@@ -140,5 +140,5 @@ def _construct(name: str, value: Any, declared: Any) -> Any:
     try:
         return TypeAdapter(classes[0]).validate_python(value)
     except ValidationError as error:
-        found = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        found = (": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"]))) for one in error.errors())
         raise ConfigError(f"option.{name}: {'; '.join(found)}") from None

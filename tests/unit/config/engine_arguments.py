@@ -3,8 +3,9 @@
     python -m tests.unit.config.engine_arguments vllm 0.20.2 0.21.0 ...
     python -m tests.unit.config.engine_arguments trtllm FILE
 
-For vLLM it reads two files of each release's wheel, by range requests of pip's, and downloads no wheel. TensorRT-LLM's
-wheels are too large for that: FILE has its arguments by name, {"type": annotation, "versions": [...], "backend": ...}.
+For vLLM it reads three files of each release's wheel, by range requests of pip's, and downloads no wheel.
+TensorRT-LLM's wheels are too large for that: FILE has its arguments by name,
+{"type": annotation, "versions": [...], "backend": ...}.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from handler.config.options import engine_arguments
 from handler.config.options.engine_arguments import read_class
 
 Fields = dict[str, frozenset[str]]
+CHOICES = {"quantization": ("layers/quantization/__init__.py", "QuantizationMethods")}
+"""Arguments of vLLM's with a list of values of its own: file, and the Literal in it."""
 PARTS = {"engine": ("engine/arg_utils.py", "EngineArgs"), "server": ("/cli_args.py", "FrontendArgs")}
 
 
@@ -46,19 +49,33 @@ def sources(package: str, version: str) -> Iterator[tuple[str, str]]:
     url = json.loads(report.stdout)["install"][0]["download_info"]["url"]
     with zipfile.ZipFile(LazyZipOverHTTP(url, PipSession())) as wheel:
         for name in wheel.namelist():
-            if name.endswith(tuple(file for file, _ in PARTS.values())):
+            if name.endswith(tuple(file for file, _ in (*PARTS.values(), *CHOICES.values()))):
                 yield name, wheel.read(name).decode()
+
+
+def literal(source: str, name: str) -> list[str]:
+    """Read the texts of `NAME = Literal[...]`."""
+    for node in ast.parse(source).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=found)], value=ast.Subscript(slice=ast.Tuple(elts=texts))):
+                if found == name:
+                    return [str(text.value) for text in texts if isinstance(text, ast.Constant)]
+    raise LookupError(name)
 
 
 def vllm(versions: list[str]) -> None:
     parts: dict[str, list[tuple[str, Fields]]] = {part: [] for part in PARTS}
+    choices: dict[str, set[str]] = {name: set() for name in CHOICES}
     for version in versions:
         found = list(sources("vllm", version))
         for part, (file, name) in PARTS.items():
             fields = [read_class(text, name) for path, text in found if path.endswith(file)]
             parts[part].append((".".join(version.split(".")[:2]), max(fields, key=len)))
+        for argument, (file, name) in CHOICES.items():
+            choices[argument].update(*[literal(text, name) for path, text in found if path.endswith(file)])
     releases = [release for release, _ in parts["engine"]]
-    write("vllm", releases, {part: merge(fields) for part, fields in parts.items()})
+    lists = {part: merge(fields) for part, fields in parts.items()}
+    write("vllm", releases, {**lists, "choices": {name: sorted(values) for name, values in choices.items()}})
 
 
 def annotation(text: str) -> str:

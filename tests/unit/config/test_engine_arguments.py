@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from handler.config.loader import read_config
 from handler.config.options import OPTIONS
 from handler.config.options.engine_arguments import engine_arguments, parser, read_class, shipped
+from handler.core.errors import ConfigError
+from handler.engines.vllm.arguments import construct
 from tests.unit.config.engine_arguments import merge
 
 SOURCE = """
@@ -138,3 +143,33 @@ def test_releases_are_joined() -> None:
         "a": ["null|str", "1.0", "1.1"],
         "b": ["int", "1.0", "1.0"],
     }
+
+
+def test_a_quantization_is_one_of_vllms_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(value: str) -> str:
+        overrides = ["option.llm_engine=vllm", f"option.quantize={value}"]
+        return "".join(map(str, read_config(overrides=overrides, environ={}).problems))
+
+    monkeypatch.setattr("handler.config.options.engine_arguments._directories", lambda package: [])
+    assert [told(value) for value in ("awq", "fp8", "compressed-tensors", "gptq_marlin", "mxfp4")] == [""] * 5
+    assert "option.quantize=static_int8: vLLM 0.20 to 0.33 have " in told("static_int8")
+    monkeypatch.setattr("handler.config.options.engine_arguments._directories", lambda package: ["/somewhere"])
+    assert told("of_a_plugin") == ""  # which vLLM itself knows
+
+
+def test_a_wrong_object_is_named_without_an_empty_place() -> None:
+    """A rule of the whole object has no place in it."""
+
+    @dataclasses.dataclass
+    class Transfer:
+        kv_role: str | None = None
+
+        @pydantic.model_validator(mode="before")
+        @classmethod
+        def _role(cls, data: object) -> object:
+            raise ValueError("kv_role is needed")
+
+    made = pydantic_dataclass(Transfer)
+    EngineArgs = dataclasses.make_dataclass("EngineArgs", [("kv_transfer_config", made)])
+    with pytest.raises(ConfigError, match=r"^option\.kv_transfer_config: Value error, kv_role is needed$"):
+        construct({"kv_transfer_config": {"a": 1}}, EngineArgs)

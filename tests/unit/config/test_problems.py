@@ -10,7 +10,7 @@ import pytest
 from handler.config.loader import read_config
 from handler.config.options import KNOWN
 from handler.config.options.lookup import Unknown, unknown_option
-from handler.config.options.option import Gone
+from handler.config.options.option import Gone, shown
 from handler.core.errors import ConfigError, Problem, Problems
 
 ECHO = "option.llm_engine=echo\n"
@@ -205,6 +205,25 @@ def test_a_switch_is_no_secret() -> None:
     said = "".join(map(str, read_config(overrides=["option.llm_engine=trtllm", *overrides], environ={}).problems))
     assert "option.smoothquant_per_token=True: " in said
     assert "true1" not in said
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "option.smoothquant_per_token=0.5",
+        'option.hf_overrides={"eos_token": "</s>", "pad_token": 1',
+        "option.per_token=1",
+        'option.engine_args={"image_token": "<image>"',
+    ],
+)
+def test_tokens_of_a_vocabulary_are_no_secrets(setting: str) -> None:
+    assert shown(setting) == setting
+
+
+@pytest.mark.parametrize("name", ["super_token", "token", "hf_token", "per_token_api_key", "eos_password"])
+def test_a_secret_is_one_by_its_whole_name(name: str) -> None:
+    assert shown(f"option.{name}=x") == f"option.{name}=***"
+    assert "sk-x" not in shown(f'option.engine_args={{"{name}": "sk-x"}}')
 
 
 @pytest.mark.parametrize("url", ["http://h:http/v1", "http://h:65536/v1", "http://h:0/v1", "http://[::1/v1", "h:80/v1"])
