@@ -101,7 +101,7 @@ def read_config(
     fields = {str(option.field): _value(option, engine, chosen, problems) for option in COMMON}
     engine_options = _engine_options(engine, chosen, problems)
     notes = [f"{item.foreign} has no effect here: {item.message}" for item in found if isinstance(item, Note)]
-    idle = {key: why for key, why in _idle(fields, engine, engine_options) if key in chosen}
+    idle = {key: why for key, why in _idle(fields, engine, engine_options, java=java) if key in chosen}
     fields |= {str(chosen[key].option.field): chosen[key].option.default for key in idle}
     warnings = (
         *notes,
@@ -180,7 +180,9 @@ def _of_unknown(unknown: Iterable[Unknown], environ: Mapping[str, str], problems
         yield _without(", ".join(dropped), f"nobody knows the name; {_UNKNOWN_OPTIONS}=error refuses such names")
 
 
-def _idle(fields: Mapping[str, Any], engine: str, engine_options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _idle(
+    fields: Mapping[str, Any], engine: str, engine_options: Mapping[str, Any], *, java: bool
+) -> Iterator[tuple[str, str]]:
     """Yield common options that have no effect beside the others, and why."""
     if fields["rolling_batch"] != "disable":
         if fields["enable_streaming"]:
@@ -189,6 +191,8 @@ def _idle(fields: Mapping[str, Any], engine: str, engine_options: Mapping[str, A
             yield "batch_size", "a rolling batch takes option.max_rolling_batch_size"
     if fields["chat_template"] and engine == STAND_IN and "echo_tokenizer" not in engine_options:
         yield "option.chat_template", "echo lays chats out by itself, without option.echo_tokenizer"
+    if fields["djl_metrics"] and not java:
+        yield "option.djl_metrics", "the embedded server has its metrics at /metrics"
 
 
 def _without(names: str, why: str) -> str:

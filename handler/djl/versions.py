@@ -31,6 +31,8 @@ class DjlVersion(NamedTuple):
         steps_all_ranks: a step goes to all ranks of an MPI world, and the last one's answer counts, unless
             option.rolling_batch is `trtllm`.
         passes_headers: a rolling batch's answers have the headers that the worker gives them.
+        names_requests: the answers of LMI's rolling batch have Java's id of their request in a header `requestId`.
+        metric_types: a [METRICS] line may end with its type: c, g or h, a histogram.
     """
 
     length: struct.Struct
@@ -39,6 +41,8 @@ class DjlVersion(NamedTuple):
     always_steps: bool
     steps_all_ranks: bool
     passes_headers: bool
+    names_requests: bool
+    metric_types: bool
 
     @property
     def max_piece(self) -> int:
@@ -61,6 +65,8 @@ def installed_version() -> DjlVersion:
         always_steps=version < (0, 28),
         steps_all_ranks=version < (0, 29),
         passes_headers=version >= (0, 28),
+        names_requests=version >= (0, 30),
+        metric_types=version >= (0, 29),
     )
 
 

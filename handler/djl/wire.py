@@ -138,13 +138,18 @@ class PieceWriter:
             if piece.first or piece.last:
                 value = self.value(piece)
                 values.append(key + size(len(value)) + value)
-                for name, text in headers_of(piece.task).items() if piece.first else ():
+                for name, text in self._headers(piece.task).items() if piece.first else ():
                     headers.append(string(f"batch_{index}_{name}".encode()) + string(text.encode()))
             else:  # nearly every piece
                 data = piece.data
                 num = len(data)
                 values += (key, size(around + num), self._map, length.pack(num), data, more)
         return b"".join((self._start, _COUNT.pack(len(headers)), *headers, _COUNT.pack(len(pieces)), *values))
+
+    def _headers(self, task: RequestTask) -> dict[str, str]:
+        """The headers of an answer in a rolling batch."""
+        id = task.header("requestid") if self._version.names_requests else ""
+        return {**headers_of(task), **({"requestId": id} if id else {})}
 
     def message(self, piece: Piece, id: str) -> bytes:
         """A whole answer of async mode, where `id` is DJL's for the request."""

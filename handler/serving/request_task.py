@@ -107,6 +107,14 @@ class RequestTask:
         """The parameters that mean nothing here."""
         return () if self.parsed is None else self.parsed.ignored
 
+    def header(self, name: str) -> str:
+        """Return a header of the request; "" where it has none.
+
+        Args:
+            name: in lower case.
+        """
+        return self._headers.get(name, "")
+
     def dialect_headers(self) -> ResponseHeaders:
         """The dialect's own headers, for the answer that has begun."""
         if self.parsed is None or self.error is not None:

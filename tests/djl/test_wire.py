@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.djl import jars
-from tests.djl.servers import skipped_without_java
+from tests.djl.servers import newer, skipped_without_java
 from tests.process_tree import descendants
 from tests.servers import wait_for
 
@@ -176,6 +176,19 @@ def test_content_types_are_told_once(worker: Any) -> None:
         told += reply.properties
     assert len(told) == 2
     assert all(name.endswith("_Content-Type") for name in told)
+
+
+def test_answers_name_their_requests_as_lmis_rolling_batch_does(worker: Any) -> None:
+    """Since 0.30, with the id that Java gives a request (djl_python/utils.py)."""
+    ids = {f"batch_{index:03}.requestId": f"id-{index}" for index in range(2)}
+    properties, contents = asked(new(0, "a b", 3), new(1, 5, 3))  # the second is refused
+    reply = worker.call({**properties, **ids}, contents)
+    told = dict(reply.properties)
+    while live := sum(said(worker, value)["last"] != "true" for _, value in reply.contents):
+        reply = worker.call(*asked(*(old(index) for index in range(live))))
+        told.update(reply.properties)
+    wanted = {"batch_0_requestId": "id-0", "batch_1_requestId": "id-1"} if newer(worker.version, "0.30") else {}
+    assert {name: value for name, value in told.items() if name.endswith("requestId")} == wanted
 
 
 @pytest.mark.parametrize(

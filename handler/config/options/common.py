@@ -184,6 +184,7 @@ class Options:
     engine_isolation: str = option(one_of("auto", "process", "thread"), "auto", "place of the engine; auto: a process, for echo a thread")
     log_prompts: bool = option(boolean, False, "write prompts to the log")
     tgi_metrics: bool = option(boolean, False, "the embedded server's /metrics has TGI's names too, for autoscalers: tgi_queue_size, tgi_batch_current_size, tgi_request_count, tgi_request_success, tgi_request_duration")
+    djl_metrics: bool = option(boolean, False, "under DJL Serving: the worker writes each request's tokens, time to the first token and time in the queue as [METRICS] lines, which DJL Serving's own metrics then have (SERVING_PROMETHEUS=true)")
     cloudwatch_metrics_interval: float = option(number(0), 0.0, "the embedded server writes its metrics to stdout every so many seconds, in CloudWatch's embedded metric format; 0 is never")
     otlp_traces_endpoint: str | None = option(string, None, "URL that gets OpenTelemetry's traces by OTLP, over HTTP as http://localhost:4318/v1/traces; by default as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says; needs pip install 'lmi-handler[tracing]'")
     # fmt: on

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from handler.engines.base import EngineStatistics
 from handler.engines.process.replica import ReplicaReport
 from handler.serving.metrics.tgi import TgiMetrics
-from handler.serving.metrics.tracing import Tracer
+from handler.serving.metrics.tracing import RequestRecord, Tracer
 from handler.serving.metrics.vllm import VllmMetrics
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -86,12 +86,16 @@ class Metrics:
         model_name: the label of vLLM's metrics.
         tgi: export TGI's metrics too.
         tracer: gets a span for each request.
+
+    Attributes:
+        recorders: called with each request that has ended.
     """
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
     def __init__(self, model_name: str, gauges: Gauges, *, tgi: bool = False, tracer: Tracer | None = None) -> None:
-        self.tracer = tracer
+        self._tracer = tracer
+        self.recorders: list[Callable[[RequestRecord], object]] = [] if tracer is None else [tracer.record]
         self.registry = registry = CollectorRegistry()
         self.requests = Counter("lmi_requests", "Requests by outcome", ["outcome"], registry=registry)
         for outcome in OUTCOMES:
@@ -153,5 +157,5 @@ class Metrics:
 
     def close(self) -> None:
         """Send the spans that wait."""
-        if self.tracer is not None:
-            self.tracer.close()
+        if self._tracer is not None:
+            self._tracer.close()

@@ -103,8 +103,10 @@ class RequestStats:
             requests = self._parsed.requests if self._parsed is not None else ()
             sequences = sum(request.sampling.num_sequences for request in requests)
             self._metrics.count(outcome, seconds, first, self.num_prompt_tokens, self.num_tokens, sequences)
-            if self._metrics.tracer is not None:
-                self._metrics.tracer.record(self._record(outcome, finish, seconds, first))
+            if self._metrics.recorders:
+                record = self._record(outcome, finish, seconds, first)
+                for note in self._metrics.recorders:
+                    note(record)
         ignored = self._parsed.ignored if self._parsed is not None else ()
         log.info(
             "id=%s outcome=%s prompt_tokens=%d tokens=%d first_token_s=%.3f seconds=%.3f%s%s",
