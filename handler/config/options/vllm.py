@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from handler.config.options.engine_arguments import choice
-from handler.config.options.option import Option, boolean, integer, json_object, number, one_of, string
+from handler.config.options.option import Option, boolean, integer, json_object, number, one_of, path, string
 
 _VLLM = ("vllm",)
 
@@ -28,4 +28,6 @@ VLLM = (
     Option("option.speculative_draft_model", "speculative_draft_model", string, None, "a draft model for speculative decoding (LMI)", engines=_VLLM),
     Option("option.num_speculative_tokens", "num_speculative_tokens", integer(1), None, "tokens that the draft model proposes at a time (LMI; default 5)", ("option.speculative_length",), engines=_VLLM),
     Option("option.draft_model_tp_size", "draft_model_tp_size", integer(1), None, "number of GPUs for the draft model (LMI; by default as many as the model has)", ("option.speculative_draft_tensor_parallel_size",), engines=_VLLM, harmless=("1",)),
+    Option("option.lmcache_config_file", "lmcache_config_file", path, None, "LMCache's own file of options, relative to serving.properties, else to the model or the working directory; sets LMCACHE_CONFIG_FILE; option.kv_transfer_config names the connector", engines=_VLLM),
+    Option("option.lmcache_auto_config", "lmcache_auto_config", boolean, None, "true: LMCache keeps the KV cache in the memory and on the disk that are free, but for twice the weights or a fifth", engines=_VLLM, harmless=("false",)),
 )  # fmt: skip

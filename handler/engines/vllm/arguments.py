@@ -11,12 +11,13 @@ from handler.config.gpus import spread
 from handler.core.errors import ConfigError, Problems
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.checkpoint import TORCH_DTYPES
+from handler.engines.vllm import lmcache
 
 _LORA = ("max_loras", "max_cpu_loras", "max_lora_rank")
 
 _OWN = frozenset((
     "engine_args", "guided_decoding", "guided_decoding_backend", "guide_timeout", "speculative_draft_model",
-    "num_speculative_tokens", "draft_model_tp_size", "revision", *_LORA,
+    "num_speculative_tokens", "draft_model_tp_size", "revision", "lmcache_config_file", "lmcache_auto_config", *_LORA,
 ))  # fmt: skip
 """Options that are not arguments themselves; the others have the argument's name."""
 
@@ -74,6 +75,8 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
         arguments |= {name: options[name] for name in _LORA if name in options}
     if "guided_decoding_backend" in options:
         arguments["structured_outputs_config"] = {"backend": options["guided_decoding_backend"]}
+    with problems:
+        arguments |= lmcache.arguments(config)
     with problems:
         arguments |= _speculation(options)
     with problems:

@@ -7,6 +7,7 @@ from typing import Any
 
 from handler.engines.base import EngineConfig, EngineInfo
 from handler.engines.process.process_group import end_with_this_process
+from handler.engines.vllm import lmcache
 from handler.engines.vllm.arguments import construct, engine_arguments, environment
 from handler.engines.vllm.patches.sync_client import patch_sync_client
 
@@ -25,6 +26,7 @@ def start_engine(config: EngineConfig, **more: Any) -> tuple[Any, dict[str, Any]
     from vllm.v1.engine.llm_engine import LLMEngine
 
     arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu()) | more
+    os.environ.update(lmcache.environment(config, os.environ, arguments["tensor_parallel_size"]))
     # By this vLLM chooses how many tokens a step computes.
     context = UsageContext.OPENAI_API_SERVER
     with patch_sync_client():
