@@ -11,6 +11,7 @@ from pathlib import Path
 
 from handler import __version__
 from handler.bench.cli import add_parser as add_bench
+from handler.config.engines import LLM_ENGINES
 from handler.core.errors import ConfigError
 
 _INSTALL = "pip install 'lmi-handler[cli]'"
@@ -72,7 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
                        "(owner/model, owner/model/file.gguf; default: the demo model)")  # fmt: skip
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     serve.add_argument("--port", type=port, default=8080, help="0 takes a free one (default %(default)s)")
-    serve.add_argument("--engine", help="option.llm_engine: auto, openvino, trtllm, vllm, openai, echo")
+    serve.add_argument("--engine", help=f"option.llm_engine: {', '.join(LLM_ENGINES)}")
     serve.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file")
     serve.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE",
                        help="an option as serving.properties writes it; beats all other sources")  # fmt: skip

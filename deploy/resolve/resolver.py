@@ -19,6 +19,7 @@ from deploy.resolve.instances import InstanceType, find, refuse_mistyped
 from deploy.resolve.model_shape import known_model, shape_in_directory, shape_in_s3
 from deploy.resolve.pools import resolve_pools
 from deploy.resolve.timeouts import Times, times
+from handler.config.engines import ENGINES
 from handler.config.gpus import CONTEXTS, STAGES
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _CONTEXT = 4096
 
 _UNREADABLE = ("AccessDenied", "AllAccessDisabled", "NoSuchBucket", "403")
 
-CPU_ENGINES = ("openvino", "openai", "echo")
+_CPU_ENGINES = [name for name, engine in ENGINES.items() if not engine.spreads]
 
 _PRECISIONS: dict[str, Precision] = {
     "fp8": "fp8", "bitsandbytes": "int4", "awq": "int4",  # option.quantize: what it makes of the weights
@@ -207,7 +208,7 @@ def _on_cpu(spec: Spec) -> bool:
     """Whether the image has no CUDA: by the engine if one is named, else by the image's name."""
     engine = spec.options.get("llm_engine")
     if engine is not None:
-        return engine in CPU_ENGINES
+        return engine in _CPU_ENGINES
     name = spec.image.uri or f"{spec.image.repository}:{spec.image.tag}"
     return "cpu" in re.split("[^a-z0-9]+", name.lower())
 

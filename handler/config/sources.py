@@ -10,8 +10,9 @@ from typing import NamedTuple
 import javaproperties
 
 from handler.config import lmi_version
+from handler.config.engines import LLM_ENGINES
 from handler.config.options import ENVIRONMENT, KNOWN, SERVER_ENVIRONMENT
-from handler.config.options.common import BY_ROLLING_BATCH, LLM_ENGINES, ROLLING_BATCHES, engine_name
+from handler.config.options.common import BY_ROLLING_BATCH, ROLLING_BATCHES, engine_name
 from handler.config.options.lookup import Unknown, key_of, unknown_variable
 from handler.config.options.option import shown
 from handler.config.options.variables import SECRET, SM_VLLM, Note, Own, translate

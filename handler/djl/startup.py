@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from handler.config import environment, model_files
 from handler.config.config import Config
+from handler.config.engines import ENGINES
 from handler.config.loader import Reading, read_config
 from handler.config.options.common import ROLLING_BATCHES
 from handler.config.options.lookup import option_key
 from handler.config.sources import Setting, from_environment, from_file, named_engine
 from handler.core.errors import ConfigError, Problem, Problems
-from handler.engines import ENGINES
 from handler.engines.process.engine_loop import Spec
 from handler.plugins.functions import Formatters
 from handler.serving.host import running

@@ -1,54 +1,23 @@
-"""Registry of the engines. An engine's package is imported only inside the engine's own functions."""
+"""Calls of the engines by name (`ENGINES`). An engine's package is imported only inside the engine's own functions.
+
+An engine's module is `engine.py` in the folder of its name. It has `check`, `prepare`, `capabilities`, `load` and
+`load_tokenizer`, as the functions below call them; `fetch`, where it reads a model's files; and
+`structured_output_check`, where a client's schema or grammar could harm the engine.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from handler.config.engines import ENGINES, EngineEntry
 from handler.core.errors import ConfigError
 from handler.core.values import Task
 from handler.engines.base import Capabilities, Engine, EngineConfig, StructuredOutputCheck, Tokenizer
 from handler.engines.huggingface.pooling import NO_POOLED_LORA
-
-
-@dataclass(frozen=True)
-class EngineEntry:
-    """One line of the registry.
-
-    Attributes:
-        module: has `check`, `prepare`, `capabilities`, `load`, `load_tokenizer`, as the functions below call them;
-            `fetch`, where it reads a model's files; and `structured_output_check`, where a client's schema or grammar
-            could harm the engine.
-        needs: the import that shows whether the engine is installed.
-        install: the command that installs it.
-        isolated: runs in a process of its own; a thread is enough where a step costs nothing.
-        pools: computes embeddings, scores and classifications too.
-        spreads: can spread a model over several devices, as every GPU engine can and no CPU engine.
-    """
-
-    module: str
-    needs: str | None
-    install: str
-    isolated: bool = True
-    pools: bool = False
-    spreads: bool = False
-
-
-ENGINES = {
-    "openvino": EngineEntry(
-        "handler.engines.openvino.engine",
-        "openvino_genai",
-        "pip install 'lmi-handler[cpu]'",
-        pools=True,
-    ),
-    "echo": EngineEntry("handler.engines.echo.engine", None, "", isolated=False, pools=True),
-    "openai": EngineEntry("handler.engines.openai.engine", "aiohttp", "pip install 'lmi-handler[openai]'"),
-    "trtllm": EngineEntry("handler.engines.trtllm.engine", "tensorrt_llm", "pip install tensorrt-llm", spreads=True),
-    "vllm": EngineEntry("handler.engines.vllm.engine", "vllm", "pip install vllm", pools=True, spreads=True),
-}
 
 
 def entry(name: str) -> EngineEntry:
@@ -75,7 +44,7 @@ def load_tokenizer(name: str, config: EngineConfig) -> Tokenizer:
 
 def fetches(name: str) -> bool:
     """Whether the engine reads a model's files, so that a start fetches those of the hub and of S3."""
-    return hasattr(importlib.import_module(ENGINES[name].module), "fetch")
+    return hasattr(module(name), "fetch")
 
 
 def fetch(name: str, model_id: str | None, config: EngineConfig) -> str | None:
@@ -116,7 +85,7 @@ def check(name: str, model_id: str | None, config: EngineConfig) -> None:
     Raises:
         ConfigError: with all problems.
     """
-    importlib.import_module(ENGINES[name].module).check(model_id, config)
+    module(name).check(model_id, config)
 
 
 def capabilities(name: str, config: EngineConfig) -> Capabilities:
@@ -133,5 +102,11 @@ def structured_output_check(name: str, config: EngineConfig) -> StructuredOutput
     return cast(StructuredOutputCheck, _module(name).structured_output_check(config))
 
 
+def module(name: str) -> Any:
+    """Import an engine's module, whether the engine is installed or not."""
+    return importlib.import_module(f"{__name__}.{name}.engine")
+
+
 def _module(name: str) -> Any:
-    return importlib.import_module(entry(name).module)
+    entry(name)
+    return module(name)

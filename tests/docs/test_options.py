@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from handler.config.engines import ENGINES
 from handler.config.options import SERVER_ENVIRONMENT
 from handler.config.options.lookup import find_option, key_of
 from handler.config.options.option import Gone
-from handler.engines import ENGINES
 from tests.docs.pages import ROOT, pages
 
 EXCEPTIONS = {

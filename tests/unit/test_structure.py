@@ -147,6 +147,7 @@ def test_layers_have_no_circle() -> None:
 def test_deploy_imports_of_the_handler_only_its_load_generator_reports_and_options() -> None:
     used = {module for path in files(DEPLOY) for module in imports(path, "deploy") if module.split(".")[0] == "handler"}
     options = {
+        "handler.config.engines",
         "handler.config.gpus",
         "handler.config.loader",
         "handler.config.options",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from handler.config.engines import LLM_ENGINES
 from handler.config.lmi_version import OLDEST, LmiVersion, read_lmi_version
 from handler.config.options.option import (
     boolean,
@@ -24,7 +25,6 @@ from handler.config.options.option import (
 )
 
 ROLLING_BATCHES = ("auto", "disable", "trtllm", "vllm", "lmi-dist", "scheduler")
-LLM_ENGINES = ("auto", "openvino", "trtllm", "vllm", "openai", "echo")
 
 REASONING_PARSERS = (
     "auto", "deepseek_r1", "deepseek_v3", "qwen3", "glm45", "glm47", "minimax_m2", "minimax_m2_append_think", "kimi_k2",

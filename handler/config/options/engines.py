@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from handler.config.options.common import LLM_ENGINES
+from handler.config.engines import LLM_ENGINES
 from handler.config.options.option import MediaLimits, Option, boolean, integer, json_object, number, path, string
 
 _GPU = ("vllm", "trtllm")

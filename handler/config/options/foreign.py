@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from handler.config.options.common import LLM_ENGINES
+from handler.config.engines import LLM_ENGINES
 from handler.config.options.option import OF_JAVA, Gone, Option
 from handler.core.custom_handlers import HANDLERS, MIDDLEWARE, PING, THROTTLE
 

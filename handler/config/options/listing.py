@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from handler.config.engines import LLM_ENGINES
 from handler.config.options import ENVIRONMENT, OPTIONS
-from handler.config.options.common import LLM_ENGINES
 from handler.config.options.lookup import find_option, key_of, unknown_option, variable
 from handler.config.options.option import Gone, Option
 from handler.config.options.variables import SECRET, SM_VLLM, VARIABLES, Own, translate

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from handler import engines
 from handler.config.config import Config
+from handler.config.engines import ENGINES
 from handler.config.model_files import chat_template, find_task
 from handler.config.options.common import STAND_IN
 from handler.core.errors import ConfigError, Problem, Problems
@@ -70,7 +71,7 @@ def choose_engine(config: Config) -> str:
     name, problems = config.engine, Problems()
     with problems:
         engines.entry(name)
-    if not engines.ENGINES[name].spreads and name != STAND_IN and config.tensor_parallel_degree not in ("1", "max"):
+    if not ENGINES[name].spreads and name != STAND_IN and config.tensor_parallel_degree not in ("1", "max"):
         key = "option.tensor_parallel_degree"
         chosen = ", and no option names another (option.llm_engine)" if config.llm_engine == "auto" else ""
         message = f"{key}={config.tensor_parallel_degree}: the engine {name} runs on one device{chosen}"

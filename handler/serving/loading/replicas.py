@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from handler import engines
 from handler.config.config import Config
+from handler.config.engines import ENGINES
 from handler.config.gpus import spread
 from handler.core.devices import read_driver, visible_gpus
 from handler.core.errors import ConfigError, Problem
@@ -46,7 +47,7 @@ def start_engine(config: Config, spec: Spec) -> EngineSupervisor | ReplicaSet:
         return started[0]
     follows = config.enable_prefix_caching
     if follows is None:  # as the engine does
-        follows = engines.ENGINES[spec.engine].spreads
+        follows = ENGINES[spec.engine].spreads
     patience = max(config.engine_timeout * _SILENT, _LEAST_PATIENCE)
     return ReplicaSet(started, config.max_rolling_batch_size, follows_prompts=follows, patience=patience)
 
@@ -93,7 +94,7 @@ def _cores() -> list[int]:
 
 def _devices(spec: Spec) -> list[str]:
     """Name the GPUs; none for an engine that runs on the processor."""
-    return visible_gpus(read_driver(), os.environ) if engines.ENGINES[spec.engine].spreads else []
+    return visible_gpus(read_driver(), os.environ) if ENGINES[spec.engine].spreads else []
 
 
 def _refuse(config: Config, why: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import sys
@@ -11,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from handler import engines
 from handler.config import model_files
 from handler.config.config import Config
+from handler.config.engines import ENGINES
 from handler.core import child_processes
 from handler.core.errors import ConfigError
-from handler.engines import ENGINES
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface import hub as hub_module
 from handler.engines.huggingface.checkpoint import eos_ids, prepare_checkpoint, tokenizer_eos_id
@@ -24,7 +24,7 @@ from handler.engines.openvino import convert
 from tests.doubles.hub import Hub, serve_hub
 
 Fetch = Callable[..., Path]
-MODULES = {name: importlib.import_module(entry.module) for name, entry in ENGINES.items()}
+MODULES = {name: engines.module(name) for name in ENGINES}
 """Not those of `engines`, which refuse an engine that is not installed."""
 FILES = {
     "config.json": b'{"eos_token_id": 2}',

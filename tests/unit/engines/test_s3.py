@@ -13,9 +13,10 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from handler.config.engines import ENGINES
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
-from handler.engines import ENGINES, downloads, s3
+from handler.engines import downloads, s3
 from handler.serving.loading.check import check
 from handler.serving.loading.engine_spec import engine_spec
 from handler.serving.loading.model_directory import adapter_directories

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from handler import engines
+from handler.config.engines import ENGINES
 from handler.protocols.kernel.parameters import PARAMETERS, REQUEST_FIELDS
 from handler.protocols.lmi.chat import TABLE as CHAT_TABLE
 from handler.protocols.lmi.chat import Chat
@@ -114,8 +114,8 @@ def _refuses(name: str) -> bool:
 def test_every_engine_has_its_column_and_no_cell_is_empty(heading: str) -> None:
     rows = table(heading)
     own = {"openai"}  # docs/engines-by-url.md, as its columns are those of servers
-    assert set(next(iter(rows.values()))) >= set(engines.ENGINES) - own
+    assert set(next(iter(rows.values()))) >= set(ENGINES) - own
     for name, row in rows.items():
         assert all(row.values()), name
-        for engine in set(engines.ENGINES) - own:
+        for engine in set(ENGINES) - own:
             matrix.expected(heading, engine, name, ())

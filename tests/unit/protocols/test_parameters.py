@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections import namedtuple
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from handler import engines
+from handler.config.engines import ENGINES
 from handler.config.loader import read_config
 from handler.core.errors import InvalidParameter, ServingError
 from handler.core.text import Vocabulary
@@ -68,8 +68,7 @@ class Registered:
 def capabilities(engine: str, options: Mapping[str, str]) -> Capabilities:
     given = [f"option.llm_engine={engine}", *(f"{key}={value}" for key, value in options.items())]
     config = read_config(overrides=given, environ={}).checked()
-    module: Any = importlib.import_module(engines.ENGINES[engine].module)
-    able: Capabilities = module.capabilities(EngineConfig(config))
+    able: Capabilities = engines.module(engine).capabilities(EngineConfig(config))
     return able
 
 
@@ -165,7 +164,7 @@ def test_a_field_that_no_engine_maps_is_refused_by_name(setting: str, monkeypatc
     )
 
 
-@pytest.mark.parametrize("engine", engines.ENGINES)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_an_engine_names_fields_of_sampling_alone(engine: str) -> None:
     servers = {"option.base_url": "http://x/v1", "option.base_url_kind": "vllm"}
     with using.tensorrt_llm("version=1.3.0"):

@@ -13,6 +13,7 @@ import pytest
 
 from handler import engines
 from handler.config.config import Config
+from handler.config.engines import ENGINES
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError, InvalidParameter
 from handler.core.values import Request, Sampling
@@ -56,7 +57,7 @@ def served(directory: Path, values: object = None, *options: str, engine: str = 
     if values is not None:
         (directory / "generation_config.json").write_text(json.dumps(values))
     config = read_config(overrides=[f"option.llm_engine={engine}", *options], environ={}).checked()
-    with mock.patch.object(engines, "entry", engines.ENGINES.__getitem__):
+    with mock.patch.object(engines, "entry", ENGINES.__getitem__):
         return schema_context(config, Spec(engine, EngineConfig(config, directory)), AdapterRegistry(1))
 
 
@@ -74,7 +75,7 @@ def of(sampling: Sampling, names: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(sampling, name) for name in names}
 
 
-@pytest.mark.parametrize("engine", engines.ENGINES)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_it_fills_what_the_client_leaves_out(tmp_path: Path, engine: str, caplog: pytest.LogCaptureFixture) -> None:
     url = ("option.base_url=http://127.0.0.1:1/v1", "option.base_url_kind=vllm") if engine == "openai" else ()
     with caplog.at_level(logging.INFO, "handler.launch"):

@@ -11,10 +11,9 @@ import pytest
 from deploy.errors import DoesNotFit, SpecError
 from deploy.resolve.candidates import Candidates, rows
 from deploy.resolve.decision import Decision
-from deploy.resolve.resolver import CPU_ENGINES, find_size, resolve
+from deploy.resolve.resolver import find_size, resolve
 from deploy.spec import Spec
 from deploy.spec.sections import Shape
-from handler.engines import ENGINES
 from tests.deploy.cases import LLAMA_CONFIG
 
 GIVEN: dict[str, Any] = {
@@ -156,10 +155,6 @@ def test_what_the_cheapest_type_depends_on(changes: dict[str, Any], instance: st
     assert asked is not None
     assert asked.chosen is not None
     assert asked.chosen.instance.name == instance  # `plan` shows what is taken
-
-
-def test_every_cpu_engine_of_the_handler_is_known() -> None:
-    assert set(CPU_ENGINES) == {name for name, engine in ENGINES.items() if not engine.spreads}
 
 
 def test_a_cpu_type_has_neither_host_nor_degree() -> None:

@@ -1,0 +1,36 @@
+"""The engines, a line each: what options, the command line, `engines/` and `deploy/` know of one before it loads."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class EngineEntry(NamedTuple):
+    """One line of the registry.
+
+    Attributes:
+        needs: the import that shows whether the engine is installed.
+        install: the command that installs it.
+        isolated: runs in a process of its own; a thread is enough where a step costs nothing.
+        pools: computes embeddings, scores and classifications too.
+        spreads: can spread a model over several devices, as every GPU engine can and no CPU engine.
+    """
+
+    needs: str | None
+    install: str
+    isolated: bool = True
+    pools: bool = False
+    spreads: bool = False
+
+
+ENGINES = {
+    "openvino": EngineEntry("openvino_genai", "pip install 'lmi-handler[cpu]'", pools=True),
+    "trtllm": EngineEntry("tensorrt_llm", "pip install tensorrt-llm", spreads=True),
+    "vllm": EngineEntry("vllm", "pip install vllm", pools=True, spreads=True),
+    "openai": EngineEntry("aiohttp", "pip install 'lmi-handler[openai]'"),
+    "echo": EngineEntry(None, "", isolated=False, pools=True),
+}
+"""By name, which is that of the folder in `engines/`."""
+
+LLM_ENGINES = ("auto", *ENGINES)
+"""Values of option.llm_engine."""
