@@ -42,12 +42,16 @@ class CustomReader:
         """
         formatter = self._formatter
         item = self._decode(body, headers) if formatter.takes_payload else Input(body, headers, session)
+        named = item.get("adapters") if isinstance(item, dict) else None
         keywords = self._keywords
         if session is not None and (formatter.accepts is None or "session" in formatter.accepts):
             keywords = {**keywords, "session": session}
         value = run(formatter, item, **keywords)
         with users_objects(formatter):
-            return self._read(value)
+            read, given = self._read(value)
+        if named is not None:  # LMI reads it before the formatter, which need not keep it
+            read.setdefault("adapters", named)
+        return read, given
 
     def _read(self, result: Any) -> tuple[dict[str, Any], Any]:
         formatter = self._formatter

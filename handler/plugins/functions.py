@@ -91,8 +91,11 @@ class Decorated(NamedTuple):
     outputs: Mapping[str, OutputFormatter]
 
 
-def find_formatters(directory: Path | None) -> Decorated:
+def find_formatters(directory: Path | None, *, again: bool = False) -> Decorated:
     """Find the decorated functions of the model.py in `directory`; none without such a file.
+
+    Args:
+        again: run it even if it was imported before; its module has a name of its own.
 
     Raises:
         ConfigError: naming file and line: it cannot be imported, or a function has no known signature.
@@ -102,7 +105,7 @@ def find_formatters(directory: Path | None) -> Decorated:
         return Decorated({}, {})
     check_model_py(path)
     DJL_PYTHON.install()
-    module = _find_imported(path) or import_file(path)
+    module = (None if again else _find_imported(path)) or import_file(path, unique=again)
     inputs = {name: _input(name, function, path) for name, function in _find_marked(module, "is_input_formatter")}
     outputs = {name: _output(name, function, path) for name, function in _find_marked(module, "is_output_formatter")}
     if inputs or outputs:
@@ -193,12 +196,16 @@ def _find_imported(path: Path) -> ModuleType | None:
     return None
 
 
-def import_file(path: Path) -> ModuleType:
-    """Import a user's file under its own name, or a longer one where that is taken; ConfigError names file and line."""
+def import_file(path: Path, *, unique: bool = False) -> ModuleType:
+    """Import a user's file under its own name, or a longer one where that is taken; ConfigError names file and line.
+
+    Args:
+        unique: use the longer name, so that the short one is left for another file.
+    """
     directory, name = str(path.parent.resolve()), path.stem
     if directory not in sys.path:
         sys.path.insert(0, directory)  # as DJL has it: model.py may import what lies beside it
-    if name in sys.modules:
+    if unique or name in sys.modules:
         name = f"{name}_{hashlib.sha1(directory.encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from handler.core.errors import ConfigError, ServingError
 from handler.core.event_loop import run_in_daemon_thread
+from handler.plugins.adapter_formatters import AdapterFormatters, load_adapter_formatters
 from handler.scheduler.lora.registry import AdapterHome, Change, Outcome, Registered
 
 
@@ -18,17 +19,20 @@ class ServedAdapters:
 
     Args:
         check_open: raises where the model takes no changes: it still loads, or it stops.
+        formatters: those of the adapters' own, which run on the request path.
 
     Attributes:
         registry: what requests may name now.
         num_calls: those within `counted`.
     """
 
-    def __init__(self, home: AdapterHome, check_open: Callable[[], None]) -> None:
+    def __init__(self, home: AdapterHome, check_open: Callable[[], None], formatters: AdapterFormatters) -> None:
         self.registry = home.registry
         self.num_calls = 0
         self._at_start = home.at_start
         self._check_open = check_open
+        self._formatters = formatters
+        self._changing: list[str] = []  # directories
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
@@ -52,7 +56,7 @@ class ServedAdapters:
         """
         path = await self._path(src)
         there = self._registered(name, path) if again else None
-        return there or await self._change(functools.partial(self.registry.register, name, path, preload=preload))
+        return there or await self._change(functools.partial(self.registry.register, name, path, preload=preload), path)
 
     async def update(self, name: str, src: str | None = None, *, preload: bool | None = None) -> Registered:
         """Return when requests that name it get the new one.
@@ -65,7 +69,7 @@ class ServedAdapters:
         """
         self._check_open()
         path = await self._path(self.registry.get(name).adapter.path if src is None else src)
-        return await self._change(functools.partial(self.registry.update, name, path=path, preload=preload))
+        return await self._change(functools.partial(self.registry.update, name, path=path, preload=preload), path)
 
     def unregister(self, name: str) -> None:
         """Drop an adapter; requests under way keep it.
@@ -75,6 +79,7 @@ class ServedAdapters:
         """
         self._check_open()
         self.registry.unregister(name)
+        self._forget_formatters()
 
     @property
     def at_start(self) -> bool:
@@ -89,7 +94,7 @@ class ServedAdapters:
         """
         for name, path in self._at_start.items():
             try:
-                await self._change(functools.partial(self.registry.register, name, path))
+                await self._change(functools.partial(self.registry.register, name, path), path)
             except ServingError as error:
                 raise ConfigError(f"the adapter {name} cannot be used: {error.public}") from None
 
@@ -103,7 +108,26 @@ class ServedAdapters:
         same = (entry for entry in self.registry if (entry.adapter.name, entry.adapter.path) == (name, str(path)))
         return next(same, None)
 
-    async def _change(self, begin: Change) -> Registered:
+    async def _change(self, begin: Change, path: Path) -> Registered:
+        """Load the adapter's model.py, then its weights."""
+        directory = str(path)
+        self._changing.append(directory)
+        try:
+            formatters = await run_in_daemon_thread(functools.partial(load_adapter_formatters, path))
+            earlier = self._formatters.set(directory, formatters)
+            try:
+                return await self._register(begin)
+            except ServingError:
+                self._formatters.set(directory, earlier)
+                raise
+        finally:
+            self._changing.remove(directory)
+            self._forget_formatters()
+
+    def _forget_formatters(self) -> None:
+        self._formatters.keep({*(entry.adapter.path for entry in self.registry), *self._changing})
+
+    async def _register(self, begin: Change) -> Registered:
         done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         begin(lambda outcome: None if done.done() else done.set_result(outcome))
         outcome = await done

@@ -105,10 +105,12 @@ class Admission:
         self._num_tokenizing = 0
         self._tokenize_inline = _TOKENIZE_STEPPED if stepped else _TOKENIZE_INLINE
         self._threads = TurnThreads(TOKENIZER_THREADS, TOKENIZER_THREADS - 1, "tokenize")
-        self.formatters: FormatterThread | None = None
         self._loop = asyncio.get_running_loop()
-        if preprocessor.runs_model_py:
-            self.formatters = FormatterThread(self._loop.call_soon_threadsafe)
+
+    @functools.cached_property
+    def formatters(self) -> FormatterThread:
+        """The thread of the formatters of model.py, and of those of adapters; it starts with their first call."""
+        return FormatterThread(self._loop.call_soon_threadsafe)
 
     async def decode(self, body: bytes, headers: Headers, dialect: Dialect | None = None) -> Decoded:
         """Decode a body; a model.py's input formatter runs on its own thread.
@@ -120,7 +122,7 @@ class Admission:
             ServingError: as `Preprocessor.decode`.
         """
         decode = functools.partial(self.preprocessor.decode, body, headers, dialect)
-        if dialect is None and self.formatters is not None and (title := self.preprocessor.input_formatter):
+        if dialect is None and (title := self.preprocessor.input_formatter):
             decoded: Decoded = await self._end(self.formatters.submit(title, decode))
             return decoded
         return await self.run(len(body), decode)
@@ -196,5 +198,5 @@ class Admission:
         self._threads.shutdown()
         self._media.close()
         self.preprocessor.close()
-        if self.formatters is not None:
+        if "formatters" in vars(self):
             self.formatters.close()

@@ -18,6 +18,7 @@ from handler.engines.process.replica import ReplicaReport
 from handler.engines.process.replicas import ReplicaSet
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.engines.structured_output.validator import StructuredOutputValidator
+from handler.plugins.adapter_formatters import AdapterFormatters
 from handler.plugins.functions import Formatters
 from handler.protocols import registry
 from handler.protocols.kernel.base import Dialect
@@ -70,9 +71,11 @@ class ServedModel:
         self.dialect = registry.choose(config.rolling_batch, config.tgi_compat, config.openai_compat, context.task)
         self.routes = InferenceRoutes(config.model_name, registry.routes(config.root_schema, context.task))
         whole = stepped and config.rolling_batch == "disable" and not config.enable_streaming
+        of_adapters = AdapterFormatters()
         self.preprocessor = Preprocessor(
-            self.dialect, context, tokenizer, lambda: engine.info, formatters, validator, sessions, whole=whole
-        )
+            self.dialect, context, tokenizer, lambda: engine.info, formatters, validator, sessions, of_adapters,
+            whole=whole,
+        )  # fmt: skip
         self.context = self.preprocessor.context
         self.admission = Admission(self.preprocessor, media_rules(config), stepped=stepped)
         self.draining = self._closing = False
@@ -96,7 +99,7 @@ class ServedModel:
             time_limit=config.request_time_limit or 0.0,
         )
         self.driver = EngineDriver(self._batcher, rests=not stepped)
-        self.adapters = ServedAdapters(adapters, self._check_open)
+        self.adapters = ServedAdapters(adapters, self._check_open, of_adapters)
         gauges = Gauges(
             queued=lambda: self.num_queued,
             active=lambda: self._batcher.num_active,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from handler.core.errors import (
     InvalidPayload,
     NotJson,
     PromptTooLong,
+    ServingError,
     UnsupportedMedia,
 )
 from handler.core.identifiers import new_uuid
@@ -24,9 +26,10 @@ from handler.core.values import Adapter, Request
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.huggingface.pooling_tokenizer import encode_pooled
 from handler.engines.structured_output.validator import StructuredOutputValidator
+from handler.plugins.adapter_formatters import AdapterFormatters
 from handler.plugins.custom_request import CustomReader, FormatterTokenizer
 from handler.plugins.custom_response import with_formatter
-from handler.plugins.functions import Formatters
+from handler.plugins.functions import Formatters, InputFormatter
 from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.readers.adapters import merge_adapters, named_adapter, quote
@@ -76,6 +79,7 @@ class Preprocessor:
         formatters: what a model.py has the bodies read and the answers written by.
         validator: tries what clients send; None where nothing has to be tried.
         sessions: None where they are off.
+        of_adapters: formatters of adapters' own.
         whole: the host sends whole answers only: a batch of DJL's has one content type.
     """
 
@@ -88,20 +92,16 @@ class Preprocessor:
         formatters: Formatters = NO_FORMATTERS,
         validator: StructuredOutputValidator | None = None,
         sessions: Sessions | None = None,
+        of_adapters: AdapterFormatters | None = None,
         *,
         whole: bool = False,
     ) -> None:
         self.dialect = dialect
         self._sessions = sessions
         self.large_bodies = LargeBodies()
-        self.runs_model_py = formatters.input is not None or formatters.output is not None
-        self._output_formatter = formatters.output
-        self._reader: CustomReader | None = None
-        self.input_formatter = "" if formatters.input is None else formatters.input.title  # for messages
-        if formatters.input is not None:
-            keywords = {"tokenizer": FormatterTokenizer(tokenizer.encode), "configs": formatters.configs}
-            self._reader = CustomReader(formatters.input, self._read_value, keywords)
-        self._any_media = formatters.input is not None and not formatters.input.takes_payload
+        self._formatters = formatters
+        self._of_adapters = of_adapters or AdapterFormatters()
+        self._keywords = {"tokenizer": FormatterTokenizer(tokenizer.encode), "configs": formatters.configs}
         self.context = replace(
             context,
             vocabulary=tokenizer.vocabulary,
@@ -126,17 +126,26 @@ class Preprocessor:
         if headers.get(_TARGET_MODEL):
             raise InvalidPayload(f"header {_TARGET_MODEL}: multi-model hosting is not supported by the engine")
         session_of(self._sessions, headers)
-        self._adapter(headers)
+        adapter = self._adapter(headers)
         encoding = headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity"):
             raise UnsupportedMedia(f"content-encoding {encoding!r} is not supported")
         media = media_type(headers)
-        if self._any_media if dialect is None else dialect.any_media:
+        formatter = self._of_adapters.of(adapter, self._formatters).input
+        any_media = formatter is not None and not formatter.takes_payload
+        if any_media if dialect is None else dialect.any_media:
             return
         is_prompt = media == "text/plain" and dialect is None
         if not is_prompt and not _JSON_TYPES.fullmatch(media):
             others = "" if dialect is not None else " or text/plain"
             raise UnsupportedMedia(f"content type {media!r} is not supported; send application/json{others}")
+
+    @property
+    def input_formatter(self) -> str:
+        """The title of the input formatter, for messages; "" where none reads bodies."""
+        if self._of_adapters.read:
+            return "input formatter of an adapter's model.py"
+        return "" if self._formatters.input is None else self._formatters.input.title
 
     def decode(self, body: bytes, headers: Headers, dialect: Dialect | None = None) -> Decoded:
         """Decode a body. Call it for a large one by `large_bodies.submit`.
@@ -161,13 +170,33 @@ class Preprocessor:
     def _decode(self, body: bytes, headers: Headers, dialect: Dialect | None) -> Decoded:
         if dialect is None and not _is_plain(headers) and (call := session_call(body)):
             return Decoded({}, session_call=call)
-        if dialect is None and self._reader is not None:
-            return Decoded(*self._reader.read(body, headers, session_of(self._sessions, headers)))
+        if dialect is None and (formatter := self._input_formatter(body, headers)) is not None:
+            reader = CustomReader(formatter, self._read_value, self._keywords)
+            return Decoded(*reader.read(body, headers, session_of(self._sessions, headers)))
         if len(body) >= LARGE:
             plain = dialect is None and _is_plain(headers)
             unique_keys = (dialect or self.dialect).unique_keys
             return Decoded(self.large_bodies.decode(body, plain=plain, unique_keys=unique_keys))
         return Decoded(decode(body, unique_keys=dialect.unique_keys) if dialect else self._read_value(body, headers))
+
+    def _input_formatter(self, body: bytes, headers: Headers) -> InputFormatter | None:
+        """Return what reads a body: the formatter of the adapter that headers or body name, or the model's own."""
+        own = self._formatters.input
+        if not self._of_adapters.read:
+            return own
+        adapter = self._adapter(headers)
+        if adapter is None:
+            with contextlib.suppress(ServingError):  # what is no JSON may be for the model's own
+                adapter = self._adapter_in(self._read_value(body, headers))
+        return self._of_adapters.of(adapter, self._formatters).input
+
+    def _adapter_in(self, body: Any) -> Adapter | None:
+        """Return the adapter that a body names before a formatter has read it; None without one."""
+        if not isinstance(body, dict):
+            return None
+        named = body.get("adapters") or body.get("model")
+        name = named[0] if isinstance(named, list) else named
+        return self.context.adapters.find(name) if isinstance(name, str) and not self.context.no_adapters else None
 
     def _read_value(self, body: bytes, headers: Headers) -> Any:
         """Decode a body of the configured dialect."""
@@ -198,10 +227,12 @@ class Preprocessor:
             call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
         if (session := session_of(self._sessions, headers)) is not None:
             call = call._replace(requests=[replace(request, session=session.id) for request in call.requests])
-        if dialect is not None or self._output_formatter is None:
+        used = call.requests[0].adapter if call.requests else None
+        formatter = self._of_adapters.of(used, self._formatters).output
+        if dialect is not None or formatter is None:
             return call
         compat = self.dialect.name == "tgi_compat"
-        return with_formatter(call, self._output_formatter, body.value, body.given, tgi_compat=compat, session=session)
+        return with_formatter(call, formatter, body.value, body.given, tgi_compat=compat, session=session)
 
     def encode(self, request: Request, media: Sequence[Medium] = ()) -> tuple[Request, Prompt]:
         """Return the request with its length settled, and the prompt's ids, cut as asked, within the model's limits.

@@ -214,8 +214,9 @@ class RequestTask:
 
     def _accept(self, parsed: ParsedRequest) -> None:
         self.parsed, self._reply = parsed, parsed.reply
-        if parsed.formatter and (formatters := self._admission.formatters) is not None:
-            self._threaded = ThreadedReply(parsed.reply, parsed.formatter, formatters, self._feed_and_flush)
+        if parsed.formatter:
+            thread = self._admission.formatters
+            self._threaded = ThreadedReply(parsed.reply, parsed.formatter, thread, self._feed_and_flush)
             self._reply = self._threaded
         self._stats.note_accepted(parsed)
 

@@ -48,8 +48,6 @@ def adapter_path(src: str, base: Path | None) -> Path:
             raise AdapterFailed(f"src={src}: holds neither {' nor '.join(_WEIGHTS)}")
         for file in weights:  # check all: each engine opens another one
             _check_regular(src, file)
-        if (directory / "model.py").exists():
-            raise AdapterFailed(f"src={src}: holds a model.py; formatters of an adapter's own are not supported")
     except OSError as error:
         raise AdapterFailed(f"src={src}: cannot be read: {error.strerror or error}") from None
     return directory

@@ -60,7 +60,9 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     with problems:
         name = choose_engine(config)
         if not engines.capabilities(name, arguments).no_adapters:
-            adapters_in(adapter_directories(config, directory))
+            for path in adapters_in(adapter_directories(config, directory)).values():
+                with problems:
+                    check_model_py(model_py(path))
     return problems
 
 

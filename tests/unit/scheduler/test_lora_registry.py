@@ -282,7 +282,6 @@ def _with(name: str, text: str) -> Callable[[Path], object]:
         (_with("adapter_config.json", "\udcff".encode("utf-8", "surrogateescape").decode("latin-1")), "is not JSON"),
         (_with("adapter_config.json", "[]"), "not that of a LoRA adapter"),
         (_with("adapter_config.json", '{"peft_type": "IA3"}'), "peft_type: 'IA3'"),
-        (_with("model.py", ""), "holds a model.py"),
     ],
 )
 def test_what_is_no_adapter_is_refused_saying_why(tmp_path: Path, spoil: Callable[[Path], object], told: str) -> None:
