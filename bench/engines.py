@@ -51,8 +51,12 @@ def parser() -> argparse.ArgumentParser:
     add("model", metavar="MODEL", help="a Hugging Face directory, an id on its hub, or demo")
     add("--engine", choices=_ENGINES, default="vllm")
     add("-o", dest="options", action="append", default=[], metavar="KEY=VALUE", help="as `lmi serve` takes it; for all")
-    add("--api", choices=apis.APIS, default="chat", help="chat: OpenAI's of both; text: LMI's and OpenAI's, with "
-        "log-probabilities (default %(default)s)")  # fmt: skip
+    add(
+        "--api",
+        choices=apis.APIS,
+        default="chat",
+        help="chat: OpenAI's of both; text: LMI's and OpenAI's, with log-probabilities (default %(default)s)",
+    )
     add("--clients", type=counts, help="(default 1,8,32, with a GPU 1,32,128,256)")
     add("--rounds", type=count, default=4, help="answers of each client in a measurement (default %(default)s)")
     add("--tokens", type=count, default=128, help="of every answer (default %(default)s)")

@@ -69,14 +69,24 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lmi-handler {__version__}")
     commands = parser.add_subparsers(prog="lmi", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     serve = commands.add_parser("serve", help="serve a model over HTTP")
-    serve.add_argument("model", nargs="?", help="a .gguf file, a model directory, or a name on the Hugging Face hub "
-                       "(owner/model, owner/model/file.gguf; default: the demo model)")  # fmt: skip
+    serve.add_argument(
+        "model",
+        nargs="?",
+        help="a .gguf file, a model directory, or a name on the Hugging Face hub "
+        "(owner/model, owner/model/file.gguf; default: the demo model)",
+    )
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     serve.add_argument("--port", type=port, default=8080, help="0 takes a free one (default %(default)s)")
     serve.add_argument("--engine", help=f"option.llm_engine: {', '.join(LLM_ENGINES)}")
     serve.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file")
-    serve.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE",
-                       help="an option as serving.properties writes it; beats all other sources")  # fmt: skip
+    serve.add_argument(
+        "-o",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option as serving.properties writes it; beats all other sources",
+    )
     serve.add_argument("--check", action="store_true", help="list every problem that a start would meet; start nothing")
     _add_access(serve)
     serve.set_defaults(run=_serve)
@@ -93,7 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
         '  bash  eval "$(lmi completion bash)" in ~/.bashrc\n'
         "  zsh   lmi completion zsh > FOLDER/_lmi, where FOLDER is in $fpath\n"
         "  fish  lmi completion fish > ~/.config/fish/completions/lmi.fish",
-    )  # fmt: skip
+    )
     completion.add_argument("shell", choices=_SHELLS)
     completion.set_defaults(run=lambda arguments: _completion(arguments.shell, parser, deploy))
     return parser
@@ -102,21 +112,33 @@ def make_parser() -> argparse.ArgumentParser:
 def _add_access(serve: argparse.ArgumentParser) -> None:
     access = serve.add_argument_group("access", "who may speak to the server, and how (documents: serving)")
     access.add_argument(
-        "--api-key", dest="keys", action="append", default=[], metavar="KEY",
+        "--api-key",
+        dest="keys",
+        action="append",
+        default=[],
+        metavar="KEY",
         help="serve only those who send Authorization: Bearer KEY; may be given again. Other users of this machine "
-             "can read it in ps: LMI_API_KEY=KEY,... in the environment is better",
-    )  # fmt: skip
+        "can read it in ps: LMI_API_KEY=KEY,... in the environment is better",
+    )
     access.add_argument("--ssl-certfile", type=Path, metavar="FILE", help="HTTPS, with this certificate chain (PEM)")
     access.add_argument("--ssl-keyfile", type=Path, metavar="FILE", help="its private key, where it is in its own file")
     access.add_argument(
-        "--allow-origin", dest="origins", action="append", default=[], metavar="ORIGIN",
+        "--allow-origin",
+        dest="origins",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
         help="let pages of ORIGIN call the server from a browser (CORS); * is all. May be given again",
-    )  # fmt: skip
+    )
     access.add_argument(
-        "--allow-host", dest="hosts", action="append", default=[], metavar="HOST",
+        "--allow-host",
+        dest="hosts",
+        action="append",
+        default=[],
+        metavar="HOST",
         help="answer requests for HOST too; a server without keys on a loopback address answers only those whose Host "
-             "header names this machine; * is any. May be given again",
-    )  # fmt: skip
+        "header names this machine; * is any. May be given again",
+    )
 
 
 def port(text: str) -> int:

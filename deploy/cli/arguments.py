@@ -25,8 +25,14 @@ _SHORT = {
 
 def add_spec(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", nargs="?", type=Path, metavar="FILE", help="the specification (YAML or JSON)")
-    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE",
-                        help="set one value of it, e.g. instance.type=ml.g5.xlarge; may be given again")  # fmt: skip
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set one value of it, e.g. instance.type=ml.g5.xlarge; may be given again",
+    )
     for flag, (name, meaning) in _SHORT.items():
         parser.add_argument(
             f"--{flag}", dest=f"spec_{name}", metavar=flag.upper(), help=f"{meaning} (--set {name}=...)"

@@ -16,19 +16,26 @@ from deploy.errors import DeployError
 
 def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
     add_endpoint(parser)
-    parser.add_argument("--component", metavar="NAME",
-                        help="inference component, or adapter's (default: the only one)")  # fmt: skip
+    parser.add_argument("--component", metavar="NAME", help="inference component, or adapter's (default: the only one)")
     parser.add_argument(
         "--endpoint-url", type=url, metavar="URL", help="another address than AWS's: `lmi deploy local`"
     )
-    parser.add_argument("--patience", type=_seconds, metavar="S",
-                        help="try so long while nothing is begun (default: 60 s, without a copy 900 s)")  # fmt: skip
+    parser.add_argument(
+        "--patience",
+        type=_seconds,
+        metavar="S",
+        help="try so long while nothing is begun (default: 60 s, without a copy 900 s)",
+    )
 
 
 def add_body(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("body", nargs="?", metavar="BODY",
-                        help="a JSON object is sent as it is, other text is a prompt; - reads standard input, "
-                             "@FILE from a file (default: -)")  # fmt: skip
+    parser.add_argument(
+        "body",
+        nargs="?",
+        metavar="BODY",
+        help="a JSON object is sent as it is, other text is a prompt; - reads standard input, "
+        "@FILE from a file (default: -)",
+    )
     parser.add_argument("--json", metavar="JSON", help="the body in place of BODY; any JSON value, or - or @FILE")
     add_parameters(parser)
     parser.add_argument("--custom-attributes", metavar="TEXT", help="as route=/v1/chat/completions")
@@ -36,8 +43,14 @@ def add_body(parser: argparse.ArgumentParser) -> None:
 
 
 def add_parameters(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-p", dest="parameters", action="append", default=[], metavar="NAME=VALUE",
-                        help="a generation parameter, as max_new_tokens=64; may be given again")  # fmt: skip
+    parser.add_argument(
+        "-p",
+        dest="parameters",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a generation parameter, as max_new_tokens=64; may be given again",
+    )
 
 
 def predictor_of(arguments: argparse.Namespace, **more: Any) -> Predictor:

@@ -49,8 +49,10 @@ def command(model: str | None, port: int, options: Sequence[str], engine: str | 
         DeployError: the handler is not installed, or an option is invalid.
     """
     if importlib.util.find_spec("handler") is None:
-        raise DeployError("there is no container to start: the package handler is not installed here",
-                          "Start one yourself and name it: --container http://127.0.0.1:8080")  # fmt: skip
+        raise DeployError(
+            "there is no container to start: the package handler is not installed here",
+            "Start one yourself and name it: --container http://127.0.0.1:8080",
+        )
     settings = _settings(options)
     if engine:
         settings["option.llm_engine"] = engine

@@ -133,8 +133,9 @@ async def load_adapters(plan: Plan) -> None:
 async def _listening(plan: Plan) -> AsyncIterator[str]:
     """Listen on the emulator's port before anything else starts; yield the URL."""
     store = Store(plan.store) if plan.store else None
-    runner = web.AppRunner(Runtime(plan.endpoint, store).app(), access_log=None, handler_cancellation=True,
-                           shutdown_timeout=1)  # fmt: skip
+    runner = web.AppRunner(
+        Runtime(plan.endpoint, store).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1
+    )
     await runner.setup()
     try:
         site = web.TCPSite(runner, plan.host, plan.port)

@@ -163,10 +163,16 @@ def _parts(target: Target, tokens: int, clock: Callable[[], float]) -> tuple[str
         return f"none{failure}", {"parts": 0}
     gaps = [later - earlier for earlier, later in pairwise(times)] or [0.0]
     figures = {
-        "parts": len(sizes), "bytes_min": min(sizes), "bytes_median": median(sizes), "bytes_max": max(sizes),
-        "first_after": times[0], "last_after": times[-1], "gap_median": median(gaps), "gap_max": max(gaps),
+        "parts": len(sizes),
+        "bytes_min": min(sizes),
+        "bytes_median": median(sizes),
+        "bytes_max": max(sizes),
+        "first_after": times[0],
+        "last_after": times[-1],
+        "gap_median": median(gaps),
+        "gap_max": max(gaps),
         "ending_in_a_newline": whole_lines,
-    }  # fmt: skip
+    }
     return (
         f"{len(sizes)} parts of {min(sizes)} to {max(sizes)} bytes (median {median(sizes):g}), the first after "
         f"{times[0]:.2f} s, the last after {times[-1]:.2f} s, {whole_lines} end in a newline{failure}",

@@ -108,8 +108,11 @@ def _role(context: Context) -> Check:
     except iam.exceptions.NoSuchEntityException:
         return error("role", f"{arn} does not exist", "`lmi deploy iam` prints what to make it of.")
     if not _trusts_sagemaker(result["AssumeRolePolicyDocument"]):
-        return error("role", f"{arn} does not trust sagemaker.amazonaws.com",
-                     "Add it to the role's trust policy; `lmi deploy iam` prints one.")  # fmt: skip
+        return error(
+            "role",
+            f"{arn} does not trust sagemaker.amazonaws.com",
+            "Add it to the role's trust policy; `lmi deploy iam` prints one.",
+        )
     return ok("role", arn)
 
 
@@ -175,12 +178,18 @@ def _network(context: Context) -> Check | None:
         raise
     vpcs = {item["VpcId"] for item in (*subnets, *groups)}
     if len(vpcs) > 1:
-        return error("network", f"subnets and security groups are of several VPCs: {', '.join(sorted(vpcs))}",
-                     "Take network.subnets and network.security_groups of one VPC.")  # fmt: skip
+        return error(
+            "network",
+            f"subnets and security groups are of several VPCs: {', '.join(sorted(vpcs))}",
+            "Take network.subnets and network.security_groups of one VPC.",
+        )
     zones = {subnet["AvailabilityZone"] for subnet in subnets}
     if len(zones) < 2:
-        return warning("network", f"all subnets are in {next(iter(zones))}",
-                       "Give network.subnets in several zones: more capacity, and one may fail.")  # fmt: skip
+        return warning(
+            "network",
+            f"all subnets are in {next(iter(zones))}",
+            "Give network.subnets in several zones: more capacity, and one may fail.",
+        )
     return ok("network", f"{next(iter(vpcs))}, {len(zones)} zones")
 
 
@@ -194,8 +203,11 @@ def _name(context: Context) -> Check:
         raise
     tags = {tag["Key"]: tag["Value"] for tag in sagemaker.list_tags(ResourceArn=result["EndpointArn"])["Tags"]}
     if tags.get(TAG_DEPLOYMENT) != context.spec.name:
-        return error("name", f"an endpoint {context.spec.name} exists that was not made from a specification",
-                     "Take another name, or delete that endpoint.")  # fmt: skip
+        return error(
+            "name",
+            f"an endpoint {context.spec.name} exists that was not made from a specification",
+            "Take another name, or delete that endpoint.",
+        )
     return ok("name", f"{context.spec.name} exists and is this deployment's ({result['EndpointStatus']})")
 
 

@@ -26,8 +26,11 @@ def image(context: Context) -> Check:
         return error("image", f"{uri} is not in ECR", "SageMaker pulls from ECR only: push it there, set image.uri.")
     account, region, repository, tag, digest = match.group("account", "region", "repository", "tag", "digest")
     if region != context.aws.region:
-        return error("image", f"{uri} is in {region}, the endpoint in {context.aws.region}",
-                     f"Push it to ECR in {context.aws.region}, or set region: {region}.")  # fmt: skip
+        return error(
+            "image",
+            f"{uri} is in {region}, the endpoint in {context.aws.region}",
+            f"Push it to ECR in {context.aws.region}, or set region: {region}.",
+        )
     which = {"registryId": account, "repositoryName": repository}
     named = [{"imageDigest": digest} if digest else {"imageTag": tag or "latest"}]
     ecr = context.aws.client("ecr")

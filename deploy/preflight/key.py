@@ -61,10 +61,14 @@ def topics(context: Context) -> list[Check]:
     found = dict(_of_topics(context))
     spec = context.spec
     checks = [
-        warning("topics", f"{topic} does not exist", "Make it, or correct async.notify_success, async.notify_error or "
-                "alarms.notify: nobody is told.")
-        for topic in spec.topics if topic not in found
-    ]  # fmt: skip
+        warning(
+            "topics",
+            f"{topic} does not exist",
+            "Make it, or correct async.notify_success, async.notify_error or alarms.notify: nobody is told.",
+        )
+        for topic in spec.topics
+        if topic not in found
+    ]
     if spec.alarms is not None and (notify := spec.alarms.notify) in found:
         checks += _of_alarms(context, str(notify), found[str(notify)])
     told = [] if spec.asynchronous is None else spec.asynchronous.topics
@@ -81,11 +85,12 @@ def compared(context: Context, use: Use, found: Mapping[str, str | None]) -> lis
     named = getattr(context.spec.encryption, use.option)
     wanted = None if named is None else _described(context, named).get("Arn", named)
     checks = [
-        warning("key", f"{place} is encrypted with {arn}, which the specification does not name",
-                _advice(use, arn, named))
+        warning(
+            "key", f"{place} is encrypted with {arn}, which the specification does not name", _advice(use, arn, named)
+        )
         for place, arn in found.items()
         if arn not in (None, wanted)
-    ]  # fmt: skip
+    ]
     if wanted is not None and wanted in found.values():
         checks.append(ok("key", f"{named} encrypts {use.what}"))
     elif named is not None and found and use.at_rest:

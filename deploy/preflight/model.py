@@ -53,8 +53,11 @@ def _hub(context: Context, model_id: str) -> Check:
     if status in (401, 403):
         if context.spec.model.token_secret is not None:
             return ok("model", f"{model_id} is gated; the container has model.token_secret for it")
-        return warning("model", f"the hub does not give {model_id} to everyone (status {status})",
-                       "Accept its licence, and put a token's secret into model.token_secret.")  # fmt: skip
+        return warning(
+            "model",
+            f"the hub does not give {model_id} to everyone (status {status})",
+            "Accept its licence, and put a token's secret into model.token_secret.",
+        )
     if status == 404:
         return warning("model", f"the hub has no {file} of {repository}", "See that model.id is right.")
     return ok("model", f"{model_id} on the hub")

@@ -36,9 +36,15 @@ _UNREADABLE = ("AccessDenied", "AllAccessDisabled", "NoSuchBucket", "403")
 _CPU_ENGINES = [name for name, engine in ENGINES.items() if not engine.spreads]
 
 _PRECISIONS: dict[str, Precision] = {
-    "fp8": "fp8", "bitsandbytes": "int4", "awq": "int4",  # option.quantize: what it makes of the weights
-    "fp16": "fp16", "float16": "fp16", "half": "fp16", "fp32": "fp32", "float32": "fp32",  # option.dtype
-}  # fmt: skip
+    "fp8": "fp8",
+    "bitsandbytes": "int4",
+    "awq": "int4",  # option.quantize: what it makes of the weights
+    "fp16": "fp16",
+    "float16": "fp16",
+    "half": "fp16",
+    "fp32": "fp32",
+    "float32": "fp32",  # option.dtype
+}
 """Values of options that set the weights' precision if model.dtype is `auto`."""
 
 

@@ -142,8 +142,12 @@ def _within(target: Path, directory: Path) -> bool:
 
 
 def _leads_out(place: str, target: Path) -> Finding:
-    return Finding(Level.WARNING, place, f"a link out of the directory, to {target}, which is sent",
-                   "See that it is the model's, and nothing private.")  # fmt: skip
+    return Finding(
+        Level.WARNING,
+        place,
+        f"a link out of the directory, to {target}, which is sent",
+        "See that it is the model's, and nothing private.",
+    )
 
 
 def _without_duplicates(files: list[Entry]) -> tuple[list[Entry], list[tuple[str, str]]]:

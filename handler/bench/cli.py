@@ -91,7 +91,7 @@ def add_parser(commands: Any) -> None:
         help="compare results with the first one, of this command or of `lmi deploy bench`: files of --output, or "
         "what it printed; one file alone is drawn again",
     )
-    parser.set_defaults(run=_bench)  # fmt: skip
+    parser.set_defaults(run=_bench)
 
 
 def _bench(arguments: argparse.Namespace) -> int:

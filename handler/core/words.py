@@ -47,7 +47,7 @@ _MASKS = (
     (re.compile(r"(?<![\w#.:/])/[\w.+@%=-]+\.[a-zA-Z]\w{0,9}\b"), "[path]"),
     (re.compile(r"\b[A-Z]:\\[^\s'\"]+"), "[path]"),
     (re.compile(r"(?:, )?\bline \d+, in \w+"), ""),
-)  # fmt: skip
+)
 
 
 def client_words(text: str, secrets: Iterable[str] = ()) -> str:

@@ -36,10 +36,15 @@ log = logging.getLogger("handler.djl")
 
 _JAVA = "DJL Serving"  # the origin of what Java hands over
 
-_ADVICE = frozenset({
-    "option.max_num_tokens", "option.max_rolling_batch_size", "option.pipeline_parallel_degree",
-    "option.rolling_batch", "option.tensor_parallel_degree",
-})  # fmt: skip
+_ADVICE = frozenset(
+    {
+        "option.max_num_tokens",
+        "option.max_rolling_batch_size",
+        "option.pipeline_parallel_degree",
+        "option.rolling_batch",
+        "option.tensor_parallel_degree",
+    }
+)
 """Options that DJL Serving's LmiConfigRecommender sets by itself for a model with a config.json, for any engine."""
 
 _LEFT_TO_JAVA = {"option.rolling_batch": "auto", "option.tensor_parallel_degree": "max"}
@@ -187,8 +192,15 @@ async def _wait_ready(model: ServedModel) -> None:
     model.opened.result()
     info = model.info
     assert info is not None, "a ready engine has said what it is"
-    log.info("ready after %.1f s: %s %s on %s, dtype %s, %d tokens", time.monotonic() - began,
-             info.name, info.version, info.device, info.dtype, info.max_total_tokens)  # fmt: skip
+    log.info(
+        "ready after %.1f s: %s %s on %s, dtype %s, %d tokens",
+        time.monotonic() - began,
+        info.name,
+        info.version,
+        info.device,
+        info.dtype,
+        info.max_total_tokens,
+    )
 
 
 def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: str = "") -> Reading:

@@ -51,8 +51,13 @@ _ADVICE = {
     "PreconditionFailed": "an object was replaced during the download; start again",
 }
 """What S3's error codes mean for a start."""
-_SAME = {"403": "AccessDenied", "AllAccessDisabled": "AccessDenied", "404": "NoSuchBucket", "301": "PermanentRedirect",
-         "412": "PreconditionFailed"}  # fmt: skip
+_SAME = {
+    "403": "AccessDenied",
+    "AllAccessDisabled": "AccessDenied",
+    "404": "NoSuchBucket",
+    "301": "PermanentRedirect",
+    "412": "PreconditionFailed",
+}
 
 
 class _Object(NamedTuple):

@@ -124,8 +124,11 @@ class Server(uvicorn.Server):
             again = "Ctrl-C" if number == signal.SIGINT else "signal"
             log.info(
                 "%s: stopping; answers to finish: %d, within %g s; a second %s ends them at once",
-                number.name, self._busy(), _DRAIN, again,
-            )  # fmt: skip
+                number.name,
+                self._busy(),
+                _DRAIN,
+                again,
+            )
         self._wake()
 
     def stop(self) -> None:

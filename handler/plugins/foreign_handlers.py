@@ -49,9 +49,11 @@ def refuse_foreign_handlers(path: Path | None) -> None:
     found = list(_find(ast.parse(path.read_bytes(), str(path))))
     if found:
         raise ConfigError(
-            *(f"{path}, line {line}: {name} is of AWS's vLLM image and is not called here: {instead}"
-              for line, name, instead in found)
-        )  # fmt: skip
+            *(
+                f"{path}, line {line}: {name} is of AWS's vLLM image and is not called here: {instead}"
+                for line, name, instead in found
+            )
+        )
 
 
 def _find(tree: ast.Module) -> Iterator[tuple[int, str, str]]:

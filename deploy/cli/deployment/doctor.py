@@ -29,8 +29,13 @@ def add(commands: Any) -> None:
         "--endpoint-url", type=url, metavar="URL", help="with --live: another address (`lmi deploy local`)"
     )
     parser.add_argument("--tokens", type=int, default=64, metavar="N", help="with --live: tokens of a stream (64)")
-    parser.add_argument("--slow", type=int, default=0, metavar="N",
-                        help="with --live: also ask for N tokens, enough for more than a minute")  # fmt: skip
+    parser.add_argument(
+        "--slow",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --live: also ask for N tokens, enough for more than a minute",
+    )
     parser.add_argument("--aws-only", action="store_true", help="ask neither the hub nor registries")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)

@@ -33,9 +33,13 @@ def add(commands: Any) -> None:
     )
     add_spec(parser)
     parser.add_argument(
-        "--format", "--to", dest="format", choices=(*_OF_AWS, *_OF_KUBERNETES), default="cloudformation",
+        "--format",
+        "--to",
+        dest="format",
+        choices=(*_OF_AWS, *_OF_KUBERNETES),
+        default="cloudformation",
         help="format (default: cloudformation, in YAML; terraform: a main.tf.json with the template in it)",
-    )  # fmt: skip
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
     parser.add_argument(
         "--prometheus", metavar="URL", help="hyperpod with scaling: the Prometheus that has the pods' metrics"

@@ -23,14 +23,17 @@ def add(commands: Any) -> None:
     parser = commands.add_parser("iam", help="print the IAM policies of the role, the deployer and the invoker")
     add_spec(parser)
     parser.add_argument(
-        "--who", type=_who, metavar="WHO", help="print one policy only, in the form of the aws command: "
-        f"{', '.join(_WHO)}; or a part of one (deployer-1)"
-    )  # fmt: skip
+        "--who",
+        type=_who,
+        metavar="WHO",
+        help=f"print one policy only, in the form of the aws command: {', '.join(_WHO)}; or a part of one (deployer-1)",
+    )
     parser.add_argument("--check", action="store_true", help="ask IAM for denied actions (changes nothing)")
     parser.add_argument(
-        "--principal", metavar="ARN", help="with --check: whom to ask about (default: the role, and for --who deployer "
-        "or invoker the caller)"
-    )  # fmt: skip
+        "--principal",
+        metavar="ARN",
+        help="with --check: whom to ask about (default: the role, and for --who deployer or invoker the caller)",
+    )
     parser.set_defaults(run=_run)
 
 

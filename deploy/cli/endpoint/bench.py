@@ -21,22 +21,42 @@ from handler.bench.report.progress import progress_bar
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
-        "bench", help="measure an endpoint under load", description="Streams answers at rising load and prints time to "
+        "bench",
+        help="measure an endpoint under load",
+        description="Streams answers at rising load and prints time to "
         "first token, time between tokens, throughput and errors, with advice on scaling.concurrency; the last line is "
-        "JSON. It costs what its requests cost. `lmi bench --compare` compares results.")  # fmt: skip
+        "JSON. It costs what its requests cost. `lmi bench --compare` compares results.",
+    )
     add_endpoint_arguments(parser)
     add_parameters(parser)
     loads = parser.add_mutually_exclusive_group()
-    loads.add_argument("--clients", type=_numbers(int), default=[1, 2, 4, 8, 16], metavar="N,N,...",
-                       help="concurrent requests, one level each (default 1,2,4,8,16)")  # fmt: skip
-    loads.add_argument("--rate", type=_numbers(float), metavar="R,R,...",
-                       help="requests a second, however slow the answers are, one level each")  # fmt: skip
-    parser.add_argument("--requests", type=int, metavar="N",
-                        help="requests of each level (default: 4 a client, at least 8; with --rate 50)")  # fmt: skip
+    loads.add_argument(
+        "--clients",
+        type=_numbers(int),
+        default=[1, 2, 4, 8, 16],
+        metavar="N,N,...",
+        help="concurrent requests, one level each (default 1,2,4,8,16)",
+    )
+    loads.add_argument(
+        "--rate",
+        type=_numbers(float),
+        metavar="R,R,...",
+        help="requests a second, however slow the answers are, one level each",
+    )
+    parser.add_argument(
+        "--requests",
+        type=int,
+        metavar="N",
+        help="requests of each level (default: 4 a client, at least 8; with --rate 50)",
+    )
     parser.add_argument("--words", type=int, default=100, help="words of a prompt (default %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=64, help="tokens of an answer (default %(default)s)")
-    parser.add_argument("--route", choices=["invocations", "openai"], default="invocations",
-                        help="InvokeEndpointWithResponseStream, or chat completions (default %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--route",
+        choices=["invocations", "openai"],
+        default="invocations",
+        help="InvokeEndpointWithResponseStream, or chat completions (default %(default)s)",
+    )
     add_arguments(parser, Path("lmi-deploy-bench.png"))
     parser.set_defaults(run=_run)
 
@@ -61,9 +81,15 @@ def _run(arguments: argparse.Namespace) -> int:
     _show(levels)
     if values is not None:
         print(values.text)
-    document = {"endpoint": arguments.name, "route": arguments.route, "words": arguments.words,
-                "max_tokens": arguments.max_tokens, "levels": levels, "knee": values and values.knee,
-                "scaling_concurrency": values and values.concurrency}  # fmt: skip
+    document = {
+        "endpoint": arguments.name,
+        "route": arguments.route,
+        "words": arguments.words,
+        "max_tokens": arguments.max_tokens,
+        "levels": levels,
+        "knee": values and values.knee,
+        "scaling_concurrency": values and values.concurrency,
+    }
     return print_result(arguments, document) or int(all(level["requests_per_second"] == 0 for level in levels))
 
 

@@ -20,8 +20,11 @@ _HELP = (
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
-        "chat", help="talk to the model", description=f"One line is what you say. {_HELP} From a pipe, each line is "
-        "said after the answer to the one before.")  # fmt: skip
+        "chat",
+        help="talk to the model",
+        description=f"One line is what you say. {_HELP} From a pipe, each line is "
+        "said after the answer to the one before.",
+    )
     add_endpoint_arguments(parser)
     add_parameters(parser)
     parser.add_argument("--system", default="", metavar="TEXT", help="what the model is told before all else")

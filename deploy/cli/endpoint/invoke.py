@@ -15,8 +15,12 @@ def add(commands: Any) -> None:
     parser = commands.add_parser("invoke", help="send one request, print the answer")
     add_endpoint_arguments(parser)
     add_body(parser)
-    parser.add_argument("--async", dest="asynchronous", action="store_true",
-                        help="through asynchronous inference: wait for the answer in S3")  # fmt: skip
+    parser.add_argument(
+        "--async",
+        dest="asynchronous",
+        action="store_true",
+        help="through asynchronous inference: wait for the answer in S3",
+    )
     parser.add_argument("--upload", metavar="S3URI", help="with --async: put a body of more than 128,000 bytes there")
     parser.set_defaults(run=_run)
 

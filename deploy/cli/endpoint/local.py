@@ -35,8 +35,11 @@ def add(commands: Any) -> None:
         description="Start the container without Docker, and SageMaker Runtime's API in front of it: boto3 with "
         "endpoint_url talks to it as to an endpoint (documents: local).",
     )
-    parser.add_argument("model", nargs="?", help="a .gguf file, a model directory, or a name on the "
-                        "Hugging Face hub (default: the demo model)")  # fmt: skip
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help="a .gguf file, a model directory, or a name on the Hugging Face hub (default: the demo model)",
+    )
     parser.add_argument("--port", type=_port, default=8081, help="port of the API; 0: a free one (default %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument("--endpoint-name", default="local", metavar="NAME", help="(default %(default)s)")
@@ -51,13 +54,31 @@ def _add_container(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--container", metavar="URL", help="one that runs already, e.g. http://127.0.0.1:8080")
     group.add_argument("--container-port", type=_port, metavar="PORT", help="where it listens (default: a free one)")
     group.add_argument("--engine", help="option.llm_engine")
-    group.add_argument("-o", "--set", dest="options", action="append", default=[], metavar="NAME=VALUE",
-                       help="an option as in serving.properties; repeatable")  # fmt: skip
-    group.add_argument("--adapter", dest="adapters", action="append", default=[], metavar="NAME=PATH",
-                       help=f"a LoRA adapter, as the inference component NAME; the model itself is then "
-                            f"the component {BASE}; may be given again")  # fmt: skip
-    group.add_argument("--start-timeout", type=_seconds, default=480.0, metavar="S",
-                       help="seconds until it must be ready (default %(default)g, as SageMaker's)")  # fmt: skip
+    group.add_argument(
+        "-o",
+        "--set",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option as in serving.properties; repeatable",
+    )
+    group.add_argument(
+        "--adapter",
+        dest="adapters",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help=f"a LoRA adapter, as the inference component NAME; the model itself is then "
+        f"the component {BASE}; may be given again",
+    )
+    group.add_argument(
+        "--start-timeout",
+        type=_seconds,
+        default=480.0,
+        metavar="S",
+        help="seconds until it must be ready (default %(default)g, as SageMaker's)",
+    )
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -65,8 +86,9 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--invoke-timeout", type=_seconds, default=60.0, metavar="S", help="(default %(default)g)")
     group.add_argument("--stream-timeout", type=_seconds, default=480.0, metavar="S", help="(default %(default)g)")
     group.add_argument("--max-body", type=int, default=25 * 2**20, metavar="BYTES", help="(default %(default)s)")
-    group.add_argument("--part-bytes", type=_positive, metavar="N",
-                       help="cut a stream's parts at N bytes, to test clients")  # fmt: skip
+    group.add_argument(
+        "--part-bytes", type=_positive, metavar="N", help="cut a stream's parts at N bytes, to test clients"
+    )
     group.add_argument("--s3", type=Path, metavar="DIRECTORY", help="stands for S3: takes asynchronous requests")
 
 
@@ -90,8 +112,12 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     Raises:
         DeployError: the arguments contradict each other.
     """
-    settings = {"a model": arguments.model, "--engine": arguments.engine, "-o": arguments.options,
-             "--container-port": arguments.container_port}  # fmt: skip
+    settings = {
+        "a model": arguments.model,
+        "--engine": arguments.engine,
+        "-o": arguments.options,
+        "--container-port": arguments.container_port,
+    }
     if arguments.container and any(settings.values()):
         names = ", ".join(name for name, value in settings.items() if value)
         raise DeployError(f"--container is a container that runs already: {names} cannot be set for it")
@@ -102,15 +128,21 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     components = {BASE: Component(), **{name: Component(name) for name in adapters}} if adapters else {}
     limits = Limits(arguments.invoke_timeout, arguments.stream_timeout, arguments.max_body)
     return Plan(
-        Endpoint(url, arguments.endpoint_name, arguments.region, components=components, limits=limits,
-                 part_bytes=arguments.part_bytes),
+        Endpoint(
+            url,
+            arguments.endpoint_name,
+            arguments.region,
+            components=components,
+            limits=limits,
+            part_bytes=arguments.part_bytes,
+        ),
         host=arguments.host,
         port=arguments.port,
         command=None if arguments.container else command(arguments.model, port, options, arguments.engine),
         adapters=adapters,
         probing=Probing(window=arguments.start_timeout),
         store=arguments.s3,
-    )  # fmt: skip
+    )
 
 
 def _adapters(settings: list[str]) -> dict[str, str]:

@@ -36,8 +36,12 @@ def bearer_token(credentials: Any, region: str, seconds: int = LONGEST) -> str:
     """
     if not 1 <= seconds <= LONGEST:
         raise NotSent(f"a bearer token lives 1 to {LONGEST} s, not {seconds}")
-    request = AWSRequest("POST", "https://sagemaker.amazonaws.com/", headers={"Host": "sagemaker.amazonaws.com"},
-                         params={"Action": "CallWithBearerToken"})  # fmt: skip
+    request = AWSRequest(
+        "POST",
+        "https://sagemaker.amazonaws.com/",
+        headers={"Host": "sagemaker.amazonaws.com"},
+        params={"Action": "CallWithBearerToken"},
+    )
     SigV4QueryAuth(credentials, "sagemaker", region, expires=seconds).add_auth(request)
     signed = request.url.removeprefix("https://") + "&Version=1"
     return PREFIX + base64.b64encode(signed.encode()).decode()

@@ -87,8 +87,9 @@ def _from_status(error: ClientError) -> RequestFailed:
     elif code in NOT_VALID:
         result = errors.Forbidden(f"{error.operation_name}: {code}: {message}", SIGN_IN_AGAIN)
     elif code in _DENIED:
-        result = errors.Forbidden(f"{error.operation_name}: {code}: {message}",
-                                 "It needs sagemaker:InvokeEndpoint (`lmi deploy iam`).")  # fmt: skip
+        result = errors.Forbidden(
+            f"{error.operation_name}: {code}: {message}", "It needs sagemaker:InvokeEndpoint (`lmi deploy iam`)."
+        )
     elif code in _REFUSED and "no capacity" in message.lower():
         result = errors.NoCapacity(message, "No copy is up. One is started by requests if scaling.min is 0.")
     elif code in _REFUSED and "not found" in message.lower():

@@ -27,8 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser, picture: Path) -> None:
     report.add_argument("--output", type=Path, metavar="FILE", help="save the line of JSON there too, for --compare")
     report.add_argument("--title", metavar="TEXT", help="of the plot (default: what was measured)")
     choice = report.add_mutually_exclusive_group()
-    choice.add_argument("--plot", type=_picture, metavar="FILE", help=f"the plot, as .png, .svg or .pdf; - draws bars "
-                        f"in the terminal (default {picture}; bars where matplotlib is missing)")  # fmt: skip
+    choice.add_argument(
+        "--plot",
+        type=_picture,
+        metavar="FILE",
+        help=f"the plot, as .png, .svg or .pdf; - draws bars "
+        f"in the terminal (default {picture}; bars where matplotlib is missing)",
+    )
     choice.add_argument("--no-plot", action="store_true", help="draw nothing")
     parser.set_defaults(default_picture=picture)
 

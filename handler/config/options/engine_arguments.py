@@ -30,15 +30,25 @@ _PLAIN = {
     "PositiveInt": "int", "NonNegativeInt": "int", "PositiveFloat": "float", "NonNegativeFloat": "float",
 }  # fmt: skip
 _WORDS = {
-    "bool": "true or false", "int": "a whole number", "float": "a number", "list": "a JSON array",
-    "object": "a JSON object", "str": "a text", "null": "null",
-}  # fmt: skip
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "list": "a JSON array",
+    "object": "a JSON object",
+    "str": "a text",
+    "null": "null",
+}
 """Types by name. Beside these there is `any`: a class or alias of the engine's, which checks the value itself."""
 
 _OF_JSON = {
-    bool: {"bool"}, int: {"int", "float"}, float: {"float"}, str: {"str"}, list: {"list"}, dict: {"object"},
+    bool: {"bool"},
+    int: {"int", "float"},
+    float: {"float"},
+    str: {"str"},
+    list: {"list"},
+    dict: {"object"},
     type(None): {"null"},
-}  # fmt: skip
+}
 
 
 class Argument(NamedTuple):

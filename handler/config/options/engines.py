@@ -15,12 +15,26 @@ ECHO = (
 )  # fmt: skip
 
 GUIDED = (
-    Option("option.guide_timeout", "guide_timeout", number(0, 600), 5.0, "seconds of CPU time that compiling a client's schema, expression or grammar may take; others are refused; 0 switches the check off", engines=_GUIDED),
-)  # fmt: skip
+    Option(
+        "option.guide_timeout",
+        "guide_timeout",
+        number(0, 600),
+        5.0,
+        "seconds of CPU time that compiling a client's schema, expression or grammar may take; others are refused; 0 switches the check off",
+        engines=_GUIDED,
+    ),
+)
 
 MEDIA = (
-    Option("option.limit_mm_per_prompt", "limit_mm_per_prompt", MediaLimits(), None, "images of a request: {\"image\": 4}, or image=4; by default 32; limits of other media must be 0", engines=LLM_ENGINES[1:]),
-)  # fmt: skip
+    Option(
+        "option.limit_mm_per_prompt",
+        "limit_mm_per_prompt",
+        MediaLimits(),
+        None,
+        'images of a request: {"image": 4}, or image=4; by default 32; limits of other media must be 0',
+        engines=LLM_ENGINES[1:],
+    ),
+)
 
 GPU = (
     Option("option.trust_remote_code", "trust_remote_code", boolean, False, "run code from the model's directory", engines=(*_GPU, "openai"), idle="no code that comes with a model is run"),

@@ -9,11 +9,21 @@ from handler.config import model_files
 from handler.core.errors import ConfigError
 
 _JSON_FILES = (
-    "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json",
-)  # fmt: skip
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+)
 _TOKENIZERS = (
-    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json", "*.tiktoken",
-)  # fmt: skip
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+    "*.tiktoken",
+)
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
 _MAX_HEADER = 100_000_000  # bytes; the limit of safetensors itself

@@ -30,12 +30,19 @@ _KV_CACHE = {
     **{
         name: name
         for name in (
-            "free_gpu_memory_fraction", "tokens_per_block", "host_cache_size", "max_attention_window",
-            "sink_token_length", "onboard_blocks", "cross_kv_cache_fraction", "secondary_offload_min_priority",
-            "event_buffer_max_size", "enable_partial_reuse",
+            "free_gpu_memory_fraction",
+            "tokens_per_block",
+            "host_cache_size",
+            "max_attention_window",
+            "sink_token_length",
+            "onboard_blocks",
+            "cross_kv_cache_fraction",
+            "secondary_offload_min_priority",
+            "event_buffer_max_size",
+            "enable_partial_reuse",
         )
     },
-}  # fmt: skip
+}
 _CUDA_GRAPH = {
     "cuda_graph_batch_sizes": "batch_sizes",
     "cuda_graph_max_batch_size": "max_batch_size",
@@ -123,9 +130,11 @@ def _parallelism(config: EngineConfig, gpus: int, problems: Problems) -> dict[st
     options = config.options.engine_options
     stages = _either(
         problems,
-        options.get("pipeline_parallel_size"), "option.pipeline_parallel_degree",
-        options.get("trtllm_pipeline_parallel_size"), "option.pipeline_parallel_size",
-    )  # fmt: skip
+        options.get("pipeline_parallel_size"),
+        "option.pipeline_parallel_degree",
+        options.get("trtllm_pipeline_parallel_size"),
+        "option.pipeline_parallel_size",
+    )
     model = spread(config.options.tensor_parallel_degree, options)
     degree = max(gpus // model.least, 1) if model.tensor is None else model.tensor
     return {"tensor_parallel_size": degree, "pipeline_parallel_size": stages or 1}
@@ -137,8 +146,11 @@ def _lengths(config: EngineConfig, problems: Problems) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     limit = _either(
         problems,
-        config.options.max_model_len, "option.max_model_len", options.get("max_seq_len"), "option.max_seq_len",
-    )  # fmt: skip
+        config.options.max_model_len,
+        "option.max_model_len",
+        options.get("max_seq_len"),
+        "option.max_seq_len",
+    )
     if config.options.max_input_len is not None:
         arguments["max_input_len"] = config.options.max_input_len
     if options.get("max_output_len") is not None:
@@ -147,9 +159,11 @@ def _lengths(config: EngineConfig, problems: Problems) -> dict[str, Any]:
     arguments["max_seq_len"] = limit or (context_length(config.model) if config.model else None) or _CONTEXT_LENGTH
     step = _either(
         problems,
-        config.options.max_num_batched_tokens, "option.max_num_batched_tokens",
-        options.get("max_num_tokens"), "option.max_num_tokens",
-    )  # fmt: skip
+        config.options.max_num_batched_tokens,
+        "option.max_num_batched_tokens",
+        options.get("max_num_tokens"),
+        "option.max_num_tokens",
+    )
     if step is not None:
         arguments["max_num_tokens"] = step
     return arguments

@@ -221,7 +221,10 @@ _HANDLE = {"handle": _needs_djl("handle")}
 
 MODULES: dict[str, dict[str, Any]] = {
     "djl_python": {
-        "Input": api.Input, "Output": Output, "PairList": PairList, "SessionManager": SessionManager,
+        "Input": api.Input,
+        "Output": Output,
+        "PairList": PairList,
+        "SessionManager": SessionManager,
         "Session": api.Session,
     },
     "djl_python.inputs": {"Input": api.Input},
@@ -245,6 +248,6 @@ MODULES: dict[str, dict[str, Any]] = {
     "djl_python.np_util": {name: _needs_djl(name) for name in ("from_nd_list", "to_nd_list")},
     "djl_python.huggingface": _HANDLE,
     "djl_python.tensorrt_llm": _HANDLE,
-}  # fmt: skip
+}
 
 DJL_PYTHON = StandIn(MODULES)

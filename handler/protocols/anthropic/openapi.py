@@ -13,8 +13,11 @@ from handler.protocols.kernel.description import Description, request_shape
 
 _ASK: dict[str, Any] = {"model": "", "messages": [{"role": "user", "content": "Name the capital of France."}]}
 _USAGE = {
-    "input_tokens": 12, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 3,
-}  # fmt: skip
+    "input_tokens": 12,
+    "cache_creation_input_tokens": 0,
+    "cache_read_input_tokens": 0,
+    "output_tokens": 3,
+}
 
 DESCRIPTIONS: Mapping[str, Description] = {
     "anthropic_messages": Description(

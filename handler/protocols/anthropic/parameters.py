@@ -56,10 +56,16 @@ TABLE = Table(
 
 NO_EFFECT = frozenset(
     {
-        "anthropic_beta", "betas", "diagnostics", "inference_geo", "metadata", "service_tier",
-        "user_profile_id", "workspace_id",
+        "anthropic_beta",
+        "betas",
+        "diagnostics",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "user_profile_id",
+        "workspace_id",
     }
-)  # fmt: skip
+)
 """Names that Anthropic's clients send and that change no answer here: listed in a header, never refused."""
 
 ACCEPTED = frozenset({"anthropic_version", "cache_control"})

@@ -214,10 +214,16 @@ LMI = Table(PARAMETERS, "parameters.")
 MODEL_DEFAULTS: Mapping[str, Callable[[Any], Any]] = {
     name: PARAMETERS[name].read
     for name in (
-        "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
         "max_new_tokens",
     )
-}  # fmt: skip
+}
 """Readers of what counts in a model's generation_config.json, as in vLLM; each name is a field of Sampling."""
 
 REQUEST_FIELDS: dict[str, Callable[[Any], Any]] = {

@@ -80,10 +80,16 @@ def chat_description(error: Any, failure: Any, streams: tuple[str, ...]) -> Desc
         failure: the type of the last value of a stream that broke off.
     """
     return Description(
-        "Chat", "ChatRequest", request_shape(chat.Chat.fields, chat.TABLE, "messages"), error,
-        _MESSAGES, LmiChatAnswer, _CHAT_ANSWER, LmiChatChunk | failure,
+        "Chat",
+        "ChatRequest",
+        request_shape(chat.Chat.fields, chat.TABLE, "messages"),
+        error,
+        _MESSAGES,
+        LmiChatAnswer,
+        _CHAT_ANSWER,
+        LmiChatChunk | failure,
         streams,
-    )  # fmt: skip
+    )
 
 
 DESCRIPTIONS: Mapping[str, Description] = {

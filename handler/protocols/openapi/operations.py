@@ -42,9 +42,11 @@ _MODEL_EXAMPLE: OpenAiModel = {
     "max_model_len": 8192,
 }
 _GROUP: WorkerGroup = {
-    "device": {"deviceType": "cpu", "deviceId": -1}, "minWorkers": 1, "maxWorkers": 1,
+    "device": {"deviceType": "cpu", "deviceId": -1},
+    "minWorkers": 1,
+    "maxWorkers": 1,
     "workers": [{"id": 1, "startTime": "2026-11-22T01:30:39Z", "status": "READY"}],
-}  # fmt: skip
+}
 _DESCRIBED: DescribedModel = {
     "modelName": "model", "modelUrl": None, "engine": "openvino", "batchSize": 1, "maxBatchDelayMillis": 100,
     "queueSize": 1000, "requestInQueue": 0, "status": "READY", "loadedAtStartup": True, "workerGroups": [_GROUP],

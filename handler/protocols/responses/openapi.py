@@ -13,13 +13,19 @@ from handler.protocols.responses.parameters import TABLE
 from handler.protocols.responses.request import FIELDS
 
 _MESSAGE: dict[str, Any] = {
-    "id": "msg_0", "type": "message", "status": "completed", "role": "assistant",
+    "id": "msg_0",
+    "type": "message",
+    "status": "completed",
+    "role": "assistant",
     "content": [{"type": "output_text", "text": "Paris.", "annotations": [], "logprobs": []}],
-}  # fmt: skip
+}
 _USAGE = {
-    "input_tokens": 12, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}, "output_tokens": 3,
-    "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 15,
-}  # fmt: skip
+    "input_tokens": 12,
+    "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+    "output_tokens": 3,
+    "output_tokens_details": {"reasoning_tokens": 0},
+    "total_tokens": 15,
+}
 _ANSWER = {
     "id": "resp_0", "object": "response", "created_at": 1760000000, "model": "model", "instructions": None,
     "max_output_tokens": 16, "metadata": {}, "parallel_tool_calls": True, "previous_response_id": None,
@@ -30,9 +36,15 @@ _ANSWER = {
 
 DESCRIPTIONS: Mapping[str, Description] = {
     "openai_responses": Description(
-        "OpenAI responses", "OpenAiResponsesRequest", request_shape(FIELDS, TABLE, "input"), OpenAiError,
+        "OpenAI responses",
+        "OpenAiResponsesRequest",
+        request_shape(FIELDS, TABLE, "input"),
+        OpenAiError,
         {"model": "", "input": "Name the capital of France.", "max_output_tokens": 16},
-        OpenAiResponse, _ANSWER, OpenAiResponseEvent | OpenAiError, (SSE.content_type,),
+        OpenAiResponse,
+        _ANSWER,
+        OpenAiResponseEvent | OpenAiError,
+        (SSE.content_type,),
     ),
-}  # fmt: skip
+}
 """By the dialect's name."""

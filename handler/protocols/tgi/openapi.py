@@ -136,13 +136,15 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "TGI", "Whether the model can serve", {200: (_TEXT, str, ""), 503: _UNHEALTHY}, open=True
     ),
     ("POST", "/tokenize"): Operation(
-        "TGI", "A prompt's tokens, with their places in its bytes", {200: (_JSON, list[TgiPiece], _PIECES_EXAMPLE)},
+        "TGI",
+        "A prompt's tokens, with their places in its bytes",
+        {200: (_JSON, list[TgiPiece], _PIECES_EXAMPLE)},
         body={**ref("TgiGenerateRequest"), "example": {"inputs": "Hello"}},
     ),
     ("POST", "/chat_tokenize"): Operation(
-        "TGI", "A chat's text as the model gets it, and its tokens",
-        {200: (_JSON, TgiChatPieces,
-               {"tokenize_response": _PIECES_EXAMPLE, "templated_text": "Hello"})},
+        "TGI",
+        "A chat's text as the model gets it, and its tokens",
+        {200: (_JSON, TgiChatPieces, {"tokenize_response": _PIECES_EXAMPLE, "templated_text": "Hello"})},
         body={**ref("OpenAiChatRequest"), "example": {"messages": [{"role": "user", "content": "Hello"}]}},
     ),
-}  # fmt: skip
+}

@@ -69,9 +69,14 @@ _INPUT: TritonTensor = {"name": "text_input", "datatype": "BYTES", "shape": [-1]
 _INPUT_CONFIG: TritonTensorConfig = {"name": "text_input", "data_type": "TYPE_STRING", "dims": [-1], "optional": False}
 
 _CONFIG: TritonConfig = {
-    "name": "model", "platform": "openvino", "backend": "openvino", "max_batch_size": 0, "input": [_INPUT_CONFIG],
-    "output": [], "model_transaction_policy": {"decoupled": True},
-}  # fmt: skip
+    "name": "model",
+    "platform": "openvino",
+    "backend": "openvino",
+    "max_batch_size": 0,
+    "input": [_INPUT_CONFIG],
+    "output": [],
+    "model_transaction_policy": {"decoupled": True},
+}
 
 _OF_MODEL = {
     "": Operation(
@@ -88,14 +93,15 @@ _OF_MODEL = {
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v2"): Operation(
-        "Triton", "The server, its version and extensions",
-        {200: (_JSON, TritonServer,
-               {"name": "lmi-handler", "version": "0.1.0", "extensions": ["generate"]})},
+        "Triton",
+        "The server, its version and extensions",
+        {200: (_JSON, TritonServer, {"name": "lmi-handler", "version": "0.1.0", "extensions": ["generate"]})},
     ),
     ("GET", "/v2/health/live"): Operation("Triton", "Whether the server runs", {200: (_TEXT, str, "")}),
     ("GET", "/v2/health/ready"): Operation("Triton", "Whether the model can serve", {**_STATE}),
     ("POST", "/v2/repository/index"): Operation(
-        "Triton", "The model and its state, as a list",
+        "Triton",
+        "The model and its state, as a list",
         {200: (_JSON, list[TritonState], [{"name": "model", "version": "1", "state": "READY"}])},
     ),
     **{
@@ -103,4 +109,4 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         for version in ("", "/versions/{version}")
         for end, operation in _OF_MODEL.items()
     },
-}  # fmt: skip
+}

@@ -38,8 +38,10 @@ def generation_defaults(config: Config, model: Path | None, able: Capabilities) 
         said = ", ".join(f"{name}={value:g}" for name, value in found.shown.items())
         log.info(
             "sampling parameters that clients leave out: %s (%s; %s=vllm turns the model's off)",
-            said, generation_config.origin(config, model), generation_config.KEY,
-        )  # fmt: skip
+            said,
+            generation_config.origin(config, model),
+            generation_config.KEY,
+        )
     return found
 
 

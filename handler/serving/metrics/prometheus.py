@@ -108,17 +108,23 @@ class Metrics:
         active = Gauge("lmi_active_sequences", "Sequences in the engine", registry=registry)
         active.set_function(gauges.active)
         self.first_token = Histogram(
-            "lmi_time_to_first_token_seconds", "From a request's acceptance to its first token",
-            buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
+            "lmi_time_to_first_token_seconds",
+            "From a request's acceptance to its first token",
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self.per_token = Histogram(
-            "lmi_time_per_output_token_seconds", "Mean time between a request's tokens after the first",
-            buckets=_TOKEN_SECONDS, registry=registry,
-        )  # fmt: skip
+            "lmi_time_per_output_token_seconds",
+            "Mean time between a request's tokens after the first",
+            buckets=_TOKEN_SECONDS,
+            registry=registry,
+        )
         self.duration = Histogram(
-            "lmi_request_duration_seconds", "From a request's acceptance to its last token",
-            buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
+            "lmi_request_duration_seconds",
+            "From a request's acceptance to its last token",
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self._vllm = VllmMetrics(registry, model_name, gauges.queued, gauges.engines)
         self._tgi = TgiMetrics(registry, gauges.queued, gauges.active) if tgi else None
 

@@ -110,10 +110,15 @@ class RequestStats:
         ignored = self._parsed.ignored if self._parsed is not None else ()
         log.info(
             "id=%s outcome=%s prompt_tokens=%d tokens=%d first_token_s=%.3f seconds=%.3f%s%s",
-            self._request_id, outcome, self.num_prompt_tokens, self.num_tokens, first, seconds,
+            self._request_id,
+            outcome,
+            self.num_prompt_tokens,
+            self.num_tokens,
+            first,
+            seconds,
             f" ignored={','.join(name[:64] for name in ignored[:32])!r}" if ignored else "",
             f" error={self.error!r}" if self.error else "",
-        )  # fmt: skip
+        )
         if self._log_prompts and self._parsed is not None:
             prompts = [request.messages or request.prompt for request in self._parsed.requests]
             log.info("id=%s prompts=%r", self._request_id, prompts)

@@ -69,9 +69,12 @@ class VllmMetrics(Collector):
         self._queued, self._engines = queued, engines
         self.inter_token = CountedHistogram(_INTER_TOKEN)
         self.first_token = Histogram(
-            "vllm:time_to_first_token_seconds", "From a request's acceptance to its first token",
-            _LABELS, buckets=_FIRST_TOKEN, registry=registry,
-        ).labels(*self._values)  # fmt: skip
+            "vllm:time_to_first_token_seconds",
+            "From a request's acceptance to its first token",
+            _LABELS,
+            buckets=_FIRST_TOKEN,
+            registry=registry,
+        ).labels(*self._values)
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:

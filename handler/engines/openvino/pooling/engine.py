@@ -73,10 +73,15 @@ class OpenVinoPooling:
         rows = self._compute(texts) if texts else ()
         for text in texts:
             del self._waiting[text.key]
-        return Step([], [], [], [
-            Output(text.key, (), (), Finish.EOS, vector=self._files.finish(row, text.pooling))
-            for text, row in zip(texts, rows, strict=True)
-        ])  # fmt: skip
+        return Step(
+            [],
+            [],
+            [],
+            [
+                Output(text.key, (), (), Finish.EOS, vector=self._files.finish(row, text.pooling))
+                for text, row in zip(texts, rows, strict=True)
+            ],
+        )
 
     def _next(self) -> list[_Text]:
         """Choose the oldest text and those whose lengths are nearest, within the step's tokens."""
