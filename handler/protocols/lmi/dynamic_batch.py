@@ -57,7 +57,7 @@ class DynamicBatch(Dialect):
         full = _has_prompts(parameters, context)
         requests = [replace(item.request, full_text=full) for item in parsed]
         ignored += parsed[0].ignored
-        if read_stream(body, parameters, parsed[0].streaming):
+        if read_stream(body, parameters, parsed[0].streaming) and not context.config.enable_streaming:
             raise InvalidPayload(
                 "'stream': dynamic batching streams by option.enable_streaming=true, not by request; "
                 f"route=/generate_stream {_IN_ATTRIBUTES} streams TGI's events, a chat streams by request"

@@ -378,6 +378,14 @@ def test_dynamic_batching_refuses_with_the_seeds_document(body: Any, wanted: str
     assert wanted in error["error"]
 
 
+@pytest.mark.parametrize("body", [{"stream": True}, {"stream": False}, {"parameters": {"stream": True}}])
+def test_a_dynamic_batch_streams_by_its_option_whatever_the_request_says(body: dict[str, Any]) -> None:
+    context = with_options(CONTEXT, enable_streaming=True)
+    assert answer("dynamic_batch", {"inputs": "a", **body}, None, context) == answer(
+        "dynamic_batch", {"inputs": "a"}, None, context
+    )
+
+
 def test_a_dynamic_stream_may_end_without_a_token() -> None:
     script = [*deltas()[:1], Delta(1, 0, (), Finish.LENGTH)]
     found = answer("dynamic_batch", {"inputs": "a"}, script, with_options(CONTEXT, enable_streaming=True))
