@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from handler.config.engines import LLM_ENGINES
-from handler.config.options.option import MediaLimits, Option, boolean, integer, json_object, number, path, string
+from handler.config.options.option import (
+    MediaLimits,
+    Option,
+    boolean,
+    integer,
+    json_object,
+    number,
+    one_of,
+    path,
+    string,
+)
 
 _GPU = ("vllm", "trtllm")
 _GUIDED = ("openvino", *_GPU)
@@ -46,5 +56,6 @@ GPU = (
     Option("option.max_cpu_loras", "max_cpu_loras", integer(1), None, "adapters kept in the host's memory", engines=_GPU),
     Option("option.max_lora_rank", "max_lora_rank", integer(1), 16, "the largest rank of an adapter", engines=_GPU),
     Option("option.guided_decoding_backend", "guided_decoding_backend", string, None, "backend of structured output (schema, regex, grammar): vllm auto, xgrammar, guidance, outlines; trtllm xgrammar, llguidance", engines=_GPU),
+    Option("option.chat_template_content_format", "chat_template_content_format", one_of("auto", "string", "openai"), None, "form of a message's content for the chat template: string, or openai's list of parts; auto: what the template renders", engines=_GPU, harmless=("auto", "string")),
     Option("option.engine_args", "engine_args", json_object, None, "further arguments of the engine, by its own names, as a JSON object; they beat other options", engines=_GPU),
 )  # fmt: skip

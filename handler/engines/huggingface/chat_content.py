@@ -40,17 +40,22 @@ class ContentForms(NamedTuple):
         return "\n".join([*media, *(part["text"] for part in content if part["type"] == "text")])
 
 
-def find_forms(render: Callable[[Messages], str], tokens: Mapping[str, MediaTokens]) -> ContentForms:
+def find_forms(
+    render: Callable[[Messages], str], tokens: Mapping[str, MediaTokens], content_format: str = "auto"
+) -> ContentForms:
     """Try both forms.
 
     Args:
         render: applies the template; raises where the template fails.
         tokens: by kind, of the media that the model takes.
+        content_format: string or openai, which say the form; or auto.
     """
+    placeholders = {kind: one.text for kind, one in tokens.items()}
+    if content_format != "auto":
+        return ContentForms(content_format == "string", content_format == "openai", placeholders)
     text = _try(render, _PROBE)
     parts = _try(render, [{"type": "text", "text": _PROBE}])
     written = "'text'" in parts or '"text"' in parts  # the list itself, as text
-    placeholders = {kind: one.text for kind, one in tokens.items()}
     return ContentForms(_PROBE in text, _PROBE in parts and not written, placeholders)
 
 

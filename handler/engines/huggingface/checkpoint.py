@@ -109,6 +109,7 @@ def load_tokenizer(config: EngineConfig) -> HfTokenizer:
         config.model,
         trust_remote_code=bool(config.options.engine_options.get("trust_remote_code")),
         chat_template=config.chat_template,
+        content_format=config.options.engine_options.get("chat_template_content_format", "auto"),
     )
 
 

@@ -28,12 +28,20 @@ class HfTokenizer:
         model: a directory with tokenizer.json, or files that transformers can convert to one.
         trust_remote_code: run tokenizer code that comes with the model.
         chat_template: replaces the model's own.
+        content_format: form of a message's content, as option.chat_template_content_format has it.
 
     Raises:
         ConfigError: the vocabulary cannot be given as bytes.
     """
 
-    def __init__(self, model: Path, *, trust_remote_code: bool = False, chat_template: str | None = None) -> None:
+    def __init__(
+        self,
+        model: Path,
+        *,
+        trust_remote_code: bool = False,
+        chat_template: str | None = None,
+        content_format: str = "auto",
+    ) -> None:
         from transformers import AutoTokenizer
 
         self._tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=trust_remote_code)
@@ -49,8 +57,8 @@ class HfTokenizer:
         self.chat_template = _chat_template(self._tokenizer)
         self.media_tokens: Mapping[str, MediaTokens] = media_tokens(model)
         self._forms: ContentForms | None = None
-        if self.media_tokens and self.chat_template:
-            self._forms = find_forms(self._render, self.media_tokens)
+        if self.chat_template and (self.media_tokens or content_format != "auto"):
+            self._forms = find_forms(self._render, self.media_tokens, content_format)
 
     def encode(self, text: str) -> Prompt:
         return self._encode(text, "inputs", add_special_tokens=True)

@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer
 
+from handler.config.loader import read_config
 from handler.core.errors import ConfigError, GenerationFailed, InvalidPayload
 from handler.core.text import Detokenizer, spans
 from handler.core.values import TemplateOptions
+from handler.engines.base import EngineConfig
+from handler.engines.huggingface.checkpoint import load_tokenizer
 from handler.engines.huggingface.tokenizer import HfTokenizer
 
 CORPUS = [
@@ -274,3 +277,17 @@ def test_a_template_that_fails_on_everything_is_the_models_fault(tmp_path: Path,
     tokenizer = HfTokenizer(write(tmp_path / "broken", byte_level()), chat_template=template)
     with pytest.raises(GenerationFailed, match=f"the model's chat template is broken: {said}"):
         tokenizer.encode_chat([USER])
+
+
+SHOWN = "{% for m in messages %}{{ m.content if m.content is string else m.content[0].text ~ '!' }}{% endfor %}"
+
+
+@pytest.mark.parametrize(("form", "wanted"), [("auto", "hello"), ("string", "hello"), ("openai", "hello!")])
+def test_an_option_says_the_form_of_a_messages_content(tmp_path: Path, form: str, wanted: str) -> None:
+    options = [f"option.chat_template_content_format={form}", "option.llm_engine=vllm"]
+    config = EngineConfig(
+        read_config(overrides=options, environ={}).checked(), write(tmp_path / form, byte_level(), SHOWN)
+    )
+    tokenizer = load_tokenizer(config)
+    prompt = tokenizer.encode_chat([{"role": "user", "content": "hello"}])
+    assert prompt.text == wanted

@@ -91,7 +91,13 @@ def test_every_option_of_vllm_has_its_row_or_is_refused() -> None:
                 arguments(f"{option.key}=x")
             refused.add(option.key)
     rest = {option.key for option in OPTIONS if option.field and "vllm" in option.engines} - refused
-    elsewhere = {"lmcache_config_file", "lmcache_auto_config", "num_speculative_tokens", "draft_model_tp_size"}
+    elsewhere = {
+        "lmcache_config_file",
+        "lmcache_auto_config",
+        "chat_template_content_format",
+        "num_speculative_tokens",
+        "draft_model_tp_size",
+    }
     assert rest == set(ROWS) | {f"option.{name}" for name in elsewhere}
 
 
