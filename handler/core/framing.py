@@ -41,6 +41,8 @@ def _one_line(data: bytes) -> bytes:
 
 JSON = Framing("json", "application/json", b"", b"")
 JSONLINES = Framing("jsonlines", "application/jsonlines", b"", b"\n")
+JSON_LINE = JSON._replace(after=b"\n")
+"""A whole answer of LMI's async mode, which ends every body so."""
 SSE = Framing("sse", "text/event-stream", b"data: ", b"\n\n")
 SSE_DONE = SSE._replace(end=b"data: [DONE]\n\n")
 """Chat's events, as OpenAI ends them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from handler.core.framing import JSON, encoded
+from handler.core.framing import JSON, Framing, encoded
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, Sampling, Token
 from handler.protocols.kernel.base import Reply
@@ -48,9 +48,9 @@ def finish_of(request: Request, delta: Delta) -> Finish | None:
 class WholeReply(Reply):
     """One JSON document, written when all sequences have ended. Subclasses render it."""
 
-    content_type = JSON.content_type
-
-    def __init__(self, num_sequences: int, *, special_in_text: bool = True) -> None:
+    def __init__(self, num_sequences: int, *, special_in_text: bool = True, framing: Framing = JSON) -> None:
+        self.content_type = framing.content_type
+        self._framing = framing
         self._sequences = [SequenceOutput(index, special_in_text=special_in_text) for index in range(num_sequences)]
         self._unfinished = num_sequences
         self._num_prompt_tokens = 0
@@ -74,7 +74,7 @@ class WholeReply(Reply):
         sequence.finish = self._finish(delta) or delta.finish
         self._unfinished -= 1
         self.finished = not self._unfinished
-        return JSON.encode(self._document()) if self.finished else b""
+        return self._framing.encode(self._document()) if self.finished else b""
 
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
         """Return the sequence of a delta of request number `index`."""

@@ -32,7 +32,7 @@ class ParsedChat(NamedTuple):
     """What a body says, for the reply that renders its answer.
 
     Attributes:
-        framing: of the answer; JSON for a whole one.
+        framing: of the answer; the dialect's `whole` for a whole one.
         ignored: names in the body that no dialect knows.
     """
 
@@ -52,6 +52,7 @@ class OpenAiChat(Dialect):
     Attributes:
         table: the fields that set parameters.
         fields: the others, with what they take.
+        whole, stream: the framings of whole answers and of streams.
     """
 
     name = "openai_chat"
@@ -59,6 +60,8 @@ class OpenAiChat(Dialect):
     table = CHAT
     fields: Mapping[str, Shape] = {"messages": MESSAGES, **MODEL, **STREAM, **FIELDS}
     format: type[ChatFormat] = ChatFormat
+    whole: Framing = JSON
+    stream: Framing = SSE_DONE
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
@@ -123,14 +126,16 @@ class OpenAiChat(Dialect):
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
         """Read `stream` and `stream_options`."""
         stream, usage = read_stream(body, context)
-        return SSE_DONE if stream else JSON, usage
+        return self.stream if stream else self.whole, usage
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
         """Return the request with the reply that renders its answer."""
         requests, num_sequences = (chat.request,), chat.request.sampling.n
-        if chat.framing is JSON:
-            return ParsedRequest(requests, ChatDocument(chat.head, chat.format, num_sequences), ERRORS, chat.ignored)
-        return streaming(requests, ChatStream(chat.head, chat.format, num_sequences, chat.usage), chat.ignored)
+        if chat.framing is self.whole:
+            document = ChatDocument(chat.head, chat.format, num_sequences, chat.framing)
+            return ParsedRequest(requests, document, self.errors, chat.ignored)
+        stream = ChatStream(chat.head, chat.format, num_sequences, chat.usage, chat.framing, self.errors)
+        return streaming(requests, stream, self.errors, chat.ignored, chat.framing)
 
     def _read_parameters(self, body: Mapping[str, Any], tools: Tools, context: ServerContext) -> ParsedParameters:
         table, rule = self.table, tools.structured_output

@@ -243,8 +243,8 @@ class ReadAnswer(NamedTuple):
 class ChatDocument(WholeAnswer):
     """The whole answer; choices are in the order of their seeds."""
 
-    def __init__(self, head: Head, format: ChatFormat, num_sequences: int) -> None:
-        super().__init__(head, 1, num_sequences)
+    def __init__(self, head: Head, format: ChatFormat, num_sequences: int, framing: Framing = JSON) -> None:
+        super().__init__(head, 1, num_sequences, framing)
         self._format = format
         self._num_thoughts = None if format.form.thinking is None else 0
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.values import Request, Sampling, keep_last
+from handler.core.framing import JSON, SSE_DONE, Framing
+from handler.core.values import Adapter, Request, Sampling, keep_last
 from handler.protocols.kernel.base import Dialect, ParsedRequest, Reply
 from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.parameters import read_sampled
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.schema.shapes import Shape
@@ -25,28 +28,39 @@ MAX_SEQUENCES = 1024  # of all prompts together: more would hold the engine for 
 
 _MAX_TOKENS = 16  # OpenAI's and vLLM's default
 FIELDS: Mapping[str, Shape] = {"prompt": texts_shape(MAX_PROMPTS), **MODEL, **STREAM}
-_READ = FIELDS.keys() | COMPLETIONS.parameters.keys()
 
 
 class OpenAiCompletions(Dialect):
-    """It samples unless `temperature` is 0."""
+    """It samples unless `temperature` is 0.
+
+    Subclasses change the fields and the framings (`lmi/asynchronous.py`), not the flow.
+
+    Attributes:
+        table: the fields that set parameters.
+        fields: the others, with what they take.
+        whole, stream: the framings of whole answers and of streams.
+    """
 
     name = "openai_completions"
-    errors = ERRORS
+    errors: ErrorFormat = ERRORS
+    table = COMPLETIONS
+    fields: Mapping[str, Shape] = FIELDS
+    whole: Framing = JSON
+    stream: Framing = SSE_DONE
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'prompt'")
-        model, adapter = read_model(body, context)
+        model, adapter = self.read_model(body, context)
         prompts = read_texts(body.get("prompt"), "prompt", MAX_PROMPTS, "prompts")
         stream, usage = read_stream(body, context)
         prompt_only = body.get("max_tokens") == 0
         # A new token's alternatives are not wanted where no token is shown.
         able = _with_support_for(context, "top_logprobs") if prompt_only else context
         parameters = read_sampled(
-            body, able, generation=context.generation, max_new_tokens=_MAX_TOKENS, table=COMPLETIONS
+            body, able, generation=context.generation, max_new_tokens=_MAX_TOKENS, table=self.table
         )
-        ignored = [*report_unknown(unknown_fields(body, _READ), body, context), *harmless(body)]
+        ignored = [*report_unknown(unknown_fields(body, self._known), body, context), *harmless(body)]
         sampling, echo = parameters.sampling, parameters.others.get("echo", False)
         logprobs = body.get("logprobs")
         _check(sampling, stream, prompt_only=prompt_only, echo=echo, scored=echo and logprobs is not None)
@@ -76,13 +90,23 @@ class OpenAiCompletions(Dialect):
         id, created = identity("cmpl")
         head = Head(id, created, model, context.fingerprint)
         reply: Reply = (
-            TextStream(head, format, sampling.n, usage)
+            TextStream(head, format, sampling.n, usage, self.stream, self.errors)
             if stream
-            else TextDocument(head, format, sampling.num_sequences)
+            else TextDocument(head, format, sampling.num_sequences, self.whole)
         )
         if prompt_only:
             reply = PromptOnly(reply)
-        return streaming(requests, reply, ignored) if stream else ParsedRequest(requests, reply, ERRORS, ignored)
+        if stream:
+            return streaming(requests, reply, self.errors, ignored, self.stream)
+        return ParsedRequest(requests, reply, self.errors, ignored)
+
+    @functools.cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.fields) | self.table.parameters.keys()
+
+    def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
+        """Read the model's name for the answer, and the LoRA adapter."""
+        return read_model(body, context)
 
 
 def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, scored: bool) -> None:

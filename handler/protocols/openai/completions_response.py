@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from handler.core.framing import JSON, SSE_DONE, Framing
 from handler.core.values import Delta, Finish, Request, Token
 from handler.protocols.kernel.base import Reply
+from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.openai.answers import (
     OpenAiTextAnswer,
@@ -16,6 +18,7 @@ from handler.protocols.openai.answers import (
     TextLogprobs,
     TokenIds,
 )
+from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, WholeAnswer
 
 
@@ -77,10 +80,18 @@ class TextChoice(Choice):
 
 
 class TextStream(Stream[TextChoice]):
-    def __init__(self, head: Head, format: TextFormat, num_sequences: int, wanted: Usage) -> None:
+    def __init__(
+        self,
+        head: Head,
+        format: TextFormat,
+        num_sequences: int,
+        wanted: Usage,
+        framing: Framing = SSE_DONE,
+        errors: ErrorFormat = ERRORS,
+    ) -> None:
         prompts = [prompt for prompt in format.prompts for _ in range(num_sequences)]
         choices = [TextChoice(index, prompt) for index, prompt in enumerate(prompts)]
-        super().__init__(head, choices, wanted, len(format.prompts))
+        super().__init__(head, choices, wanted, len(format.prompts), framing, errors)
         self._format = format
 
     def _take(self, place: int, delta: Delta) -> None:
@@ -114,8 +125,8 @@ class TextStream(Stream[TextChoice]):
 class TextDocument(WholeAnswer):
     """The whole answer: the choices of each prompt in turn. `best_of` ranks them by mean log-probability."""
 
-    def __init__(self, head: Head, format: TextFormat, num_sequences: int) -> None:
-        super().__init__(head, len(format.prompts), num_sequences)
+    def __init__(self, head: Head, format: TextFormat, num_sequences: int, framing: Framing = JSON) -> None:
+        super().__init__(head, len(format.prompts), num_sequences, framing)
         self._format = format
 
     def _document(self) -> OpenAiTextAnswer:

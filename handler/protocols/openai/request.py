@@ -6,15 +6,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import InvalidParameter
-from handler.core.framing import KEEP_ALIVE
+from handler.core.framing import KEEP_ALIVE, SSE_DONE, Framing
 from handler.core.values import FieldNames, Request
-from handler.protocols.kernel.base import ParsedRequest
+from handler.protocols.kernel.base import ParsedRequest, Reply
 from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.parameters import ParsedParameters
 from handler.protocols.kernel.schema.readers import accepts, schema_of_reader
 from handler.protocols.kernel.schema.shapes import FLAG, Shape, nullable
 from handler.protocols.kernel.validation import show
-from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import HARMLESS
 from handler.protocols.openai.response import Usage
 
@@ -85,5 +85,13 @@ STREAM: Mapping[str, Shape] = {"stream": nullable(FLAG), "stream_options": nulla
 """What `read_stream` reads."""
 
 
-def streaming(requests: tuple[Request, ...], reply: Any, ignored: Sequence[str]) -> ParsedRequest:
-    return ParsedRequest(requests, reply, ERRORS, ignored, streams=True, keep_alive=KEEP_ALIVE)
+def streaming(
+    requests: tuple[Request, ...],
+    reply: Reply,
+    errors: ErrorFormat,
+    ignored: Sequence[str],
+    framing: Framing = SSE_DONE,
+) -> ParsedRequest:
+    """Return the request of a stream. Only server-sent events have comments, which keep a connection open."""
+    keep_alive = KEEP_ALIVE if framing.content_type == SSE_DONE.content_type else b""
+    return ParsedRequest(requests, reply, errors, ignored, streams=True, keep_alive=keep_alive)

@@ -191,8 +191,8 @@ class WholeAnswer(WholeReply):
         num_sequences: sequences of each request.
     """
 
-    def __init__(self, head: Head, num_requests: int, num_sequences: int) -> None:
-        super().__init__(num_requests * num_sequences)
+    def __init__(self, head: Head, num_requests: int, num_sequences: int, framing: Framing = JSON) -> None:
+        super().__init__(num_requests * num_sequences, framing=framing)
         self._head = head
         self._each = num_sequences
 

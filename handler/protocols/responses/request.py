@@ -112,7 +112,7 @@ class _Chat(OpenAiChat):
         settings, requests = Settings(head, chat.format.form, self._namespaces), (chat.request,)
         if chat.framing is JSON:
             return ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored)
-        return streaming(requests, ResponseStream(settings), chat.ignored)
+        return streaming(requests, ResponseStream(settings), self.errors, chat.ignored)
 
 
 def _effort(body: Mapping[str, Any]) -> Any:

@@ -19,14 +19,9 @@ from handler.protocols.kernel.readers.values import MAX_NAME
 from handler.protocols.kernel.validation import show
 from handler.protocols.tensors.outputs import select_tensors
 from handler.protocols.triton.answers import TritonHead
-from handler.protocols.triton.errors import ERRORS, OneResponse, TritonErrors
+from handler.protocols.triton.errors import ERRORS, EVENTS, OneResponse, TritonErrors
 from handler.protocols.triton.inputs import INPUTS, LLMAPI, PROMPT, TABLE, join_guide, samples
-from handler.protocols.triton.response import (
-    OneEventReply,
-    ResponseOptions,
-    ResponseReply,
-    StreamReply,
-)
+from handler.protocols.triton.response import ResponseOptions, ResponseReply, StreamReply
 
 VERSION = "1"
 """The version of the one model."""
@@ -86,7 +81,7 @@ class Triton(Dialect):
             _check_single_sequence(request.sampling, parameters)
             return ParsedRequest((request,), StreamReply(options, errors), errors, ignored, streams=True)
         if self._route is Route.STREAM:
-            return ParsedRequest((request,), OneEventReply(options), errors, ignored, streams=True)
+            return ParsedRequest((request,), ResponseReply(options, EVENTS), errors, ignored, streams=True)
         return ParsedRequest((request,), ResponseReply(options), self.errors, ignored)
 
     def _streams(self, parameters: ParsedParameters) -> bool:

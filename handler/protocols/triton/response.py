@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from handler.core.framing import SLOT, template
+from handler.core.framing import JSON, SLOT, Framing, template
 from handler.core.values import Delta, Finish, Request, Token
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply, finish_of, rank_sequences
@@ -65,8 +65,8 @@ def _flat(value: Any) -> Any:
 class ResponseReply(WholeReply):
     """One response: the text, or a list of texts for several sequences."""
 
-    def __init__(self, options: ResponseOptions) -> None:
-        super().__init__(options.request.sampling.num_sequences)
+    def __init__(self, options: ResponseOptions, framing: Framing = JSON) -> None:
+        super().__init__(options.request.sampling.num_sequences, framing=framing)
         self._options = options
 
     def _finish(self, delta: Delta) -> Finish | None:
@@ -97,16 +97,6 @@ class ResponseReply(WholeReply):
         ranked = rank_sequences([sequence.logprob for sequence in self._sequences], sampling)
         count = sampling.n if sampling.n > 1 or sampling.num_beams == 1 else sampling.num_beams
         return [self._sequences[index] for index in ranked[:count]]
-
-
-class OneEventReply(ResponseReply):
-    """The whole response as the only event."""
-
-    content_type = EVENTS.content_type
-
-    def feed(self, index: int, delta: Delta) -> bytes:
-        data = super().feed(index, delta)
-        return EVENTS.before + data + EVENTS.after if data else b""
 
 
 class StreamReply(TokenStream):
