@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from handler.config.lmi_version import ASYNC_BY_DEFAULT_SINCE, ASYNC_SINCE
 from handler.config.options.common import Options, engine_name
 
 
@@ -34,6 +35,17 @@ class Config(Options):
     def label(self) -> str:
         """Name of the model in metrics and traces: the first of option.served_model_name, as in vLLM."""
         return next((name for name in self.served_model_name or () if name != "*"), self.model_name)
+
+    @property
+    def async_schema(self) -> bool:
+        """Whether /invocations has the schema of LMI's async mode: since 0.35 also where no mode is chosen.
+
+        Releases before 0.33 have no such schema. AWS's vLLM image, whose variables set `openai_compat`, has another.
+        """
+        if self.async_mode is not None:
+            return self.async_mode and self.lmi_version >= ASYNC_SINCE
+        chosen = self.rolling_batch != "auto" or self.batch_size > 1 or self.tgi_compat or self.openai_compat
+        return self.lmi_version >= ASYNC_BY_DEFAULT_SINCE and not chosen
 
     def where(self, key: str) -> str:
         return self.origins.get(key, "default")

@@ -22,6 +22,9 @@ OLDEST, NEWEST = LmiVersion(0, 28), LmiVersion(0, 38)
 
 VERSIONS = tuple(LmiVersion(0, minor) for minor in range(OLDEST.minor, NEWEST.minor + 1))
 
+ASYNC_SINCE, ASYNC_BY_DEFAULT_SINCE = LmiVersion(0, 33), LmiVersion(0, 35)
+"""The releases with an async mode, and those in which it is the mode of a text model where none is chosen."""
+
 ASYNC = LmiVersion(0, 36)
 """The release whose async mode is served where the configuration tells the mode alone."""
 

@@ -116,6 +116,7 @@ def read_config(
         directory=properties.absolute().parent if properties else None,
         origins={key: setting.origin for key, (_, setting) in chosen.items()},
     )
+    config = replace(config, warnings=(*config.warnings, *_lost_in_the_mode(config, java=java)))
     problems += _contradictions(config, {problem.name for problem in problems})
     origins = (item.where if isinstance(item, Problem) else item.origin for item in found if not isinstance(item, Note))
     places = {origin: place for place, origin in enumerate(origins)}
@@ -245,6 +246,23 @@ def _without_effect(
         if why:
             idle.setdefault(why, []).append(f"{setting.key} ({setting.origin})")
     return tuple(_without(", ".join(keys), why) for why, keys in idle.items())
+
+
+def _lost_in_the_mode(config: Config, *, java: bool) -> Iterator[str]:
+    """Name the options that LMI's async mode does not heed, or the mode itself where the release has none."""
+    key = "option.async_mode"
+    if config.async_mode and not config.async_schema and not java:  # whose mode it is all the same
+        yield f"without effect on answers: {key} ({config.where(key)}); LMI {config.lmi_version} has no async mode"
+    if not config.async_schema:
+        return
+    if config.tgi_compat:
+        yield _lost("option.tgi_compat", config)
+    if config.output_formatter in ("json", "jsonlines", "sse"):  # else a formatter of the user's
+        yield _lost("option.output_formatter", config)
+
+
+def _lost(key: str, config: Config) -> str:
+    return f"without effect here: {key} ({config.where(key)}); LMI's async mode does not heed it (option.async_mode)"
 
 
 def _value(option: Option, engine: str, chosen: Mapping[str, _Chosen], problems: list[Problem]) -> Any:

@@ -160,14 +160,16 @@ def from_lmis_handler(settings: list[Setting]) -> list[Setting]:
     option.rolling_batch=disable, as Java then batches nothing.
     """
     last = {setting.key: setting for setting in settings}
-    module = last.get("option.entryPoint", Setting("", "", ""))
+    mode, module = lmis_async_mode(settings), last.get("option.entryPoint", Setting("", "", ""))
     engine = next((engine for word, engine in _HANDLERS.items() if word in module.value), "")
     if module.value.startswith("djl_python.") and engine:
         settings = [one for one in settings if one.key != "option.entryPoint"]
         settings.insert(0, Setting("option.llm_engine", engine, module.origin))
-    if last.get("option.async_mode", module).value.strip().lower() == "true":
-        settings = [one for one in settings if one.key != "option.async_mode"]
+    if mode is not None and last.get("option.async_mode", mode) is mode:
+        settings.insert(0, Setting("option.async_mode", "true", mode.origin))
         settings = [one for one in settings if (one.key, one.value.strip()) != ("option.rolling_batch", "disable")]
+    elif (rolling := last.get("option.rolling_batch", module)).value.strip() == "scheduler":  # `auto` chooses no mode
+        settings.insert(0, Setting("option.async_mode", "false", rolling.origin))
     return settings
 
 

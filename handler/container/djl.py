@@ -104,7 +104,7 @@ def make_model(
     config = read_config(properties=file, environ=environ, java=True).checked()
     mode: list[str] = []
     if not config.origins.keys() & _MODES:
-        mode = _ASYNC if since >= _ASYNC_SINCE else _ROLLING
+        mode = _ASYNC if since >= _ASYNC_SINCE and not config.tgi_compat else _ROLLING  # whose answers are TGI's
     file.write_text("\n".join([*lines, *mode, own, *arguments.options, *_rolling_batch(config), ""]), encoding="utf-8")
     return _check(file, environ, asynchronous=mode == _ASYNC)
 

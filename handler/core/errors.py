@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from types import TracebackType
 from typing import NamedTuple
 
@@ -273,10 +274,20 @@ class NotFound(BadRequest):
 
 
 class ModelNotFound(NotFound):
+    """A request for another model.
+
+    Args:
+        served: the names that are; the message has the first of them, but no paths of this machine.
+    """
+
     type = "ModelNotFoundException"
 
-    def __init__(self, name: str, version: str = "") -> None:
-        super().__init__(f"Model not found: {name}")
+    _MOST = 16  # names in the message
+
+    def __init__(self, name: str, version: str = "", served: Iterable[str] = ()) -> None:
+        names = [one for one in dict.fromkeys(served) if one != "*" and not one.startswith("/")]
+        some = [*(one[:200] for one in names[: self._MOST]), *(["..."] if len(names) > self._MOST else [])]
+        super().__init__(f"Model not found: {name}" + (f"; served here: {', '.join(some)}" if some else ""))
         self.name, self.version = name, version
 
 

@@ -275,6 +275,7 @@ def _settings(properties: Mapping[str, Any], written: Mapping[str, str], *, asyn
     elif "option.rolling_batch" not in settings and rolling != "disable" and (named or rolling not in ROLLING_BATCHES):
         rolling = "auto"  # Java goes by its image's engine, not by option.llm_engine
     settings["option.rolling_batch"] = Setting("option.rolling_batch", rolling, _JAVA)
+    settings["option.async_mode"] = Setting("option.async_mode", str(asynchronous), _JAVA)
     engine = named_engine(settings.values(), "openvino")
     for key in advice.keys() - settings.keys():
         if _is_of_use(advice[key], engine, settings, asynchronous=asynchronous):

@@ -12,6 +12,7 @@ from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.http_response import HttpResponse
+from handler.protocols.lmi.asynchronous import AsyncChat, AsyncCompletions, AsyncPrompt
 from handler.protocols.lmi.chat import Chat
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
 from handler.protocols.lmi.embedding import LmiEmbedding
@@ -73,13 +74,18 @@ _MESSAGES, _RESPONSES = AnthropicMessages(), OpenAiResponses()
 _MODES: dict[str, Lmi | TgiCompat | DynamicBatch] = {mode.name: mode for mode in (Lmi(), TgiCompat(), DynamicBatch())}
 
 
-def _by_field(mode: Dialect, chat: Dialect) -> DispatchByField:
+def _by_field(mode: Dialect, chat: Dialect, completions: Dialect = _COMPLETIONS) -> DispatchByField:
     return DispatchByField(
-        mode, {"anthropic_version": _MESSAGES, "messages": chat, "prompt": _COMPLETIONS, "text_input": _TRITON}
+        mode, {"anthropic_version": _MESSAGES, "messages": chat, "prompt": completions, "text_input": _TRITON}
     )
 
 
-INVOCATIONS: dict[str, Dialect] = {name: _by_field(mode, Chat(mode)) for name, mode in _MODES.items()}
+_ASYNC = AsyncPrompt()
+
+INVOCATIONS: dict[str, Dialect] = {
+    **{name: _by_field(mode, Chat(mode)) for name, mode in _MODES.items()},
+    _ASYNC.name: _by_field(_ASYNC, AsyncChat(), AsyncCompletions()),
+}
 """Dialects of /invocations by the mode's name, with LMI's chat."""
 
 ROOTS: dict[str, Dialect] = {"tgi": Tgi("tgi", array=True, full_text=True), "mindie": Mindie()}
@@ -145,17 +151,28 @@ def routes(root_schema: str, task: Task = Task.GENERATION) -> dict[str, Dialect]
     return POOLED_ROUTES[task] if task in POOLED_ROUTES else {"/": ROOTS[root_schema], **ROUTES}
 
 
-def choose(rolling_batch: str, tgi_compat: bool, openai_compat: bool, task: Task = Task.GENERATION) -> Dialect:
+def choose(
+    rolling_batch: str,
+    tgi_compat: bool,
+    openai_compat: bool,
+    task: Task = Task.GENERATION,
+    *,
+    asynchronous: bool = False,
+) -> Dialect:
     """Choose the dialect of /invocations.
 
     Args:
         tgi_compat: answers have the form of Hugging Face's containers.
+        asynchronous: the schema is that of LMI's async mode.
         openai_compat: chats are answered as on /v1/chat/completions.
     """
     if task in POOLED_INVOCATIONS:
         return _BY_TEI if tgi_compat and task is Task.EMBEDDING else POOLED_INVOCATIONS[task]
-    name = "dynamic_batch" if rolling_batch == "disable" else "tgi_compat" if tgi_compat else "lmi"
-    return _by_field(_MODES[name], ROUTES["/v1/chat/completions"]) if openai_compat else INVOCATIONS[name]
+    if asynchronous:
+        mode: Dialect = _ASYNC
+    else:
+        mode = _MODES["dynamic_batch" if rolling_batch == "disable" else "tgi_compat" if tgi_compat else "lmi"]
+    return _by_field(mode, ROUTES["/v1/chat/completions"]) if openai_compat else INVOCATIONS[mode.name]
 
 
 _BY_TEI = DispatchByField(_EMBED, {"input": _EMBEDDINGS})

@@ -68,7 +68,13 @@ class ServedModel:
         tracer: Tracer | None = None,
     ) -> None:
         self.config = config
-        self.dialect = registry.choose(config.rolling_batch, config.tgi_compat, config.openai_compat, context.task)
+        self.dialect = registry.choose(
+            config.rolling_batch,
+            config.tgi_compat,
+            config.openai_compat,
+            context.task,
+            asynchronous=config.async_schema,
+        )
         self.routes = InferenceRoutes(config.model_name, registry.routes(config.root_schema, context.task))
         whole = stepped and config.rolling_batch == "disable" and not config.enable_streaming
         of_adapters = AdapterFormatters()

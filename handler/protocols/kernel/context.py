@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -28,6 +28,9 @@ class AdapterLookup(Protocol):
     def by_number(self, number: int) -> Adapter | None:
         """Find an adapter by the number that it got when it was registered."""
 
+    def names(self) -> Iterable[str]:
+        """Return the names of those that requests may name."""
+
 
 class NoAdapters:
     """The lookup of a server without adapters."""
@@ -37,6 +40,9 @@ class NoAdapters:
 
     def by_number(self, number: int) -> Adapter | None:
         return None
+
+    def names(self) -> Iterable[str]:
+        return ()
 
 
 class Notices:

@@ -93,5 +93,5 @@ def request_shape(fields: Mapping[str, Shape], table: Table, *required: str) -> 
     return shape
 
 
-def request_fields() -> dict[str, Shape]:
-    return {name: nullable(schema_of_reader(read)) for name, read in REQUEST_FIELDS.items()}
+def request_fields(readers: Mapping[str, Callable[[Any], Any]] = REQUEST_FIELDS) -> dict[str, Shape]:
+    return {name: nullable(schema_of_reader(read)) for name, read in readers.items()}

@@ -11,6 +11,8 @@ from handler.protocols.tensors.outputs import TensorValues
 
 FinishReason = Annotated[str, ("enum", ("length", "eos_token", "stop_sequence"))]
 
+AsyncFinishReason = Annotated[str, ("enum", ("length", "stop"))]
+
 
 class LmiToken(TypedDict):
     id: int
@@ -109,6 +111,62 @@ class BatchFailure(TypedDict):
 
 
 BatchError = BatchFailure | FrontEndError
+
+
+# -- async mode --------------------------------------------------------------------------------------------------
+
+
+class AsyncToken(TypedDict):
+    id: int
+    text: str
+    logprob: float | None
+
+
+class AsyncDetails(TypedDict):
+    """`prefill` has the prompt's tokens but the first, on request; `seed` is the request's."""
+
+    finish_reason: AsyncFinishReason
+    generated_tokens: Count
+    seed: int | None
+    prefill: list[AsyncToken]
+    tokens: list[AsyncToken]
+
+
+class AsyncAnswer(TypedDict):
+    generated_text: str
+    details: NotRequired[AsyncDetails]
+
+
+class AsyncStreamDetails(TypedDict):
+    finish_reason: AsyncFinishReason
+    seed: int | None
+    generated_tokens: Count
+    input_length: Count
+
+
+class AsyncLine(TypedDict):
+    """A line of a stream; the last one has `generated_text` and, on request, `details`."""
+
+    index: Count
+    token: AsyncToken
+    generated_text: str | None
+    details: AsyncStreamDetails | None
+
+
+class AsyncFailure(TypedDict):
+    message: str
+    type: str
+    param: None
+    code: Count
+
+
+class AsyncFailedLine(TypedDict):
+    """The last line of a stream that broke off, as vLLM's."""
+
+    error: AsyncFailure
+
+
+AsyncError = LmiPayloadError | FrontEndError
 
 
 # -- chat --------------------------------------------------------------------------------------------------------

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from handler.core.errors import InvalidPayload, ServingError
+from types import MappingProxyType
+
+from handler.core.errors import InvalidParameter, InvalidPayload, ServingError, TooLong
 from handler.core.framing import JSON, Framing
 from handler.protocols.kernel.errors import FrontEndError, FrontEndErrors
 from handler.protocols.kernel.http_response import HttpResponse
-from handler.protocols.lmi.answers import BatchError, BatchFailure, LmiError, LmiFailedLine, LmiPayloadError
+from handler.protocols.lmi.answers import (
+    AsyncError,
+    AsyncFailedLine,
+    BatchError,
+    BatchFailure,
+    LmiError,
+    LmiFailedLine,
+    LmiPayloadError,
+)
 
 
 class LmiErrors(FrontEndErrors):
@@ -61,6 +71,27 @@ class BatchErrors(FrontEndErrors):
 
     def tail(self, error: ServingError) -> BatchFailure:
         return {"code": self.status(error), "message": "invoke handler failure", "error": error.message}
+
+
+class AsyncErrors(FrontEndErrors):
+    """LMI's async mode: vLLM's status for a prompt that is too long, else the worker's."""
+
+    statuses = MappingProxyType({InvalidPayload: 424, InvalidParameter: 424, TooLong: 400})
+
+    def body(self, error: ServingError) -> AsyncError:
+        status = self.status(error)
+        if status not in _OF_THE_WORKER:
+            refusal: FrontEndError = super().body(error)
+            return refusal
+        unread = isinstance(error, InvalidPayload | InvalidParameter)
+        return {"error": f"Input parsing failed: {error.message}" if unread else error.message, "code": status}
+
+    def tail(self, error: ServingError) -> AsyncFailedLine:
+        return {"error": {"message": error.message, "type": "InternalServerError", "param": None, "code": 500}}
+
+
+_OF_THE_WORKER = frozenset({400, 404, 424})
+"""Statuses of async mode that the front end passes on; it writes the others itself."""
 
 
 class EmbeddingErrors(FrontEndErrors):

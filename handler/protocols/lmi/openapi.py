@@ -9,8 +9,12 @@ from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.description import Description, RequestShape, parameters, request_fields, request_shape
 from handler.protocols.kernel.errors import FrontEndError
 from handler.protocols.kernel.schema.shapes import TEXT, Shape, listing, nullable, record
-from handler.protocols.lmi import chat
+from handler.protocols.lmi import asynchronous, chat
 from handler.protocols.lmi.answers import (
+    AsyncAnswer,
+    AsyncError,
+    AsyncFailedLine,
+    AsyncLine,
     BatchError,
     BatchFailure,
     BatchLine,
@@ -25,6 +29,12 @@ from handler.protocols.lmi.answers import (
 )
 from handler.protocols.lmi.body import FIELDS
 from handler.protocols.lmi.embedding import LmiEmbedding
+from handler.protocols.openai.answers import (
+    OpenAiChatAnswer,
+    OpenAiChatChunk,
+    OpenAiTextAnswer,
+    OpenAiTextChunk,
+)
 from handler.protocols.tei.answers import TeiError, TeiVectors
 from handler.protocols.tei.openapi import nested_request
 from handler.protocols.tensors import inputs as tensors
@@ -67,9 +77,35 @@ _CHAT_ANSWER = {
     ],
     "usage": {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15},
 }
+_ASYNC_ANSWER = {
+    "generated_text": " Paris.",
+    "details": {
+        "finish_reason": "stop",
+        "generated_tokens": 2,
+        "seed": None,
+        "prefill": [],
+        "tokens": [{"id": 7042, "text": " Paris.", "logprob": -0.4}, {"id": 2, "text": "", "logprob": -0.1}],
+    },
+}
+_HEAD = {"created": 1760000000, "model": "lmi", "system_fingerprint": "lmi"}
+_CHOICE = {
+    "index": 0,
+    "message": {"role": "assistant", "content": "Paris.", "refusal": None},
+    "logprobs": None,
+    "finish_reason": "stop",
+}
 LINES, EVENTS = "application/jsonlines", "text/event-stream"
 
 LMI_REQUEST = lmi_request(FIELDS["inputs"])
+
+
+def async_request(context: ServerContext) -> Shape:
+    known = {
+        **parameters(asynchronous.TABLE.parameters, context),
+        **request_fields(asynchronous.REQUEST_NAMES),
+    }
+    fields = asynchronous.FIELDS
+    return record({"inputs": fields["inputs"]}, {**fields, "parameters": {**fields["parameters"], "properties": known}})
 
 
 def chat_description(error: Any, failure: Any, streams: tuple[str, ...]) -> Description:
@@ -104,6 +140,24 @@ DESCRIPTIONS: Mapping[str, Description] = {
         lmi_request({"anyOf": [TEXT, listing({"type": "string", "minLength": 1}, minItems=1)]}), BatchError,
         {"inputs": ["One, two,", "A, B,"], "parameters": {"max_new_tokens": 8}},
         list[BatchText], [{"generated_text": " three,"}, {"generated_text": " C,"}], BatchLine | BatchError, (LINES,),
+    ),
+    "lmi_async": Description(
+        "LMI async", "LmiAsyncRequest", async_request, AsyncError, EXAMPLE, AsyncAnswer, _ASYNC_ANSWER,
+        AsyncLine | AsyncFailedLine, (LINES,),
+    ),
+    "lmi_async_chat": Description(
+        "LMI async chat", "LmiAsyncChatRequest",
+        request_shape(asynchronous.AsyncChat.fields, asynchronous.AsyncChat.table, "messages"), AsyncError,
+        {"model": "lmi", **_MESSAGES}, OpenAiChatAnswer, {**_CHAT_ANSWER, **_HEAD, "choices": [_CHOICE]},
+        OpenAiChatChunk | AsyncFailedLine, (LINES,),
+    ),
+    "lmi_async_completions": Description(
+        "LMI async completions", "LmiAsyncCompletionRequest",
+        request_shape(asynchronous.AsyncCompletions.fields, asynchronous.AsyncCompletions.table, "prompt"), AsyncError,
+        {"model": "lmi", "prompt": "The capital of France is", "max_tokens": 8}, OpenAiTextAnswer,
+        {**_HEAD, "id": "cmpl-0", "object": "text_completion", "usage": _CHAT_ANSWER["usage"],
+         "choices": [{"index": 0, "text": " Paris.", "logprobs": None, "finish_reason": "stop"}]},
+        OpenAiTextChunk | AsyncFailedLine, (LINES,),
     ),
     "lmi_embedding": Description(
         "LMI embedding", "LmiEmbeddingRequest", nested_request(LmiEmbedding),

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from handler.core.framing import NUMBER, Framing, template
+from handler.core.framing import JSON, NUMBER, Framing, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
 from handler.protocols.kernel.base import TokenLine
 from handler.protocols.kernel.errors import ErrorFormat
@@ -150,8 +150,9 @@ class DocumentReply(WholeReply):
         request: Request,
         outputs: OutputTensors | None = None,
         change: Change | None = None,
+        framing: Framing = JSON,
     ) -> None:
-        super().__init__(request.sampling.num_sequences, special_in_text=format.special_in_text)
+        super().__init__(request.sampling.num_sequences, special_in_text=format.special_in_text, framing=framing)
         self._change = change
         self._format = format
         self._request = request

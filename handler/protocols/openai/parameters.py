@@ -82,7 +82,7 @@ _OF_VLLM: Mapping[str, Parameter] = {
     "logits_processors": unsupported("requests bring no code", [], {}),
 }
 
-_FOREIGN: Mapping[str, Parameter] = {
+FOREIGN: Mapping[str, Parameter] = {
     "parameters": unsupported("write its names at the top level", {}),
     "max_new_tokens": unsupported("write max_tokens"),
     "max_output_tokens": unsupported("write max_tokens"),
@@ -110,7 +110,7 @@ _BOTH = {
     "top_logprobs": Parameter("top_logprobs", top_logprobs, informed=True),
     "response_format": Parameter("structured_output", _format),
     **_OF_VLLM,
-    **_FOREIGN,
+    **FOREIGN,
 }
 
 CHAT = Table(
@@ -164,13 +164,17 @@ MODEL: Mapping[str, Shape] = {
 """What `read_model` reads."""
 
 
-def read_model(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
+def read_model(body: Mapping[str, Any], context: ServerContext, own: str = "") -> tuple[str, Adapter | None]:
     """Read `model`: the name in the answer, and the adapter of that name. An http address is the model itself.
+
+    Args:
+        own: the model's name in answers to bodies that name none; "" for the first of `context.model_names`.
 
     Raises:
         ModelNotFound: neither the model nor an adapter has that name.
     """
-    own = context.model_names[0]
+    own = own or context.model_names[0]
+    names = (own, *context.model_names)
     given = body.get("model")
     if given is None or given == "":
         return own, None
@@ -180,13 +184,13 @@ def read_model(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Ad
         raise InvalidParameter(f"model: {error}") from None
     if len(name) > MAX_NAME:  # each chunk repeats it
         raise InvalidParameter(f"model: has {len(name)} characters; at most {MAX_NAME}")
-    if name in _UNNAMED or name in context.model_names:
+    if name in _UNNAMED or name in names:
         return name, None
     if _ADDRESS.match(name):
         return own, None
     adapter = None if context.no_adapters else context.adapters.find(name)
-    if adapter is None and "*" not in context.model_names:
-        raise ModelNotFound(name[:200])
+    if adapter is None and "*" not in names:
+        raise ModelNotFound(name[:200], served=(*names, *context.adapters.names()))
     return name, adapter
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -114,6 +114,9 @@ class AdapterRegistry:
     def by_number(self, number: int) -> Adapter | None:
         entry = self._by_number.get(number)
         return entry.adapter if entry is not None else None
+
+    def names(self) -> Sequence[str]:
+        return [*self._by_name]
 
     def get(self, name: str) -> Registered:
         """Look up a name.

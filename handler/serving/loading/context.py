@@ -12,6 +12,7 @@ from handler.engines.process.engine_loop import Spec
 from handler.protocols.assistant.template import check_defaults
 from handler.protocols.kernel.context import DEFAULT_MAX_MEDIA, ServerContext
 from handler.protocols.kernel.generation import NO_DEFAULTS
+from handler.protocols.lmi.asynchronous import MODEL_NAME
 from handler.scheduler.lora.registry import AdapterRegistry
 from handler.serving.loading.generation import generation_defaults
 from handler.serving.media.kinds import missing_packages
@@ -23,7 +24,7 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
     generation = NO_DEFAULTS
     if spec.config.task is Task.GENERATION:
         generation = generation_defaults(config, spec.config.source or spec.config.model, able)
-    names = (config.model_name, config.model_id, *(config.served_model_name or ()))
+    names = (config.model_name, config.model_id, *(config.served_model_name or (MODEL_NAME,)))
     options = {**config.engine_options, **config.engine_options.get("engine_args", {})}
     most = options.get("limit_mm_per_prompt", {})
     max_media = {kind: most.get(kind, DEFAULT_MAX_MEDIA) for kind in MEDIA}

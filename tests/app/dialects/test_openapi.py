@@ -20,7 +20,7 @@ from handler.protocols.kernel.readers.values import integer, number
 from handler.protocols.kernel.schema.readers import schema_of_reader
 from handler.protocols.kernel.schema.shapes import ref
 from handler.protocols.kernel.schema.types import schema_of_type
-from handler.protocols.lmi import chat
+from handler.protocols.lmi import asynchronous, chat
 from handler.protocols.openai import embeddings
 from handler.protocols.openai import parameters as openai_parameters
 from handler.protocols.openapi.document import (
@@ -262,6 +262,7 @@ def test_the_shapes_refuse_what_is_something_else() -> None:
 
 TABLES = {
     "LmiRequest": (tensors.TABLE.parameters, {**VALUES, **TENSOR_VALUES}),
+    "LmiAsyncRequest": (asynchronous.TABLE.parameters, {}),
     "ChatRequest": (chat.TABLE.parameters, CHAT_VALUES),
     "OpenAiChatRequest": (openai_parameters.CHAT.parameters, {}),
     "OpenAiCompletionRequest": (openai_parameters.COMPLETIONS.parameters, {}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,51 @@ def test_the_option_beats_whatever_tells(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_an_images_tag_tells_its_release(tag: str, wanted: tuple[int, int] | None) -> None:
     assert release_of(tag) == wanted
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        ([], False),
+        ([ASYNC], True),
+        ([HANDLER], True),
+        ([HANDLER, "option.async_mode=false"], False),
+        ([ASYNC, "option.rolling_batch=disable"], True),
+        ([ASYNC, "option.lmi_version=0.33"], True),
+        ([ASYNC, "option.lmi_version=0.32"], False),
+        ([ASYNC, "option.tgi_compat=true"], True),
+        (["option.lmi_version=0.34"], False),
+        (["option.lmi_version=0.35"], True),
+        (["option.lmi_version=0.36", "option.rolling_batch=auto"], True),
+        (["option.lmi_version=0.36", "option.rolling_batch=scheduler"], False),
+        (["option.lmi_version=0.36", "option.rolling_batch=disable"], False),
+        (["option.lmi_version=0.36", "option.tgi_compat=true"], False),
+        (["option.lmi_version=0.36", "option.async_mode=false"], False),
+    ],
+)
+def test_the_schema_of_the_async_mode(overrides: list[str], wanted: bool) -> None:
+    assert read(*overrides).async_schema is wanted
+
+
+def test_awss_vllm_image_answers_as_openai() -> None:
+    assert not read(env={"SM_VLLM_MODEL": "a/b"}).async_schema
+
+
+def test_async_mode_ends_rolling_batch_disable() -> None:
+    """Java batches nothing then; the handler does."""
+    assert read(ASYNC, "option.rolling_batch=disable").rolling_batch == "auto"
+    assert read(HANDLER, "option.rolling_batch=disable").rolling_batch == "auto"
+    assert read("option.async_mode=false", "option.rolling_batch=disable").rolling_batch == "disable"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warning"),
+    [
+        ([ASYNC, "option.lmi_version=0.29"], "option.async_mode .*; LMI 0.29 has no async mode"),
+        ([ASYNC, "option.tgi_compat=true"], "option.tgi_compat .*; LMI's async mode does not heed it"),
+        ([ASYNC, "option.output_formatter=sse"], "option.output_formatter .*; LMI's async mode does not heed it"),
+    ],
+)
+def test_what_the_mode_does_not_heed_gets_a_warning(overrides: list[str], warning: str) -> None:
+    (found,) = read(*overrides).warnings
+    assert re.search(f"without effect.*{warning}", found)

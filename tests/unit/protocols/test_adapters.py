@@ -25,6 +25,9 @@ class Adapters:
     def by_number(self, number: int) -> Adapter | None:
         return next((one for one in self._all if one.id == number), None)
 
+    def names(self) -> list[str]:
+        return [one.name for one in self._all]
+
 
 CONTEXT = replace(CAPABLE, adapters=Adapters(), no_adapters="")
 CHAT = {"messages": [{"role": "user", "content": "x"}]}

@@ -64,6 +64,9 @@ class Registered:
     def by_number(self, number: int) -> Adapter:
         return Adapter("mine", number, "/nowhere")
 
+    def names(self) -> list[str]:
+        return []
+
 
 def capabilities(engine: str, options: Mapping[str, str]) -> Capabilities:
     given = [f"option.llm_engine={engine}", *(f"{key}={value}" for key, value in options.items())]

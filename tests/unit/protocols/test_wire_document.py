@@ -41,6 +41,7 @@ DOCUMENT = DOCUMENTS / "README.md"
 
 DIALECTS = {
     "[LMI](lmi.md)": ("lmi", "tgi_compat", "dynamic_batch"),
+    "[LMI's async mode](async.md)": ("lmi_async", "lmi_async_chat", "lmi_async_completions"),
     "[LMI's chat](chat.md)": ("lmi_chat", "tgi_compat_chat", "dynamic_batch_chat"),
     "[OpenAI](openai.md)": ("openai_chat", "openai_completions"),
     "[OpenAI's Responses](responses.md)": ("openai_responses",),

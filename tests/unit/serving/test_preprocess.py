@@ -59,6 +59,9 @@ class Adapters:
     def by_number(self, number: int) -> Adapter | None:
         return {1: self.one, 2: self.two}.get(number)
 
+    def names(self) -> list[str]:
+        return []
+
 
 CONTEXT = ServerContext(engine="able", adapters=Adapters(), no_adapters="")
 

@@ -66,6 +66,9 @@ class Adapters:
     def by_number(self, number: int) -> Adapter | None:
         return None
 
+    def names(self) -> list[str]:
+        return ["one"]
+
 
 WITH_ADAPTERS = replace(NAMED, adapters=Adapters(), no_adapters="")
 

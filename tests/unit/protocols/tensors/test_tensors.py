@@ -40,6 +40,9 @@ class Adapters:
     def by_number(self, number: int) -> Adapter | None:
         return self.mine if number == 7 else None
 
+    def names(self) -> list[str]:
+        return []
+
 
 def parse(parameters: dict[str, Any], context: ServerContext = CAPABLE, /, **body: Any) -> ParsedRequest:
     return INVOCATIONS["lmi"].parse({"inputs": "hi", "parameters": parameters, **body}, context)

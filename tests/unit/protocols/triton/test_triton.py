@@ -176,6 +176,9 @@ class _One(NoAdapters):
     def by_number(self, number: int) -> Adapter | None:
         return self.adapter if number == 3 else None
 
+    def names(self) -> list[str]:
+        return []
+
 
 def test_adapters_by_number_and_by_name() -> None:
     having = replace(CAPABLE, no_adapters="", adapters=_One())

@@ -1,0 +1,218 @@
+"""LMI's async mode (option.async_mode): `inputs` in LMI's schema, `prompt` and `messages` as vLLM's documents.
+
+Source: djl_python.lmi_vllm of DJL Serving 0.33 and later. The parameters of `inputs` are LMI's own, and those of vLLM's
+completions (docs/wire/async.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.framing import JSON_LINE, JSONLINES, Framing
+from handler.core.values import Adapter, FieldNames, Request, keep_last
+from handler.protocols.kernel.base import Dialect, ParsedRequest, Reply
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.parameters import (
+    PARAMETERS,
+    REQUEST_FIELDS,
+    Parameter,
+    ParsedParameters,
+    Table,
+    read_sampled,
+)
+from handler.protocols.kernel.readers.adapters import ADAPTERS, merge_adapters, read_adapters
+from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.values import integer
+from handler.protocols.kernel.schema.shapes import FLAG, NULL, Shape, nullable
+from handler.protocols.kernel.texts import Text, TooManyTexts, read_texts, text_of, texts_shape
+from handler.protocols.lmi.async_response import AsyncFormat, AsyncStream
+from handler.protocols.lmi.body import read_field, read_parameters_field, read_stream
+from handler.protocols.lmi.errors import AsyncErrors
+from handler.protocols.lmi.reply import Change, DocumentReply
+from handler.protocols.lmi.sampling import ignored
+from handler.protocols.openai.chat import OpenAiChat, ParsedChat
+from handler.protocols.openai.completions import OpenAiCompletions
+from handler.protocols.openai.completions_response import completion_of
+from handler.protocols.openai.parameters import CHAT, COMPLETIONS, FOREIGN, MODEL, read_model
+from handler.protocols.openai.response import Head, identity
+
+MODEL_NAME = "lmi"
+"""The name under which LMI serves a model without option.served_model_name."""
+
+_MAX_NEW_TOKENS = 30
+
+_ERRORS = AsyncErrors()
+_EVENTS = JSONLINES._replace(end=b"\n")
+"""vLLM's events as lines: an empty one is in the place of its [DONE]."""
+
+_UNSHOWN = ("n", "top_n_tokens", "logprobs")
+"""Parameters that ask vLLM for what LMI's answer does not show: more than one choice, alternatives to a token."""
+
+_LMIS = {
+    **{
+        name: PARAMETERS[name]
+        for name in (
+            "do_sample", "temperature", "max_new_tokens", "stop_sequences", "ignore_eos_token",
+            "decoder_input_details", "prompt_logprobs",
+        )
+    },
+    "max_tokens": PARAMETERS["max_new_tokens"],
+    **dict.fromkeys(("n", "top_n_tokens"), Parameter("", integer(1))),
+    "logprobs": Parameter("", integer(0)),
+}  # fmt: skip
+
+TABLE = Table(
+    {**{name: one for name, one in COMPLETIONS.parameters.items() if name not in {*FOREIGN, "best_of"}}, **_LMIS},
+    "parameters.",
+)
+
+REQUEST_NAMES = {name: read for name, read in REQUEST_FIELDS.items() if name != "output_formatter"}
+"""Names under `parameters` that set none of the table's."""
+
+FIELDS: Mapping[str, Shape] = {
+    "inputs": texts_shape(1),
+    "parameters": {"type": ["object", "null"], "description": "null means absent"},
+    "stream": nullable(FLAG),
+    **MODEL,
+    **ADAPTERS,
+}
+_KNOWN = TABLE.parameters.keys() | REQUEST_NAMES.keys()
+
+
+def read_served(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
+    """Read the model's name for the answer, and the LoRA adapter, which `adapters` or `model` name."""
+    (named,) = read_adapters(body, 1, context)
+    if named is not None and body.get("model") is None:
+        return named.name, named
+    name, adapter = read_model(body, context, served_name(context))
+    return name, merge_adapters(named, adapter, "model")
+
+
+def served_name(context: ServerContext) -> str:
+    """Return the name of the model itself, as LMI's answers have it."""
+    return next((name for name in context.config.served_model_name or () if name != "*"), MODEL_NAME)
+
+
+class AsyncPrompt(Dialect):
+    """A prompt in LMI's schema. It samples unless `do_sample` is false or `temperature` is 0."""
+
+    name = "lmi_async"
+    errors = _ERRORS
+    format = AsyncFormat()
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        if not isinstance(body, dict) or body.get("inputs") is None:
+            raise InvalidPayload("the body must be a JSON object with 'inputs', 'prompt' or 'messages'")
+        given = read_parameters_field(body)
+        model, adapter = read_served(body, context)
+        streams = read_stream(body, given)
+        parameters = read_sampled(
+            given, context, generation=context.generation, max_new_tokens=_MAX_NEW_TOKENS, table=TABLE
+        )
+        request = _request(body["inputs"], given, parameters, context, adapter)
+        if streams and request.sampling.prompt_logprobs:
+            raise InvalidParameter("parameters.decoder_input_details=true: is not available when streaming")
+
+        def reply(change: Change | None = None) -> Reply:
+            if streams:
+                return AsyncStream(self.format, request, JSONLINES, self.errors, change=change)
+            return DocumentReply(self.format, request, change=change, framing=JSON_LINE)
+
+        def as_openai() -> Reply:
+            return completion_of(request, Head(*identity("cmpl"), model, context.fingerprint), streams=streams)
+
+        names = [*_ignored(body, given, context), *ignored(parameters)]
+        return ParsedRequest((request,), reply(), self.errors, names, streams, reply, as_openai)
+
+
+def _request(
+    inputs: Any,
+    given: Mapping[str, Any],
+    parameters: ParsedParameters,
+    context: ServerContext,
+    adapter: Adapter | None,
+) -> Request:
+    prompt = _read_prompt(inputs)
+    flags = {name: read_field(given, name) for name in ("details", "return_full_text", "truncate")}
+    others, sampling = parameters.others, parameters.sampling
+    return Request(
+        text_of(prompt, "inputs", context),
+        sampling._replace(prompt_logprobs=sampling.prompt_logprobs and bool(flags["details"])),
+        truncation=keep_last(flags["truncate"] or others.get("truncate")),
+        details=bool(flags["details"]),
+        full_text=bool(flags["return_full_text"] or others.get("echo")),
+        prompt_ids=None if isinstance(prompt, str) else prompt,
+        adapter=adapter,
+        priority=others.get("priority", 0),
+        min_free_tokens=None if "max_new_tokens" in parameters.names else 1,
+        names=_names(parameters),
+    )
+
+
+def _read_prompt(inputs: Any) -> Text:
+    try:
+        (prompt,) = read_texts(inputs, "inputs", 1, "prompts")
+    except TooManyTexts as error:
+        raise InvalidPayload(f"{error.message}; a body with 'prompt' in the place of 'inputs' takes several") from None
+    return prompt
+
+
+def _ignored(body: Mapping[str, Any], given: Mapping[str, Any], context: ServerContext) -> list[str]:
+    """List the names without effect: those that nobody knows, and those whose effect LMI's answer does not show."""
+    unshown = [name for name in _UNSHOWN if given.get(name) not in (None, 0, 1)]
+    if given.get("decoder_input_details") and not given.get("details"):
+        unshown.append("decoder_input_details")
+    names = [name for name in body if name not in FIELDS]
+    names += [f"parameters.{name}" for name in given if name not in _KNOWN]
+    return [*report_unknown(names, body, context), *(f"parameters.{name}" for name in unshown)]
+
+
+def _names(parameters: ParsedParameters) -> FieldNames:
+    """Return the client's names of the fields that later checks refuse."""
+    names, default = parameters.names, FieldNames()
+    return default._replace(
+        max_new_tokens=names.get("max_new_tokens", default.max_new_tokens),
+        bad_token_ids="parameters.bad_words",
+        structured_output=names.get("structured_output", "parameters.response_format"),
+    )
+
+
+class AsyncChat(OpenAiChat):
+    """vLLM's chat as LMI's async mode answers it: streams are lines, without [DONE]."""
+
+    name = "lmi_async_chat"
+    errors = _ERRORS
+    table = Table({name: one for name, one in CHAT.parameters.items() if name != "adapters"})
+    fields: Mapping[str, Shape] = {**OpenAiChat.fields, **ADAPTERS, "inputs": NULL}  # or the body would be no chat
+    whole: Framing = JSON_LINE
+    stream: Framing = _EVENTS
+
+    def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
+        return read_served(body, context)
+
+    def answer(self, chat: ParsedChat) -> ParsedRequest:
+        return _as_openai(super().answer(chat))
+
+
+class AsyncCompletions(OpenAiCompletions):
+    """vLLM's completions as LMI's async mode answers them."""
+
+    name = "lmi_async_completions"
+    errors = _ERRORS
+    table = Table({name: one for name, one in COMPLETIONS.parameters.items() if name != "adapters"})
+    fields: Mapping[str, Shape] = {**OpenAiCompletions.fields, **ADAPTERS, "inputs": NULL}
+    whole: Framing = JSON_LINE
+    stream: Framing = _EVENTS
+
+    def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
+        return read_served(body, context)
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        return _as_openai(super().parse(body, context))
+
+
+def _as_openai(request: ParsedRequest) -> ParsedRequest:
+    """Say that the reply is OpenAI's, which a user's output formatter may take."""
+    return request._replace(as_openai=lambda: request.reply)

@@ -1,0 +1,92 @@
+"""LMI's async mode over HTTP: which bodies it answers, with what headers, beside which routes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.app.server import serve
+from tests.servers import LiveServer
+
+ASYNC = ("--engine", "echo", "-o", "option.async_mode=true", "-o", "option.rolling_batch=disable")
+TWO = {"max_new_tokens": 2}
+CHAT = {"messages": [{"role": "user", "content": "a b"}], "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with serve(*ASYNC) as found:
+        yield found
+
+
+def test_a_whole_answer_has_its_length(server: LiveServer) -> None:
+    found = server.post({"inputs": "a b", "parameters": TWO})
+    assert found.content == b'{"generated_text":" a b"}\n'
+    assert found.headers["content-type"] == "application/json"
+    assert found.headers["content-length"] == str(len(found.content))
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/predictions/model", "/models/model/invoke"])
+def test_a_stream_is_lines_on_every_route(server: LiveServer, path: str) -> None:
+    found = server.post({"inputs": "a b", "parameters": TWO, "stream": True}, path)
+    assert found.headers["content-type"] == "application/jsonlines"
+    first, last, *ends = found.text.split("\n")
+    assert '"generated_text":null' in first
+    assert '"generated_text":" a b"' in last
+    assert ends == ["", "", ""]
+
+
+def test_chats_and_prompts_stream_openais_chunks_as_lines(server: LiveServer) -> None:
+    for body in (CHAT, {"prompt": "a b", "max_tokens": 2}):
+        found = server.post({"model": "lmi", **body, "stream": True})
+        assert found.headers["content-type"] == "application/jsonlines"
+        assert found.text.endswith('"finish_reason":"length"}]}\n\n')
+        assert "data:" not in found.text
+
+
+def test_openais_own_routes_stay_openais(server: LiveServer) -> None:
+    found = server.post({"model": "lmi", **CHAT, "stream": True}, "/v1/chat/completions")
+    assert found.headers["content-type"].startswith("text/event-stream")
+    assert found.text.endswith("data: [DONE]\n\n")
+    listed = httpx.get(server.url + "/v1/models").json()["data"]
+    assert [model["id"] for model in listed] == ["model", "lmi"]
+
+
+def test_text_is_a_prompt(server: LiveServer) -> None:
+    found = httpx.post(server.url + "/invocations", content=b"a b", headers={"content-type": "text/plain"})
+    assert found.json()["generated_text"].startswith(" a b")
+
+
+def test_what_has_no_effect_is_reported(server: LiveServer) -> None:
+    found = server.post({"inputs": "a", "parameters": {**TWO, "n": 2, "num_beams": 3, "topk": 1}})
+    assert found.status_code == 200
+    assert found.headers["x-lmi-ignored-parameters"] == "parameters.num_beams, parameters.topk, parameters.n"
+
+
+def test_refusals_have_vllms_statuses(server: LiveServer) -> None:
+    for body, status, begins in (
+        ([], 424, "Input parsing failed: the body must be a JSON object"),
+        ({"text": "a"}, 424, "Input parsing failed: the body must be a JSON object"),
+        ({"inputs": "a", "parameters": {"top_p": "x"}}, 424, "Input parsing failed: parameters.top_p="),
+        ({"inputs": "a", "model": "b"}, 404, "Model not found: b; served here: lmi, model"),
+        ({"inputs": "a", "parameters": {"max_new_tokens": 10**8}}, 400, "parameters.max_new_tokens="),
+        ({**CHAT, "max_tokens": 10**8}, 400, "max_tokens="),
+    ):
+        found = server.post(body)
+        assert (found.status_code, found.json()["code"]) == (status, status), found.text
+        assert found.json()["error"].startswith(begins)
+        assert set(found.json()) == {"error", "code"}
+
+
+def test_chats_may_have_openais_form_all_the_same() -> None:
+    with serve(*ASYNC, "-o", "option.openai_compat=true") as server:
+        assert server.post({**CHAT, "stream": True}).headers["content-type"].startswith("text/event-stream")
+        assert server.post({"inputs": "a b", "parameters": TWO}).content == b'{"generated_text":" a b"}\n'
+
+
+def test_served_names_replace_lmi() -> None:
+    with serve(*ASYNC, "-o", "option.served_model_name=abc") as server:
+        assert server.post({"prompt": "a", "max_tokens": 1}).json()["model"] == "abc"
+        assert server.post({"inputs": "a", "model": "lmi"}).status_code == 404
