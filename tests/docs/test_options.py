@@ -25,7 +25,7 @@ EXCEPTIONS = {
 
 _OPTION = re.compile(r"(?<![\w.])option\.\w+")
 _VARIABLE = re.compile(r"\b(?:OPTION|SERVING)_[A-Z][A-Z0-9_]+\b")
-_TABLE = re.compile(r"<!-- (options|variables|arguments): begin -->.*?<!-- \1: end -->", re.DOTALL)
+_TABLE = re.compile(r"<!-- (frequent|options|variables|arguments): begin -->.*?<!-- \1: end -->", re.DOTALL)
 """A table of the names of LMI, TGI or vLLM, which other tests hold to the code."""
 
 _DEFAULT = re.compile(r"^\| `([\w.]+)` \| ([\d,]+)(?: s)? \|", re.MULTILINE)

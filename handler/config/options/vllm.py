@@ -8,11 +8,18 @@ from handler.config.options.option import Option, boolean, integer, json_object,
 _VLLM = ("vllm",)
 
 
+def load_format(text: str) -> str:
+    """Parse a format of the weights; vLLM checks its own names."""
+    if text == "sagemaker_fast_model_loader":
+        raise ValueError("only AWS's builds of vLLM in LMI's images up to v15 have it; leave it out")
+    return string(text)
+
+
 VLLM = (
     Option("option.guided_decoding", "guided_decoding", boolean, True, "accept structured output (schemas, expressions, grammars) from clients; each is checked in a process of its own before the engine gets it (documents: vllm)", engines=_VLLM),
     Option("option.gpu_memory_utilization", "gpu_memory_utilization", number(0.01, 1), None, "share of a GPU's memory that weights and KV cache may take (vLLM: 0.9 or so)", engines=_VLLM),
     Option("option.enforce_eager", "enforce_eager", boolean, None, "no CUDA graphs and no compilation: starts sooner, runs slower", engines=_VLLM),
-    Option("option.load_format", "load_format", string, None, "format of the weights: auto, safetensors, dummy, runai_streamer, ...", engines=_VLLM),
+    Option("option.load_format", "load_format", load_format, None, "format of the weights: auto, safetensors, dummy, runai_streamer, ...", engines=_VLLM),
     Option("option.kv_cache_dtype", "kv_cache_dtype", string, None, "precision of the KV cache: auto, fp8, ...", engines=_VLLM),
     Option("option.block_size", "block_size", integer(1), None, "tokens in a block of the KV cache", engines=_VLLM),
     Option("option.max_logprobs", "max_logprobs", integer(-1), -1, "largest number of alternatives to a token; -1: no limit", engines=_VLLM),

@@ -140,3 +140,9 @@ def test_echo_tries_an_unchanged_file() -> None:
 @pytest.mark.parametrize("line", ["option.speculative_model=x", "option.gpu_memory_utilization=2"])
 def test_echo_refuses_what_the_engine_would_refuse(line: str) -> None:
     assert read(line, engine="echo").problems
+
+
+def test_a_format_of_weights_that_only_lmis_own_vllm_had_is_refused() -> None:
+    (problem,) = read("option.load_format=sagemaker_fast_model_loader").problems
+    assert problem.message.startswith("only AWS's builds of vLLM")
+    assert config("option.load_format=runai_streamer").engine_options["load_format"] == "runai_streamer"

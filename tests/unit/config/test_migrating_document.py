@@ -19,6 +19,7 @@ from handler.config.options.lookup import find_option
 from handler.config.options.option import OF_JAVA, Gone
 from handler.config.options.variables import VARIABLES
 from tests.docs.pages import fill, table
+from tests.unit.config.frequent_options import ROWS
 
 DOCUMENTS = Path(__file__).parents[3] / "docs" / "migrating"
 ENGINES = ("vllm", "trtllm")
@@ -81,7 +82,7 @@ prompt_adapters disable_frontend_multiprocessing expand_tools_even_if_tool_choic
 def render() -> dict[Path, str]:
     """Each page with its generated parts."""
     parts = {
-        "lmi": {"options": _lmi()},
+        "lmi": {"frequent": _frequent(), "options": _lmi()},
         "tgi": {"variables": _tgi()},
         "aws-vllm": {"variables": _variables(VARIABLES_OF["aws-vllm"]), "arguments": _vllm()},
     }
@@ -97,6 +98,11 @@ def _lmi() -> str:
     names |= {one.key for one in OPTIONS if "trtllm" in one.engines or one.of_java or not one.key.startswith("option.")}
     rows = ((f"`{name}`", *(answer(name, engine) for engine in ENGINES)) for name in sorted(names))
     return table(("option", "with vLLM", "with TensorRT-LLM"), rows)
+
+
+def _frequent() -> str:
+    rows = ((f"`{row.name}`", f"`{row.value}`", row.meaning) for row in ROWS)
+    return table(("option", "for example", "here, with vLLM"), rows)
 
 
 def _tgi() -> str:
