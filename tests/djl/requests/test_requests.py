@@ -19,7 +19,12 @@ from tests.servers import LiveServer, http, serve, wait_for
 
 pytestmark = [pytest.mark.djl, pytest.mark.long]
 
-HANDLER = {"option.entryPoint": "handler.entry", "option.llm_engine": "echo", "option.echo_cues": "true"}
+HANDLER = {
+    "option.entryPoint": "handler.entry",
+    "option.llm_engine": "echo",
+    "option.echo_cues": "true",
+    "option.lmi_version": "0.28",  # the embedded server's default; by default it is DJL's own: test_versions.py
+}
 NEVER = "999"
 
 
