@@ -62,6 +62,11 @@ def is_missing(error: ClientError) -> bool:
     )
 
 
+def is_denied(error: ClientError) -> bool:
+    """Whether the caller's policies do not allow the call."""
+    return error_code(error) in _DENIED
+
+
 def as_deploy_error(error: BotoCoreError | ClientError) -> DeployError:
     """Convert an error of boto3, with advice."""
     if isinstance(error, NoCredentialsError):
@@ -74,7 +79,7 @@ def as_deploy_error(error: BotoCoreError | ClientError) -> DeployError:
         message = f"{error.operation_name}: {error_code(error)}: {error.response.get('Error', {}).get('Message', '')}"
         if error_code(error) in NOT_VALID:
             return NotAllowed(message, SIGN_IN_AGAIN)
-        if error_code(error) in _DENIED:
+        if is_denied(error):
             return NotAllowed(message, "`lmi deploy iam` prints what the deployer and the role must be allowed.")
         return DeployError(message, advice(message))
     return DeployError(str(error))

@@ -33,12 +33,12 @@ _NEW_STREAMS = 26  # LMI v26 and v27 still have DJL Serving 0.36, and the rollin
 
 
 def read_lmi_version(text: str) -> LmiVersion:
-    """Parse a release, as 0.36 or 0.36.0.
+    """Parse a release, as 0.36 or 0.36.0; 0.3 is what YAML makes of 0.30.
 
     Raises:
         ValueError: there is no such release; the message names those that there are.
     """
-    found = re.fullmatch(r"(\d+)\.(\d+)(\.\d+)?", text)
+    found = re.fullmatch(r"(\d+)\.(\d+)(\.\d+)?", "0.30" if text == "0.3" else text)
     version = LmiVersion(int(found[1]), int(found[2])) if found and len(text) < 20 else None
     if version not in VERSIONS:
         raise ValueError(f"must be one of {', '.join(map(str, VERSIONS))}")

@@ -149,10 +149,12 @@ def test_deploy_imports_of_the_handler_only_its_load_generator_reports_and_optio
     options = {
         "handler.config.engines",
         "handler.config.gpus",
+        "handler.config.lmi_version",
         "handler.config.loader",
         "handler.config.options",
         "handler.config.options.lookup",
         "handler.config.options.variables",
+        "handler.config.sources",
     }
     assert used == {"handler.bench.load", "handler.bench.report.arguments", "handler.bench.report.progress", *options}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -16,6 +16,7 @@ from deploy.cli.views.plan import as_json, candidates_table, print_checks, print
 from deploy.deployer.aws_errors import why_unreachable
 from deploy.deployer.live import look
 from deploy.deployer.preparation import Comparison, Preparation, compare, compare_offline, prepare
+from deploy.deployer.release import keep_release
 from deploy.preflight.check import Check
 from deploy.preflight.checks import over_the_network, preflight
 from deploy.resolve.advice import advice
@@ -50,7 +51,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _print_online(spec: Spec, aws: Aws, arguments: argparse.Namespace) -> int:
     preparation = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
-    comparison = compare(preparation, aws, look(aws, spec.name, preparation.resources_in_order), adopt=arguments.adopt)
+    live = look(aws, spec.name, preparation.resources_in_order)
+    preparation, kept = keep_release(
+        preparation, aws, live, adopt=arguments.adopt, allow_plaintext_secret=arguments.allow_plaintext_secret
+    )
+    comparison = compare(preparation, aws, live, adopt=arguments.adopt)
+    comparison = replace(comparison, warnings=(*kept, *comparison.warnings))
     # The plan says whom the name belongs to.
     checks = preflight(aws, spec, preparation.decision, fetch=over_the_network, without=("name",))
     _print(preparation, comparison, checks, None, arguments)

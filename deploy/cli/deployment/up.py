@@ -18,6 +18,7 @@ from deploy.cli.views.upload import upload_progress
 from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle
 from deploy.deployer.interruption import interruptible, interruption_report, status_of
 from deploy.deployer.preparation import compare, prepare, upload_model
+from deploy.deployer.release import keep_release
 from deploy.deployer.wait import time_limit
 from deploy.errors import NotThere
 from deploy.preflight.checks import over_the_network, preflight, refuse_errors
@@ -72,8 +73,12 @@ def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespac
         live = look_when_idle(aws, spec.name, preparation.resources_in_order, options)
     if command == "update" and live.endpoint is None:
         raise NotThere(f"there is no endpoint {spec.name} in {aws.region}", "`lmi deploy up` makes it.")
+    preparation, kept = keep_release(
+        preparation, aws, live, adopt=arguments.adopt, allow_plaintext_secret=arguments.allow_plaintext_secret
+    )
+    spec = preparation.spec
     comparison = compare(preparation, aws, live, adopt=arguments.adopt)
-    print_warnings(console, comparison.warnings)
+    print_warnings(console, (*kept, *comparison.warnings))
     if not comparison.plan.changing:
         say(console, f"{spec.name} is as the specification says; nothing to do.")
         return 0

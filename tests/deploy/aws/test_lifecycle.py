@@ -87,6 +87,74 @@ def test_plan_and_up_say_that_an_update_takes_back_what_was_scaled_by_hand(
         assert "is scaled to 5 instances, instance.count is 2" in " ".join(capsys.readouterr().out.split())
 
 
+LMI = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.36.0-lmi22.0.0-cu129"
+
+
+def another_s_endpoint(cloud: Cloud, image: str, name: str = f"{NAME}-old") -> None:
+    """As somebody made it by hand, with one of AWS's images."""
+    sagemaker, role = cloud.client("sagemaker"), "arn:aws:iam::123456789012:role/model"
+    sagemaker.create_model(ModelName=name, ExecutionRoleArn=role, PrimaryContainer={"Image": image})
+    variant = {"VariantName": "AllTraffic", "ModelName": name, "InstanceType": "ml.g6e.2xlarge"}
+    sagemaker.create_endpoint_config(
+        EndpointConfigName=name, ProductionVariants=[{**variant, "InitialInstanceCount": 2}]
+    )
+    sagemaker.create_endpoint(EndpointName=NAME, EndpointConfigName=name)
+    while sagemaker.describe_endpoint(EndpointName=NAME)["EndpointStatus"] != "InService":
+        pass
+    cloud.calls.clear()
+
+
+def served(cloud: Cloud) -> Any:
+    """The environment of the model that the endpoint has."""
+    things = cloud.sagemaker.things
+    config = things["endpoint-config", things["endpoint", NAME].request["EndpointConfigName"]].request
+    model = things["model", config["ProductionVariants"][0]["ModelName"]].request
+    return model["PrimaryContainer"].get("Environment", {}).get("OPTION_LMI_VERSION")
+
+
+def test_an_endpoint_that_is_taken_over_keeps_the_release_of_its_image(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    another_s_endpoint(cloud, LMI)
+    path = file(tmp_path, scaling=None)
+    assert main(["plan", path, "--adopt"]) == 0
+    said = "llama keeps answering as LMI 0.36: write options.lmi_version: '0.36', or another release"
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert main(["up", path, "--adopt", "--yes"]) == 0
+    assert served(cloud) == "0.36"
+    capsys.readouterr()
+    assert main(["up", path, "--yes"]) == 0  # the same file changes nothing
+    assert "nothing to do" in " ".join(capsys.readouterr().out.split())
+    assert main(["up", file(tmp_path, scaling=None, options={"lmi_version": "0.30"}), "--yes"]) == 0
+    assert served(cloud) == "0.30"
+
+
+def test_a_specification_that_names_a_release_has_that(cloud: Cloud, tmp_path: Path, main: Deployer) -> None:
+    another_s_endpoint(cloud, LMI)
+    assert main(["up", file(tmp_path, scaling=None, options={"lmi_version": "0.30"}), "--adopt", "--yes"]) == 0
+    assert served(cloud) == "0.30"
+
+
+@pytest.mark.parametrize("image", ["x", LMI.replace("0.36.0-lmi22.0.0-cu129", "latest")])
+def test_an_image_that_tells_no_release_changes_nothing(
+    cloud: Cloud, tmp_path: Path, main: Deployer, image: str
+) -> None:
+    another_s_endpoint(cloud, image)
+    assert main(["up", file(tmp_path, scaling=None), "--adopt", "--yes"]) == 0
+    assert served(cloud) is None
+
+
+def test_an_image_that_may_not_be_read_is_said(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    another_s_endpoint(cloud, LMI, "by-hand")
+    main(["plan", file(tmp_path, scaling=None), "--adopt"])
+    said = "llama's image may not be read: write LMI's release into options.lmi_version"
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert [need.action for need in cloud.denied] == ["sagemaker:DescribeEndpointConfig"]
+    cloud.denied.clear()
+
+
 def test_pools_are_created_shown_changed_and_deleted(
     cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,10 +41,14 @@ def test_each_release_is_comparable(release: LmiVersion) -> None:
     assert pickle.loads(pickle.dumps(found.lmi_version)) == release
 
 
-@pytest.mark.parametrize("text", ["0.27", "0.39", "28", "1.0", "0.28.x", "latest", "", "0.3", "9" * 5000 + ".1"])
+@pytest.mark.parametrize("text", ["0.27", "0.39", "28", "1.0", "0.28.x", "latest", "", "0.4", "9" * 5000 + ".1"])
 def test_a_release_that_does_not_exist_is_refused_with_those_that_do(text: str) -> None:
     with pytest.raises(ConfigError, match=r"option\.lmi_version.*must be one of 0\.28, 0\.29, .*, 0\.37, 0\.38"):
         read_config(environ={"OPTION_LMI_VERSION": text}).checked()
+
+
+def test_what_yaml_makes_of_0_30_is_0_30() -> None:
+    assert version("option.lmi_version=0.3")[0] == "0.30"
 
 
 def test_lmis_async_mode_tells_0_36() -> None:

@@ -1,0 +1,85 @@
+"""Keep LMI's release for the clients of an endpoint that is taken over.
+
+The tag of its AWS image tells the release, while it has that image. What `--adopt` writes stands in the model's
+environment, and later runs keep it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from botocore.exceptions import ClientError
+
+from deploy.aws import Aws, is_denied
+from deploy.deployer.calls import show
+from deploy.deployer.live import Live
+from deploy.deployer.preparation import Preparation
+from deploy.resources.build import resources
+from deploy.resources.resource import Json, Kind
+from deploy.spec import Spec
+from deploy.spec.options import is_aws_image, settings_of
+from handler.config.lmi_version import KEY, release_of
+from handler.config.options.lookup import variable
+from handler.config.sources import Setting, from_file
+
+_VARIABLE = variable(KEY)
+_FIELD = f"options.{KEY.removeprefix('option.')}"
+
+
+def keep_release(
+    preparation: Preparation, aws: Aws, live: Live, *, adopt: bool, allow_plaintext_secret: bool = False
+) -> tuple[Preparation, tuple[str, ...]]:
+    """Return the preparation with the endpoint's release of LMI, and warnings, a sentence each.
+
+    A specification that names a release, and one for AWS's own image, stay as they are.
+
+    Args:
+        adopt, allow_plaintext_secret: as in `compare` and `prepare`.
+    """
+    spec, endpoint = preparation.spec, live.endpoint
+    if endpoint is None or is_aws_image(preparation.decision.image) or _names_release(spec):
+        return preparation, ()
+    config = str(endpoint.description["EndpointConfigName"])
+    try:
+        told = [_told(container, adopt=adopt) for container in _containers(config, aws, live, adopt=adopt)]
+    except ClientError as error:
+        if not is_denied(error):
+            raise
+        return preparation, (f"{endpoint.name}'s image may not be read: write LMI's release into {_FIELD}",)
+    version = next(filter(None, told), "")
+    if not version:
+        return preparation, ()
+    spec = spec.model_copy(update={"environment": {**spec.environment, _VARIABLE: version}})
+    wanted = resources(spec, preparation.decision, allow_plaintext_secret=allow_plaintext_secret)
+    said = f"{endpoint.name} keeps answering as LMI {version}: write {_FIELD}: '{version}', or another release"
+    return replace(preparation, spec=spec, resources_in_order=wanted), (said,)
+
+
+def _names_release(spec: Spec) -> bool:
+    file = spec.model.directory / "serving.properties" if spec.model.directory else None
+    own = [item.key for item in from_file(file) if isinstance(item, Setting)] if file and file.is_file() else []
+    return KEY in own or any(item.name == _VARIABLE for item in settings_of(spec.options, spec.environment))
+
+
+def _containers(config: str, aws: Aws, live: Live, *, adopt: bool) -> Iterator[Json]:
+    """Yield the containers of an endpoint's models; without `adopt` only of those that the deployment owns."""
+    found = _described(Kind.ENDPOINT_CONFIG, config, aws, live, adopt=adopt) or {}
+    for variant in found.get("ProductionVariants", ()):
+        if (name := variant.get("ModelName")) is not None:
+            model = _described(Kind.MODEL, name, aws, live, adopt=adopt) or {}
+            yield from (one for one in (model.get("PrimaryContainer"), *model.get("Containers", ())) if one)
+
+
+def _described(kind: Kind, name: str, aws: Aws, live: Live, *, adopt: bool) -> Json | None:
+    existing = live.get(kind, (name,))
+    if existing is not None:
+        return existing.description
+    return show(aws, kind, (name,)) if adopt else None
+
+
+def _told(container: Json, *, adopt: bool) -> str:
+    image = str(container.get("Image", ""))
+    if adopt and is_aws_image(image):
+        return str(release_of(image.rpartition(":")[2]) or "")
+    return str(container.get("Environment", {}).get(_VARIABLE, ""))
