@@ -94,6 +94,7 @@ ENV LMI_FRONT=djl \
     OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
     PRTE_ALLOW_RUN_AS_ROOT=1 \
     PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+    PIP_BREAK_SYSTEM_PACKAGES=1 \
     PYTHONUNBUFFERED=1
 LABEL org.opencontainers.image.title="lmi-handler trtllm" \
       org.opencontainers.image.description="LLM serving for SageMaker: TensorRT-LLM behind DJL Serving" \
@@ -115,6 +116,7 @@ RUN python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt starle
     && python3 -c 'import handler.container.start, handler.entry'
 ENV LMI_FRONT=djl \
     OPTION_LLM_ENGINE=vllm \
+    PIP_BREAK_SYSTEM_PACKAGES=1 \
     PYTHONUNBUFFERED=1
 LABEL org.opencontainers.image.title="lmi-handler lmi" \
       org.opencontainers.image.description="LLM serving for SageMaker: AWS's LMI image with another handler" \

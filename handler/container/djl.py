@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from handler.config import requirements
 from handler.config.config import Config
 from handler.config.loader import read_config
 from handler.config.model_files import locate
@@ -70,7 +71,7 @@ def make_model(
     """Make a model directory at `target`, as SageMaker's is read-only and lacks Java's settings.
 
     Files of the model data are linked. serving.properties is copied, with our lines added. requirements.txt is left
-    out, as DJL would install it at every start.
+    out: DJL would install it offline and without what it needs itself (`ai.djl.offline`), so it is installed here.
 
     Args:
         since: DJL Serving's version.
@@ -85,8 +86,6 @@ def make_model(
         shutil.rmtree(target)
     target.mkdir(parents=True)
     files = {entry.name: entry for entry in sorted(source.directory.iterdir())} if source.directory else {}
-    if "requirements.txt" in files:
-        log.warning("%s is not installed: build what it names into the image", files["requirements.txt"])
     for name, entry in files.items():
         if name not in _NOT_LINKED:
             (target / name).symlink_to(entry)
@@ -106,7 +105,10 @@ def make_model(
     if not config.origins.keys() & _MODES:
         mode = _ASYNC if since >= _ASYNC_SINCE and not config.tgi_compat else _ROLLING  # whose answers are TGI's
     file.write_text("\n".join([*lines, *mode, own, *arguments.options, *_rolling_batch(config), ""]), encoding="utf-8")
-    return _check(file, environ, asynchronous=mode == _ASYNC)
+    name = _check(file, environ, asynchronous=mode == _ASYNC)
+    if (packages := requirements.requirements_file(source.directory, wanted=config.install_requirements)) is not None:
+        requirements.install(packages, environ)
+    return name
 
 
 def _entry_point(file: Path | None, environ: Mapping[str, str]) -> str:

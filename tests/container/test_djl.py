@@ -14,6 +14,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
+from handler.config import requirements
 from handler.config.loader import read_config
 from handler.container import djl
 from handler.container.arguments import Arguments
@@ -35,6 +36,20 @@ def target(tmp_path: Path) -> Path:
 
 def properties(target: Path) -> list[str]:
     return (target / "serving.properties").read_text().split()
+
+
+def test_requirements_are_installed_before_java_starts(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed: list[Path] = []
+    monkeypatch.setattr(requirements, "install", lambda file, environ: installed.append(file))
+    data = model_data(tmp_path, "")
+    for name in ("config.json", "requirements.txt"):
+        (data / name).touch()
+    for options in ((), ("option.install_requirements=false",)):
+        djl.make_model(Arguments(8080, options), ModelSource(data, str(data), {}), {}, target, (0, 36, 0))
+    assert installed == [data / "requirements.txt"]
+    assert not (target / "requirements.txt").exists()
 
 
 def test_model_directory_holds_links_and_the_file_s_own_lines(tmp_path: Path, target: Path) -> None:

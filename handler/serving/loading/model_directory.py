@@ -6,12 +6,12 @@ import logging
 from pathlib import Path
 
 from handler import engines
-from handler.config import environment
+from handler.config import environment, requirements
 from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.framing import FRAMINGS
 from handler.engines.process.engine_loop import Spec
-from handler.plugins.functions import Formatters, choose, find_formatters, model_py
+from handler.plugins.functions import Formatters, choose, find_formatters
 from handler.plugins.tool_parser import load_tool_format
 from handler.scheduler.lora.files import adapters_in
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
@@ -22,6 +22,8 @@ log = logging.getLogger("handler.launch")
 def model_formatters(config: Config, directory: Path | None = None) -> Formatters:
     """Return the formatters of a model.py, and the parser of tool calls; importing them runs them.
 
+    Before that, what requirements.txt beside model.py names is installed.
+
     Args:
         config: may name the formatters.
         directory: where model.py lies; by default beside serving.properties, else in the model's own directory.
@@ -30,8 +32,8 @@ def model_formatters(config: Config, directory: Path | None = None) -> Formatter
         ConfigError: model.py cannot be used, or an option names what it does not have.
     """
     own = model_py_directory(config) if directory is None else None  # DJL Serving installs requirements.txt itself
-    if own is not None and model_py(own) is not None and (requirements := own / "requirements.txt").is_file():
-        log.warning("%s is not installed: build what model.py imports into the image", requirements)
+    if (file := requirements.requirements_file(own, wanted=config.install_requirements)) is not None:
+        requirements.install(file)
     formatters = find_formatters(directory or own)
     try:
         key, name = "option.input_formatter", config.input_formatter

@@ -76,8 +76,10 @@ def test_a_check_runs_nothing_of_a_users_files(tmp_path: Path) -> None:
     for name in ("model.py", "calls.py"):
         (tmp_path / name).write_text("raise SystemExit('it runs')  # '\\d'\n")
     (tmp_path / "serving.properties").write_text("option.tool_parser_plugin=calls.py\n")
+    (tmp_path / "requirements.txt").write_text("no-such-package-of-lmi\n")
     ended = serve("--engine", "echo", "--properties", str(tmp_path / "serving.properties"), "--check")
     assert (ended.returncode, ended.stderr) == (0, "")
+    assert f"{tmp_path}/requirements.txt: the start installs what it names" in ended.stdout
 
 
 MISSING = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,12 +115,3 @@ def test_each_variable_is_refused_by_name(java: bool) -> None:
 
 def test_the_scripts_own_default_name_asks_for_nothing() -> None:
     assert not read_config(environ={"CUSTOM_SCRIPT_FILENAME": "model.py", "CUSTOM_PRE_PROCESS": ""}).problems
-
-
-def test_requirements_that_are_not_installed_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("model.py", "serving.properties"):
-        (tmp_path / name).touch()
-    (tmp_path / "requirements.txt").write_text("numpy\n")
-    caplog.set_level(logging.WARNING)
-    model_formatters(read_config(properties=tmp_path / "serving.properties", environ={}).config)
-    assert f"{tmp_path}/requirements.txt is not installed" in caplog.text
