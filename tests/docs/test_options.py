@@ -16,7 +16,10 @@ EXCEPTIONS = {
     "option.entryPoint": "DJL Serving reads it; the embedded server takes a few values",
     "option.cluster_size": "LMI's, as an example of a refused one",
     "option.draft_model_id": "LMI's, as an example of a refused one",
-    "option.sessions_s3url": "LMI's, named as refused",
+    **dict.fromkeys(
+        ("option.sessions_s3url", "option.load_in_8bit", "option.load_in_4bit", "option.max_draft_len"),
+        "LMI's, named as refused",
+    ),
     "option.max_model_length": "misspelt, to show the message",
     "option.tgi_compt": "misspelt, to show the message",
     **dict.fromkeys(("option.key", "option.x", "option.x_y", "option.X", "x_y"), "stands for any option"),
