@@ -12,6 +12,8 @@ DOCUMENT = ROOT / "docs" / "migrating" / "README.md"
 
 _LMI = "tests/unit/protocols/lmi/test_versions.py::"
 
+_CONFIG = "tests/unit/config/test_lmi_version.py::"
+
 TESTS = {
     "the text of a dynamic batch, where `return_full_text` is absent": (
         _LMI + "test_a_dynamic_batchs_text_begins_with_its_prompt_since_0_29"
@@ -23,6 +25,8 @@ TESTS = {
     "a chat without other parameters of sampling": (
         "tests/unit/serving/test_generation.py::test_lmis_chats_heed_it_since_0_32"
     ),
+    "`option.async_mode=true`, and LMI's async handlers": _CONFIG + "test_the_schema_of_the_async_mode",
+    "neither `option.rolling_batch` nor `batch_size` chooses a mode": _CONFIG + "test_the_schema_of_the_async_mode",
     "a streamed chat in rolling batch": _LMI + "test_a_chat_streams_json_lines_and_events_since_0_37",
 }
 """The rows by what changes, and the test that holds each."""
