@@ -113,15 +113,17 @@ test-dynamo: dev ## 2 min: the engine openai in front of our own server, and of 
 test-uvicorn: dev ## 1 min: the HTTP tests on the lowest and the newest uvicorn that pyproject.toml allows
 	$(BIN)/python -m tests.accept.uvicorn_versions $(VENV)-uvicorn
 
-test-python: test-python-3.10 test-python-3.13 ## 3 min: units on Python 3.10 and 3.13, and half of the app on each
+test-python: test-python-3.10 test-python-3.13 ## 2 min: units on Python 3.10 and 3.13, and half of the app on each
 
-# The two share the large folders of tests/app; the API's document, which no version of Python changes, has neither.
-# `make test` has all of them.
-APP-3.10 = --ignore tests/app/dialects
-APP-3.13 = --ignore tests/app/serving --ignore tests/app/http --ignore tests/app/security --ignore tests/app/media \
-	--ignore tests/app/dialects/test_openapi.py
+# The two share the large folders. Neither has what no version of Python changes: texts and imports of our own, which
+# `make test` reads, and the API's document. Engines' files and downloads, and replicas, run on the lowest one.
+TEXTS = $(addprefix --ignore tests/unit/,test_structure.py test_messages.py test_makefile.py \
+	config/test_options_document.py config/test_migrating_document.py protocols/test_wire_document.py)
+SHARE-3.10 = --ignore tests/app/dialects
+SHARE-3.13 = --ignore tests/unit/engines --ignore tests/app/test_replicas.py --ignore tests/app/serving \
+	--ignore tests/app/http --ignore tests/app/security --ignore tests/app/media --ignore tests/app/dialects/test_openapi.py
 test-python-%: $(VENV)-%/.dev
-	$(VENV)-$*/bin/pytest $(PARALLEL) $(QUICK) tests/unit tests/app $(APP-$*) --hypothesis-profile fewest
+	$(VENV)-$*/bin/pytest $(PARALLEL) $(QUICK) tests/unit tests/app $(TEXTS) $(SHARE-$*) --hypothesis-profile fewest
 
 test-djl: dev ## 8 min: under DJL's Java engine; needs a JDK and Maven
 	$(PYTEST) -m 'djl and not vllm' tests/djl tests/container
