@@ -161,7 +161,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from handler.serving.loading.model_directory import model_py_directory
 
     reading = read_server_config(arguments.model, arguments.engine, arguments.properties, arguments.options)
-    problems, access = check(reading), OPEN
+    problems, access = check(reading, handlers=True), OPEN
     with problems:
         access = read_access(
             arguments.keys,

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from handler.config.options.variables import hub_token
+from handler.core.custom_handlers import INSTEAD
 from handler.core.errors import ConfigError
 
 _SECRETS = (
@@ -57,6 +58,16 @@ def download_directory() -> Path | None:
 def aws_region() -> str | None:
     """SageMaker's own variable, which boto3 does not read; None leaves the region to boto3."""
     return os.environ.get("AWS_REGION") or None
+
+
+def custom_code() -> dict[str, str]:
+    """The variables that name a user's handlers and middleware, as in AWS's vLLM image."""
+    return {name: value for name in INSTEAD if (value := os.environ.get(name))}
+
+
+def model_path() -> Path:
+    """The directory where SageMaker lays a model."""
+    return Path(os.environ.get("SAGEMAKER_MODEL_PATH") or "/opt/ml/model")
 
 
 def netty_buffer_bytes() -> int:

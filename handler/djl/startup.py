@@ -20,6 +20,7 @@ from handler.config.loader import Reading, read_config
 from handler.config.options.common import ROLLING_BATCHES
 from handler.config.options.lookup import option_key
 from handler.config.sources import Setting, from_environment, from_file, named_engine
+from handler.core.custom_handlers import INSTEAD, SCRIPT
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.engines.process.engine_loop import Spec
 from handler.plugins.functions import Formatters
@@ -96,6 +97,7 @@ def prepare(properties: Mapping[str, Any], version: DjlVersion | None, *, djl: s
         log.warning("%s", warning)
     if version is not None:
         reading = reading._replace(problems=(*reading.problems, *_beyond_java(reading.config, properties, version)))
+    reading = reading._replace(problems=(*reading.problems, *_custom_code()))
     problems, formatters = check(reading, directory), Formatters()
     with problems:
         formatters = model_formatters(reading.config, directory)
@@ -106,6 +108,13 @@ def prepare(properties: Mapping[str, Any], version: DjlVersion | None, *, djl: s
 def steps_rolling(config: Config, properties: Mapping[str, Any], version: DjlVersion) -> bool:
     """Whether Java steps a rolling batch."""
     return config.rolling_batch != "disable" or (version.always_steps and "rolling_batch" in properties)
+
+
+def _custom_code() -> Iterator[Problem]:
+    """Refuse variables that name handlers of AWS's vLLM image, which only the embedded server calls."""
+    for name, value in environment.custom_code().items():
+        if (name, value) != (SCRIPT, "model.py"):
+            yield Problem(f"environment variable {name}", name, f"{name}={value[:200]}: {INSTEAD[name]}")
 
 
 def _beyond_java(config: Config, properties: Mapping[str, Any], version: DjlVersion) -> Iterator[Problem]:

@@ -11,12 +11,13 @@ import time
 import traceback
 
 from starlette.routing import Route, Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.config.config import Config
 from handler.config.loader import read_server_config
 from handler.core.errors import ConfigError, Forbidden, InvalidPayload, ModelNotFound, RouteNotFound
 from handler.http.asgi import Endpoint, headers_by_name, send_answer, send_error, send_json
+from handler.http.custom import FASTAPI, CustomCode
 from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.routes.adapters import AdapterRoutes
 from handler.http.routes.inference import Inference
@@ -28,6 +29,8 @@ from handler.http.security.access import OPEN, Access, read_access
 from handler.http.security.allowed_hosts import AllowedHosts
 from handler.http.security.api_keys import ApiKeys
 from handler.http.security.cors import Cors
+from handler.plugins.aws import Handlers
+from handler.plugins.functions import Formatters
 from handler.protocols import registry
 from handler.protocols.kernel.http_response import HttpResponse
 from handler.protocols.openapi.answers import (
@@ -43,6 +46,7 @@ from handler.protocols.openapi.answers import (
 from handler.serving.admission import ATTRIBUTES, INVOKE, route_in_attributes
 from handler.serving.host import running
 from handler.serving.loading.check import check
+from handler.serving.loading.model_directory import model_formatters
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import request_id
 
@@ -56,9 +60,16 @@ class App:
     Args:
         access: who may speak to it.
         hosts: by which it may be called.
+        handlers: a user's own, in place of the routes and around them.
     """
 
-    def __init__(self, model: ServedModel, access: Access = OPEN, hosts: AllowedHosts | None = None) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        access: Access = OPEN,
+        hosts: AllowedHosts | None = None,
+        handlers: Handlers | None = None,
+    ) -> None:
         self._model = model
         self._hosts = hosts or AllowedHosts(None)
         invoke = Endpoint({"POST": Inference(model)})
@@ -85,6 +96,7 @@ class App:
         self._exact = {route.path: route.app for route in reversed(self.routes) if "{" not in route.path}
         self._keys = ApiKeys(access.keys, {("GET", "/ping"), ("GET", "/health"), *OPEN_PATHS})
         self._cors = Cors(access.origins)
+        self._serve: ASGIApp = self._route if handlers is None else CustomCode(handlers, model, self._route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "our server runs without lifespan and websockets"
@@ -108,11 +120,14 @@ class App:
                 refused = self._model.refused(error, id=scope["request_id"])
                 return await send_answer(scope, send, refused.take_whole())
         if admitted or not await self._keys.refuse(scope, send, self.routes):
-            app = self._exact.get(scope["path"])  # nearly always; the router tries one route after another
-            if app is None:
-                return await self._router(scope, receive, send)
-            scope["path_params"] = {}
-            await app(scope, receive, send)
+            await self._serve(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._exact.get(scope["path"])  # nearly always; the router tries one route after another
+        if app is None:
+            return await self._router(scope, receive, send)
+        scope["path_params"] = {}
+        await app(scope, receive, send)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -209,11 +224,21 @@ def create_app(
         ConfigError: with all problems that show before the model is loaded.
     """
     reading = read_server_config(model, overrides=options)
-    problems, access = check(reading), OPEN
+    problems, access = check(reading, handlers=True), OPEN
     with problems:
         access = read_access(origins=origins, hosts=hosts, environ=os.environ)
     problems.check()
     return MountedApp(reading.config, access)
+
+
+def users_functions(config: Config) -> Formatters:
+    """Return a user's formatters and handlers; importing them runs them.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+    FASTAPI.install()
+    return model_formatters(config, handlers=True)
 
 
 class MountedApp:
@@ -223,6 +248,7 @@ class MountedApp:
         self._config = config
         self._access = access
         self._model: ServedModel | None = None
+        self._handlers: Handlers | None = None
         self._apps: dict[str, App] = {}  # by the server's own address, which decides which hosts are allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -234,7 +260,9 @@ class MountedApp:
             raise RuntimeError("the model is not loaded: the server has to run the lifespan protocol")
         address = str((scope.get("server") or ("",))[0])
         if address not in self._apps:
-            self._apps[address] = App(self._model, self._access, AllowedHosts.of(self._access, address, address))
+            self._apps[address] = App(
+                self._model, self._access, AllowedHosts.of(self._access, address, address), self._handlers
+            )
         root, path = scope.get("root_path", "").rstrip("/"), scope["path"]
         exchange = AsgiExchange(receive, send, scope["http_version"])
         inner = {
@@ -252,7 +280,9 @@ class MountedApp:
         await receive()  # lifespan.startup
         async with contextlib.AsyncExitStack() as at_end:
             try:
-                self._model = await at_end.enter_async_context(running(self._config))
+                functions = users_functions(self._config)
+                self._handlers = functions.handlers
+                self._model = await at_end.enter_async_context(running(self._config, functions))
             except Exception as error:  # servers take one that is raised for a lack of lifespan, and go on
                 message = str(error) if isinstance(error, ConfigError) else traceback.format_exc()
                 return await send({"type": "lifespan.startup.failed", "message": message})

@@ -10,7 +10,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -20,7 +20,7 @@ from handler.core.errors import Problem, Problems, Unavailable
 from handler.core.values import Task
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import State
-from handler.http.app import App
+from handler.http.app import App, users_functions
 from handler.http.asgi import headers_by_name, send_answer, send_json
 from handler.http.security.access import OPEN, Access
 from handler.http.security.allowed_hosts import AllowedHosts
@@ -30,7 +30,6 @@ from handler.plugins.functions import Formatters
 from handler.protocols.kernel.errors import FRONT_END
 from handler.protocols.openapi.answers import ModelState
 from handler.serving.host import running
-from handler.serving.loading.model_directory import model_formatters
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import request_id
 
@@ -58,7 +57,7 @@ def serve(
             allow_connections()
             listener = stack.enter_context(contextlib.closing(bind(host, port, config.client_timeout)))
         with found:
-            formatters = model_formatters(config)
+            formatters = users_functions(config)
         found.check()
         hosts = AllowedHosts.of(access, host, listener.getsockname()[0])
         return event_loop.run(_serve(config, listener, formatters, access, hosts, signals))
@@ -99,7 +98,8 @@ async def _serve(
             print(_greeting(listener, access, model.context.task), file=sys.stderr, flush=True)
 
     start = functools.partial(running, config, formatters, signals=True, wait_ready=False)
-    hosting = asyncio.ensure_future(_host(start(announce=announce, on_state=changed), app, access, hosts, serving))
+    make = functools.partial(App, access=access, hosts=hosts, handlers=formatters.handlers)
+    hosting = asyncio.ensure_future(_host(start(announce=announce, on_state=changed), app, make, serving))
     try:
         await asyncio.wait({serving, hosting}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -120,8 +120,7 @@ async def _serve(
 async def _host(
     running_model: contextlib.AbstractAsyncContextManager[ServedModel],
     app: StartingApp,
-    access: Access,
-    hosts: AllowedHosts,
+    make: Callable[[ServedModel], App],
     serving: asyncio.Future[None],
 ) -> None:
     """Open the application when the model is loaded, and end with the server.
@@ -130,7 +129,7 @@ async def _host(
         ConfigError: the model or the engine cannot be had.
     """
     async with running_model as model:
-        app.open(model, App(model, access, hosts))
+        app.open(model, make(model))
         await asyncio.wait({serving})
         failure = model.opened.exception() if model.opened.done() else None
         if failure is not None and not model.draining:

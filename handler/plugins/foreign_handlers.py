@@ -1,4 +1,4 @@
-"""Handlers of AWS's vLLM image in a user's script: found without running it, and refused by name.
+"""Names of AWS's vLLM image in a user's script: found without running it, and refused where nothing calls them.
 
 Names are those of AWS's package model-hosting-container-standards 0.1.17.
 """
@@ -14,8 +14,10 @@ from handler.core.errors import ConfigError
 
 _PACKAGE = "model_hosting_container_standards"
 
-_FUNCTIONS = {"custom_sagemaker_invocation_handler": HANDLERS, "custom_sagemaker_ping_handler": PING}
-"""Name of a function in the script -> what to write instead."""
+FUNCTIONS = {"custom_sagemaker_invocation_handler": "invoke", "custom_sagemaker_ping_handler": "ping"}
+"""Name of a function in the script -> what it answers."""
+
+_INSTEAD = {"invoke": HANDLERS, "ping": PING}
 
 _BUILT_IN = "leave it out: the server has it built in"
 _DECORATORS = {
@@ -36,9 +38,18 @@ _DECORATORS = {
 }
 """Name in the package -> what to write instead."""
 
+_CALLED = {
+    "custom_invocation_handler", "register_invocation_handler", "custom_ping_handler", "register_ping_handler",
+    "input_formatter", "output_formatter", "custom_middleware", "inject_adapter_id", "sagemaker", "logger", "common",
+}  # fmt: skip
+"""Names that the embedded server has."""
 
-def refuse_foreign_handlers(path: Path | None) -> None:
-    """Refuse a script that has functions which only AWS's vLLM image calls; nothing of it runs.
+
+def refuse_foreign_handlers(path: Path | None, *, called: bool = False) -> None:
+    """Refuse a script that has functions which nothing here calls; nothing of it runs.
+
+    Args:
+        called: the host calls handlers and middleware.
 
     Raises:
         ConfigError: naming each with its line, and what to write instead.
@@ -47,6 +58,8 @@ def refuse_foreign_handlers(path: Path | None) -> None:
     if path is None:
         return
     found = list(_find(ast.parse(path.read_bytes(), str(path))))
+    if called:
+        found = [one for one in found if one[1] in _DECORATORS.keys() - _CALLED]
     if found:
         raise ConfigError(
             *(
@@ -60,8 +73,8 @@ def _find(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
     """Yield line, name and remedy of the functions and imports; a module imported whole stands for all of its names."""
     for node in tree.body:
         for name in _bound(node):
-            if name in _FUNCTIONS:
-                yield node.lineno, name, _FUNCTIONS[name]
+            if name in FUNCTIONS:
+                yield node.lineno, name, _INSTEAD[FUNCTIONS[name]]
     for one in ast.walk(tree):
         if isinstance(one, ast.ImportFrom) and _is_theirs(one.module or ""):
             for alias in one.names:

@@ -76,11 +76,17 @@ class OutputFormatter(NamedTuple):
 
 
 class Formatters(NamedTuple):
-    """The formatters in use. Input formatters get `configs` under that name."""
+    """The functions of a user's in use.
+
+    Attributes:
+        configs: input formatters get it under that name.
+        handlers: `Handlers` of AWS's vLLM image; None without any.
+    """
 
     input: InputFormatter | None = None
     output: OutputFormatter | None = None
     configs: Any = None
+    handlers: Any = None
     tool_format: Format | None = None
 
 
@@ -91,11 +97,12 @@ class Decorated(NamedTuple):
     outputs: Mapping[str, OutputFormatter]
 
 
-def find_formatters(directory: Path | None, *, again: bool = False) -> Decorated:
+def find_formatters(directory: Path | None, *, again: bool = False, handlers: bool = False) -> Decorated:
     """Find the decorated functions of the model.py in `directory`; none without such a file.
 
     Args:
         again: run it even if it was imported before; its module has a name of its own.
+        handlers: the host calls handlers of AWS's vLLM image too; else the file must have none.
 
     Raises:
         ConfigError: naming file and line: it cannot be imported, or a function has no known signature.
@@ -103,14 +110,14 @@ def find_formatters(directory: Path | None, *, again: bool = False) -> Decorated
     path = model_py(directory)
     if path is None:
         return Decorated({}, {})
-    check_model_py(path)
+    check_model_py(path, handlers=handlers)
     DJL_PYTHON.install()
-    module = (None if again else _find_imported(path)) or import_file(path, unique=again)
+    module = import_file(path, unique=True) if again else import_once(path)
     inputs = {name: _input(name, function, path) for name, function in _find_marked(module, "is_input_formatter")}
     outputs = {name: _output(name, function, path) for name, function in _find_marked(module, "is_output_formatter")}
     if inputs or outputs:
         log.info("%s: input formatters: %s; output formatters: %s", path, *(_names(x) for x in (inputs, outputs)))
-    else:
+    elif not handlers:
         log.info("%s has no decorated function: nothing of it is used", path)
     return Decorated(inputs, outputs)
 
@@ -131,7 +138,7 @@ def check_syntax(path: Path | None) -> None:
         raise _failure(path, error) from None
 
 
-def check_model_py(path: Path | None) -> None:
+def check_model_py(path: Path | None, *, handlers: bool = False) -> None:
     """Check the syntax of a model.py, its imports of DJL's package, and that something calls its functions.
 
     Raises:
@@ -140,7 +147,7 @@ def check_model_py(path: Path | None) -> None:
     check_syntax(path)
     if path is None:
         return
-    refuse_foreign_handlers(path)
+    refuse_foreign_handlers(path, called=handlers)
     lacking = DJL_PYTHON.lacking(ast.parse(path.read_bytes(), str(path)))
     problems = [f"{path}, line {line}: {name} is not there without DJL Serving; {_HAVE}" for line, name in lacking]
     if problems:
@@ -185,6 +192,11 @@ def _find_marked(module: ModuleType, mark: str) -> list[tuple[str, Callable[...,
 
 
 # -- importing ---------------------------------------------------------------------------------------------------
+
+
+def import_once(path: Path) -> ModuleType:
+    """Return the module of a user's file, which is imported unless somebody has; ConfigError as `import_file`."""
+    return _find_imported(path) or import_file(path)
 
 
 def _find_imported(path: Path) -> ModuleType | None:

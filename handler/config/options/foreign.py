@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from handler.config.engines import LLM_ENGINES
 from handler.config.options.option import OF_JAVA, Gone, Option
-from handler.core.custom_handlers import HANDLERS, MIDDLEWARE, PING, THROTTLE
 
 
 class Foreign(NamedTuple):
@@ -25,6 +24,7 @@ class Foreign(NamedTuple):
         same: the handler's own variable for it, or such variables by engine; of LMI's variables the option.
         convert: how `variables.py` makes the own value; "" leaves it as it is.
         unread: who reads the variable in our place, so that nothing is said of it.
+        heeded: by whom and how, where a host reads the variable itself.
         instead: of an option that only DJL Serving's Java side reads, what to write without it.
         aliases: further names.
     """
@@ -35,6 +35,7 @@ class Foreign(NamedTuple):
     same: str | Mapping[str, str] = ""
     convert: str = ""
     unread: str = ""
+    heeded: str = ""
     instead: str = ""
     aliases: tuple[str, ...] = ()
 
@@ -52,6 +53,8 @@ class Foreign(NamedTuple):
         """Say what the variable does here."""
         if self.unread:
             return f"left alone: {self.unread}"
+        if self.heeded:
+            return f"supported {self.heeded}"
         if self.refused:
             return Gone(self.refused, self.unless).answer
         names = [f"`{own}` ({engine})" if engine else f"`{own}`" for engine, own in sorted(self.owns.items())]
@@ -59,7 +62,7 @@ class Foreign(NamedTuple):
 
 
 _DATA = json.loads((files("handler.config.options") / "foreign.json").read_text(encoding="utf-8"))
-_REASONS = {"handlers": HANDLERS, "middleware": MIDDLEWARE, "ping": PING, "throttle": THROTTLE, **_DATA["reasons"]}
+_REASONS = _DATA["reasons"]
 
 
 def _value(value: Any) -> Any:

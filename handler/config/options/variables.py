@@ -90,7 +90,7 @@ def translate(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | 
 def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | Problem]:
     for name, variable in VARIABLES.items():
         value = environ.get(name)
-        if not value or variable.unread:
+        if not value or variable.unread or variable.heeded:
             continue
         try:
             if variable.refused and value.lower() not in variable.unless:

@@ -15,16 +15,29 @@ Modules = Mapping[str, Mapping[str, Any]]
 
 
 class StandIn(MetaPathFinder, Loader):
-    """Finds the modules of one package, where nothing else does: the package itself comes first."""
+    """Finds the modules of one package.
 
-    def __init__(self, modules: Modules) -> None:
+    Args:
+        first: it comes before the package itself; else after, where nothing else finds that.
+    """
+
+    def __init__(self, modules: Modules, *, first: bool = False) -> None:
         self.modules = modules
+        self._first = first
         self.package = next(iter(modules)).partition(".")[0]
 
     def install(self) -> None:
         """Have imports find it from now on: functions may import when they are called."""
         if self not in sys.meta_path and self._is_needed():
-            sys.meta_path.append(self)
+            sys.meta_path.insert(0 if self._first else len(sys.meta_path), self)
+
+    def uninstall(self) -> None:
+        """Have imports find it no more; what was imported stays with those who have it."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        for name in self.modules:
+            if name in sys.modules and sys.modules[name].__loader__ is self:
+                del sys.modules[name]
 
     def lacking(self, tree: ast.Module) -> Iterator[tuple[int, str]]:
         """Yield the line and the full name of each import that finds nothing here; none where the package is there."""
@@ -44,7 +57,7 @@ class StandIn(MetaPathFinder, Loader):
         found = sys.modules.get(self.package)
         if found is not None:
             return isinstance(found.__loader__, StandIn)
-        return PathFinder.find_spec(self.package) is None
+        return self._first or PathFinder.find_spec(self.package) is None
 
     def _is_of(self, module: str) -> bool:
         return module.partition(".")[0] == self.package

@@ -14,19 +14,25 @@ from handler.config.loader import Reading
 from handler.config.model_files import chat_template
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.engines.base import EngineConfig
+from handler.plugins.aws import check_handlers, script_of
 from handler.plugins.functions import check_model_py, check_syntax, model_py
 from handler.plugins.tool_parser import find_tool_parser
 from handler.scheduler.lora.files import adapters_in
 from handler.serving.loading.engine_spec import choose_engine, served_task
 from handler.serving.loading.generation import read_defaults
-from handler.serving.loading.model_directory import adapter_directories, model_py_directory, plugin_directories
+from handler.serving.loading.model_directory import (
+    adapter_directories,
+    handlers_home,
+    model_py_directory,
+    plugin_directories,
+)
 from handler.serving.loading.replicas import check_replicas
 from handler.serving.media.rules import media_rules
 from handler.serving.metrics.tracing import find_exporter
 from handler.serving.sessions import sessions_root
 
 
-def check(reading: Reading, directory: Path | None = None) -> Problems:
+def check(reading: Reading, directory: Path | None = None, *, handlers: bool = False) -> Problems:
     """Find all problems that show before anything is loaded, fetched, converted or run.
 
     Those of the options, the sessions' path, the replicas, the exporter of traces, the syntax of a user's files, the
@@ -34,11 +40,15 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
 
     Args:
         directory: where serving.properties lies, or would; by default where it does.
+        handlers: the host calls handlers and middleware of AWS's vLLM image.
     """
     config, problems = reading.config, Problems(reading.problems)
     traces = functools.partial(find_exporter, config.otlp_traces_endpoint)
     template = functools.partial(chat_template, config)
-    syntax = functools.partial(check_model_py, model_py(directory or model_py_directory(config)))
+    path = model_py(directory or model_py_directory(config))
+    syntax = functools.partial(check_model_py, path)
+    if handlers:
+        syntax = functools.partial(_check_code, path, config)
     sessions, replicas = functools.partial(sessions_root, config), functools.partial(check_replicas, config)
     plugin = functools.partial(_check_tool_parser, config)
     media = functools.partial(media_rules, config)
@@ -64,6 +74,13 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
                 with problems:
                     check_model_py(model_py(path))
     return problems
+
+
+def _check_code(path: Path | None, config: Config) -> None:
+    home, variables = handlers_home(config), environment.custom_code()
+    if path is not None and path != script_of(home, variables):
+        check_model_py(path, handlers=True)
+    check_handlers(home, variables)
 
 
 def _check_tool_parser(config: Config) -> None:

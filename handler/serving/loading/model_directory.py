@@ -11,6 +11,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.framing import FRAMINGS
 from handler.engines.process.engine_loop import Spec
+from handler.plugins.aws import Handlers, collecting, find_handlers
 from handler.plugins.functions import Formatters, choose, find_formatters
 from handler.plugins.tool_parser import load_tool_format
 from handler.scheduler.lora.files import adapters_in
@@ -19,7 +20,7 @@ from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
 log = logging.getLogger("handler.launch")
 
 
-def model_formatters(config: Config, directory: Path | None = None) -> Formatters:
+def model_formatters(config: Config, directory: Path | None = None, *, handlers: bool = False) -> Formatters:
     """Return the formatters of a model.py, and the parser of tool calls; importing them runs them.
 
     Before that, what requirements.txt beside model.py names is installed.
@@ -27,6 +28,7 @@ def model_formatters(config: Config, directory: Path | None = None) -> Formatter
     Args:
         config: may name the formatters.
         directory: where model.py lies; by default beside serving.properties, else in the model's own directory.
+        handlers: the host calls handlers and middleware of AWS's vLLM image too.
 
     Raises:
         ConfigError: model.py cannot be used, or an option names what it does not have.
@@ -34,7 +36,13 @@ def model_formatters(config: Config, directory: Path | None = None) -> Formatter
     own = model_py_directory(config) if directory is None else None  # DJL Serving installs requirements.txt itself
     if (file := requirements.requirements_file(own, wanted=config.install_requirements)) is not None:
         requirements.install(file)
-    formatters = find_formatters(directory or own)
+    custom: Handlers | None = None
+    if handlers:
+        with collecting() as decorated:
+            formatters = find_formatters(directory or own, handlers=True)
+        custom = find_handlers(handlers_home(config), environment.custom_code(), decorated)
+    else:
+        formatters = find_formatters(directory or own)
     try:
         key, name = "option.input_formatter", config.input_formatter
         read = choose(formatters.inputs, name, "input")
@@ -48,7 +56,7 @@ def model_formatters(config: Config, directory: Path | None = None) -> Formatter
             f"({config.where('option.rolling_batch')}); option.output_formatter=json leaves it out"
         )
     plugin = config.tool_parser_plugin and load_tool_format(config.tool_parser_plugin, plugin_directories(config))
-    return Formatters(read, write, config, plugin or None)
+    return Formatters(read, write, config, custom, plugin or None)
 
 
 def model_py_directory(config: Config) -> Path | None:
@@ -56,6 +64,11 @@ def model_py_directory(config: Config) -> Path | None:
     if config.directory is not None:
         return config.directory
     return Path(config.model_id) if config.model_id and Path(config.model_id).is_dir() else None
+
+
+def handlers_home(config: Config) -> Path:
+    """Return where the script of AWS's vLLM image lies: where model.py does, else where SageMaker lays a model."""
+    return model_py_directory(config) or environment.model_path()
 
 
 def plugin_directories(config: Config) -> tuple[Path | None, Path]:

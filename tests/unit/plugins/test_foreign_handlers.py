@@ -1,4 +1,4 @@
-"""Code for AWS's vLLM image is refused by name, at the check and at each start; nothing of it runs."""
+"""Code for AWS's vLLM image: checked without running it; refused by name where a host does not call it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from handler.config.loader import read_config
-from handler.core.custom_handlers import HANDLERS, MIDDLEWARE, PING
+from handler.core.custom_handlers import HANDLERS, INSTEAD, MIDDLEWARE, PING
 from handler.core.errors import ConfigError
+from handler.djl.startup import prepare
+from handler.plugins.aws import check_handlers, find_handlers
 from handler.plugins.functions import find_formatters
 from handler.serving.loading.check import check
 from handler.serving.loading.model_directory import model_formatters
@@ -22,12 +24,14 @@ AWS = "model_hosting_container_standards"
 @pytest.fixture(autouse=True)
 def _imports_are_undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", [*sys.path])
+    modules = set(sys.modules)
     yield
-    sys.modules.pop("model", None)
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
 
 
 def refusals(directory: Path, text: str) -> list[str]:
-    """What the start says, which is what the check says too."""
+    """What the start of a host without handlers says, which is what its check says too."""
     (directory / "model.py").write_text(text)
     file = directory / "serving.properties"
     file.write_text("option.llm_engine=echo\n")
@@ -38,6 +42,16 @@ def refusals(directory: Path, text: str) -> list[str]:
             start()
         assert [problem.message for problem in caught.value.problems] == told
     return told
+
+
+def checked(directory: Path, text: str, **variables: str) -> list[str]:
+    """What the embedded server's check says."""
+    (directory / "model.py").write_text(text)
+    try:
+        check_handlers(directory, variables)
+    except ConfigError as error:
+        return [problem.message for problem in error.problems]
+    return []
 
 
 @pytest.mark.parametrize("define", ["def", "async def"])
@@ -51,6 +65,7 @@ def test_functions_are_found_by_their_names(define: str, tmp_path: Path) -> None
         f"{path}, line 2: custom_sagemaker_invocation_handler {is_of}: {HANDLERS}",
         f"{path}, line 4: custom_sagemaker_ping_handler {is_of}: {PING}",
     ]
+    assert checked(tmp_path, text) == []
 
 
 @pytest.mark.parametrize(
@@ -68,21 +83,23 @@ def test_a_name_may_be_bound_in_other_ways(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "name", "instead"),
+    ("line", "name", "instead", "called"),
     [
-        (f"from {AWS}.sagemaker import custom_invocation_handler as handle", "custom_invocation_handler", HANDLERS),
-        (f"from {AWS}.sagemaker import custom_ping_handler", "custom_ping_handler", PING),
-        (f"from {AWS}.common.fastapi.middleware import input_formatter", "input_formatter", MIDDLEWARE),
-        (f"from {AWS}.common.fastapi.middleware import custom_middleware", "custom_middleware", "SERVING_JOB_QUEUE"),
-        (f"from {AWS}.sagemaker import stateful_session_manager", "stateful_session_manager", "enable_stateful"),
-        (f"import {AWS}.sagemaker as sm", f"{AWS}.sagemaker", HANDLERS),
-        (f"def later():\n    from {AWS} import sagemaker", "sagemaker", HANDLERS),
+        (f"from {AWS}.sagemaker import custom_invocation_handler as h", "custom_invocation_handler", HANDLERS, True),
+        (f"from {AWS}.sagemaker import custom_ping_handler", "custom_ping_handler", PING, True),
+        (f"from {AWS}.common.fastapi.middleware import input_formatter", "input_formatter", MIDDLEWARE, True),
+        (f"from {AWS}.common.fastapi.middleware import custom_middleware", "custom_middleware", "SERVING_JOB", True),
+        (f"from {AWS}.sagemaker import stateful_session_manager", "stateful_session_manager", "enable_sta", False),
+        (f"from {AWS}.sagemaker import bootstrap", "bootstrap", "built in", False),
+        (f"import {AWS}.sagemaker as sm", f"{AWS}.sagemaker", HANDLERS, True),
+        (f"def later():\n    from {AWS} import sagemaker", "sagemaker", HANDLERS, True),
     ],
 )
-def test_decorators_are_found_by_their_import(line: str, name: str, instead: str, tmp_path: Path) -> None:
+def test_decorators_are_found_by_their_import(line: str, name: str, instead: str, called: bool, tmp_path: Path) -> None:
     (told,) = refusals(tmp_path, f"{line}\n{FAIL}")
     assert f": {name} is of AWS's vLLM image" in told
     assert instead in told
+    assert checked(tmp_path, f"{line}\n{FAIL}") == ([] if called else [told])
 
 
 def test_other_names_are_the_users(tmp_path: Path) -> None:
@@ -91,27 +108,66 @@ def test_other_names_are_the_users(tmp_path: Path) -> None:
     assert not find_formatters(tmp_path).inputs
 
 
-VARIABLES = {
-    "CUSTOM_FASTAPI_INVOCATION_HANDLER": HANDLERS,
-    "CUSTOM_FASTAPI_PING_HANDLER": PING,
-    "CUSTOM_PRE_PROCESS": MIDDLEWARE,
-    "CUSTOM_POST_PROCESS": MIDDLEWARE,
-    "CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS": MIDDLEWARE,
-    "CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE": "SERVING_JOB_QUEUE_SIZE limits",
-    "CUSTOM_SCRIPT_FILENAME": "name the file model.py",
-}
+# -- variables ---------------------------------------------------------------------------------------------------
+
+
+def test_each_variable_is_refused_by_name_under_djl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in INSTEAD:
+        monkeypatch.setenv(name, "my.py:mine")
+    with pytest.raises(ConfigError) as caught:
+        prepare({"model_dir": str(tmp_path), "llm_engine": "echo"}, None)
+    told = {problem.name: problem.message for problem in caught.value.problems}
+    assert told == {name: f"{name}=my.py:mine: {instead}" for name, instead in INSTEAD.items()}
 
 
 @pytest.mark.parametrize("java", [False, True])
-def test_each_variable_is_refused_by_name(java: bool) -> None:
-    environ = dict.fromkeys(VARIABLES, "my.py:mine")
-    reading = read_config(environ=environ, overrides=["option.llm_engine=echo"], java=java)
-    told = {problem.name: problem.message for problem in reading.problems}
-    assert told.keys() == VARIABLES.keys()
-    for name, instead in VARIABLES.items():
-        assert f"{name}=my.py:mine" in told[name]
-        assert instead in told[name]
+def test_variables_are_no_options(java: bool) -> None:
+    reading = read_config(environ=dict.fromkeys(INSTEAD, "x"), overrides=["option.llm_engine=echo"], java=java)
+    assert not reading.problems
 
 
-def test_the_scripts_own_default_name_asks_for_nothing() -> None:
-    assert not read_config(environ={"CUSTOM_SCRIPT_FILENAME": "model.py", "CUSTOM_PRE_PROCESS": ""}).problems
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("mine", "must be file.py:function, package.module:function or model:function"),
+        ("my file.py:f", "must be file.py:function"),
+        ("missing.py:f", "there is no file"),
+        ("model.py:nothing", ""),  # seen when it is imported
+        ("/ping", ""),
+        ("some.module:f", ""),
+    ],
+)
+def test_variables_are_checked_without_running_anything(spec: str, told: str, tmp_path: Path) -> None:
+    found = checked(tmp_path, FAIL, CUSTOM_PRE_PROCESS=spec)
+    assert len(found) == bool(told)
+    assert all(told in one and one.startswith(f"CUSTOM_PRE_PROCESS={spec}: ") for one in found)
+
+
+def test_all_problems_of_the_code_are_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def (\n")
+    found = checked(tmp_path, "def (\n", CUSTOM_PRE_PROCESS="broken.py:f", CUSTOM_SCRIPT_FILENAME="nowhere.py")
+    assert len(found) == 2
+    assert "CUSTOM_SCRIPT_FILENAME=nowhere.py: there is no such file" in found[0]
+    assert "broken.py, line 1: SyntaxError" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "told"),
+    [
+        ("x = 1\n", {"CUSTOM_PRE_PROCESS": "model.py:x"}, "is a int, not a function"),
+        ("", {"CUSTOM_FASTAPI_PING_HANDLER": "model:f"}, "has no attribute 'f'"),
+        ("", {"CUSTOM_FASTAPI_PING_HANDLER": "nowhere_at_all:f"}, "No module named 'nowhere_at_all'"),
+        ("def custom_sagemaker_ping_handler(a, b): pass\n", {}, "takes 2 arguments; it gets the request"),
+        ("1 / 0\n", {}, "line 1: ZeroDivisionError"),
+        (f"from {AWS}.common.fastapi.middleware import *\n@custom_middleware('x')\ndef f(): ...\n", {}, "line 2"),
+        (f"from {AWS}.common.fastapi.middleware import *\n" + "@input_formatter\ndef f(r): ...\n" * 2, {}, "twice"),
+    ],
+)
+def test_what_cannot_be_called_stops_the_start(text: str, variables: dict[str, str], told: str, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        find_handlers(tmp_path, variables, {})
+
+
+def test_without_code_there_are_none(tmp_path: Path) -> None:
+    assert find_handlers(tmp_path, {}, {}) is None

@@ -1,0 +1,207 @@
+"""Call a user's handlers and middleware in place of the server and around it, as AWS's vLLM image does."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from starlette import background, concurrency, datastructures, exceptions, requests, responses, status
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from handler.core.errors import InternalError, ServingError
+from handler.http.asgi import SHARED, headers_by_name, read_body, send_error
+from handler.http.exchange import EXCHANGE, AsgiExchange
+from handler.plugins.aws import Handlers
+from handler.plugins.stand_ins import StandIn
+from handler.protocols.kernel.errors import SERVER
+from handler.serving.model import ServedModel
+
+log = logging.getLogger("handler.server")
+
+_RESPONSES = {name: value for name, value in vars(responses).items() if name.endswith("Response")}
+FASTAPI = StandIn(
+    {
+        "fastapi": {
+            "Request": Request, "Response": Response, "HTTPException": exceptions.HTTPException, "status": status,
+            "BackgroundTasks": background.BackgroundTasks,
+        },
+        "fastapi.requests": {"Request": Request, "HTTPConnection": requests.HTTPConnection},
+        "fastapi.responses": _RESPONSES,
+        "fastapi.exceptions": {"HTTPException": exceptions.HTTPException},
+        "fastapi.datastructures": {"Headers": datastructures.Headers, "State": datastructures.State},
+        "fastapi.concurrency": {"run_in_threadpool": concurrency.run_in_threadpool},
+    }
+)  # fmt: skip
+"""What handlers import of FastAPI: it hands on what is Starlette's."""
+
+
+class CustomCode:
+    """An ASGI application: a user's handlers, then the server's own; around both the user's middleware.
+
+    A function that raises ends its request alone.
+
+    Args:
+        app: the server's routes.
+    """
+
+    def __init__(self, handlers: Handlers, model: ServedModel, app: ASGIApp) -> None:
+        self._model = model
+        self.state = datastructures.State()
+        pre_post = handlers.pre_post_process
+        if pre_post is None and (handlers.pre or handlers.post):
+            pre_post = _around(handlers.pre, handlers.post)
+        if pre_post or handlers.throttle:
+            app = _Plain(app)
+        app = _Overrides(handlers, model, app)
+        for middleware in filter(None, (pre_post, handlers.throttle)):
+            app = middleware(app) if isinstance(middleware, type) else BaseHTTPMiddleware(app, _dispatch(middleware))
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await read_body(scope, receive, self._model.config.max_request_size, self._model)
+        except ServingError as error:
+            return await send_error(scope, send, error)
+        if body is None:  # the client has gone
+            return
+        started = False
+
+        async def note_start(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        scope["app"] = self
+        try:
+            with self._model.adapters.counted():  # a stop waits for it
+                await self._app(scope, _again(body, receive), note_start)
+        except Exception as error:  # the user's code
+            log.exception("request %s: custom code failed", scope["request_id"])
+            if started:
+                scope["extensions"][EXCHANGE].drop()
+            else:
+                await send_error(scope, send, InternalError(f"custom code raised {_shown(error)}"))
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives a body that was read already, and then what comes."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return receive_again
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """Read what middleware has left of the body, in its own task, as it must; None where the client has gone."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+class _Plain:
+    """The server's routes below middleware, which sees each part of an answer: by plain ASGI, without the exchange."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await _body(receive)
+        if body is None:
+            return
+        receive = _again(body, receive)
+        exchange = AsgiExchange(receive, send, scope["http_version"])
+        extensions = {**scope["extensions"], EXCHANGE: exchange}
+        inner = {**scope, "headers_by_name": headers_by_name(scope), "extensions": extensions}
+        try:
+            await self._app(inner, receive, exchange.send)
+        finally:
+            exchange.close()
+
+
+class _Overrides:
+    """A user's handlers of /invocations and /ping; while the model loads, the server's own answer."""
+
+    def __init__(self, handlers: Handlers, model: ServedModel, app: ASGIApp) -> None:
+        self._handlers = {("POST", "/invocations"): handlers.invoke, ("GET", "/ping"): handlers.ping}
+        self._model = model
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = self._handlers.get((scope["method"], scope["path"]))
+        if handler is None or self._model.state in ("loading", "stopping"):
+            return await self._app(scope, receive, send)
+        response = await _answer(handler, Request(scope, receive, send))
+        given = {name.lower() for name, _ in response.raw_headers}
+        own = [(b"x-request-id", scope["request_id"].encode()), *scope.get(SHARED, ())]
+        response.raw_headers += [(name, value) for name, value in own if name not in given]
+        await response(scope, receive, send)
+
+
+async def _answer(handler: Callable[..., Any], request: Request) -> Response:
+    """Call a handler, and return what it answers as FastAPI does; a failure is an answer that names it."""
+    try:
+        arguments = (request,) if inspect.signature(handler).parameters else ()
+        result = await _called(handler, *arguments)
+        if isinstance(result, Response):
+            return result
+        dump = getattr(result, "model_dump", None)
+        return JSONResponse(dump(mode="json") if callable(dump) else result)
+    except exceptions.HTTPException as error:
+        return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+    except Exception as error:
+        name = getattr(handler, "__name__", type(handler).__name__)
+        log.exception("custom handler %r failed", name)
+        answer = SERVER.whole(InternalError(f"custom handler {name!r} raised {_shown(error)}"))
+        return Response(answer.body, answer.status, media_type=answer.content_type)
+
+
+async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function that may be a coroutine function; a plain one runs on a thread, as FastAPI has it."""
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        return await function(*arguments)
+    result = await concurrency.run_in_threadpool(function, *arguments)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _around(pre: Callable[..., Any] | None, post: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Make middleware of a function before and one after the server; None from one of them changes nothing."""
+
+    async def combined_pre_post_process(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        try:
+            if pre is not None:
+                request = await _called(pre, request) or request
+            response = await call_next(request)
+            return response if post is None else await _called(post, response) or response
+        except Exception as error:
+            log.exception("custom pre or post processing failed")
+            what = "Internal server error in combined_pre_post_process middleware"
+            return JSONResponse({"error": what, "message": str(error)}, 500)
+
+    return combined_pre_post_process
+
+
+def _dispatch(function: Callable[..., Any]) -> Callable[[Request, RequestResponseEndpoint], Any]:
+    async def dispatch(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        try:
+            response: Response = await function(request, call_next)
+        except exceptions.HTTPException as error:
+            return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+        return response
+
+    return dispatch
+
+
+def _shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:500]

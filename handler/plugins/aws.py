@@ -1,0 +1,267 @@
+"""Handlers and middleware of AWS's vLLM image, from a user's script, found as AWS's package finds them.
+
+Names are those of model-hosting-container-standards 0.1.16 and 0.1.17. A variable beats a decorator, that
+beats a name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from handler.core.custom_handlers import SCRIPT, VARIABLES
+from handler.core.errors import ConfigError, Problems
+from handler.plugins.foreign_handlers import FUNCTIONS
+from handler.plugins.functions import check_model_py, import_once
+from handler.plugins.stand_ins import StandIn
+
+log = logging.getLogger("handler.formatters")
+
+_ADAPTER = "x-amzn-sagemaker-adapter-identifier"
+_SPEC = re.compile(r"([^\s:]+):([^\s:]+)")
+
+
+class Handlers(NamedTuple):
+    """A user's functions in place of the server's, and around it; None where there is none.
+
+    Attributes:
+        invoke, ping: answer POST /invocations and GET /ping; each takes the request, or nothing.
+        pre, post: get each request before, and each answer after, the server.
+        pre_post_process, throttle: middleware, a function of request and `call_next` or an ASGI class; the throttle is
+            the outer one.
+    """
+
+    invoke: Callable[..., Any] | None = None
+    ping: Callable[..., Any] | None = None
+    pre: Callable[..., Any] | None = None
+    post: Callable[..., Any] | None = None
+    pre_post_process: Callable[..., Any] | None = None
+    throttle: Callable[..., Any] | None = None
+
+
+# -- decorators --------------------------------------------------------------------------------------------------
+
+_decorated: dict[str, Callable[..., Any]] = {}
+"""What decorators have marked since the last `collecting` began."""
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[Mapping[str, Callable[..., Any]]]:
+    """Collect what decorators mark while the block imports a user's files."""
+    STANDARDS.install()
+    _decorated.clear()
+    found: dict[str, Callable[..., Any]] = {}
+    try:
+        yield found
+    finally:
+        STANDARDS.uninstall()
+    found.update(_decorated)
+
+
+def _takes(kind: str, *, once: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        if once and kind in _decorated:
+            raise ValueError(f"{kind} is registered twice")
+        _decorated[kind] = function
+        return function
+
+    return decorate
+
+
+def _without_effect(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        log.warning("@%s is for servers, and without effect in a user's script", name)
+        return function
+
+    return decorate
+
+
+def _custom_middleware(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    if name not in ("throttle", "pre_post_process"):
+        raise ValueError(f"custom_middleware({name!r}): there are throttle and pre_post_process")
+    return _takes(name, once=True)
+
+
+def _inject_adapter_id(
+    adapter_path: str, append: bool = False, separator: str | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a decorator that puts the adapter of SageMaker's header into the body, at a path of names with dots."""
+    if append and separator is None:
+        raise ValueError("inject_adapter_id: append needs a separator")
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        async def injected(request: Any) -> Any:
+            if adapter := request.headers.get(_ADAPTER):
+                body = await request.json()
+                *path, last = adapter_path.split(".")
+                place = functools.reduce(lambda value, name: value.setdefault(name, {}), path, body)
+                place[last] = f"{place.get(last, '')}{separator}{adapter}" if append else adapter
+                request._body = json.dumps(body).encode()
+                vars(request).pop("_json", None)
+            result = function(request)
+            return await result if inspect.isawaitable(result) else result
+
+        return injected
+
+    return decorate
+
+
+_NAME = "model_hosting_container_standards"
+STANDARDS = StandIn(
+    {
+        _NAME: {},
+        f"{_NAME}.logging_config": {"logger": log},
+        f"{_NAME}.sagemaker": {
+            "custom_invocation_handler": _takes("invoke"),
+            "custom_ping_handler": _takes("ping"),
+            "register_invocation_handler": _without_effect("register_invocation_handler"),
+            "register_ping_handler": _without_effect("register_ping_handler"),
+            "inject_adapter_id": _inject_adapter_id,
+        },
+        f"{_NAME}.common": {},
+        f"{_NAME}.common.fastapi": {},
+        f"{_NAME}.common.fastapi.middleware": {
+            "custom_middleware": _custom_middleware,
+            "input_formatter": _takes("pre", once=True),
+            "output_formatter": _takes("post", once=True),
+        },
+    },
+    first=True,
+)
+"""In place of AWS's package, even where that is installed with vLLM: its registry is nobody's here."""
+
+
+# -- what applies ------------------------------------------------------------------------------------------------
+
+
+def script_of(home: Path, variables: Mapping[str, str]) -> Path:
+    """Return the path of the user's script, whether it is there or not."""
+    return home / variables.get(SCRIPT, "model.py")
+
+
+def check_handlers(home: Path, variables: Mapping[str, str]) -> None:
+    """Check the script and the variables without running anything.
+
+    Raises:
+        ConfigError: a file is not there or is no Python, a variable names no function, or a name is not called here.
+    """
+    problems = Problems()
+    script = script_of(home, variables)
+    with problems:
+        if SCRIPT in variables and not script.is_file():
+            raise ConfigError(f"{SCRIPT}={variables[SCRIPT]}: there is no such file in {home}")
+        check_model_py(script if script.is_file() else None, handlers=True)
+    for variable in VARIABLES.values():
+        with problems:
+            if (spec := variables.get(variable)) and not _is_route(spec):
+                source, _ = _parts(variable, spec)
+                if (path := _file(source, home, script)) is not None:
+                    check_model_py(_existing(path, variable, spec), handlers=True)
+    problems.check()
+
+
+def find_handlers(
+    home: Path, variables: Mapping[str, str], decorated: Mapping[str, Callable[..., Any]]
+) -> Handlers | None:
+    """Find the handlers of a user's script, and those that variables name; None without any.
+
+    Args:
+        home: the script's directory.
+        variables: `CUSTOM_…`, of the environment.
+        decorated: what decorators of other files that were imported have marked.
+
+    Raises:
+        ConfigError: naming file and line, or the variable.
+    """
+    script = script_of(home, variables)
+    with collecting() as own:
+        module = import_once(script) if script.is_file() else None
+        named = {
+            kind: _load(name, spec, home, script) for kind, name in VARIABLES.items() if (spec := variables.get(name))
+        }
+    marked = {**decorated, **own}
+    functions = {kind: getattr(module, name, None) for name, kind in FUNCTIONS.items()}
+    handlers = {kind: named.get(kind) or marked.get(kind) or functions.get(kind) for kind in ("invoke", "ping")}
+    handlers["throttle"] = named.get("throttle") or marked.get("throttle")
+    around = named if any(named.get(kind) for kind in ("pre_post_process", "pre", "post")) else marked
+    if around.get("pre_post_process"):
+        handlers["pre_post_process"] = around["pre_post_process"]
+    else:  # the pair of one source
+        handlers.update(pre=around.get("pre"), post=around.get("post"))
+    found = Handlers(**handlers)
+    for kind in ("invoke", "ping"):
+        _check_arguments(kind, getattr(found, kind))
+    if not any(found):
+        return None
+    log.info("custom handlers: %s", ", ".join(f"{kind}: {_name(one)}" for kind, one in found._asdict().items() if one))
+    return found
+
+
+def _check_arguments(kind: str, function: Callable[..., Any] | None) -> None:
+    if function is None:
+        return
+    parameters = inspect.signature(function).parameters.values()
+    needed = [
+        one for one in parameters if one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+    ]
+    if len(needed) > 1:
+        raise ConfigError(
+            f"custom handler {_name(function)!r} ({kind}) takes {len(needed)} arguments; it gets the request"
+        )
+
+
+def _load(variable: str, spec: str, home: Path, script: Path) -> Callable[..., Any] | None:
+    """Load the function that a variable names; None for a path of a route, which AWS's package ignores."""
+    if _is_route(spec):
+        log.warning("%s=%s: a route's path has no effect, as in AWS's image", variable, spec)
+        return None
+    source, names = _parts(variable, spec)
+    path = _file(source, home, script)
+    try:
+        value: Any = importlib.import_module(source) if path is None else import_once(_existing(path, variable, spec))
+        for name in names.split("."):
+            value = getattr(value, name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{variable}={spec}: {error}") from None
+    if not callable(value):
+        raise ConfigError(f"{variable}={spec}: is a {type(value).__name__}, not a function")
+    function: Callable[..., Any] = value
+    return function
+
+
+def _is_route(spec: str) -> bool:
+    return spec.startswith("/") and ":" not in spec
+
+
+def _parts(variable: str, spec: str) -> tuple[str, str]:
+    if (match := _SPEC.fullmatch(spec.strip())) is None:
+        raise ConfigError(
+            f"{variable}={spec[:200]}: must be file.py:function, package.module:function or model:function"
+        )
+    return match[1], match[2]
+
+
+def _file(source: str, home: Path, script: Path) -> Path | None:
+    """Return the file that a variable names; None for a module."""
+    if source == "model":
+        return script
+    return home / source if source.endswith(".py") else None
+
+
+def _existing(path: Path, variable: str, spec: str) -> Path:
+    if not path.is_file():
+        raise ConfigError(f"{variable}={spec}: there is no file {path}")
+    return path
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)

@@ -1,0 +1,279 @@
+"""Handlers and middleware of AWS's vLLM image in the embedded server: what answers, in which order, and what fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.app.server import AppServer, serve
+from tests.formatters_model import write_model
+from tests.servers import http
+
+STANDARDS = "import model_hosting_container_standards.sagemaker as standards\n"
+BODY = {"inputs": "a b", "parameters": {"max_new_tokens": 2}}
+
+HANDLERS = f"""
+import json
+from fastapi import HTTPException, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+{STANDARDS}
+from model_hosting_container_standards.logging_config import logger
+
+
+@standards.custom_ping_handler
+async def my_ping(request: Request) -> Response:
+    return Response(status_code=202, content="mine")
+
+
+@standards.custom_invocation_handler
+@standards.inject_adapter_id("model", append=True, separator=":")
+async def my_invocations(request: Request):
+    body = await request.json()
+    match body.get("do"):
+        case "raise":
+            raise ValueError("as asked")
+        case "refuse":
+            raise HTTPException(status_code=418, detail="no tea", headers={{"x-tea": "none"}})
+        case "nonsense":
+            return object()
+        case "stream":
+            return StreamingResponse((part for part in ("one ", "two")), media_type="text/plain")
+        case "break":
+            def parts():
+                yield "one"
+                raise RuntimeError("amid")
+            return StreamingResponse(parts(), media_type="text/plain")
+        case "look":
+            request.state.seen = request.headers["x-seen"]
+            url = [request.method, request.url.path, request.query_params["q"]]
+            return [*url, request.client.host, request.state.seen]
+        case "null":
+            return None
+        case _:
+            return body
+"""
+
+AROUND = """
+import json
+from model_hosting_container_standards.common.fastapi.middleware import custom_middleware
+from model_hosting_container_standards.common.fastapi.middleware import input_formatter, output_formatter
+
+
+@custom_middleware("throttle")
+async def throttle(request, call_next):
+    response = await call_next(request)
+    response.headers["x-order"] = response.headers.get("x-order", "") + "throttle"
+    return response
+
+
+@input_formatter
+async def before(request):
+    if request.method == "POST":
+        body = json.loads(await request.body())
+        if body.get("fail") == "before":
+            raise ValueError("before")
+        body["inputs"] = body.pop("question", body.get("inputs"))
+        request._body = json.dumps(body).encode()
+
+
+@output_formatter
+async def after(response):
+    if response.headers.get("x-request-id") == "fail":
+        raise ValueError("after")
+    response.headers["x-order"] = "after "
+"""
+
+
+@pytest.fixture(scope="module")
+def handlers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppServer]:
+    properties = write_model(tmp_path_factory.mktemp("handlers"), HANDLERS)
+    with serve("--engine", "echo", "--properties", str(properties)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def around(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppServer]:
+    properties = write_model(tmp_path_factory.mktemp("around"), AROUND)
+    with serve("--engine", "echo", "--properties", str(properties)) as server:
+        yield server
+
+
+def ping(server: AppServer) -> httpx.Response:
+    return http.get(server.url + "/ping")
+
+
+def test_handlers_answer_in_place_of_the_server(handlers: AppServer) -> None:
+    assert (ping(handlers).status_code, ping(handlers).text) == (202, "mine")
+    assert handlers.post({"a": 1}).json() == {"a": 1}
+    assert handlers.post(BODY, "/predictions/model").json() == {"generated_text": " a b"}
+
+
+def test_a_handlers_request_has_what_starlettes_has(handlers: AppServer) -> None:
+    found = handlers.post({"do": "look"}, "/invocations?q=7", headers={"x-seen": "s"})
+    assert found.json() == ["POST", "/invocations", "7", "127.0.0.1", "s"]
+    assert found.headers["x-request-id"]
+
+
+def test_the_adapter_of_the_header_is_put_into_the_body(handlers: AppServer) -> None:
+    found = handlers.post({"model": "base"}, headers={"X-Amzn-SageMaker-Adapter-Identifier": "sql"})
+    assert found.json() == {"model": "base:sql"}
+
+
+def test_answers_are_those_of_fastapi(handlers: AppServer) -> None:
+    refused = handlers.post({"do": "refuse"})
+    assert (refused.status_code, refused.json(), refused.headers["x-tea"]) == (418, {"detail": "no tea"}, "none")
+    assert handlers.post({"do": "null"}).text == "null"
+    assert handlers.post({"do": "stream"}).text == "one two"
+
+
+@pytest.mark.parametrize(
+    ("do", "told"), [("raise", "raised ValueError: as asked"), ("nonsense", "raised TypeError: Object of type object")]
+)
+def test_a_failure_is_that_requests_and_is_named(handlers: AppServer, do: str, told: str) -> None:
+    found = handlers.post({"do": do})
+    assert found.status_code == 500
+    assert f"custom handler 'my_invocations' {told}" in found.text
+    assert "Traceback" in handlers.log
+    assert handlers.post({"a": 1}).status_code == 200
+
+
+def test_a_stream_that_breaks_ends_its_connection(handlers: AppServer) -> None:
+    with pytest.raises(httpx.RemoteProtocolError):
+        handlers.post({"do": "break"})
+    assert handlers.post({"a": 1}).status_code == 200
+
+
+def test_a_body_is_read_within_the_servers_limits(handlers: AppServer) -> None:
+    connection = HTTPConnection(handlers.url.removeprefix("http://"))
+    connection.putrequest("POST", "/invocations")
+    connection.putheader("content-length", str(1 << 40))
+    connection.endheaders()
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+# -- middleware --------------------------------------------------------------------------------------------------
+
+
+def test_middleware_changes_requests_and_answers_of_all_paths(around: AppServer) -> None:
+    found = around.post({"question": "a b", "parameters": {"max_new_tokens": 2}})
+    assert (found.json(), found.headers["x-order"]) == ({"generated_text": " a b"}, "after throttle")
+    assert (ping(around).status_code, ping(around).headers["x-order"]) == (200, "after throttle")
+
+
+def test_streams_pass_through_middleware(around: AppServer) -> None:
+    found = around.post({**BODY, "stream": True})
+    assert (len(found.text.splitlines()), found.headers["x-order"]) == (2, "after throttle")
+    chat = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 3}
+    assert around.post(chat, "/v1/chat/completions").text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(("body", "id", "message"), [({"fail": "before"}, "1", "before"), (BODY, "fail", "after")])
+def test_middleware_that_raises_is_500_with_awss_body(
+    around: AppServer, body: dict[str, Any], id: str, message: str
+) -> None:
+    found = around.post(body, headers={"x-request-id": id})
+    error = "Internal server error in combined_pre_post_process middleware"
+    assert (found.status_code, found.json()) == (500, {"error": error, "message": message})
+
+
+# -- precedence --------------------------------------------------------------------------------------------------
+
+ALL = f"""
+{STANDARDS}
+
+
+async def custom_sagemaker_invocation_handler(request):
+    return "by name"
+
+
+def custom_sagemaker_ping_handler():
+    return "ping by name"
+
+
+@standards.custom_invocation_handler
+def decorated(request):
+    return "decorated"
+
+
+class Named:
+    @staticmethod
+    async def method(request):
+        return "by variable"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "variable", "wanted"),
+    [
+        (ALL.replace("@standards.custom_invocation_handler", ""), "", "by name"),
+        (ALL, "", "decorated"),
+        (ALL, "model.py:Named.method", "by variable"),
+        (ALL, "model:Named.method", "by variable"),
+        (ALL, "/v1/chat/completions", "decorated"),
+    ],
+)
+def test_a_variable_beats_a_decorator_which_beats_a_name(tmp_path: Path, text: str, variable: str, wanted: str) -> None:
+    properties = write_model(tmp_path, text)
+    environment = {"CUSTOM_FASTAPI_INVOCATION_HANDLER": variable} if variable else {}
+    with serve("--engine", "echo", "--properties", str(properties), env=environment) as server:
+        assert server.post(BODY).json() == wanted
+        assert ping(server).json() == "ping by name"
+
+
+def test_variables_name_what_comes_before_and_after(tmp_path: Path) -> None:
+    properties = write_model(tmp_path, AROUND)
+    (tmp_path / "mine.py").write_text(
+        "async def before(request):\n    request.scope['path'] = '/predictions/model'\n"
+        "def after(response):\n    response.headers['x-order'] = 'variable '\n"
+    )
+    environment = {"CUSTOM_PRE_PROCESS": "mine.py:before", "CUSTOM_POST_PROCESS": f"{tmp_path}/mine.py:after"}
+    with serve("--engine", "echo", "--properties", str(properties), env=environment) as server:
+        found = server.post(BODY)
+        assert (found.status_code, found.headers["x-order"]) == (200, "variable throttle")
+    with serve(
+        "--engine", "echo", "--properties", str(properties), env={"CUSTOM_POST_PROCESS": "mine.py:after"}
+    ) as server:  # the pair of one source: no decorated function before
+        assert server.post({"question": "a"}).status_code == 424
+
+
+def test_another_script_may_be_named(tmp_path: Path) -> None:
+    properties = write_model(tmp_path, "")
+    (tmp_path / "script.py").write_text("def custom_sagemaker_ping_handler():\n    return 'script'\n")
+    environment = {"CUSTOM_SCRIPT_FILENAME": "script.py"}
+    with serve("--engine", "echo", "--properties", str(properties), env=environment) as server:
+        assert ping(server).json() == "script"
+
+
+def test_a_class_may_be_the_middleware(tmp_path: Path) -> None:
+    text = """
+from model_hosting_container_standards.common.fastapi.middleware import custom_middleware
+
+
+@custom_middleware("pre_post_process")
+class Refuse:
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        if scope["path"] == "/invocations":
+            raise KeyError("class")
+        await self.app(scope, receive, send)
+"""
+    with serve("--engine", "echo", "--properties", str(write_model(tmp_path, text))) as server:
+        found = server.post(BODY)
+        assert (found.status_code, "custom code raised KeyError: 'class'" in found.text) == (500, True)
+        assert server.post(BODY, "/predictions/model").status_code == 200
+
+
+def test_keys_are_checked_before_any_custom_code(tmp_path: Path) -> None:
+    properties = write_model(tmp_path, ALL)
+    with serve("--engine", "echo", "--properties", str(properties), env={"LMI_API_KEY": "k" * 20}) as server:
+        assert http.post(f"{server.url}/invocations", json=BODY).status_code == 401
+        key = {"authorization": "Bearer " + "k" * 20}
+        assert http.post(f"{server.url}/invocations", json=BODY, headers=key).json() == "decorated"
