@@ -26,12 +26,17 @@ class Exchange:
         written_at: time of the last chunk, by time.monotonic().
     """
 
-    __slots__ = ("_cycle", "_reads_on", "_transport", "is_held", "send_whole", "wake", "written_at")
+    __slots__ = ("_cycle", "_flush", "_reads_on", "_transport", "is_held", "send_whole", "wake", "written_at")
 
     def __init__(
-        self, cycle: RequestResponseCycle, transport: asyncio.Transport, send_whole: Callable[[], None]
+        self,
+        cycle: RequestResponseCycle,
+        transport: asyncio.Transport,
+        flush: Callable[[], None],
+        send_whole: Callable[[], None],
     ) -> None:
         self._cycle = cycle
+        self._flush = flush  # what `send` has not written yet
         self._reads_on = False  # the connection has been read since the body's end
         self._transport = transport
         self.is_held = True
@@ -53,6 +58,7 @@ class Exchange:
     def open(self) -> None:
         """Let `write_chunk` write, where an answer has begun, is not complete, and the socket takes more."""
         cycle = self._cycle
+        self._flush()
         self.is_held = self.is_over or cycle.flow.write_paused or not cycle.chunked_encoding
 
     async def wait(self, seconds: float | None = None) -> None:

@@ -206,7 +206,8 @@ class Protocol(HttpToolsProtocol):
         if not self.pipeline:
             self._current = self.cycle
             self._unset_keepalive_if_required()
-        extensions: dict[str, Any] = {EXCHANGE: Exchange(self.cycle, self.transport, self._end_at_eof)}
+        exchange = Exchange(self.cycle, self.transport, self._cycle_transport.flush, self._end_at_eof)
+        extensions: dict[str, Any] = {EXCHANGE: exchange}
         self.scope["extensions"] = extensions
 
     def on_body(self, body: bytes) -> None:
@@ -225,6 +226,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         is_unread = self._in_body and not self.pipeline
+        self._cycle_transport.end()
         if self._current is not None:
             self._current.scope["extensions"].clear()  # they refer to it, which is a reference cycle
         self._current = self.pipeline[-1][0] if self.pipeline else None
@@ -259,12 +261,37 @@ def _hold(cycle: RequestResponseCycle) -> None:
 
 
 class _CycleTransport:
-    """What uvicorn writes an answer to: the connection's transport, but for the way in which it is closed."""
+    """What uvicorn writes answers to: the connection's transport, but for the way in which it is closed, and that a
+    head waits for the bytes after it: they are one write.
+    """
 
     def __init__(self, protocol: Protocol) -> None:
-        self.write = protocol.transport.write
+        self._protocol = protocol
+        self._head: bytes | None = None  # of the current answer; b"" once it is written
         self.is_closing = protocol.transport.is_closing
-        self.close = protocol.close_after_answer
+
+    def write(self, data: bytes) -> None:
+        if self._head is not None:
+            data, self._head = self._head + data, b""
+        elif (cycle := self._protocol._current) is not None and cycle.response_started:
+            self._head = data
+            return
+        self._protocol.transport.write(data)
+
+    def flush(self) -> None:
+        """Write the head, where it waits."""
+        if self._head:
+            self._protocol.transport.write(self._head)
+            self._head = b""
+
+    def end(self) -> None:
+        """The current answer is over. That to a HEAD request has nothing but a head."""
+        self.flush()
+        self._head = None
+
+    def close(self) -> None:
+        self.end()
+        self._protocol.close_after_answer()
 
 
 def _disconnect(cycle: RequestResponseCycle) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from handler.http import protocol
 from handler.http.exchange import EXCHANGE
-from tests.app.http.connection import DEADLINE, Connection, answer, connected, exchange, mirror
+from tests.app.http.connection import DEADLINE, Connection, answer, connected, exchange, mirror, settle
 from tests.app.http.test_upgrade import bodies
 
 CHUNKED = b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
@@ -31,6 +31,57 @@ async def _early(scope: Any, receive: Any, send: Any) -> None:
 
 def _status(data: bytes) -> bytes:
     return data[9:12]
+
+
+# -- writes ------------------------------------------------------------------------------------------------------
+
+
+async def _stream(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for part in (b"a", b"b", b""):
+        await send({"type": "http.response.body", "body": part, "more_body": bool(part)})
+
+
+async def _broken_off(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+
+
+@pytest.mark.parametrize(
+    ("app", "method", "ends"),
+    [
+        (mirror, b"POST", [b"POST /  "]),
+        (_stream, b"GET", [b"\r\n\r\n1\r\na\r\n", b"1\r\nb\r\n", b"0\r\n\r\n"]),
+        (_stream, b"HEAD", [b"\r\n\r\n"]),
+        (_broken_off, b"GET", [b"\r\n\r\n"]),
+    ],
+)
+def test_a_head_is_written_with_the_bytes_after_it(
+    monkeypatch: pytest.MonkeyPatch, app: Any, method: bytes, ends: list[bytes]
+) -> None:
+    async def story() -> None:
+        async with connected(app) as connection:
+            writes = list[bytes]()
+            monkeypatch.setattr(connection.protocol.transport, "write", writes.append)
+            for number in range(1 if app is _broken_off else 2):
+                connection.receive(b"%b / HTTP/1.1\r\n\r\n" % method)
+                await settle()
+                assert len(writes) == len(ends) * (number + 1)
+            for written, end in zip(writes, ends * number + ends, strict=True):
+                assert written.endswith(end)
+            assert sum(written.startswith(b"HTTP/1.1 200 OK\r\n") for written in writes) == number + 1
+
+    asyncio.run(story())
+
+
+def test_a_leave_to_continue_does_not_wait() -> None:
+    async def story() -> None:
+        async with connected(mirror) as connection:
+            connection.receive(b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+            assert await connection.read_until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            connection.receive(b"ab")
+            assert (await connection.read_until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+
+    asyncio.run(story())
 
 
 # -- time --------------------------------------------------------------------------------------------------------
