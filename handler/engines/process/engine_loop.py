@@ -9,11 +9,12 @@ from __future__ import annotations
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import ConfigError
-from handler.core.values import Adapter, Finish
+from handler.core.media import MediaFile
+from handler.core.values import Adapter, Finish, Pooling, Sampling
 from handler.engines.base import (
     Engine,
     EngineConfig,
@@ -45,6 +46,21 @@ class Cancel(NamedTuple):
     """Forget a request."""
 
     key: int
+
+
+PackedRequest = tuple[int, Sequence[int], tuple[Any, ...] | Pooling, Adapter | None, MediaFile | None]
+"""An EngineRequest without class names, which cost more to send than what they name."""
+
+
+def pack(request: EngineRequest) -> PackedRequest:
+    key, ids, parameters, adapter, media = request
+    return key, ids, tuple(parameters) if isinstance(parameters, Sampling) else parameters, adapter, media
+
+
+def _unpack(packed: PackedRequest) -> EngineRequest:
+    key, ids, parameters, adapter, media = packed
+    sampling = parameters if isinstance(parameters, Pooling) else Sampling._make(parameters)
+    return EngineRequest(key, ids, sampling, adapter, media)
 
 
 class Ready(NamedTuple):
@@ -112,7 +128,10 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
                 if isinstance(command, Cancel):
                     engine.cancel(command.key)
                     active.discard(command.key)
-                elif (output := _start(engine, command)) is None:
+                    continue
+                if type(command) is tuple:
+                    command = _unpack(command)
+                if (output := _start(engine, command)) is None:
                     active.add(command.key)
                 else:
                     answers.append(output)

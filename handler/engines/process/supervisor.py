@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Request
 from handler.engines.base import EngineInfo, EngineRequest, EngineStatistics, Step, engine_failure
-from handler.engines.process.engine_loop import Cancel, ChangeAdapter, Failed, Ready, Spec
+from handler.engines.process.engine_loop import Cancel, ChangeAdapter, Failed, Ready, Spec, pack
 from handler.engines.process.instance import EngineInstance
 from handler.engines.process.ipc import ChannelClosed, MessageReader, wait
 from handler.engines.process.places import ANYWHERE, Place
@@ -107,7 +107,7 @@ class EngineSupervisor:
 
     def add(self, request: EngineRequest) -> None:
         self._active.add(request.key)
-        self._send(request)
+        self._send(pack(request))
 
     def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
         self._active.add(key)
