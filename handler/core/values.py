@@ -68,7 +68,7 @@ class Sampling(NamedTuple):
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0  # 0: any may repeat
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id, number added to its logit
-    seed: int | None = None  # None: drawn when the request is accepted
+    seed: int | None = None  # None: drawn when a request that samples is accepted
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     stop_token_ids: tuple[int, ...] = ()
@@ -93,8 +93,8 @@ class Sampling(NamedTuple):
     return_generation_logits: bool = False
 
     def with_seed(self) -> Sampling:
-        """Draw a seed where none is set; an answer may name it."""
-        return self if self.seed is not None else self._replace(seed=random.getrandbits(53))
+        """Draw a seed where one has an effect and none is set; an answer may name it."""
+        return self if self.seed is not None or not self.do_sample else self._replace(seed=random.getrandbits(53))
 
     def seed_of(self, sequence: int) -> int | None:
         """Return the seed that gives one of several sequences by itself."""

@@ -132,7 +132,7 @@ class Lmi(Dialect):
         engines = context.sampling_defaults if parameters.get("do_sample") else {}
         parsed = read_all(parameters, context, defaults={**engines, **self.defaults, **defaults}, table=TABLE)
         others = parsed.others
-        sampling = parsed.sampling.with_seed() if parsed.sampling.do_sample else parsed.sampling
+        sampling = parsed.sampling.with_seed()
         sampling, end_id = _use_end_id(sampling, others.get("end_id"), parameters)
         details = self.details_default if flags["details"] is None else flags["details"]
         ids = others.get("prompt_ids")

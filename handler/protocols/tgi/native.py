@@ -95,7 +95,7 @@ class Tgi(TgiFormat, Dialect):
 
     def _request(self, read: Body, given: Mapping[str, Any], context: ServerContext) -> Request:
         parameters = read_all(given, context, defaults={**DEFAULTS, "max_new_tokens": ANY}, table=TABLE)
-        sampling = parameters.sampling.with_seed() if parameters.sampling.do_sample else parameters.sampling
+        sampling = parameters.sampling.with_seed()
         return Request(
             prompt=read.inputs,
             sampling=sampling,

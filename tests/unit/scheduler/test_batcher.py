@@ -268,6 +268,12 @@ def test_an_unset_seed_is_drawn_for_each_request() -> None:
     assert len(set(engine.seeds)) == 2
 
 
+def test_a_greedy_request_needs_no_seed() -> None:
+    engine = Scripted()
+    submit(Batcher(engine), "a", n=2)
+    assert engine.seeds == [None, None]
+
+
 def test_of_what_is_cancelled_nothing_is_left() -> None:
     batcher = Batcher(Scripted(), max_active=1)
     for id in [submit(batcher, "a"), submit(batcher, "b")]:
