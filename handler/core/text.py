@@ -194,7 +194,7 @@ class Detokenizer:
         self, vocabulary: Vocabulary, *, skip_special: bool = True, marks: frozenset[str] = frozenset()
     ) -> None:
         self._pieces = vocabulary.pieces
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder: codecs.IncrementalDecoder | None = None  # few sequences ever split a character
         self.texts = vocabulary.showing(marks) if skip_special else vocabulary.texts
         self.pending = False
 
@@ -202,6 +202,8 @@ class Detokenizer:
         text = self.texts[id]
         if text is not None and (not self.pending or not text):
             return text
+        if self._decoder is None:
+            self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = self._decoder.decode(self._pieces[id])
         self.pending = bool(self._decoder.getstate()[0])
         return text
