@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
@@ -197,8 +197,7 @@ class TemplateOptions(NamedTuple):
 PLAIN_TEMPLATE = TemplateOptions()
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One request: a prompt, sampling parameters and the parts of the answer.
 
     The prompt is text; or messages, and then `prompt` is empty; or token ids, and then `prompt` is their text in the
@@ -207,7 +206,7 @@ class Request:
     """
 
     prompt: str
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = Sampling()
     pooling: Pooling | None = None  # computes numbers of the prompt; the sampling then does not count
     pair: str | None = None  # with `pooling`: a second text, tokenized with the prompt as the model's pair
     truncation: Truncation | None = None  # None: too many tokens are refused

@@ -226,7 +226,7 @@ class Preprocessor:
         if (adapter := self._adapter(headers)) is not None:
             call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
         if (session := session_of(self._sessions, headers)) is not None:
-            call = call._replace(requests=[replace(request, session=session.id) for request in call.requests])
+            call = call._replace(requests=[request._replace(session=session.id) for request in call.requests])
         used = call.requests[0].adapter if call.requests else None
         formatter = self._of_adapters.of(used, self._formatters).output
         if dialect is not None or formatter is None:
@@ -322,7 +322,7 @@ class Preprocessor:
         limit, wanted = self._most_tokens(), request.sampling.max_new_tokens
         if limit is None or wanted <= (left := limit - len(prompt.ids)):
             return request
-        return replace(request, sampling=request.sampling._replace(max_new_tokens=left))
+        return request._replace(sampling=request.sampling._replace(max_new_tokens=left))
 
     def _most_tokens(self) -> int | None:
         info = self._engine_info()
@@ -336,13 +336,13 @@ def check_structured_output(request: Request, why: str) -> None:
 
 
 def _for_adapter(request: Request, adapter: Adapter) -> Request:
-    return replace(request, adapter=merge_adapters(adapter, request.adapter, "the body"))
+    return request._replace(adapter=merge_adapters(adapter, request.adapter, "the body"))
 
 
 def request_id(headers: Headers) -> str:
     """Return DJL's or SageMaker's id, or the client's where it is harmless, else a new one."""
     for name in ("requestid", "x-amzn-sagemaker-inference-id", "x-request-id"):
-        if _REQUEST_ID.fullmatch(id := headers.get(name, "").strip()):
+        if (given := headers.get(name)) and _REQUEST_ID.fullmatch(id := given.strip()):
             return id
     return new_uuid()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, cast
@@ -66,7 +65,7 @@ def encode_pooled(
             raise error.named(names.prompt) from None
     if not prompt.ids:
         raise InvalidPayload(f"'{names.prompt}' has no tokens")
-    return replace(request, pooling=pooling._replace(second=second)), prompt
+    return request._replace(pooling=pooling._replace(second=second)), prompt
 
 
 def _cut(prompt: Prompt, most: int | None, side: str | None, name: str) -> Prompt:

@@ -106,7 +106,7 @@ class _Chat(OpenAiChat):
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
         sampling, form = chat.request.sampling, chat.format.form
-        request = replace(chat.request, sampling=sampling._replace(include_stop=bool(sampling.stop)), min_free_tokens=1)
+        request = chat.request._replace(sampling=sampling._replace(include_stop=bool(sampling.stop)), min_free_tokens=1)
         id = chat.head.id.replace("chatcmpl-", "msg_")
         settings = Settings(id, chat.head.model, form, sampling.max_new_tokens, sampling.stop, self._thinking.show)
         if chat.framing is JSON:

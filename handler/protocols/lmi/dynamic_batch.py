@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
@@ -55,7 +54,7 @@ class DynamicBatch(Dialect):
             for prompt, adapter in zip(prompts, adapters, strict=True)
         ]
         full = _has_prompts(parameters, context)
-        requests = [replace(item.request, full_text=full) for item in parsed]
+        requests = [item.request._replace(full_text=full) for item in parsed]
         ignored += parsed[0].ignored
         if read_stream(body, parameters, parsed[0].streaming) and not context.config.enable_streaming:
             raise InvalidPayload(

@@ -14,7 +14,6 @@ import itertools
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -247,7 +246,7 @@ class AdapterRegistry:
         successor = self._successors[adapter]
         if successor is None:
             raise InvalidPayload(f"the adapter {adapter.name} was unregistered before the request began")
-        return replace(request, adapter=successor)
+        return request._replace(adapter=successor)
 
     def take(self, output: Output) -> None:
         """Take the engine's answer to a load or a drop; ignore any other output."""

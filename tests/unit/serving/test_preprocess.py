@@ -240,4 +240,4 @@ def test_djls_id_goes_before_sagemakers_and_that_before_the_clients() -> None:
 )
 def test_long_texts_are_told_wherever_they_stand(long: Request) -> None:
     assert is_long(long)
-    assert not is_long(replace(long, prompt="", pair="a", messages=()))
+    assert not is_long(long._replace(prompt="", pair="a", messages=()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import InvalidParameter
@@ -61,12 +60,12 @@ class Thinking:
         rule, budget = sampling.structured_output, sampling.thinking_token_budget
         guided = rule is not None and (not rule.allows_text or budget is not None)  # a thought is a text too
         if guided and not self._is_on:  # the rule holds from the start, and allows no thought
-            return replace(request, sampling=sampling._replace(thoughts=None, thinking_token_budget=None))
+            return request._replace(sampling=sampling._replace(thoughts=None, thinking_token_budget=None))
         closing: tuple[int, ...] = ()
         if guided or budget is not None:
             closing = self._closing(sampling, request.names.structured_output if guided else "thinking_token_budget")
         thoughts = Thoughts(family.begin, (*family.end, *family.calls), self._open, family.calls, closing)
-        return replace(request, sampling=sampling._replace(thoughts=thoughts))
+        return request._replace(sampling=sampling._replace(thoughts=thoughts))
 
     def _closing(self, sampling: Sampling, name: str) -> tuple[int, ...]:
         """Check that a thought may be followed by a part of its own; return the ids that end one."""

@@ -80,7 +80,7 @@ def test_a_scalar_is_lmis_parameter_bare_or_as_a_tensor(name: str, tensor: Any, 
     for shape in shapes:
         found = request(**{name: shape})
         assert found.sampling == wanted.sampling
-        assert found == replace(wanted, names=found.names)
+        assert found == wanted._replace(names=found.names)
         assert request(**{name: shape, lmis: plain}).sampling == wanted.sampling  # both, when they agree
 
 
