@@ -77,7 +77,8 @@ def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ..
         messages.append(read_message)
         read = ("role", "content", *_READ.get(read_message["role"], ()))
         unknown |= {f"messages[].{name}": None for name in message if name not in read}
-    check_number(media, context)
+    if media:
+        check_number(media, context)
     return tuple(messages), media, list(unknown)
 
 
@@ -116,6 +117,8 @@ def _thoughts(message: Message, at: str) -> dict[str, str]:
 def _check_arguments(messages: list[Any]) -> None:
     """Bound the JSON texts in calls: other requests wait while they are parsed."""
     calls = [call for message in messages for call in _list(message, "tool_calls")]
+    if not calls:
+        return
     functions = [call.get("function") for call in calls if isinstance(call, dict)]
     texts = [function.get("arguments") for function in functions if isinstance(function, dict)]
     sizes = [len(text) for text in texts if isinstance(text, str)]
