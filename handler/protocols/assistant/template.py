@@ -10,7 +10,7 @@ from typing import Any
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, InvalidParameter
-from handler.core.values import TemplateOptions
+from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.readers.values import boolean
 from handler.protocols.kernel.schema.readers import accepts
@@ -104,6 +104,9 @@ def read_template(
     Raises:
         InvalidParameter: naming a wrong combination.
     """
+    defaults = context.config.default_chat_template_kwargs or {}
+    if not (given or defaults or any(THOUGHTS[0] in message for message in messages)):  # nearly always
+        return PLAIN_TEMPLATE, []
     continues = given.get("continue_final_message", False)
     if continues and given.get("add_generation_prompt"):
         raise InvalidParameter("continue_final_message: needs add_generation_prompt=false")
@@ -122,11 +125,7 @@ def read_template(
         knows(template, name) for name in THOUGHTS
     ):
         unknown.append("messages[].reasoning")
-    known = {
-        name: value
-        for name, value in {**(context.config.default_chat_template_kwargs or {}), **read, **own}.items()
-        if knows(template, name)
-    }
+    known = {name: value for name, value in {**defaults, **read, **own}.items() if knows(template, name)}
     options = TemplateOptions(
         tuple(known.items()),
         add_generation_prompt=not continues and given.get("add_generation_prompt", True),

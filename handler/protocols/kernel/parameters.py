@@ -312,5 +312,5 @@ def read_all(
     if most_new_tokens is not None:
         sampling = sampling._replace(max_new_tokens=min(sampling.max_new_tokens, most_new_tokens))
     check_agreement(sampling, names, context)
-    check_support(sampling, names, context)
+    check_support(sampling, values, names, context)
     return ParsedParameters(sampling, {field: given_as.name for field, given_as in names.items()}, others)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload
@@ -88,9 +88,17 @@ def check_agreement(sampling: Sampling, names: Mapping[str, Named], context: Ser
             raise named(field).refused(why)
 
 
-def check_support(sampling: Sampling, names: Mapping[str, Named], context: ServerContext) -> None:
-    """Refuse what the engine does not support."""
+def check_support(
+    sampling: Sampling, given: Collection[str], names: Mapping[str, Named], context: ServerContext
+) -> None:
+    """Refuse what the engine does not support.
+
+    Args:
+        given: the fields that the client or the dialect has set.
+    """
     for field, why in context.unsupported.items():
+        if field not in given:
+            continue
         value = getattr(sampling, field)
         greedy = field in SAMPLED and not sampling.do_sample
         # The chosen token's own log-probability comes with every answer: one "alternative" asks for no more than that.
