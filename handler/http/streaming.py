@@ -35,6 +35,10 @@ class StreamChannel(Channel, Protocol):
     is_held: bool
     written_at: float
 
+    @property
+    def wake(self) -> Callable[[], object]:
+        """Tells whoever waits for the stream's end to look at the writer."""
+
     def open(self) -> None: ...
 
 
@@ -47,6 +51,11 @@ class BodyWriter:
 
     Args:
         channel: takes chunks while nothing waits here.
+
+    Attributes:
+        ended: the last chunk has been handed in.
+        overflowed: the client read too slowly.
+        broken: the client cannot be written to any more.
     """
 
     def __init__(self, send: Send, channel: StreamChannel) -> None:
@@ -54,11 +63,8 @@ class BodyWriter:
         self._channel = channel
         self._backlog: list[bytes] = []
         self._size = 0
-        self.ended = False  # the last chunk has been handed in
-        self.overflowed = False  # the client read too slowly
         self._task: asyncio.Task[None] | None = None
-        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Resolves when the client cannot be written to any more."""
+        self.ended = self.overflowed = self.broken = False
 
     def pull(self, source: Source) -> None:
         """Write what a request has to send."""
@@ -79,7 +85,7 @@ class BodyWriter:
                 self.overflowed = True
                 self._break()
             return
-        if self.broken.done():
+        if self.broken:
             return
         try:
             message = {"type": "http.response.body", "body": data, "more_body": not last}
@@ -100,8 +106,9 @@ class BodyWriter:
         self._channel.is_held = True
         self._backlog.clear()
         self._size = 0
-        if not self.broken.done():
-            self.broken.set_result(None)
+        if not self.broken:
+            self.broken = True
+            self._channel.wake()
 
     async def _catch_up(self, sending: Coroutine[Any, Any, None], waiting: Any) -> None:
         try:
@@ -115,7 +122,7 @@ class BodyWriter:
             self._break()
         finally:
             self._task = None
-            if not (self.ended or self.broken.done()):
+            if not (self.ended or self.broken):
                 self._channel.open()
 
 

@@ -357,8 +357,10 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
 
     The names are the client's text: quoted, so that they fit a header, and cut to what SageMaker lets through.
     """
+    if not names:
+        return {}
     quoted = ", ".join(urllib.parse.quote(name[:64], safe="._-[]") for name in names[:32])
-    return {"x-lmi-ignored-parameters": quoted[:1024]} if names else {}
+    return {"x-lmi-ignored-parameters": quoted[:1024]}
 
 
 def _is_plain(headers: Headers) -> bool:

@@ -151,8 +151,7 @@ async def _start_stream(scope: Scope, send: Send, parsed: ParsedRequest, extra: 
 
 async def _end_of(writer: BodyWriter, exchange: AnyExchange, sign: bytes) -> None:
     """Wait until a stream has ended, or its client is gone; in long silences the stream says that it is there."""
-    writer.broken.add_done_callback(lambda broken: exchange.wake())
-    while not (exchange.is_over or writer.broken.done()):
+    while not (exchange.is_over or writer.broken):
         patience = None
         if sign and not writer.ended:
             patience = KEEP_ALIVE - (time.monotonic() - exchange.written_at)

