@@ -1,7 +1,8 @@
 """Measure a server on one core that a busy process shares: begun streams, pace, `/ping`, CPU and writes a token.
 
 The server's whole process tree has one core, the clients the other. Beside ours runs vLLM's Rust front end, in turns,
-with a mock engine core. Two measurements; run each with nothing else on the machine:
+with a mock engine core, which the clients' core has. `--requests` measures ours twice: with its engine on the server's
+core, and apart, with its engine on the clients' core too. Two measurements; run each with nothing else on the machine:
 
     python bench/busy_host.py [--whole] [--clients 256,512,768,1024] [--rust PATH/vllm-rs --model DIRECTORY]
     python bench/busy_host.py --requests         # requests a second, on a whole core
@@ -23,7 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from front_ends import CLIENT_CORE, OURS, SERVER_CORE, FrontEnd, rust
+from front_ends import CLIENT_CORE, OURS, OURS_APART, SERVER_CORE, FrontEnd, rust
 from measurements import BEGIN_SECONDS, CLIENTS, PACE, Rate, Window, measure_requests, measure_streams
 
 from handler.bench.machine import describe
@@ -77,6 +78,7 @@ def run_streams(
 
 def run_requests(front_ends: dict[str, FrontEnd], lengths: Sequence[int], seconds: float, repeat: int) -> Any:
     rows, lines = [], []
+    reference = [*front_ends][-1]
     for stream in (True, False):
         for tokens in lengths:
             measure = functools.partial(measure_requests, tokens=tokens, seconds=seconds, stream=stream)
@@ -84,14 +86,14 @@ def run_requests(front_ends: dict[str, FrontEnd], lengths: Sequence[int], second
             for name, each in rates.items():
                 middle = Rate(*_medians(each))  # type: ignore[arg-type]
                 ratio = statistics.median(
-                    rate.per_second / other.per_second for rate, other in zip(rates["ours"], each, strict=True)
+                    rate.per_second / other.per_second for rate, other in zip(each, rates[reference], strict=True)
                 )
                 rows.append({"tokens": tokens, "stream": stream, "server": name, **middle._asdict(), "each": each})
                 answer = "streamed" if stream else "whole"
                 cells = [f"{middle.per_second:,.0f}", f"{middle.cpu_us:.0f}", f"{middle.failed:g}", f"{ratio:.2f}"]
                 lines.append([str(tokens), answer, name, *cells])
     print(f"{CLIENTS} clients, {_core(False)}, no pace, {seconds:g} s, {repeat} times")
-    print(table(["tokens", "answer", "server", "requests/s", "CPU us/request", "failed", "ours of it"], lines))
+    print(table(["tokens", "answer", "server", "requests/s", "CPU us/request", "failed", f"of {reference}"], lines))
     return rows
 
 
@@ -126,6 +128,7 @@ def main() -> int:
     if given.rust:
         front_ends["vllm-rs"] = rust(given.rust, given.model)
     if given.requests:
+        front_ends = {"ours": OURS, "ours, engine apart": OURS_APART, **front_ends}
         found = {"requests": run_requests(front_ends, _numbers(given.tokens), given.seconds, given.repeat)}
     else:
         half = not given.whole

@@ -15,10 +15,11 @@ def cpu_seconds(pid: int) -> float:
     The scheduler's own nanoseconds (`schedstat`) where the kernel shows them: the 10 ms ticks of `stat` are coarse for
     a server that needs 1 % of a core.
     """
-    return sum(_process_seconds(process) for process in (pid, *descendants(pid)))
+    return sum(process_seconds(process) for process in (pid, *descendants(pid)))
 
 
-def _process_seconds(pid: int) -> float:
+def process_seconds(pid: int) -> float:
+    """User and system time of all threads of `pid` that live now."""
     threads = list((_PROC / str(pid) / "task").iterdir())
     try:
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
+from cpu import children, cpu_seconds, process_seconds
 from peer import free_port, wait_ready
 
 from handler.bench.processes import Worker
@@ -29,14 +30,17 @@ class FrontEnd(NamedTuple):
     """A server to compare.
 
     Attributes:
-        start: starts it for this pace, in tokens a second a request; 0: no limit.
+        start: starts it for this pace, in tokens a second a request; 0: no limit. It runs on the server's core, but
+            for an engine that is put on the clients'.
         ping: path of its health check.
         heads: events of a chat before its first token.
+        cpu: returns the CPU seconds that count, those of what runs on the server's core.
     """
 
     start: Callable[[float], AbstractContextManager[Server]]
     ping: str
     heads: int
+    cpu: Callable[[int], float] = cpu_seconds
 
 
 def chat(tokens: int, *, stream: bool = True) -> bytes:
@@ -65,8 +69,9 @@ def pinned(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _ours(pace: float) -> AbstractContextManager[Server]:
+def _ours(pace: float, **more: str) -> AbstractContextManager[Server]:
     options = {
+        **more,
         "option.echo_tokens_per_second": f"{pace:g}",
         "option.max_rolling_batch_size": _PLACES,
         "job_queue_size": _PLACES,
@@ -75,7 +80,30 @@ def _ours(pace: float) -> AbstractContextManager[Server]:
     return lmi_serve(["--engine", "echo", *arguments], variables={"LMI_LOG_LEVEL": "error"})  # as vllm-rs below
 
 
+@contextlib.contextmanager
+def _ours_apart(pace: float) -> Iterator[Server]:
+    with _ours(pace, **{"option.engine_isolation": "process"}) as server:
+        for thread in Path(f"/proc/{engine_of(server.pid)}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {CLIENT_CORE})
+        yield server
+
+
+def engine_of(pid: int) -> int:
+    """Return the id of the engine's process, which a server of ours has started."""
+    commands = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in children(pid)}
+    (engine,) = (child for child, command in commands.items() if b"engine_process" in command)
+    return engine
+
+
+def _seconds_without_engine(pid: int) -> float:
+    return cpu_seconds(pid) - process_seconds(engine_of(pid))
+
+
 OURS = FrontEnd(_ours, "/ping", heads=0)
+"""With its engine on a thread, as `lmi serve --engine echo` has it."""
+
+OURS_APART = FrontEnd(_ours_apart, "/ping", heads=0, cpu=_seconds_without_engine)
+"""With its engine in a process on the clients' core, as vLLM's front end has its mock core."""
 
 
 def rust(binary: Path, model: Path) -> FrontEnd:

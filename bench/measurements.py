@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from counting import Clients, Count
-from cpu import cpu_seconds
 from front_ends import FrontEnd, chat, started
 from pings import Pings
 from throughput import Askers
@@ -30,7 +29,7 @@ class Window(NamedTuple):
         begun: streams that began within the time for it.
         begun_seconds: from the first client's connecting to the begin of the last of them.
         kept: share of the pace, over all clients.
-        cpu_us: of the server's process tree, a token.
+        cpu_us: of what runs on the server's core, a token.
         writes: a token.
         ping_p50_ms, ping_max_ms: no answer counts as the limit.
     """
@@ -45,7 +44,7 @@ class Window(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """Requests a second, and CPU microseconds a request of the server's process tree."""
+    """Requests a second, and CPU microseconds a request of what runs on the server's core."""
 
     per_second: float
     cpu_us: float
@@ -60,9 +59,9 @@ def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: b
             begun = _streaming(counts)
             time.sleep(_SETTLE)
             pings = Pings(server.url + front_end.ping, seconds, _PING_LIMIT)
-            before, cpu_before = clients.counts(), cpu_seconds(server.pid)
+            before, cpu_before = clients.counts(), front_end.cpu(server.pid)
             time.sleep(seconds)
-            after, cpu_after = clients.counts(), cpu_seconds(server.pid)
+            after, cpu_after = clients.counts(), front_end.cpu(server.pid)
             took = pings.result()
     if _streaming(after) < begun:
         raise RuntimeError("a stream ended before it should")
@@ -91,8 +90,8 @@ def measure_requests(front_end: FrontEnd, tokens: int, seconds: float, *, stream
         askers = Askers(server.url, chat(tokens, stream=stream), CLIENTS)
         with contextlib.closing(askers):
             time.sleep(_WARM_UP)
-            before, cpu_before = askers.answers(), cpu_seconds(server.pid)
+            before, cpu_before = askers.answers(), front_end.cpu(server.pid)
             time.sleep(seconds)
-            after, cpu_after = askers.answers(), cpu_seconds(server.pid)
+            after, cpu_after = askers.answers(), front_end.cpu(server.pid)
     whole = after.whole - before.whole
     return Rate(whole / (after.at - before.at), (cpu_after - cpu_before) / whole * 1e6, after.failed)

@@ -83,16 +83,25 @@ def test_streams_of_both_servers(core: list[str], rust: list[str]) -> None:
 
 def test_requests_of_both_servers(rust: list[str]) -> None:
     rows = run("--requests", "--tokens", "2", "--seconds", "1", *rust)["requests"]
+    servers = ("ours", "ours, engine apart", "vllm-rs")
     assert [(row["stream"], row["server"]) for row in rows] == [
-        (True, "ours"),
-        (True, "vllm-rs"),
-        (False, "ours"),
-        (False, "vllm-rs"),
+        (stream, server) for stream in (True, False) for server in servers
     ]
     for row in rows:
         assert row["per_second"] > 0
         assert row["cpu_us"] > 0
         assert row["failed"] == 0
+
+
+def test_an_engine_apart_has_the_core_of_the_clients() -> None:
+    front_ends = importlib.import_module("front_ends")
+    cpu = importlib.import_module("cpu")
+    with front_ends.started(front_ends.OURS_APART, 0, half=False) as server:
+        engine = front_ends.engine_of(server.pid)
+        for process, core in ((server.pid, front_ends.SERVER_CORE), (engine, front_ends.CLIENT_CORE)):
+            threads = Path(f"/proc/{process}/task").iterdir()
+            assert {frozenset(os.sched_getaffinity(int(thread.name))) for thread in threads} == {frozenset({core})}
+        assert 0 < front_ends.OURS_APART.cpu(server.pid) < cpu.cpu_seconds(server.pid)
 
 
 def test_only_processes_that_are_started_meanwhile_are_bound_to_the_core() -> None:
