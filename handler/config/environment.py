@@ -55,6 +55,11 @@ def download_directory() -> Path | None:
     return Path(given) if given else None
 
 
+def runtime_lora_updating() -> bool:
+    """Whether vLLM's own routes for LoRA adapters are served, by vLLM's own switch."""
+    return os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").strip().lower() in ("1", "true")
+
+
 def aws_region() -> str | None:
     """SageMaker's own variable, which boto3 does not read; None leaves the region to boto3."""
     return os.environ.get("AWS_REGION") or None

@@ -25,6 +25,7 @@ from handler.http.routes.models import ModelRoutes
 from handler.http.routes.pages import OPEN_PATHS, PageRoutes
 from handler.http.routes.tgi import TgiRoutes
 from handler.http.routes.triton import TritonRoutes
+from handler.http.routes.vllm import VllmRoutes
 from handler.http.security.access import OPEN, Access, read_access
 from handler.http.security.allowed_hosts import AllowedHosts
 from handler.http.security.api_keys import ApiKeys
@@ -91,6 +92,7 @@ class App:
             *TgiRoutes(model).routes,
             *ModelRoutes(model).routes,
             *TritonRoutes(model).routes,
+            *VllmRoutes(model).routes,
         ]
         self._router = Router(self.routes, default=self._not_found, redirect_slashes=False)
         self._exact = {route.path: route.app for route in reversed(self.routes) if "{" not in route.path}

@@ -26,7 +26,11 @@ from handler.protocols.tei.request import TeiEmbed, TeiPredict, TeiRerank, TeiSi
 from handler.protocols.tgi.compat import TgiCompat
 from handler.protocols.tgi.mindie import Mindie
 from handler.protocols.tgi.native import Tgi
+from handler.protocols.tgi.tokenize import TOKENIZE as TGI_TOKENIZE
 from handler.protocols.triton.request import Route, Triton
+from handler.protocols.vllm.score import VllmScoring
+from handler.protocols.vllm.tokenize import TOKENIZE as VLLM_TOKENIZE
+from handler.protocols.vllm.tokenize import TOKENIZE_CHAT
 
 
 class DispatchByField(Dialect):
@@ -107,14 +111,25 @@ The host checks `{model}` and `{version}`.
 """
 
 _EMBEDDINGS, _EMBED, _PREDICT = OpenAiEmbeddings(), TeiEmbed(), TeiPredict()
+_SCORE = dict.fromkeys(("/score", "/v1/score"), VllmScoring())
 _RERANK = Rerank("rerank", return_documents=True, truncation=None)
 _RANKS = DispatchByField(TeiRerank(), {"documents": _RERANK})
 
+TOKENIZING = DispatchByField(TGI_TOKENIZE, {"prompt": VLLM_TOKENIZE, "messages": TOKENIZE_CHAT})
+"""Dialects of /tokenize, which TGI and vLLM have under one name."""
+
 POOLED_ROUTES: dict[Task, dict[str, Dialect]] = {
-    Task.EMBEDDING: {"/": _EMBED, "/v1/embeddings": _EMBEDDINGS, "/embed": _EMBED, "/similarity": TeiSimilarity()},
+    Task.EMBEDDING: {
+        "/": _EMBED,
+        "/v1/embeddings": _EMBEDDINGS,
+        "/embed": _EMBED,
+        "/similarity": TeiSimilarity(),
+        **_SCORE,
+    },
     Task.RERANK: {
         "/": _RANKS,
         "/rerank": _RANKS,
+        **_SCORE,
         "/v1/rerank": _RERANK,
         "/v2/rerank": Rerank("rerank_v2", return_documents=False, truncation=Truncation(side="right")),
     },

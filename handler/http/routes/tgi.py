@@ -14,6 +14,7 @@ from handler.http.routes.inference import Inference
 from handler.protocols.kernel.http_response import HttpResponse
 from handler.protocols.kernel.texts import MAX_TEXTS
 from handler.protocols.openai.completions import MAX_PROMPTS
+from handler.protocols.registry import TOKENIZING
 from handler.protocols.tgi.answers import TgiInfo
 from handler.protocols.tgi.errors import UNHEALTHY
 from handler.protocols.tgi.request import MAX_BEST_OF, MAX_STOPS
@@ -31,7 +32,7 @@ class TgiRoutes:
         return [
             Route("/info", self._endpoint("GET", self._info)),
             Route("/health", self._endpoint("GET", self._health)),
-            Route("/tokenize", self._endpoint("POST", Inference(self._model, TOKENIZE))),
+            Route("/tokenize", self._endpoint("POST", Inference(self._model, TOKENIZING))),
             Route("/chat_tokenize", self._endpoint("POST", Inference(self._model, CHAT_TOKENIZE))),
         ]
 

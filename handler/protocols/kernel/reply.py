@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from handler.core.framing import JSON, Framing, encoded
@@ -145,6 +146,18 @@ class PreparedDocument(Reply):
     def feed(self, index: int, delta: Delta) -> bytes:
         self.finished = True
         return self._body
+
+
+_PART = 1 << 10  # values whose JSON is made at a time; it holds the GIL, and so does freeing what it was made of
+
+
+def list_parts(values: Iterable[Any]) -> Iterator[bytes]:
+    """Yield the JSON of a long list, in parts."""
+    rest, before = iter(values), b"["
+    while part := list(islice(rest, _PART)):
+        yield before + JSON.encode(part)[1:-1]
+        before = b","
+    yield b"]" if before == b"," else b"[]"
 
 
 class PromptDocument(PreparedDocument):

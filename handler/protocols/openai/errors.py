@@ -23,6 +23,12 @@ _NAME = re.compile(r"'([\w.\[\]]+)'|([\w.\[\]]+)[=:]|((?:messages|tools)\[\d+\][
 """The field at the start of a message: 'NAME', NAME=VALUE, NAME: or messages[0].content."""
 
 
+def field_of(message: str) -> str | None:
+    """Return the field that a message begins with."""
+    match = _NAME.match(message)
+    return next(filter(None, match.groups())) if match else None
+
+
 class OpenAiErrors(ErrorFormat):
     """By the status openai's clients choose their exception."""
 
@@ -31,8 +37,8 @@ class OpenAiErrors(ErrorFormat):
     def body(self, error: ServingError) -> OpenAiError:
         number = self.status(error)
         param, code = None, None
-        if isinstance(error, InvalidPayload | InvalidParameter | TooLong) and (match := _NAME.match(error.message)):
-            param = next(filter(None, match.groups()))
+        if isinstance(error, InvalidPayload | InvalidParameter | TooLong):
+            param = field_of(error.message)
         if isinstance(error, TooLong):
             code = "context_length_exceeded"
         elif isinstance(error, ModelNotFound):

@@ -25,6 +25,8 @@ from handler.protocols.tgi.answers import (
 from handler.protocols.tgi.errors import UNHEALTHY
 from handler.protocols.tgi.mindie import KINDS, MAX_CHARACTERS, MINDIE_TOP_LEVEL
 from handler.protocols.tgi.request import PARAMETERS, TOP_LEVEL, Kind
+from handler.protocols.vllm.answers import VllmTokens
+from handler.protocols.vllm.openapi import TOKENIZE_BODIES
 
 
 def _fields(kinds: Mapping[str, Kind], context: ServerContext) -> dict[str, Shape]:
@@ -137,9 +139,9 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("POST", "/tokenize"): Operation(
         "TGI",
-        "A prompt's tokens, with their places in its bytes",
-        {200: (_JSON, list[TgiPiece], _PIECES_EXAMPLE)},
-        body={**ref("TgiGenerateRequest"), "example": {"inputs": "Hello"}},
+        "A prompt's tokens: with their places in its bytes, or by a `prompt` or `messages` as vLLM has them",
+        {200: (_JSON, list[TgiPiece] | VllmTokens, _PIECES_EXAMPLE)},
+        body={"anyOf": [ref("TgiGenerateRequest"), *TOKENIZE_BODIES], "example": {"inputs": "Hello"}},
     ),
     ("POST", "/chat_tokenize"): Operation(
         "TGI",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from handler.core.errors import InvalidParameter
@@ -18,7 +17,7 @@ from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.messages import read_messages
-from handler.protocols.kernel.reply import PromptDocument
+from handler.protocols.kernel.reply import PromptDocument, list_parts
 from handler.protocols.kernel.validation import show
 from handler.protocols.openai.parameters import CHAT, HARMLESS
 from handler.protocols.tgi.answers import TgiPiece
@@ -31,8 +30,6 @@ _SHAPING = ("add_special_tokens", "chat_template", *READERS)
 _NO_EFFECT = HARMLESS | {"model", "stream", "stream_options", "tool_choice", "parallel_tool_calls"}
 _NO_EFFECT |= CHAT.parameters.keys() - {*_SHAPING, "truncate_prompt_tokens"}
 """What does not change it."""
-
-_PART = 1 << 10  # tokens whose JSON is made at a time; it holds the GIL, and so does freeing what it was made of
 
 
 class _TgiTokenize(Dialect):
@@ -94,18 +91,13 @@ def _chat_tokens(prompt: Prompt) -> Iterator[bytes]:
 
 
 def _tokens(prompt: Prompt) -> Iterator[bytes]:
-    """Yield a list's JSON, in parts: each token with its place in the text, in bytes.
+    """Return a list's JSON, in parts: each token with its place in the text, in bytes.
 
     A token that has no such place has no text and (0, 0).
     """
     data = prompt.text.encode()
     places = zip(prompt.ids, spans(prompt) or [(0, 0)] * len(prompt.ids), strict=True)
-    before = b"["
-    part: list[TgiPiece]
-    while part := [
-        {"id": id, "text": data[start:stop].decode(), "start": start, "stop": stop}
-        for id, (start, stop) in islice(places, _PART)
-    ]:
-        yield before + JSON.encode(part)[1:-1]
-        before = b","
-    yield b"]" if before == b"," else b"[]"
+    pieces: Iterator[TgiPiece] = (
+        {"id": id, "text": data[start:stop].decode(), "start": start, "stop": stop} for id, (start, stop) in places
+    )
+    return list_parts(pieces)

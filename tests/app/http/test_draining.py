@@ -66,16 +66,19 @@ async def model_with_adapter(directory: Path, task: str) -> ServedModel:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_each_route_refuses_work(task: str, tmp_path: Path) -> None:
+def test_each_route_refuses_work(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "true")
+
     async def story() -> dict[Any, int]:
         model = await model_with_adapter(tmp_path, task)
         routes = working(model)
         model.drain()
         query = {"name": "two", "src": str(tmp_path / "adapters" / "one")}
+        body = {"inputs": "a", "lora_name": "one", "lora_path": query["src"]}
         async with client(model) as http:
             answers = {
                 (method, path): await http.request(
-                    method, path, json={"inputs": "a"}, params=query if path.endswith("/adapters") else None
+                    method, path, json=body, params=query if path.endswith("/adapters") else None
                 )
                 for method, path in routes
             }
@@ -85,7 +88,7 @@ def test_each_route_refuses_work(task: str, tmp_path: Path) -> None:
 
     statuses = asyncio.run(story())
     if task != "text-generation":  # those about adapters say that the engine has none
-        statuses = {route: status for route, status in statuses.items() if "adapters" not in route[1]}
+        statuses = {route: status for route, status in statuses.items() if "adapter" not in route[1]}
     assert ("POST", "/tokenize") in statuses
     assert {route for route, status in statuses.items() if status not in (503, 529)} == set()
 

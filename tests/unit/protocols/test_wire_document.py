@@ -53,6 +53,7 @@ DIALECTS = {
     "[LMI's embeddings](embeddings.md#lmis-embeddings)": ("lmi_embedding",),
     "[TEI](embeddings.md#teis-routes)": ("tei_embed", "tei_similarity", "tei_rerank", "tei_predict"),
     "[Rerank](embeddings.md#rerank)": ("rerank", "rerank_v2"),
+    "[vLLM's scores](vllm.md#scores)": ("vllm_score",),
 }
 """A row of the table of dialects -> the names of its schemas."""
 
@@ -90,6 +91,7 @@ PAGES = {
     "TGI": "[TGI](tgi.md)",
     "OpenAI": "[OpenAI](openai.md)",
     "Triton": "[Triton](triton.md)",
+    "vLLM": "[vLLM](vllm.md)",
 }
 """An operation's tag -> where more is said about it."""
 

@@ -1,0 +1,127 @@
+"""Routes of vLLM's own server beside /v1: /detokenize, /version, /load, and LoRA adapters by its names."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from handler import __version__
+from handler.config import environment
+from handler.core.errors import AdapterFailed, BadRequest, InvalidPayload, NotFound, ServingError
+from handler.http.asgi import Endpoint, read_body, send_answer, send_json
+from handler.http.routes.inference import Inference
+from handler.protocols.kernel.http_response import HttpResponse
+from handler.protocols.kernel.readers.body import decode
+from handler.protocols.kernel.validation import show
+from handler.protocols.vllm.answers import VllmLoad, VllmVersion
+from handler.protocols.vllm.errors import ERRORS
+from handler.protocols.vllm.tokenize import DETOKENIZE
+from handler.serving.model import ServedModel
+from handler.serving.preprocess import ignored_header
+
+_BODY = 1 << 20  # bytes
+
+
+class VllmRoutes:
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._may_update = environment.runtime_lora_updating()
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("/detokenize", Endpoint({"POST": Inference(self._model, DETOKENIZE)}, errors=ERRORS)),
+            Route("/version", Endpoint({"GET": self._version}, errors=ERRORS)),
+            Route("/load", Endpoint({"GET": self._load}, errors=ERRORS)),
+            Route("/v1/load_lora_adapter", Endpoint({"POST": self._handler(self._register)}, errors=ERRORS)),
+            Route("/v1/unload_lora_adapter", Endpoint({"POST": self._handler(self._unregister)}, errors=ERRORS)),
+        ]
+
+    async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
+        info = self._model.info
+        own = info.version if info is not None and self._model.config.engine == "vllm" else __version__
+        value: VllmVersion = {"version": own}
+        await send_json(scope, send, 200, value)
+
+    async def _load(self, scope: Scope, receive: Receive, send: Send) -> None:
+        value: VllmLoad = {"server_load": self._model.num_requests}
+        await send_json(scope, send, 200, value)
+
+    # -- LoRA adapters -------------------------------------------------------------------------------------------
+
+    def _handler(
+        self, change: Callable[[str, Mapping[str, Any]], Awaitable[str]]
+    ) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            with self._model.adapters.counted():
+                try:
+                    body = await self._read(scope, receive)
+                    if body is None:
+                        return
+                    text = await change(_name(body), body)
+                except ServingError as error:
+                    return await send_answer(scope, send, ERRORS.whole(error))
+                ignored = ignored_header([name for name in body if name not in _KNOWN])
+                extra = [(name.encode(), value.encode()) for name, value in ignored.items()]
+                await send_answer(scope, send, HttpResponse(200, "text/plain; charset=utf-8", text.encode()), extra)
+
+        return handle
+
+    async def _read(self, scope: Scope, receive: Receive) -> Mapping[str, Any] | None:
+        """Read the body; None when the client went away."""
+        if not self._may_update:
+            raise NotFound(
+                f"{scope['path']} is served with VLLM_ALLOW_RUNTIME_LORA_UPDATING=true in the environment; "
+                "/adapters needs no variable"
+            )
+        self._model.adapters.registry.check()
+        body = await read_body(scope, receive, _BODY, self._model)
+        if body is None:
+            return None
+        value = decode(body)
+        if not isinstance(value, dict):
+            raise InvalidPayload("the body must be a JSON object with 'lora_name'")
+        refuse = self._model.config.unknown_parameters == "refuse"
+        if refuse and (unknown := next((name for name in value if name not in _KNOWN), None)):
+            raise BadRequest(f"unknown parameter {unknown!r}; there are {', '.join(_KNOWN)}")
+        return value
+
+    async def _register(self, name: str, body: Mapping[str, Any]) -> str:
+        adapters, src = self._model.adapters, body.get("lora_path")
+        if not isinstance(src, str) or not src:
+            raise InvalidPayload("'lora_path' must be a non-empty string")
+        if _flag(body, "is_3d_lora_weight"):
+            raise BadRequest("is_3d_lora_weight=true: the engines here tell it by the adapter's files")
+        if name in self._model.context.model_names:
+            raise BadRequest(f"The lora adapter {name!r} conflicts with a served base model.")
+        there = any(entry.adapter.name == name for entry in adapters.registry)
+        change = adapters.update if _flag(body, "load_inplace") and there else adapters.register
+        try:
+            await change(name, src)
+        except AdapterFailed as error:
+            raise AdapterFailed(error.message.replace("src=", "lora_path=", 1)) from None
+        return f"Success: LoRA adapter '{name}' added successfully."
+
+    async def _unregister(self, name: str, body: Mapping[str, Any]) -> str:
+        self._model.adapters.unregister(name)
+        return f"Success: LoRA adapter '{name}' removed successfully."
+
+
+_KNOWN = ("lora_name", "lora_path", "load_inplace", "is_3d_lora_weight", "lora_int_id")
+
+
+def _name(body: Mapping[str, Any]) -> str:
+    name = body.get("lora_name")
+    if not isinstance(name, str) or not name:
+        raise InvalidPayload("'lora_name' must be a non-empty string")
+    return name
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise InvalidPayload(f"'{name}' must be true or false, not {show(value)}")

@@ -1,0 +1,63 @@
+"""The types of vLLM's answers. Each field of the wire is declared here, for the API's document too."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+from handler.protocols.kernel.schema.types import Count
+
+
+class VllmTokens(TypedDict):
+    """A prompt's tokens; `token_strs` has their texts where the request asks for them."""
+
+    count: Count
+    max_model_len: Count | None
+    tokens: list[Count]
+    token_strs: list[str] | None
+
+
+class VllmText(TypedDict):
+    prompt: str
+
+
+class VllmVersion(TypedDict):
+    version: str
+
+
+class VllmLoad(TypedDict):
+    server_load: Count
+
+
+class VllmScore(TypedDict):
+    index: Count
+    object: Literal["score"]
+    score: float | None
+
+
+class VllmScoreUsage(TypedDict):
+    prompt_tokens: Count
+    total_tokens: Count
+    completion_tokens: Count
+    prompt_tokens_details: None
+
+
+class VllmScores(TypedDict):
+    """The scores of pairs, in their order."""
+
+    id: str
+    object: Literal["list"]
+    created: Count
+    model: str
+    data: list[VllmScore]
+    usage: VllmScoreUsage
+
+
+class VllmErrorFields(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: Count
+
+
+class VllmError(TypedDict):
+    error: VllmErrorFields

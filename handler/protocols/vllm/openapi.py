@@ -1,0 +1,100 @@
+"""vLLM's bodies and other routes in the API's document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from handler.protocols.kernel.description import Description, Operation, request_shape
+from handler.protocols.kernel.readers.messages import MESSAGES
+from handler.protocols.kernel.schema.shapes import COUNT, FLAG, TEXT, listing, nullable, record
+from handler.protocols.kernel.texts import NON_EMPTY
+from handler.protocols.vllm.answers import VllmError, VllmLoad, VllmScores, VllmText, VllmVersion
+from handler.protocols.vllm.score import FIELDS, TABLE
+
+DESCRIPTIONS: Mapping[str, Description] = {
+    "vllm_score": Description(
+        "vLLM's score",
+        "VllmScoreRequest",
+        request_shape(FIELDS, TABLE),
+        VllmError,
+        {"model": "", "text_1": "What is deep learning?", "text_2": ["A cheese", "A kind of machine learning"]},
+        VllmScores,
+        {
+            "id": "score-0",
+            "object": "list",
+            "created": 1760000000,
+            "model": "model",
+            "data": [{"index": 0, "object": "score", "score": 0.1}],
+            "usage": {"prompt_tokens": 9, "total_tokens": 9, "completion_tokens": 0, "prompt_tokens_details": None},
+        },
+    ),
+}
+"""By the dialect's name."""
+
+_OF_TOKENS = {"model": nullable(TEXT), "add_special_tokens": nullable(FLAG), "return_token_strs": nullable(FLAG)}
+_OF_CHATS = {"add_generation_prompt": FLAG, "continue_final_message": FLAG, "chat_template_kwargs": {"type": "object"}}
+TOKENIZE_BODIES = (
+    record({"prompt": NON_EMPTY}, _OF_TOKENS),
+    record({"messages": MESSAGES}, {**_OF_TOKENS, **{name: nullable(shape) for name, shape in _OF_CHATS.items()}}),
+)
+"""Bodies of /tokenize, which TGI has too."""
+
+_JSON, _TEXT = "application/json", "text/plain"
+_REFUSED = (
+    _JSON,
+    VllmError,
+    {"error": {"message": "the adapter sql is not known", "type": "BadRequestError", "param": None, "code": 400}},
+)
+_MISSING = (
+    _JSON,
+    VllmError,
+    {"error": {"message": "The adapter sql was not found", "type": "NotFoundError", "param": None, "code": 404}},
+)
+_DOWN = (
+    _JSON,
+    VllmError,
+    {"error": {"message": "the engine is not ready", "type": "ServiceUnavailableError", "param": None, "code": 503}},
+)
+
+OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    ("POST", "/detokenize"): Operation(
+        "vLLM",
+        "The text of token ids",
+        {200: (_JSON, VllmText, {"prompt": "Hello"}), 400: _REFUSED},
+        body=record({"tokens": listing(COUNT)}, {"model": TEXT}, example={"tokens": [28120]}),
+    ),
+    ("GET", "/version"): Operation(
+        "vLLM",
+        "vLLM's version where it is the engine, else the server's",
+        {200: (_JSON, VllmVersion, {"version": "0.33.0"})},
+    ),
+    ("GET", "/load"): Operation(
+        "vLLM", "How many requests are being answered", {200: (_JSON, VllmLoad, {"server_load": 0})}
+    ),
+    ("POST", "/v1/load_lora_adapter"): Operation(
+        "vLLM",
+        "Register a LoRA adapter, under VLLM_ALLOW_RUNTIME_LORA_UPDATING=true",
+        {
+            200: (_TEXT, str, "Success: LoRA adapter 'sql' added successfully."),
+            400: _REFUSED,
+            404: _MISSING,
+            503: _DOWN,
+        },
+        body=record(
+            {"lora_name": TEXT, "lora_path": TEXT},
+            {"load_inplace": FLAG, "is_3d_lora_weight": FLAG},
+            example={"lora_name": "sql", "lora_path": "adapters/sql"},
+        ),
+    ),
+    ("POST", "/v1/unload_lora_adapter"): Operation(
+        "vLLM",
+        "Unregister a LoRA adapter, under VLLM_ALLOW_RUNTIME_LORA_UPDATING=true",
+        {
+            200: (_TEXT, str, "Success: LoRA adapter 'sql' removed successfully."),
+            400: _REFUSED,
+            404: _MISSING,
+            503: _DOWN,
+        },
+        body=record({"lora_name": TEXT}, {"lora_int_id": COUNT}, example={"lora_name": "sql"}),
+    ),
+}

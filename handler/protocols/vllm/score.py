@@ -1,0 +1,123 @@
+"""vLLM's /score: the scores of pairs of texts (vllm/entrypoints/pooling/scoring/protocol.py)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from handler.core.errors import InvalidPayload
+from handler.core.identifiers import new_uuid
+from handler.core.values import FieldNames, Pooling, Request, Task
+from handler.protocols.kernel.base import Dialect, ParsedRequest
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.parameters import Table, read_all
+from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.reply import VectorReply, Vectors
+from handler.protocols.kernel.schema.shapes import Shape
+from handler.protocols.kernel.texts import (
+    MAX_QUERIES,
+    MAX_TEXTS,
+    NON_EMPTY,
+    VLLM_POOLING,
+    TooManyTexts,
+    read_list,
+    read_string,
+    text_list,
+    vllm_truncation,
+)
+from handler.protocols.openai.parameters import MODEL, harmless, read_model
+from handler.protocols.openai.request import unknown_fields
+from handler.protocols.rerank import request as rerank
+from handler.protocols.vllm.answers import VllmScore, VllmScores
+from handler.protocols.vllm.errors import ERRORS
+
+_OF_RERANK = ("max_tokens_per_doc", "max_tokens_per_query", "instruction", "chat_template_kwargs")
+TABLE = Table({**VLLM_POOLING, **{name: rerank.TABLE.parameters[name] for name in _OF_RERANK}})
+
+PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+"""Names of the two sides, in the order in which vLLM tries them."""
+
+_TEXTS: Shape = {"anyOf": [NON_EMPTY, text_list(NON_EMPTY)]}
+FIELDS: Mapping[str, Shape] = {**dict.fromkeys((name for pair in PAIRS for name in pair), _TEXTS), **MODEL}
+_READ = FIELDS.keys() | TABLE.parameters.keys()
+
+
+class VllmScoring(Dialect):
+    """The score of each pair: a reranker's, or the cosine of two vectors of an embedding model."""
+
+    name = "vllm_score"
+    errors = ERRORS
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        if not isinstance(body, dict):
+            raise InvalidPayload("the body must be a JSON object with 'text_1' and 'text_2'")
+        model, adapter = read_model(body, context)
+        pairs, names = _read_pairs(body)
+        others = read_all(body, context, defaults={}, table=TABLE).others
+        ignored = [*report_unknown(unknown_fields(body, _READ), body, context), *harmless(body)]
+        embeds = context.task is Task.EMBEDDING
+        pooling = Pooling("embed") if embeds else Pooling("score", normalize=others.get("normalize", True))
+        shared: dict[str, Any] = {
+            "pooling": pooling,
+            "truncation": vllm_truncation(others),
+            "adapter": adapter,
+            "priority": others.get("priority", 0),
+        }
+        if embeds:
+            places = {text: index for index, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
+            requests = [Request(text, names=FieldNames(prompt=names[1]), **shared) for text in places]
+        else:
+            requests = [
+                Request(first, pair=second, names=FieldNames(prompt=f"{names[1]}[{index}]"), **shared)
+                for index, (first, second) in enumerate(pairs)
+            ]
+
+        def score(vectors: Vectors, index: int) -> float:
+            if not embeds:
+                return float(vectors[index][0])
+            first, second = (vectors[places[text]] for text in pairs[index])
+            return math.fsum(one * other for one, other in zip(first, second, strict=True))
+
+        def render(vectors: Vectors, num_tokens: int) -> VllmScores:
+            data: list[VllmScore] = [
+                {"index": index, "object": "score", "score": score(vectors, index)} for index in range(len(pairs))
+            ]
+            return {
+                "id": f"score-{new_uuid()}",
+                "object": "list",
+                "created": int(time.time()),
+                "model": model,
+                "data": data,
+                "usage": {
+                    "prompt_tokens": num_tokens,
+                    "total_tokens": num_tokens,
+                    "completion_tokens": 0,
+                    "prompt_tokens_details": None,
+                },
+            }
+
+        return ParsedRequest(requests, VectorReply(len(requests), render), self.errors, ignored)
+
+
+def _read_pairs(body: Mapping[str, Any]) -> tuple[Sequence[tuple[str, str]], tuple[str, str]]:
+    """Read both sides, one of which may be a single text, and the names that they have."""
+    given = {name for name in FIELDS if body.get(name) is not None}
+    names = next((pair for pair in PAIRS if given.issuperset(pair)), None)
+    if names is None:
+        raise InvalidPayload("'text_1' and 'text_2' must be texts, or lists of them (or queries and documents)")
+    first, second = (_read_side(body[name], name) for name in names)
+    if len(first) > 1 and len(first) != len(second):
+        raise InvalidPayload(f"'{names[0]}' has {len(first)} texts, {names[1]} {len(second)}: one to many, or as many")
+    if len(first) == 1 and len(first[0]) * len(second) > MAX_QUERIES:
+        each = f"'{names[0]}' has {len(first[0])} characters for each of {len(second)} texts"
+        raise TooManyTexts(f"{each}; at most {MAX_QUERIES} in all")
+    return [(first[index if len(first) > 1 else 0], text) for index, text in enumerate(second)], names
+
+
+def _read_side(value: Any, name: str) -> list[str]:
+    if isinstance(value, str):
+        return [read_string(value, name)]
+    texts = read_list(value, name, "must be a text or a list of texts", MAX_TEXTS)
+    return [read_string(text, f"{name}[{index}]") for index, text in enumerate(texts)]

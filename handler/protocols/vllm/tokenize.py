@@ -1,0 +1,140 @@
+"""vLLM's /tokenize and /detokenize (vllm/entrypoints/serve/tokenize/protocol.py)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.framing import JSON, Framing
+from handler.core.text import Prompt
+from handler.core.values import FieldNames, Request
+from handler.protocols.kernel.base import Dialect, ParsedRequest
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.parameters import Table
+from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.values import boolean
+from handler.protocols.kernel.reply import PreparedDocument, PromptDocument, list_parts
+from handler.protocols.kernel.schema.shapes import Shape
+from handler.protocols.kernel.texts import read_list
+from handler.protocols.kernel.validation import show
+from handler.protocols.openai.chat import OpenAiChat, ParsedChat
+from handler.protocols.openai.parameters import CHAT, COMPLETIONS, read_model
+from handler.protocols.openai.request import unknown_fields
+from handler.protocols.openai.response import Usage
+from handler.protocols.vllm.answers import VllmText
+from handler.protocols.vllm.errors import ERRORS
+
+MAX_IDS = 1 << 20
+"""Token ids of one body that become text."""
+
+_SHAPING = (
+    "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "add_special_tokens", "chat_template",
+)  # fmt: skip
+"""What changes a chat's prompt."""
+
+_STRINGS = "return_token_strs"
+
+
+class VllmTokenize(Dialect):
+    """The tokens of a prompt."""
+
+    name = "vllm_tokenize"
+    errors = ERRORS
+    fields = frozenset({"model", "prompt", "add_special_tokens", _STRINGS})
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        read_model(body, context)
+        prompt = body.get("prompt")
+        if not isinstance(prompt, str) or not prompt:
+            raise InvalidPayload("'prompt' must be a non-empty string")
+        for name, value in body.items():
+            if name == "add_special_tokens" and value is not None:
+                _read(COMPLETIONS, name, value)
+        reply = PromptDocument(_tokens_of(body, context))
+        ignored = report_unknown(unknown_fields(body, self.fields), body, context)
+        request = Request(prompt, names=FieldNames(prompt="prompt"))
+        return ParsedRequest((request,), reply, self.errors, ignored, take_prompt=reply.take)
+
+
+class VllmTokenizeChat(OpenAiChat):
+    """The tokens of a chat, with its tools, as /v1/chat/completions lays it out."""
+
+    name = "vllm_tokenize_chat"
+    errors = ERRORS
+    table = Table({name: CHAT.parameters[name] for name in _SHAPING})
+    fields: Mapping[str, Shape] = {name: OpenAiChat.fields[name] for name in ("messages", "model", "tools")}
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        read = self.fields.keys() | self.table.parameters.keys()
+        given = {name: value for name, value in body.items() if name in read and (name, value) != ("tools", [])}
+        parsed = super().parse(given, context)
+        render = _tokens_of(body, context)
+        reply = PromptDocument(render)
+        others = report_unknown(unknown_fields(body, {*read, _STRINGS}), body, context)
+        return parsed._replace(reply=reply, ignored=[*parsed.ignored, *others], take_prompt=reply.take)
+
+    def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
+        return JSON, Usage()
+
+    def answer(self, chat: ParsedChat) -> ParsedRequest:
+        return ParsedRequest((chat.request,), PreparedDocument(b""), self.errors, chat.ignored)
+
+
+class VllmDetokenize(Dialect):
+    """The text of token ids, special ones included."""
+
+    name = "vllm_detokenize"
+    errors = ERRORS
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        if not isinstance(body, dict):
+            raise InvalidPayload("the body must be a JSON object with 'tokens'")
+        read_model(body, context)
+        text: VllmText = {"prompt": _text_of(body.get("tokens"), context)}
+        ignored = report_unknown(unknown_fields(body, {"model", "tokens"}), body, context)
+        return ParsedRequest((), PreparedDocument(JSON.encode(text)), self.errors, ignored)
+
+
+TOKENIZE, TOKENIZE_CHAT, DETOKENIZE = VllmTokenize(), VllmTokenizeChat(), VllmDetokenize()
+
+
+def _text_of(value: Any, context: ServerContext) -> str:
+    wanted = "must be a list of token ids"
+    ids: Sequence[Any] = value if value == [] else read_list(value, "tokens", wanted, MAX_IDS, "ids")
+    if (vocabulary := context.vocabulary) is None:
+        raise InvalidPayload("'tokens': the engine has no vocabulary of its own")
+    for index, id in enumerate(ids):
+        if type(id) is not int or not 0 <= id < len(vocabulary):
+            raise InvalidPayload(f"'tokens[{index}]' must be an id from 0 to {len(vocabulary) - 1}")
+    return vocabulary.decode(ids)
+
+
+def _tokens_of(body: Mapping[str, Any], context: ServerContext) -> functools.partial[Iterator[bytes]]:
+    strings = body.get(_STRINGS)
+    return functools.partial(
+        _render, strings=strings is not None and _read_flag(_STRINGS, strings), most=context.most_tokens()
+    )
+
+
+def _render(prompt: Prompt, *, strings: bool, most: int | None) -> Iterator[bytes]:
+    yield b'{"count":' + JSON.encode(len(prompt.ids)) + b',"max_model_len":' + JSON.encode(most) + b',"tokens":'
+    yield from list_parts(prompt.ids)
+    yield b',"token_strs":'
+    yield from list_parts(map(prompt.vocabulary.text, prompt.ids)) if strings else (b"null",)
+    yield b"}"
+
+
+def _read(table: Table, name: str, value: Any) -> Any:
+    try:
+        return table.parameters[name].read(value)
+    except ValueError as error:
+        raise InvalidParameter(f"{name}={show(value)}: {error}") from None
+
+
+def _read_flag(name: str, value: Any) -> bool:
+    try:
+        return boolean(value)
+    except ValueError as error:
+        raise InvalidParameter(f"{name}={show(value)}: {error}") from None
