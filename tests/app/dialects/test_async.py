@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from tests.app.server import serve
-from tests.servers import LiveServer
+from tests.servers import LiveServer, http
 
 ASYNC = ("--engine", "echo", "-o", "option.async_mode=true", "-o", "option.rolling_batch=disable")
 TWO = {"max_new_tokens": 2}
@@ -50,12 +49,12 @@ def test_openais_own_routes_stay_openais(server: LiveServer) -> None:
     found = server.post({"model": "lmi", **CHAT, "stream": True}, "/v1/chat/completions")
     assert found.headers["content-type"].startswith("text/event-stream")
     assert found.text.endswith("data: [DONE]\n\n")
-    listed = httpx.get(server.url + "/v1/models").json()["data"]
+    listed = http.get(server.url + "/v1/models").json()["data"]
     assert [model["id"] for model in listed] == ["model", "lmi"]
 
 
 def test_text_is_a_prompt(server: LiveServer) -> None:
-    found = httpx.post(server.url + "/invocations", content=b"a b", headers={"content-type": "text/plain"})
+    found = http.post(server.url + "/invocations", content=b"a b", headers={"content-type": "text/plain"})
     assert found.json()["generated_text"].startswith(" a b")
 
 

@@ -20,7 +20,7 @@ from handler.protocols.kernel.errors import ErrorFormat, FrontEndErrors
 from handler.protocols.kernel.http_response import Headers
 from handler.protocols.lmi.errors import LmiErrors
 from tests.app.server import AppServer, serve
-from tests.servers import raw
+from tests.servers import http, raw
 
 KEY = {"authorization": "Bearer secret"}
 HEADER = "x-trial"
@@ -76,7 +76,7 @@ REFUSALS: dict[str, dict[str, Any]] = {
 
 
 def _ask(server: AppServer, path: str, method: str = "POST", headers: Any = None, **more: Any) -> httpx.Response:
-    return httpx.request(method, f"{server.url}{path}", headers={**KEY, **(headers or {})}, **more)
+    return http.request(method, f"{server.url}{path}", headers={**KEY, **(headers or {})}, **more)
 
 
 @pytest.mark.usefixtures("named")

@@ -10,14 +10,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.doubles.bucket import Bucket, serve_bucket
 from tests.environment import clean_environment
 from tests.ports import free_port
 from tests.process_tree import alive, descendants
-from tests.servers import PATIENCE, wait_for
+from tests.servers import PATIENCE, http, wait_for
 
 RATE = 100_000
 SMALL = {"a/config.json": b"{}", "a/openvino_model.xml": b"<net/>", "a/openvino_tokenizer.bin": b"small"}
@@ -65,7 +64,7 @@ def fetching(bucket: Bucket, home: Path, port: int = 0) -> Iterator[tuple[subpro
 def test_it_is_not_ready_meanwhile(bucket: Bucket, tmp_path: Path) -> None:
     port = free_port()
     with fetching(bucket, tmp_path, port):
-        ping = httpx.get(f"http://127.0.0.1:{port}/ping")
+        ping = http.get(f"http://127.0.0.1:{port}/ping")
         assert (ping.status_code, ping.json()["state"]) == (503, "loading")
 
 
