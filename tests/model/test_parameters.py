@@ -53,3 +53,20 @@ def mindie_server(demo_model: Path) -> Iterator[LiveServer]:
 @pytest.mark.parametrize("name", MINDIE_VALUES)
 def test_mindie(mindie_server: LiveServer, name: str) -> None:
     check_tgi(mindie_server, "openvino", name, heading=matrix.MINDIE)
+
+
+def test_the_models_own_defaults_hold_where_a_chat_names_none(demo_model: Path) -> None:
+    """Of all tokens the most likely: so the engine has got the override's `top_k`, and a client may say otherwise."""
+    override = 'option.override_generation_config={"top_k": 1, "max_new_tokens": 12}'
+    with serve(str(demo_model), "-o", override) as server:
+
+        def answers(**fields: object) -> set[str]:
+            asked = {"messages": [{"role": "user", "content": "Tell me a story."}], **fields}
+            replies = [server.post({**asked, "seed": seed}, "/v1/chat/completions").json() for seed in range(4)]
+            assert all(reply["usage"]["completion_tokens"] <= 12 for reply in replies)
+            return {reply["choices"][0]["message"]["content"] for reply in replies}
+
+        greedy = answers(temperature=0)
+        assert answers() == answers(max_tokens=50) == greedy
+        assert len(greedy) == 1
+        assert len(answers(top_k=0)) > 1

@@ -21,6 +21,7 @@ from handler.engines.base import EngineConfig
 from handler.engines.process.engine_loop import Spec
 from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.context import ServerContext
+from handler.protocols.lmi.asynchronous import AsyncChat, AsyncCompletions, AsyncPrompt
 from handler.protocols.registry import INVOCATIONS, ROOTS, ROUTES
 from handler.scheduler.lora.registry import AdapterRegistry
 from handler.serving.loading.check import check
@@ -38,6 +39,8 @@ BODIES: Mapping[str, tuple[Dialect, dict[str, Any]]] = {
     "completion": (ROUTES["/v1/completions"], {"prompt": "a"}),
     "messages": (ROUTES["/v1/messages"], {**CHAT, "max_tokens": 9}),
     "responses": (ROUTES["/v1/responses"], {"input": "a"}),
+    "async chat": (AsyncChat(), CHAT),
+    "async completion": (AsyncCompletions(), {"prompt": "a"}),
 }
 """Those that it fills, at their least."""
 
@@ -104,6 +107,21 @@ def test_other_apis_are_as_their_originals(tmp_path: Path) -> None:
         assert ours == wanted, dialect
 
 
+def test_a_prompt_of_lmis_async_mode_heeds_it(tmp_path: Path) -> None:
+    context = served(tmp_path, {**ALL, "max_new_tokens": 7})
+
+    def read(**parameters: Any) -> Sampling:
+        (found,) = AsyncPrompt().parse({"inputs": "a", "parameters": parameters}, context).requests
+        return found.sampling
+
+    held = context.generation.sampling
+    assert of(read(), held) == held
+    assert read().do_sample
+    assert read().max_new_tokens == 30  # LMI's own default comes before the model's
+    assert not read(do_sample=False).do_sample
+    assert (read(temperature=0.2).temperature, read(do_sample=True).temperature) == (0.2, 0.6)
+
+
 def test_lmis_chats_heed_it_since_0_32(tmp_path: Path) -> None:
     for version, wanted in (("0.31", {"temperature": 1.0, "top_k": 0, "top_p": 1.0}), ("0.32", COMMON)):
         context = served(tmp_path, COMMON, f"option.lmi_version={version}")
@@ -137,8 +155,10 @@ def test_the_option_turns_it_off_or_names_another(tmp_path: Path) -> None:
     for value, wanted in (("auto", COMMON), ("vllm", {}), ("trtllm", {}), (str(other), {"top_p": 0.5})):
         assert served(tmp_path, COMMON, f"option.generation_config={value}").generation.shown == wanted
     properties = tmp_path / "serving.properties"
-    properties.write_text("option.generation_config=other\n")
-    assert read_config(properties=properties, environ={}).checked().generation_config == "other"
+    properties.write_text("option.llm_engine=echo\noption.generation_config=other\n")
+    config = read_config(properties=properties, environ={}).checked()  # relative to that file
+    found = schema_context(config, Spec("echo", EngineConfig(config, tmp_path)), AdapterRegistry(1))
+    assert found.generation.shown == {"top_p": 0.5}
 
 
 def test_the_override_wins(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
