@@ -121,6 +121,7 @@ NOT_HERE = {
     "max_cpu_loras",
     "enable_lora",
     "guide_timeout",
+    "chat_template_content_format",
     "limit_mm_per_prompt",
 }
 
