@@ -63,7 +63,7 @@ def test_the_environment_sets_options(version: str) -> None:
 
 @pytest.mark.parametrize("version", versions())
 def test_without_rolling_batch_java_and_the_handler_agree_on_dynamic_batching(version: str) -> None:
-    properties = {"option.entryPoint": "handler.entry", "option.llm_engine": "echo"}
+    properties = {"option.entryPoint": "handler.entry", "option.llm_engine": "echo", "option.lmi_version": "0.28"}
     with djl(version, properties) as server:
         answer = server.post({"inputs": ["a b", "c"], "parameters": {"max_new_tokens": 2}}).json()
     assert answer == [{"generated_text": " a b"}, {"generated_text": " c c"}]
@@ -80,9 +80,14 @@ def test_the_chat_route_is_another_name_for_invocations(version: str, properties
     with djl(version, properties) as server:
         chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
         answer = server.post(chat, "/v1/chat/completions").json()
-        assert answer["choices"][0]["message"] == {"role": "assistant", "content": " user: hi assistant:"}
+        assert (
+            answer["choices"][0]["message"].items() >= {"role": "assistant", "content": " user: hi assistant:"}.items()
+        )
         lines = server.post({**chat, "stream": True}, "/v1/chat/completions").text.splitlines()
-        assert "".join(json.loads(line)["choices"][0]["delta"]["content"] for line in lines) == " user: hi assistant:"
+        assert (
+            "".join(json.loads(line)["choices"][0]["delta"]["content"] for line in filter(None, lines))
+            == " user: hi assistant:"
+        )
         plain = {"inputs": "a b", "parameters": {"max_new_tokens": 2}}
         assert server.post(plain, "/v1/chat/completions").json() == {"generated_text": " a b"}
 

@@ -32,6 +32,7 @@ OPTIONS = {
     "option.llm_engine": "echo",
     "option.enable_lora": "true",
     "option.engine_isolation": "process",
+    "option.lmi_version": "0.28",  # whose schema these tests know, in each mode
     "option.echo_tokens_per_second": "60",
     "retry_threshold": "10",
 }

@@ -24,6 +24,7 @@ OPTIONS = {
     "option.entryPoint": "handler.entry",
     "option.llm_engine": "echo",
     "option.engine_isolation": "process",
+    "option.lmi_version": "0.28",  # whose schema these tests know, in each mode
     "option.echo_cues": "true",
     "option.echo_tokens_per_second": "60",
     "option.max_rolling_batch_size": "64",

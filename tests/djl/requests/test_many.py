@@ -11,7 +11,10 @@ from tests.djl.servers import djl, versions
 
 pytestmark = [pytest.mark.djl, pytest.mark.long]
 
-ECHO = {"option.entryPoint": "handler.entry", "option.llm_engine": "echo", "job_queue_size": "2000"}
+ECHO = {
+    "option.entryPoint": "handler.entry", "option.llm_engine": "echo", "job_queue_size": "2000",
+    "option.lmi_version": "0.28",  # whose schema these tests know, in each mode
+}  # fmt: skip
 SLOW = {"option.max_rolling_batch_size": "1200", "option.echo_tokens_per_second": "1"}  # all are there at once
 MODES = {
     "rolling": {"option.rolling_batch": "scheduler", **SLOW},

@@ -52,7 +52,12 @@ def embedded(demo_model: Path) -> Iterator[Post]:
 def server(request: pytest.FixtureRequest, demo_model: Path) -> Iterator[DjlServer]:
     """A directory with nothing but serving.properties."""
     version, mode = request.param
-    options = {"option.entryPoint": "handler.entry", "option.model_id": str(demo_model), "option.dtype": "fp32"}
+    options = {
+        "option.entryPoint": "handler.entry",
+        "option.model_id": str(demo_model),
+        "option.dtype": "fp32",
+        "option.lmi_version": "0.28",  # whose schema these tests know, in each mode
+    }
     with djl(version, {**options, **MODES[mode]}) as found:
         yield found
 

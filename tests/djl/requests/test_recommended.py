@@ -17,7 +17,11 @@ pytestmark = pytest.mark.djl
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 PEFT = {**CONFIG, "peft_type": "LORA"}
-ECHO = {"option.entryPoint": "handler.entry", "option.llm_engine": "echo"}
+ECHO = {
+    "option.entryPoint": "handler.entry",
+    "option.llm_engine": "echo",
+    "option.lmi_version": "0.28",  # whose schema these tests know, in each mode
+}
 MODES = {
     "rolling": {"option.rolling_batch": "scheduler"},
     "dynamic": {"batch_size": "4", "max_batch_delay": "10"},

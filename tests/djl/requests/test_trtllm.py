@@ -33,7 +33,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def started(version: str, mode: dict[str, str], model: Path, manners: str) -> Any:
     shared = {key: value for key, value in OPTIONS.items() if key != "option.llm_engine"}
-    options = {"option.entryPoint": "handler.entry", "option.model_id": str(model), **shared, **mode}
+    own = {"option.entryPoint": "handler.entry", "option.model_id": str(model), "option.lmi_version": "0.28"}
+    options = {**own, **shared, **mode}
     return djl(version, options, env=environment(manners))
 
 
