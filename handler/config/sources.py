@@ -156,7 +156,7 @@ def from_vllms_runner(settings: list[Setting]) -> list[Setting]:
 def from_lmis_handler(settings: list[Setting]) -> list[Setting]:
     """Read what LMI's own handlers mean: their module names the engine, and async mode batches without DJL's help.
 
-    `djl_python.lmi_vllm.vllm_async_service` is the default of LMI's images since 0.34; it asks for
+    `djl_python.lmi_vllm.vllm_async_service` is the default of LMI's images since 0.35; it asks for
     option.rolling_batch=disable, as Java then batches nothing.
     """
     last = {setting.key: setting for setting in settings}
