@@ -28,13 +28,12 @@ def test_a_start_that_cannot_work_says_what_to_change(arguments: tuple[str, ...]
     assert wanted in refused_start(*arguments)
 
 
-def test_a_script_for_awss_vllm_image_is_refused(tmp_path: Path) -> None:
+def test_a_script_for_awss_vllm_image_that_cannot_be_called_is_refused(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.llm_engine=echo\n")
-    (tmp_path / "model.py").write_text("async def custom_sagemaker_invocation_handler(request): ...\n")
+    (tmp_path / "model.py").write_text("from model_hosting_container_standards.sagemaker import bootstrap\n")
     for more in ((), ("--check",)):
         told = refused_start("--properties", str(tmp_path / "serving.properties"), *more)
-        assert f"{tmp_path}/model.py, line 1: custom_sagemaker_invocation_handler is of AWS's vLLM image" in told
-        assert "write @input_formatter and @output_formatter functions of handler.formatters" in told
+        assert f"{tmp_path}/model.py, line 1: bootstrap is of AWS's vLLM image and is not called here" in told
 
 
 def test_a_taken_port_is_refused_before_anything_is_loaded() -> None:

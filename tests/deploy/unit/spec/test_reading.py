@@ -186,7 +186,7 @@ def test_sections_that_disagree_and_wrong_options_are_said_with_them(file: Path)
         assert line.startswith(f"  {start}")
 
 
-@pytest.mark.parametrize("name", ["CUSTOM_PRE_PROCESS", "CUSTOM_FASTAPI_PING_HANDLER", "LORA_ADAPTERS"])
+@pytest.mark.parametrize("name", ["LORA_ADAPTERS", "TOKENIZER_CONFIG_PATH"])
 def test_a_foreign_variable_that_the_container_refuses_is_refused(file: Path, name: str) -> None:
     assert f"environment.{name}: {name}=a.py:b: " in wrong(file, "instance.count=0", f"environment.{name}=a.py:b")
     alone = read_spec(file, [f"environment.{name}=a.py:b"])
