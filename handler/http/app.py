@@ -98,7 +98,7 @@ class App:
         self._exact = {route.path: route.app for route in reversed(self.routes) if "{" not in route.path}
         self._keys = ApiKeys(access.keys, {("GET", "/ping"), ("GET", "/health"), *OPEN_PATHS})
         self._cors = Cors(access.origins)
-        self._serve: ASGIApp = self._route if handlers is None else CustomCode(handlers, model, self._route)
+        self._custom = None if handlers is None else CustomCode(handlers, model, self._route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "our server runs without lifespan and websockets"
@@ -122,14 +122,19 @@ class App:
                 refused = self._model.refused(error, id=scope["request_id"])
                 return await send_answer(scope, send, refused.take_whole())
         if admitted or not await self._keys.refuse(scope, send, self.routes):
-            await self._serve(scope, receive, send)
+            app = self._app_of(scope) if self._custom is None else self._custom
+            await app(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._exact.get(scope["path"])  # nearly always; the router tries one route after another
+        await self._app_of(scope)(scope, receive, send)
+
+    def _app_of(self, scope: Scope) -> ASGIApp:
+        """Find the application of a path: nearly always its own, as the router tries one route after another."""
+        app = self._exact.get(scope["path"])
         if app is None:
-            return await self._router(scope, receive, send)
+            return self._router
         scope["path_params"] = {}
-        await app(scope, receive, send)
+        return app
 
     # -- state ---------------------------------------------------------------------------------------------------
 

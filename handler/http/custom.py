@@ -63,12 +63,15 @@ class CustomCode:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            body = await read_body(scope, receive, self._model.config.max_request_size, self._model)
-        except ServingError as error:
-            return await send_error(scope, send, error)
-        if body is None:  # the client has gone
-            return
+        with self._model.adapters.counted():  # a stop waits for it
+            try:
+                body = await read_body(scope, receive, self._model.config.max_request_size, self._model)
+            except ServingError as error:
+                return await send_error(scope, send, error)
+            if body is not None:  # else the client has gone
+                await self._run(scope, _again(body, receive), send)
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
         async def note_start(message: Message) -> None:
@@ -78,8 +81,7 @@ class CustomCode:
 
         scope["app"] = self
         try:
-            with self._model.adapters.counted():  # a stop waits for it
-                await self._app(scope, _again(body, receive), note_start)
+            await self._app(scope, receive, note_start)
         except Exception as error:  # the user's code
             log.exception("request %s: custom code failed", scope["request_id"])
             if started:

@@ -119,9 +119,20 @@ def test_each_request_counts_until_it_is_answered(tmp_path: Path, monkeypatch: p
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("path", ["/invocations", "/adapters"])
-def test_a_body_that_never_comes_does_not_hold_the_stop(path: str, tmp_path: Path) -> None:
-    """The stop waits for the answer beside it, and then refuses what has not come."""
+PINGS = """
+import model_hosting_container_standards.sagemaker as standards
+
+
+@standards.custom_ping_handler
+async def ping(request):
+    return None
+"""
+
+
+@pytest.mark.parametrize(("path", "code"), [("/invocations", ""), ("/adapters", ""), ("/invocations", PINGS)])
+def test_a_body_that_never_comes_does_not_hold_the_stop(path: str, code: str, tmp_path: Path) -> None:
+    """The stop waits for the answer beside it, and then refuses what has not come; also before a user's code."""
+    (tmp_path / "model.py").write_text(code)
     words = " ".join(["a"] * 40)
     options = ("-o", "option.enable_lora=true", "-o", "option.echo_tokens_per_second=40")
     with serve(str(tmp_path), "--engine", "echo", *options) as server, ThreadPoolExecutor(1) as pool:
