@@ -19,7 +19,7 @@ from handler.engines.process.engine_loop import Spec
 
 log = logging.getLogger("handler.launch")
 
-_OWN = ("serving.properties", "model.py")
+_OWN = ("serving.properties", "model.py", "requirements.txt")
 _DRAFT = "speculative_draft_model"
 
 
