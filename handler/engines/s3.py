@@ -283,9 +283,9 @@ class _Progress:
         if now - self._shown < _SECONDS:
             return
         self._shown = now
-        rate = max(self._received / (now - self._began), 1.0)
-        left = (self._size - self._received) / rate
-        _say(f"{self._url}: {_giga(self._received)} of {_giga(self._size)}, {rate / 1e6:.0f} MB/s, {left:.0f} s left")
+        rate = self._received / (now - self._began)
+        left = f", {(self._size - self._received) / rate:.0f} s left" if rate > 0 else ""
+        _say(f"{self._url}: {_giga(self._received)} of {_giga(self._size)}, {rate / 1e6:.0f} MB/s{left}")
 
 
 def _transfer(client: Any, url: str, bucket: str, missing: Mapping[Path, _Object]) -> None:
