@@ -11,6 +11,7 @@ from handler.config import generation_config, model_files
 from handler.core.errors import ConfigError, Problems
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.hub import is_fetched
+from handler.engines.huggingface.mistral import mistral_eos_id
 from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.model_cache import fingerprint, make_once, run_converter
@@ -71,7 +72,10 @@ def find_checkpoint(model_id: str) -> Path:
     Raises:
         ConfigError: there is no such model, or no directory of Hugging Face's format.
     """
-    model = model_files.locate(model_id, _EXPECTED)
+    if (Path(model_id) / "params.json").is_file() and not (Path(model_id) / "config.json").exists():
+        model = model_files.Model("huggingface", Path(model_id))  # in Mistral's own form, which vLLM reads
+    else:
+        model = model_files.locate(model_id, _EXPECTED)
     if model.kind != "huggingface":
         raise ConfigError(f"{model.path} is a {model.kind} model; this engine serves Hugging Face model directories")
     check_checkpoint(model.path)
@@ -126,7 +130,7 @@ def eos_ids(config: EngineConfig) -> frozenset[int]:
 
 
 def tokenizer_eos_id(model: Path) -> int | None:
-    """Return the id of the EOS in tokenizer_config.json or special_tokens_map.json; None where there is none."""
+    """Return the id of the EOS in tokenizer_config.json, special_tokens_map.json or tekken.json; None without one."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         token = model_files.read_json(model / name).get("eos_token")
         text = token.get("content") if isinstance(token, dict) else token
@@ -136,4 +140,4 @@ def tokenizer_eos_id(model: Path) -> int | None:
             vocabulary = (tokenizer.get("model") or {}).get("vocab")
             id = {**(vocabulary if isinstance(vocabulary, dict) else {}), **added}.get(text)
             return None if id is None else int(id)
-    return None
+    return mistral_eos_id(model)

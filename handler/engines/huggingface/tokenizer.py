@@ -16,8 +16,8 @@ from handler.engines.huggingface.media_tokens import media_tokens
 
 _SAMPLE = "Hello world, 12 times\n  indented – ÿ😀"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-_MOST_TOKENS = 1 << 20  # of a prompt; making Python objects of more would hold the GIL for long
-_PART = 1 << 20  # characters of a part of a long text
+MOST_TOKENS = 1 << 20  # of a prompt; making Python objects of more would hold the GIL for long
+PART = 1 << 20  # characters of a part of a long text
 _SPACE = "▁"  # SentencePiece's space
 
 
@@ -98,7 +98,7 @@ class HfTokenizer:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **options))
 
     def _encode(self, text: str, name: str, *, add_special_tokens: bool) -> Prompt:
-        check_tokens(text, name, _MOST_TOKENS, _PART, lambda part: len(self._ids(part, add_special_tokens=False)))
+        check_tokens(text, name, MOST_TOKENS, PART, lambda part: len(self._ids(part, add_special_tokens=False)))
         return Prompt(text, self._ids(text, add_special_tokens=add_special_tokens), self._vocabulary)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -137,7 +137,7 @@ def _vocabulary(tokenizer: Any) -> Vocabulary:
     """
     by_id = {id: piece for piece, id in tokenizer.get_vocab().items()}
     added = {id: token.content for id, token in tokenizer.added_tokens_decoder.items()}
-    read = _byte_level if _is_byte_level(by_id.values()) else _sentence_piece
+    read = _byte_level if _is_byte_level(by_id.values()) else sentence_piece
     pieces = [
         added[id].encode() if id in added else read(by_id[id]) if id in by_id else b""
         for id in range(max((*by_id, *added)) + 1)
@@ -161,7 +161,7 @@ def _byte_level(piece: str) -> bytes:
     return bytes(_LETTERS[letter] for letter in piece)
 
 
-def _sentence_piece(piece: str) -> bytes:
+def sentence_piece(piece: str) -> bytes:
     byte = _BYTE_TOKEN.fullmatch(piece)
     return bytes([int(byte[1], 16)]) if byte else piece.replace(_SPACE, " ").encode()
 

@@ -31,6 +31,7 @@ from handler.engines.huggingface import checkpoint
 from handler.engines.huggingface.checkpoint import check_model, eos_ids, prepare_checkpoint
 from handler.engines.huggingface.hub import fetch
 from handler.engines.huggingface.media_tokens import media_tokens, no_media
+from handler.engines.huggingface.mistral import MistralTokenizer
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
 from handler.engines.process.process_group import end_with_children
 from handler.engines.vllm.adapter_weights import check_weights
@@ -284,5 +285,7 @@ def load(config: EngineConfig) -> Vllm | VllmPooling:
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
     if config.task is Task.GENERATION or config.model is None:
+        if config.model is not None and config.options.engine_options.get("tokenizer_mode") == "mistral":
+            return MistralTokenizer(config.model)
         return checkpoint.load_tokenizer(config)
     return HfPoolingTokenizer(config.model)

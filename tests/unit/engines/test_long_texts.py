@@ -102,8 +102,8 @@ def test_hugging_faces_makes_no_more_ids_than_any_engine_takes(
     hugging_faces: HfTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = hugging_faces
-    monkeypatch.setattr(hf_tokenizer, "_PART", 1000)
-    monkeypatch.setattr(hf_tokenizer, "_MOST_TOKENS", 5000)
+    monkeypatch.setattr(hf_tokenizer, "PART", 1000)
+    monkeypatch.setattr(hf_tokenizer, "MOST_TOKENS", 5000)
     with pytest.raises(PromptTooLong, match=r"'inputs' has at least .* at most 5000"):
         tokenizer.encode("hello " * 8000)
     assert len(tokenizer.encode("hello " * 4000).ids) == 4000
