@@ -28,12 +28,15 @@ class Vocabulary:
     Args:
         pieces: the raw bytes of each token, indexed by id. A token may hold part of a UTF-8 character.
         special: ids that are control marks, not text (`<|im_end|>`).
+        texts: of all pieces, where they are known; None: the pieces are decoded.
     """
 
-    def __init__(self, pieces: Sequence[bytes], special: Collection[int] = ()) -> None:
+    def __init__(
+        self, pieces: Sequence[bytes], special: Collection[int] = (), texts: list[str | None] | None = None
+    ) -> None:
         self.pieces = pieces
         self.special = frozenset(special)
-        self.texts = [_decode(piece) for piece in pieces]
+        self.texts = [_decode(piece) for piece in pieces] if texts is None else texts
         self.visible = self.texts
         if self.special:
             self.visible = ["" if id in self.special else text for id, text in enumerate(self.texts)]

@@ -45,7 +45,8 @@ class EchoTokenizer:
             indices.append(ids.setdefault(word, len(ids)))
             if len(indices) > CONTEXT:
                 raise PromptTooLong("inputs", len(indices), CONTEXT - 1, exact=False)
-        return Prompt(text, indices, Vocabulary([f" {word}".encode() for word in ids]))
+        words = [f" {word}" for word in ids]
+        return Prompt(text, indices, Vocabulary([word.encode() for word in words], texts=[*words]))
 
     def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
         """Encode the words of one text or two; a word's id is its hash, so that it is the same in every text."""
