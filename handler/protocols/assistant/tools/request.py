@@ -90,6 +90,8 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
     Raises:
         InvalidParameter: naming which of the three is wrong.
     """
+    if body.keys().isdisjoint(FIELDS):
+        return Tools()
     tools, strict, unknown = _tools(Named("tools", body.get("tools")))
     choice = Named("tool_choice", body.get("tool_choice"))
     single = Named("parallel_tool_calls", body.get("parallel_tool_calls"))
