@@ -98,8 +98,7 @@ class Metrics:
         self.recorders: list[Callable[[RequestRecord], object]] = [] if tracer is None else [tracer.record]
         self.registry = registry = CollectorRegistry()
         self.requests = Counter("lmi_requests", "Requests by outcome", ["outcome"], registry=registry)
-        for outcome in OUTCOMES:
-            self.requests.labels(outcome)
+        self._by_outcome = {outcome: self.requests.labels(outcome) for outcome in OUTCOMES}
         self.prompt_tokens = Counter("lmi_prompt_tokens", "Prompt tokens accepted", registry=registry)
         registry.register(_Totals(gauges))
         self.ready = Gauge("lmi_engine_ready", "1 while the engine can serve", registry=registry)
@@ -147,7 +146,7 @@ class Metrics:
             seconds: from its acceptance to its end.
             first: from its acceptance to its first token, if any.
         """
-        self.requests.labels(outcome).inc()
+        self._by_outcome[outcome].inc()
         self.duration.observe(seconds)
         self.prompt_tokens.inc(num_prompt_tokens)
         if num_tokens > 1:
