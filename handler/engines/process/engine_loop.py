@@ -57,7 +57,7 @@ def pack(request: EngineRequest) -> PackedRequest:
     return key, ids, tuple(parameters) if isinstance(parameters, Sampling) else parameters, adapter, media
 
 
-def _unpack(packed: PackedRequest) -> EngineRequest:
+def unpack(packed: PackedRequest) -> EngineRequest:
     key, ids, parameters, adapter, media = packed
     sampling = parameters if isinstance(parameters, Pooling) else Sampling._make(parameters)
     return EngineRequest(key, ids, sampling, adapter, media)
@@ -130,7 +130,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
                     active.discard(command.key)
                     continue
                 if type(command) is tuple:
-                    command = _unpack(command)
+                    command = unpack(command)
                 if (output := _start(engine, command)) is None:
                     active.add(command.key)
                 else:

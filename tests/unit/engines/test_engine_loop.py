@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pickle
 import socket
 import threading
 import time
@@ -13,9 +14,9 @@ import pytest
 
 from handler.core.errors import ConfigError
 from handler.core.media import MediaPrompt, Medium, SharedMedia
-from handler.core.values import Adapter, Finish, Sampling
+from handler.core.values import Adapter, Finish, Pooling, Sampling
 from handler.engines.base import EngineInfo, EngineRequest, Interrupted, Step
-from handler.engines.process.engine_loop import Cancel, Failed, Ready, run
+from handler.engines.process.engine_loop import Cancel, Failed, Ready, pack, run, unpack
 from handler.engines.process.ipc import MessageReader, Messages, send, wait
 
 
@@ -208,3 +209,11 @@ def test_what_says_itself_what_is_wrong_comes_without_a_traceback(error: Excepti
         (failed,) = MessageReader().receive(host) or []
     assert failed == Failed(reason, failed.trace)
     assert bool(failed.trace) == traced
+
+
+@pytest.mark.parametrize("parameters", [Sampling(seed=3, stop=("a",)), Pooling("embed", dimensions=2)])
+def test_a_request_arrives_as_it_was_sent(parameters: Sampling | Pooling) -> None:
+    request = EngineRequest(1, [2, 3], parameters, Adapter("a", 1, "/a"))
+    arrived = unpack(pickle.loads(pickle.dumps(pack(request))))
+    assert arrived == request
+    assert (type(arrived), type(arrived.parameters)) == (EngineRequest, type(parameters))
