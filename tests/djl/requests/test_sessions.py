@@ -57,7 +57,7 @@ def _ask(server: DjlServer, session: str) -> int:
     body = {"inputs": "a b", "parameters": {"max_new_tokens": 2}}
     found = server.post(body, headers={HEADER: session})
     if found.status_code == 200:
-        assert '"generated_text":" a b"' in found.text
+        assert found.text.rstrip("]\n").endswith(' a b"}')  # a dynamic batch has the prompt before it, by version
     else:
         assert f"session not found: {session}" in found.text
     return found.status_code
