@@ -61,10 +61,16 @@ def djl(
     files: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
     seconds: float = 100,
+    *,
+    own_release: bool = False,
 ) -> Iterator[DjlServer]:
-    """DJL with one model directory, ready: `properties` are its serving.properties, `files` what lies beside them."""
+    """DJL with one model directory, ready: `properties` are its serving.properties, `files` what lies beside them.
+
+    `own_release` has the handler answer as LMI of that version does; by default it does as the embedded server.
+    """
     # One worker: DJL Serving would start one for each core.
-    everything = {"engine": "Python", "minWorkers": "1", "maxWorkers": "1", **(properties or {})}
+    everything = {"engine": "Python", "minWorkers": "1", "maxWorkers": "1"}
+    everything |= {**({} if own_release else {"option.lmi_version": "0.28"}), **(properties or {})}
     text = "".join(f"{key}={value}\n" for key, value in everything.items())
     named = os.environ.get("DJL_SERVING_HOME")
     with tempfile.TemporaryDirectory(prefix="djl-") as directory:

@@ -19,12 +19,7 @@ from tests.servers import LiveServer, http, serve, wait_for
 
 pytestmark = [pytest.mark.djl, pytest.mark.long]
 
-HANDLER = {
-    "option.entryPoint": "handler.entry",
-    "option.llm_engine": "echo",
-    "option.echo_cues": "true",
-    "option.lmi_version": "0.28",  # the embedded server's default; by default it is DJL's own: test_versions.py
-}
+HANDLER = {"option.entryPoint": "handler.entry", "option.llm_engine": "echo", "option.echo_cues": "true"}
 NEVER = "999"
 
 

@@ -19,7 +19,7 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a " * 40}]}
 
 @pytest.fixture(scope="module", params=versions())
 def rolling(request: pytest.FixtureRequest) -> Iterator[tuple[str, DjlServer]]:
-    with djl(request.param, ROLLING) as found:
+    with djl(request.param, ROLLING, own_release=True) as found:
         yield request.param, found
 
 
@@ -39,9 +39,18 @@ def test_a_chat_has_its_length(rolling: tuple[str, DjlServer]) -> None:
 @pytest.mark.parametrize("version", versions())
 def test_a_dynamic_batch_has_its_texts(version: str) -> None:
     off = {"option.rolling_batch": "disable"} if newer(version, "0.28") else {}  # which 0.25 steps all the same
-    with djl(version, {**ECHO, **off}) as server:
+    with djl(version, {**ECHO, **off}, own_release=True) as server:
         (found,) = server.post({"inputs": "a b", "parameters": {"max_new_tokens": 2}}).json()
         assert found["generated_text"] == ("a b a b" if newer(version, "0.29") else " a b")
+
+
+@pytest.mark.parametrize("version", versions("0.33"))
+def test_async_mode_has_its_schema(version: str) -> None:
+    properties = {**ECHO, "option.async_mode": "true", "option.rolling_batch": "disable"}
+    with djl(version, properties, own_release=True) as server:
+        answer = server.post({"inputs": "a b", "parameters": {"max_new_tokens": 1, "details": True}}).json()
+        assert answer["details"]["prefill"] == []
+        assert "inputs" not in answer["details"]
 
 
 @pytest.mark.parametrize("version", versions())
