@@ -94,7 +94,14 @@ class ValueReply(Reply):
         return framing.encode(changed) + end
 
     def _apply(self, value: Any) -> Any:
+        """Change a value. One whose text is still null comes without it: LMI's own examples take its length."""
+        names = list(value) if isinstance(value, dict) and value.get(_TEXT, "") is None else []
+        if names:
+            del value[_TEXT]
         result = run(self._formatter, value)
+        if names and isinstance(result, dict):
+            result = {_TEXT: None, **result}
+            result = {**{name: result[name] for name in names if name in result}, **result}
         if result is None:
             raise failed(self._formatter, "returned None; it must return a dict")
         try:
@@ -103,6 +110,8 @@ class ValueReply(Reply):
             raise failed(self._formatter, "returned what is not JSON", error) from None
         return result
 
+
+_TEXT = "generated_text"
 
 _FRAMINGS = {framing.content_type: framing for framing in (JSON, JSONLINES, SSE)}
 

@@ -46,12 +46,18 @@ class InputFormatter(NamedTuple):
     Attributes:
         takes_payload: it takes the decoded body, not an `Input`.
         accepts: names of its keyword arguments; None for any.
+        is_annotated: its first argument has a type; without one LMI's async mode gives it the payload.
     """
 
     name: str
     function: Callable[..., Any]
     takes_payload: bool
     accepts: frozenset[str] | None
+    is_annotated: bool = True
+
+    def as_in(self, *, asynchronous: bool) -> InputFormatter:
+        """Return the formatter as a mode calls it."""
+        return self if self.is_annotated or not asynchronous else self._replace(takes_payload=True)
 
     @property
     def title(self) -> str:
@@ -259,7 +265,8 @@ def _input(name: str, function: Callable[..., Any], path: Path) -> InputFormatte
     accepts = None
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         accepts = frozenset(parameter.name for parameter in parameters[1:])
-    return InputFormatter(name, function, first.name == "decoded_payload" or _is_mapping(first), accepts)
+    takes_payload = first.name == "decoded_payload" or _is_mapping(first)
+    return InputFormatter(name, function, takes_payload, accepts, first.annotation is not first.empty)
 
 
 def _output(name: str, function: Callable[..., Any], path: Path) -> OutputFormatter:

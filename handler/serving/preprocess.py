@@ -131,7 +131,7 @@ class Preprocessor:
         if encoding not in ("", "identity"):
             raise UnsupportedMedia(f"content-encoding {encoding!r} is not supported")
         media = media_type(headers)
-        formatter = self._of_adapters.of(adapter, self._formatters).input
+        formatter = self._input_of(adapter)
         any_media = formatter is not None and not formatter.takes_payload
         if any_media if dialect is None else dialect.any_media:
             return
@@ -181,14 +181,17 @@ class Preprocessor:
 
     def _input_formatter(self, body: bytes, headers: Headers) -> InputFormatter | None:
         """Return what reads a body: the formatter of the adapter that headers or body name, or the model's own."""
-        own = self._formatters.input
         if not self._of_adapters.read:
-            return own
+            return self._input_of(None)
         adapter = self._adapter(headers)
         if adapter is None:
             with contextlib.suppress(ServingError):  # what is no JSON may be for the model's own
                 adapter = self._adapter_in(self._read_value(body, headers))
-        return self._of_adapters.of(adapter, self._formatters).input
+        return self._input_of(adapter)
+
+    def _input_of(self, adapter: Adapter | None) -> InputFormatter | None:
+        formatter = self._of_adapters.of(adapter, self._formatters).input
+        return None if formatter is None else formatter.as_in(asynchronous=self.context.config.async_schema)
 
     def _adapter_in(self, body: Any) -> Adapter | None:
         """Return the adapter that a body names before a formatter has read it; None without one."""

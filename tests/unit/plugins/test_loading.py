@@ -75,6 +75,17 @@ def test_a_payloads_formatter_is_told_apart(tmp_path: Path) -> None:
     assert find(tmp_path, PAYLOADS).inputs["rename"].takes_payload
 
 
+@pytest.mark.parametrize(
+    ("argument", "rolling", "asynchronous"),
+    [("x", False, True), ("x: Input", False, False), ("x: dict", True, True), ("decoded_payload", True, True)],
+)
+def test_an_argument_without_annotation_is_the_payload_in_async_mode(
+    tmp_path: Path, argument: str, rolling: bool, asynchronous: bool
+) -> None:
+    (found,) = find(tmp_path, f"{OWN}@input_formatter\ndef f({argument}): ...\n").inputs.values()
+    assert [found.as_in(asynchronous=mode).takes_payload for mode in (False, True)] == [rolling, asynchronous]
+
+
 def test_a_function_under_two_names_is_one(tmp_path: Path) -> None:
     assert list(find(tmp_path, LEGACY + "again = write_legacy\n").outputs) == ["write_legacy"]
 

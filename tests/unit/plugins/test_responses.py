@@ -152,6 +152,20 @@ def test_formatters_of_dicts_change_chats_too() -> None:
     assert {json.loads(line)["served_by"] for line in lines} == {"me"}
 
 
+def test_a_line_without_its_text_yet_comes_without_the_field() -> None:
+    def measure(response_data: dict[str, Any]) -> dict[str, Any]:
+        if "generated_text" in response_data:
+            response_data["length"] = len(response_data["generated_text"])
+        return response_data
+
+    plain = INVOCATIONS["lmi_async"].parse({**PROMPT, **STREAM}, CONTEXT)
+    formatter = OutputFormatter("f", measure, Style.VALUE)
+    lines = "".join(pieces(with_formatter(plain, formatter, PROMPT, None, tgi_compat=False))).split("\n")
+    first, last = (json.loads(line) for line in lines[:2])
+    assert list(first) == ["index", "token", "generated_text", "details"]
+    assert (first["generated_text"], last["length"], lines[2:]) == (None, 2, ["", "", ""])
+
+
 def test_what_formatters_of_tokens_do_not_get_stays() -> None:
     assert not call(lambda output: "x", CHAT, Style.OUTPUT).formatter
     named = {**PROMPT, "parameters": {"output_formatter": "json"}}
