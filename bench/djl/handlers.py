@@ -75,6 +75,7 @@ def ours(isolation: str, pace: float = 0.0, *, asynchronous: bool = False) -> Ha
         "option.llm_engine": "echo",
         "option.engine_isolation": isolation,
         "option.echo_tokens_per_second": f"{pace:g}",
+        "option.lmi_version": "0.28",  # a line a token, in each mode
         **(_ASYNC if asynchronous else {"option.rolling_batch": "auto"}),
     }
     return Handler(f"ours, echo in a {isolation}{', async' * asynchronous}", own, is_ours=True, paced=True)
