@@ -30,7 +30,7 @@ class ModelRoutes:
         if not _is_anthropic(scope):
             value: OpenAiModels = {"object": "list", "data": [self._describe(*one) for one in self._ids().items()]}
             return await send_json(scope, send, 200, value)
-        models = [anthropic.model(id, self._model.started_at) for id in self._ids()]
+        models = [anthropic.model(id, self._model.started_at, self._max_tokens) for id in self._ids()]
         try:
             page = anthropic.page(models, QueryParams(scope["query_string"]))
         except ServingError as error:
@@ -44,7 +44,7 @@ class ModelRoutes:
             errors = ANTHROPIC_ERRORS if _is_anthropic(scope) else ERRORS
             return await send_answer(scope, send, errors.whole(ModelNotFound(id[:200], served=ids)))
         if _is_anthropic(scope):
-            return await send_json(scope, send, 200, anthropic.model(id, self._model.started_at))
+            return await send_json(scope, send, 200, anthropic.model(id, self._model.started_at, self._max_tokens))
         return await send_json(scope, send, 200, self._describe(id, ids[id]))
 
     def _ids(self) -> dict[str, str | None]:
@@ -56,6 +56,10 @@ class ModelRoutes:
         adapters = [entry.adapter.name for entry in self._model.adapters.registry]
         return {**dict.fromkeys(own), **dict.fromkeys(adapters, config.model_name)}
 
+    @property
+    def _max_tokens(self) -> int | None:
+        return self._model.info.max_total_tokens if self._model.info else None
+
     def _describe(self, id: str, parent: str | None) -> OpenAiModel:
         """TGI and vLLM have `owned_by` as free text."""
         model = self._model
@@ -66,7 +70,7 @@ class ModelRoutes:
             "owned_by": "lmi-handler",
             "root": model.config.model_name if parent is None else id,
             "parent": parent,
-            "max_model_len": model.info.max_total_tokens if model.info else None,
+            "max_model_len": self._max_tokens,
         }
 
 

@@ -34,6 +34,8 @@ class AnthropicModel(TypedDict):
     id: str
     display_name: str
     created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: Count | None
 
 
 class AnthropicModels(TypedDict):

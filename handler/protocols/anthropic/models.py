@@ -15,14 +15,22 @@ VERSION_HEADER = "anthropic-version"
 _LIMIT, _MOST = 20, 1000
 
 
-def model(id: str, created: float) -> AnthropicModel:
+def model(id: str, created: float, max_tokens: int | None) -> AnthropicModel:
     """Describe a model.
 
     Args:
         created: seconds since 1970.
+        max_tokens: of a request; None where that is not known yet.
     """
     at = datetime.fromtimestamp(int(created), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"type": "model", "id": id, "display_name": id, "created_at": at}
+    return {
+        "type": "model",
+        "id": id,
+        "display_name": id,
+        "created_at": at,
+        "lifecycle": "active",
+        "max_input_tokens": max_tokens,
+    }
 
 
 def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> AnthropicModels:

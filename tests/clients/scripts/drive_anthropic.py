@@ -63,6 +63,9 @@ class AnthropicClient:
         if what == "check":
             return [_checked(value) for value in arguments["values"]]
         async with AsyncAnthropic(**_client(url)) as client:
+            if what == "models":
+                listed = [model.id async for model in client.models.list(limit=1)]
+                return [(await client.models.retrieve(id)).display_name for id in listed]
             if what == "count":
                 return (await client.messages.count_tokens(**arguments)).model_dump()
             if what == "runner":
