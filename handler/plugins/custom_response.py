@@ -99,9 +99,8 @@ class ValueReply(Reply):
         if names:
             del value[_TEXT]
         result = run(self._formatter, value)
-        if names and isinstance(result, dict):
-            result = {_TEXT: None, **result}
-            result = {**{name: result[name] for name in names if name in result}, **result}
+        if names and isinstance(result, dict) and result.keys() >= {*names} - {_TEXT}:  # it is the same line still
+            result = {**{name: result.get(name) for name in names}, **result}
         if result is None:
             raise failed(self._formatter, "returned None; it must return a dict")
         try:
