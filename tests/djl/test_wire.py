@@ -25,6 +25,7 @@ pytestmark = pytest.mark.djl
 OPTIONS = {
     "entryPoint": "handler.entry",
     "llm_engine": "echo",
+    "lmi_version": "0.28",
     "rolling_batch": "auto",
     "echo_tokens_per_second": "100",
 }
