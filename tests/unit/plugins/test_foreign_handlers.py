@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,15 +17,6 @@ from handler.serving.loading.model_directory import model_formatters
 
 FAIL = "raise SystemExit('it ran')\n"
 AWS = "model_hosting_container_standards"
-
-
-@pytest.fixture(autouse=True)
-def _imports_are_undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    modules = set(sys.modules)
-    yield
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
 
 
 def refusals(directory: Path, text: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,6 @@ from handler.core.errors import ConfigError
 from handler.plugins.functions import Decorated, Formatters, Style, find_formatters
 from handler.serving.loading.model_directory import model_formatters
 from tests.formatters_model import LEGACY, LINES, OWN, PAYLOADS, write_model
-
-
-@pytest.fixture(autouse=True)
-def _imports_are_undone() -> Iterator[None]:
-    modules, path = set(sys.modules), list(sys.path)
-    yield
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
-    sys.path[:] = path
 
 
 def find(directory: Path, text: str) -> Decorated:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,18 +17,6 @@ from handler.plugins.functions import find_formatters
 from handler.plugins.stand_ins.djl import DJL_PYTHON, MODULES
 from handler.serving.loading.check import check
 from tests.formatters_model import DJL, LINES, write_model
-
-
-@pytest.fixture(autouse=True)
-def _imports_are_undone() -> Iterator[None]:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "djl_python"]:
-        del sys.modules[name]
-    modules, path, finders = set(sys.modules), list(sys.path), list(sys.meta_path)
-    sys.meta_path[:] = [finder for finder in finders if finder is not DJL_PYTHON]
-    yield
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
-    sys.path[:], sys.meta_path[:] = path, finders
 
 
 def test_a_model_py_with_djl_pythons_imports_is_found(tmp_path: Path) -> None:
