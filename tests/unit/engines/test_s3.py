@@ -9,9 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from handler.config.engines import ENGINES
 from handler.config.loader import read_config
@@ -28,8 +26,16 @@ MODEL = {"config.json": b"{}", "model-00001.safetensors": b"x" * 70_000, "adapte
 CURE = "where they are the model's ModelDataSource and option.model_id is left out"
 
 
+def _client() -> Any:
+    import boto3
+
+    return boto3.client("s3", region_name=REGION)
+
+
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer  # not above: vLLM's environment lacks it, and collects this file
+
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:
@@ -50,14 +56,12 @@ def aws(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def bucket(request: pytest.FixtureRequest) -> str:
     name = f"models-{abs(hash(request.node.name))}"
-    boto3.client("s3", region_name=REGION).create_bucket(
-        Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION}
-    )
+    _client().create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
     return name
 
 
 def put(bucket: str, objects: Mapping[str, bytes]) -> None:
-    client = boto3.client("s3", region_name=REGION)
+    client = _client()
     for key, data in objects.items():
         client.put_object(Bucket=bucket, Key=key, Body=data)
 
