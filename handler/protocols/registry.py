@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import NotFound
@@ -41,13 +41,15 @@ class DispatchByField(Dialect):
     Args:
         mode: the dialect of this configuration, which also answers a body that no dialect reads.
         others: field -> the dialect that it selects.
+        before: those fields that decide where the body has `inputs` too.
     """
 
-    def __init__(self, mode: Dialect, others: Mapping[str, Dialect]) -> None:
+    def __init__(self, mode: Dialect, others: Mapping[str, Dialect], before: Sequence[str] = ()) -> None:
         self.name = mode.name
         self.any_media, self.unique_keys, self.errors = mode.any_media, mode.unique_keys, mode.errors
         self._mode = mode
         self._others = others
+        self._by_field = {**{field: others[field] for field in before}, "inputs": mode, **others}
 
     @property
     def dialects(self) -> tuple[Dialect, ...]:
@@ -59,8 +61,8 @@ class DispatchByField(Dialect):
 
     def dialect_of(self, body: Any) -> Dialect:
         """Return the dialect that a body selects."""
-        if isinstance(body, dict) and body.get("inputs") is None:
-            for field, dialect in self._others.items():
+        if isinstance(body, dict):
+            for field, dialect in self._by_field.items():
                 if body.get(field) is not None:
                     return dialect
         return self._mode
@@ -79,9 +81,8 @@ _MODES: dict[str, Lmi | TgiCompat | DynamicBatch] = {mode.name: mode for mode in
 
 
 def _by_field(mode: Dialect, chat: Dialect, completions: Dialect = _COMPLETIONS) -> DispatchByField:
-    return DispatchByField(
-        mode, {"anthropic_version": _MESSAGES, "messages": chat, "prompt": completions, "text_input": _TRITON}
-    )
+    others = {"anthropic_version": _MESSAGES, "messages": chat, "prompt": completions, "text_input": _TRITON}
+    return DispatchByField(mode, others, before=("prompt",) if isinstance(mode, AsyncPrompt) else ())  # as in LMI
 
 
 _ASYNC = AsyncPrompt()

@@ -72,6 +72,7 @@ REQUEST_NAMES = {name: read for name, read in REQUEST_FIELDS.items() if name != 
 """Names under `parameters` that set none of the table's."""
 
 FIELDS: Mapping[str, Shape] = {
+    "prompt": NULL,  # or the body would be a completion
     "inputs": texts_shape(1),
     "parameters": {"type": ["object", "null"], "description": "null means absent"},
     "stream": nullable(FLAG),
@@ -202,7 +203,7 @@ class AsyncCompletions(OpenAiCompletions):
     name = "lmi_async_completions"
     errors = _ERRORS
     table = Table({name: one for name, one in COMPLETIONS.parameters.items() if name != "adapters"})
-    fields: Mapping[str, Shape] = {**OpenAiCompletions.fields, **ADAPTERS, "inputs": NULL}
+    fields: Mapping[str, Shape] = {**OpenAiCompletions.fields, **ADAPTERS}
     whole: Framing = JSON_LINE
     stream: Framing = _EVENTS
 

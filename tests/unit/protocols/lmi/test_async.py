@@ -90,6 +90,15 @@ def test_what_lmi_does_not_heed_is_reported(parameters: dict[str, Any], names: l
     assert (found.requests[0].sampling.n, found.streams) == (1, False)
 
 
+def test_the_first_field_of_lmis_order_decides() -> None:
+    """`prompt`, then `inputs`, then `messages`. The others are reported."""
+    chat = [{"role": "user", "content": "b"}]
+    completion = ASYNC.parse({"inputs": "a", "prompt": "b", "messages": chat}, CAPABLE)
+    assert (completion.requests[0].prompt, list(completion.ignored)) == ("b", ["inputs", "messages"])
+    prompt = ASYNC.parse({"messages": chat, "inputs": "a", "prompt": None}, CAPABLE)
+    assert (prompt.requests[0].prompt, list(prompt.ignored)) == ("a", ["messages"])
+
+
 def test_null_means_absent() -> None:
     assert parse(parameters=None, stream=None, model=None, adapters=None).requests == parse().requests
     assert sampling(max_new_tokens=None, do_sample=None) == sampling()
