@@ -46,7 +46,7 @@ def with_formatter(
         return call._replace(reply=formatted, formatter=formatter.title, keep_alive=b"")
     if formatter.style is Style.VALUE and call.as_openai is not None:
         return call._replace(reply=ValueReply(call.reply, formatter), formatter=formatter.title)
-    if call.postprocess is None:
+    if not call.of_tokens:
         return call
     if given is None:
         parameters = {**(body.get("parameters") or {}), "stream": call.streams}

@@ -65,11 +65,10 @@ class ParsedRequest(NamedTuple):
     Attributes:
         requests: empty where the answer needs no engine; the reply then ends with the first delta, which has no tokens.
         errors: renders a failure before anything was sent.
-        ignored: names in the body that no dialect knows.
-        postprocess: makes the same reply with a function that changes its values before framing. None: a user's
-            output formatter does not apply to this answer.
+        ignored: names in the body without effect: those that no dialect knows, and those that this answer ignores.
+        of_tokens: a user's output formatter that takes tokens applies to this answer.
         as_openai: makes a reply that writes the same as OpenAI's document, or as its chunks in lines or events, which
-            a user's output formatter may take. None: it does not apply.
+            other output formatters of a user's may take. None: none of them applies.
         formatter: the title of the user's function that the reply runs, for messages; "" without one. `feed` then
             takes its time and may raise FormatterFailed; feed it a delta with that error, as for any failure.
         headers: the dialect's own headers; called with None when a stream starts, before the timing is known.
@@ -83,7 +82,7 @@ class ParsedRequest(NamedTuple):
     errors: ErrorFormat
     ignored: Sequence[str] = ()
     streams: bool = False
-    postprocess: Callable[[Callable[[Any], Any]], Reply] | None = None
+    of_tokens: bool = False
     as_openai: Callable[[], Reply] | None = None
     formatter: str = ""
     headers: Callable[[Timing | None], Headers] = no_headers

@@ -30,7 +30,7 @@ from handler.protocols.kernel.texts import Text, TooManyTexts, read_texts, text_
 from handler.protocols.lmi.async_response import AsyncFormat, AsyncStream
 from handler.protocols.lmi.body import read_field, read_parameters_field, read_stream
 from handler.protocols.lmi.errors import AsyncErrors
-from handler.protocols.lmi.reply import Change, DocumentReply
+from handler.protocols.lmi.reply import DocumentReply
 from handler.protocols.lmi.sampling import ignored
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
 from handler.protocols.openai.completions import OpenAiCompletions
@@ -116,16 +116,17 @@ class AsyncPrompt(Dialect):
         if streams and request.sampling.prompt_logprobs:
             raise InvalidParameter("parameters.decoder_input_details=true: is not available when streaming")
 
-        def reply(change: Change | None = None) -> Reply:
-            if streams:
-                return AsyncStream(self.format, request, JSONLINES, self.errors, change=change)
-            return DocumentReply(self.format, request, change=change, framing=JSON_LINE)
+        reply: Reply
+        if streams:
+            reply = AsyncStream(self.format, request, JSONLINES, self.errors)
+        else:
+            reply = DocumentReply(self.format, request, framing=JSON_LINE)
 
         def as_openai() -> Reply:
             return completion_of(request, Head(*identity("cmpl"), model, context.fingerprint), streams=streams)
 
         names = [*_ignored(body, given, context), *ignored(parameters)]
-        return ParsedRequest((request,), reply(), self.errors, names, streams, reply, as_openai)
+        return ParsedRequest((request,), reply, self.errors, names, streams, of_tokens=True, as_openai=as_openai)
 
 
 def _request(

@@ -71,10 +71,6 @@ class ResponseFormat(Protocol):
         """Render a whole answer, with details where `output` is given."""
 
 
-Change = Callable[[Any], Any]
-"""Changes a line or a document before it is framed, as a user's output formatter does; failures stay as they are."""
-
-
 class StreamReply(TokenStream):
     """A stream of lines, one a token."""
 
@@ -85,7 +81,6 @@ class StreamReply(TokenStream):
         framing: Framing,
         errors: ErrorFormat,
         outputs: OutputTensors | None = None,
-        change: Change | None = None,
     ) -> None:
         super().__init__(errors, framing)
         self._format = format
@@ -94,13 +89,12 @@ class StreamReply(TokenStream):
         self._texts: list[str] = []  # a token's each
         self._prefill: Sequence[Token] | None = None
         self._outputs = None if outputs is None else Lines(outputs)
-        self._change = change
         self._tops = request.sampling.top_logprobs > 0
         self._bare = self._outputs is None and not self._tops  # a line is its token alone
         self._token_line: TokenLine | None = None
 
     def token_line(self) -> TokenLine | None:
-        if self._token_line is None and self._bare and self._change is None:
+        if self._token_line is None and self._bare:
             self._token_line = self._format.token_line(self._framing, self._texts)
         return self._token_line
 
@@ -114,7 +108,8 @@ class StreamReply(TokenStream):
         if (line := self.token_line()) is not None:
             return line(token)
         self._add(token)
-        return self._encode(self._format.chunk(token, len(self._texts), tops=self._tops, outputs=self._values(token)))
+        chunk = self._format.chunk(token, len(self._texts), tops=self._tops, outputs=self._values(token))
+        return self._framing.encode(chunk)
 
     def _finish(self, delta: Delta) -> Finish:
         return finish_of(self._request, delta) or super()._finish(delta)
@@ -128,10 +123,7 @@ class StreamReply(TokenStream):
             StreamEnd(request, finish, num_tokens, self._num_prompt_tokens, self._prefill) if request.details else None
         )
         chunk = self._format.chunk(token, num_tokens, tops=self._tops, outputs=self._values(token))
-        return self._encode(self._format.last_chunk(chunk, text, end))
-
-    def _encode(self, line: Mapping[str, object]) -> bytes:
-        return self._framing.encode(line if self._change is None else self._change(line))
+        return self._framing.encode(self._format.last_chunk(chunk, text, end))
 
     def _add(self, token: Token) -> None:
         self._texts.append(token.text if self._special_in_text or not token.special else "")
@@ -149,11 +141,9 @@ class DocumentReply(WholeReply):
         format: ResponseFormat,
         request: Request,
         outputs: OutputTensors | None = None,
-        change: Change | None = None,
         framing: Framing = JSON,
     ) -> None:
         super().__init__(request.sampling.num_sequences, special_in_text=format.special_in_text, framing=framing)
-        self._change = change
         self._format = format
         self._request = request
         self._outputs = outputs
@@ -168,10 +158,7 @@ class DocumentReply(WholeReply):
         request = self._request
         text = (request.prompt if request.full_text else "") + best.text
         output = WholeOutput(request, best, others, self._num_prompt_tokens) if request.details else None
-        answer = self._format.document(text, output, self._tensors(best, *others))
-        if self._change is None:
-            return answer
-        return [self._change(value) for value in answer] if isinstance(answer, list) else self._change(answer)
+        return self._format.document(text, output, self._tensors(best, *others))
 
     def _score(self, sequence: SequenceOutput) -> float:
         """Return the score that ranks a sequence."""

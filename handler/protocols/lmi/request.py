@@ -16,7 +16,7 @@ from handler.protocols.kernel.readers.adapters import merge_adapters, read_adapt
 from handler.protocols.kernel.validation import show
 from handler.protocols.lmi.body import read_field, read_object, read_parameters_field, read_stream, unknown_names
 from handler.protocols.lmi.errors import LmiErrors
-from handler.protocols.lmi.reply import Change, DocumentReply, ResponseFormat, StreamReply
+from handler.protocols.lmi.reply import DocumentReply, ResponseFormat, StreamReply
 from handler.protocols.lmi.response import LmiFormat
 from handler.protocols.lmi.sampling import give_notice, ignored, inferred
 from handler.protocols.openai.completions_response import completion_of
@@ -81,18 +81,19 @@ class Lmi(Dialect):
                 "a body with 'prompt' in the place of 'inputs' streams n choices side by side"
             )
 
-        def reply(change: Change | None = None) -> Reply:
-            if streams:
-                return StreamReply(self.format, request, framing, errors, outputs, change)
-            return DocumentReply(self.format, request, outputs, change)
+        reply: Reply
+        if streams:
+            reply = StreamReply(self.format, request, framing, errors, outputs)
+        else:
+            reply = DocumentReply(self.format, request, outputs)
 
         def as_openai() -> Reply:
             name = context.model_names[0] if request.adapter is None else request.adapter.name
             return completion_of(request, Head(*identity("cmpl"), name, context.fingerprint), streams=streams)
 
         if named:  # the client's own choice
-            return ParsedRequest((request,), reply(), errors, names, streams)
-        return ParsedRequest((request,), reply(), errors, names, streams, reply, as_openai)
+            return ParsedRequest((request,), reply, errors, names, streams)
+        return ParsedRequest((request,), reply, errors, names, streams, of_tokens=True, as_openai=as_openai)
 
     def _framing(self, named: Framing | None, context: ServerContext, stream: bool | None) -> Framing:
         return named or FRAMINGS.get(context.config.output_formatter or "") or (self.stream_framing if stream else JSON)
