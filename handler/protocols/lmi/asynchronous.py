@@ -83,12 +83,10 @@ _KNOWN = TABLE.parameters.keys() | REQUEST_NAMES.keys()
 
 
 def read_served(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-    """Read the model's name for the answer, and the LoRA adapter, which `adapters` or `model` name."""
+    """Read the LoRA adapter, which `adapters` or `model` name, and the answer's name: the adapter's, else the model's."""
     (named,) = read_adapters(body, 1, context)
-    if named is not None and body.get("model") is None:
-        return named.name, named
     name, adapter = read_model(body, context, served_name(context))
-    return name, merge_adapters(named, adapter, "model")
+    return name if named is None else named.name, merge_adapters(named, adapter, "model")
 
 
 def served_name(context: ServerContext) -> str:
