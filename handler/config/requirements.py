@@ -98,7 +98,8 @@ def _reason(output: str, status: int) -> str:
     said = log_words(found[-1]) if found else f"pip ended with status {status}"
     if not _UNREACHABLE.search(output):
         return said
-    return f"no index of packages can be reached ({said}). Build them into the image, or put wheels into requirements/"
+    cure = "build the packages into the image, or put wheels into requirements/"
+    return f"no index of packages can be reached ({said}): {cure}"
 
 
 def _see_new_packages() -> None:

@@ -40,7 +40,7 @@ _DECORATORS = {
 
 _CALLED = {
     "custom_invocation_handler", "register_invocation_handler", "custom_ping_handler", "register_ping_handler",
-    "input_formatter", "output_formatter", "custom_middleware", "inject_adapter_id", "sagemaker", "logger", "common",
+    "input_formatter", "output_formatter", "custom_middleware", "inject_adapter_id",
 }  # fmt: skip
 """Names that the embedded server has."""
 

@@ -83,7 +83,7 @@ _KNOWN = TABLE.parameters.keys() | REQUEST_NAMES.keys()
 
 
 def read_served(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-    """Read the LoRA adapter, which `adapters` or `model` name, and the answer's name: the adapter's, else the model's."""
+    """Read the name for the answer, and the LoRA adapter that `adapters` or `model` name; both show the adapter."""
     (named,) = read_adapters(body, 1, context)
     name, adapter = read_model(body, context, served_name(context))
     return name if named is None else named.name, merge_adapters(named, adapter, "model")

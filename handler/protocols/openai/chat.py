@@ -33,7 +33,7 @@ class ParsedChat(NamedTuple):
 
     Attributes:
         framing: of the answer; the dialect's `whole` for a whole one.
-        ignored: names in the body that no dialect knows.
+        ignored: as in `ParsedRequest`.
     """
 
     request: Request

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
@@ -34,7 +34,7 @@ _SHAPING = (
 )  # fmt: skip
 """What changes a chat's prompt."""
 
-_STRINGS = "return_token_strs"
+_SPECIAL, _STRINGS = "add_special_tokens", "return_token_strs"
 
 
 class VllmTokenize(Dialect):
@@ -42,16 +42,15 @@ class VllmTokenize(Dialect):
 
     name = "vllm_tokenize"
     errors = ERRORS
-    fields = frozenset({"model", "prompt", "add_special_tokens", _STRINGS})
+    fields = frozenset({"model", "prompt", _SPECIAL, _STRINGS})
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         read_model(body, context)
         prompt = body.get("prompt")
         if not isinstance(prompt, str) or not prompt:
             raise InvalidPayload("'prompt' must be a non-empty string")
-        for name, value in body.items():
-            if name == "add_special_tokens" and value is not None:
-                _read(COMPLETIONS, name, value)
+        if (given := body.get(_SPECIAL)) is not None:
+            _read(COMPLETIONS.parameters[_SPECIAL].read, _SPECIAL, given)
         reply = PromptDocument(_tokens_of(body, context))
         ignored = report_unknown(unknown_fields(body, self.fields), body, context)
         request = Request(prompt, names=FieldNames(prompt="prompt"))
@@ -114,7 +113,7 @@ def _text_of(value: Any, context: ServerContext) -> str:
 def _tokens_of(body: Mapping[str, Any], context: ServerContext) -> functools.partial[Iterator[bytes]]:
     strings = body.get(_STRINGS)
     return functools.partial(
-        _render, strings=strings is not None and _read_flag(_STRINGS, strings), most=context.most_tokens()
+        _render, strings=strings is not None and _read(boolean, _STRINGS, strings), most=context.most_tokens()
     )
 
 
@@ -126,15 +125,8 @@ def _render(prompt: Prompt, *, strings: bool, most: int | None) -> Iterator[byte
     yield b"}"
 
 
-def _read(table: Table, name: str, value: Any) -> Any:
+def _read(read: Callable[[Any], Any], name: str, value: Any) -> Any:
     try:
-        return table.parameters[name].read(value)
-    except ValueError as error:
-        raise InvalidParameter(f"{name}={show(value)}: {error}") from None
-
-
-def _read_flag(name: str, value: Any) -> bool:
-    try:
-        return boolean(value)
+        return read(value)
     except ValueError as error:
         raise InvalidParameter(f"{name}={show(value)}: {error}") from None

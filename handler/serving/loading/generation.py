@@ -49,7 +49,7 @@ def read_defaults(config: Config, model: Path | None) -> dict[str, Any]:
     """Read the fields of Sampling that generation_config.json and `option.override_generation_config` set.
 
     Raises:
-        ConfigError: with all values that are wrong, or as `generation_config.source`.
+        ConfigError: with all values that are wrong, or as `generation_config.sampling_values`.
     """
     values, problems = generation_config.sampling_values(config, model), Problems()
     read: dict[str, Any] = {}

@@ -113,7 +113,7 @@ def test_without_a_network_one_line_says_what_to_do(
     (record,) = errors(caplog)
     message = record.getMessage()
     assert "no index of packages can be reached" in message
-    assert "Build them into the image, or put wheels into requirements/" in message
+    assert "build the packages into the image, or put wheels into requirements/" in message
     assert "secret" not in message
 
 
