@@ -137,6 +137,13 @@ def test_a_wrong_parameter_is_refused_by_name(parameters: dict[str, Any]) -> Non
         parse(parameters=parameters)
 
 
+@pytest.mark.parametrize("field", [{"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}])
+def test_lmis_names_are_refused_in_vllms_bodies(field: dict[str, Any]) -> None:
+    """vLLM drops them: the client would get an answer of another length."""
+    with pytest.raises(InvalidParameter, match="max_new_tokens=3: is not supported: write max_tokens"):
+        ASYNC.parse({**field, "max_new_tokens": 3}, CAPABLE)
+
+
 def test_a_stream_has_no_prefill() -> None:
     with pytest.raises(InvalidParameter, match="decoder_input_details=true: is not available when streaming"):
         parse(parameters={"details": True, "decoder_input_details": True}, stream=True)
