@@ -30,6 +30,8 @@ _SCHEME = "s3://"
 _MODEL = ("config.json", "openvino_model.xml", "openvino_language_model.xml", "*.gguf")
 """One of these lies in the directory of each model."""
 
+_FORM = "write it as s3://BUCKET/PREFIX/, a directory with the model's files"
+
 _MOST_OBJECTS = 10_000  # of a model; a bucket's root may have millions
 _REQUESTS = 24  # at a time: one connection brings some 80 MB/s
 _PART = 16 << 20  # bytes of a request, of larger files
@@ -90,7 +92,7 @@ def _split(url: str) -> tuple[str, str]:
     bucket, _, prefix = url.removeprefix(_SCHEME).partition("/")
     prefix = prefix.removesuffix("*") if prefix.endswith("/*") or prefix == "*" else prefix
     if not bucket or "*" in bucket + prefix:
-        raise ConfigError(f"{url}: write it as s3://BUCKET/PREFIX/, a directory with the model's files")
+        raise ConfigError(f"{url}: {_FORM}")
     return bucket, f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
 
 
@@ -127,7 +129,13 @@ def download(url: str, only: Sequence[str] = ()) -> Path:
 @contextlib.contextmanager
 def _refusals(url: str, bucket: str, prefix: str) -> Iterator[None]:
     """Turn the errors of boto3 and of the disk into a line that says what to change."""
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        NoCredentialsError,
+        ParamValidationError,
+        PartialCredentialsError,
+    )
     from s3transfer.exceptions import RetriesExceededError
 
     try:
@@ -139,6 +147,8 @@ def _refusals(url: str, bucket: str, prefix: str) -> Iterator[None]:
         if code == "PermanentRedirect" and (region := _region(error.response)):
             why = f"the bucket is in {region}: set AWS_REGION={region}"
         raise ConfigError(f"{url} cannot be fetched: {why} ({given}). {_CURE}") from None
+    except ParamValidationError:
+        raise ConfigError(f"{url}: {bucket!r} is no name of a bucket; {_FORM}") from None
     except (NoCredentialsError, PartialCredentialsError) as error:
         why = f"there are no AWS credentials here ({type(error).__name__})"
         raise ConfigError(f"{url} cannot be fetched: {why}: give the container a role. {_CURE}") from None

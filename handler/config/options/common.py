@@ -150,7 +150,7 @@ class Options:
     default_chat_template_kwargs: Mapping[str, Any] | None = option(json_object, None, "arguments of the chat template for requests that do not set them: {\"enable_thinking\": false}")
     generation_config: str = option(string, "auto", "defaults for sampling parameters that clients leave out; auto: those of the model's generation_config.json; vllm: none; or the directory of another generation_config.json, relative to serving.properties, else to the working directory")
     override_generation_config: Mapping[str, Any] | None = option(json_object, None, "values in the place of generation_config.json's: {\"temperature\": 0.6, \"eos_token_id\": 3}; null removes one; its max_new_tokens is the most of every answer")
-    install_requirements: bool = option(boolean, True, "install what requirements.txt in the model directory names, at each start, as LMI does (formatters.md); under DJL Serving its Java side does so, whatever this option says, but in the images")
+    install_requirements: bool = option(boolean, True, "install what requirements.txt in the model directory names, at each start, as LMI does (formatters.md); under DJL Serving, outside our images, its Java side does so whatever this option says")
     unknown_parameters: str = option(one_of("report", "refuse"), "report", "unknown parameters: report them in x-lmi-ignored-parameters, or refuse the request")
     # sessions
     enable_stateful_sessions: bool = option(_switch, False, "stateful sessions (sessions.md); off as in AWS's images, while LMI's async handler has them on")

@@ -10,7 +10,7 @@ from handler.core.errors import ModelNotFound, ServingError
 from handler.http.asgi import Endpoint, send_answer, send_json
 from handler.protocols.anthropic import models as anthropic
 from handler.protocols.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
-from handler.protocols.lmi.asynchronous import MODEL_NAME
+from handler.protocols.lmi.asynchronous import served_name
 from handler.protocols.openai.answers import OpenAiModel, OpenAiModels
 from handler.protocols.openai.errors import ERRORS
 from handler.serving.model import ServedModel
@@ -51,8 +51,8 @@ class ModelRoutes:
         """Return the names of the model and its adapters, each adapter with the model that it was made for."""
         config = self._model.config
         own = [config.model_name, *(name for name in config.served_model_name or () if name != "*")]
-        if config.async_schema and not config.served_model_name:
-            own.append(MODEL_NAME)
+        if config.async_schema:
+            own.append(served_name(config))
         adapters = [entry.adapter.name for entry in self._model.adapters.registry]
         return {**dict.fromkeys(own), **dict.fromkeys(adapters, config.model_name)}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from handler.config.config import Config
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON_LINE, JSONLINES, Framing
 from handler.core.values import Adapter, FieldNames, Request, keep_last
@@ -85,13 +86,13 @@ _KNOWN = TABLE.parameters.keys() | REQUEST_NAMES.keys()
 def read_served(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
     """Read the name for the answer, and the LoRA adapter that `adapters` or `model` name; both show the adapter."""
     (named,) = read_adapters(body, 1, context)
-    name, adapter = read_model(body, context, served_name(context))
+    name, adapter = read_model(body, context, served_name(context.config))
     return name if named is None else named.name, merge_adapters(named, adapter, "model")
 
 
-def served_name(context: ServerContext) -> str:
+def served_name(config: Config) -> str:
     """Return the name of the model itself, as LMI's answers have it."""
-    return next((name for name in context.config.served_model_name or () if name != "*"), MODEL_NAME)
+    return next((name for name in config.served_model_name or () if name != "*"), MODEL_NAME)
 
 
 class AsyncPrompt(Dialect):

@@ -18,7 +18,7 @@ from handler.serving.loading.generation import generation_defaults
 from handler.serving.media.kinds import missing_packages
 
 
-def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
+def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
     check_defaults(config)
     able = engines.capabilities(spec.engine, spec.config)
     generation = NO_DEFAULTS

@@ -19,7 +19,7 @@ from handler.engines.process.engine_loop import Spec
 from handler.engines.structured_output.validator import Restartable, StructuredOutputValidator
 from handler.plugins.functions import Formatters
 from handler.protocols.assistant.template import warn_of_unread
-from handler.serving.loading.context import schema_context
+from handler.serving.loading.context import server_context
 from handler.serving.loading.engine_spec import engine_spec
 from handler.serving.loading.model_directory import adapter_home
 from handler.serving.loading.replicas import start_engine
@@ -63,7 +63,7 @@ async def load_model(
         if sessions is not None:
             on_failure.callback(sessions.end)
         tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
-        context = replace(schema_context(config, spec, adapters.registry), tool_format=formatters.tool_format)
+        context = replace(server_context(config, spec, adapters.registry), tool_format=formatters.tool_format)
         warn_of_unread(config.default_chat_template_kwargs or (), tokenizer.chat_template)
         validator = make_validator(spec, engine)
         make = functools.partial(ServedModel, stepped=stepped, tracer=tracer)

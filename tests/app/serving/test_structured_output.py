@@ -20,7 +20,7 @@ from handler.engines.process.engine_loop import Spec
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters
 from handler.serving.loading import load as loading
-from handler.serving.loading.context import schema_context
+from handler.serving.loading.context import server_context
 from handler.serving.loading.engine_spec import engine_spec
 from handler.serving.loading.load import load_model, make_validator
 from handler.serving.model import ServedModel
@@ -106,9 +106,9 @@ def run(checks: StructuredOutputValidator | None, story: Any, *options: str) -> 
             if checks is None:
                 assert make_validator(engine_spec(config)) is None, "echo has no structured output"
             else:
-                context = schema_context
+                context = server_context
                 patch.setattr(loading, "make_validator", lambda spec, engine: checks)
-                patch.setattr(loading, "schema_context", lambda *given: replace(context(*given), unsupported={}))
+                patch.setattr(loading, "server_context", lambda *given: replace(context(*given), unsupported={}))
             model = await load_model(config, Formatters())
         model.start()
         await model.opened

@@ -25,7 +25,7 @@ from handler.protocols.lmi.asynchronous import AsyncChat, AsyncCompletions, Asyn
 from handler.protocols.registry import INVOCATIONS, ROOTS, ROUTES
 from handler.scheduler.lora.registry import AdapterRegistry
 from handler.serving.loading.check import check
-from handler.serving.loading.context import schema_context
+from handler.serving.loading.context import server_context
 
 ALL = {
     "temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 0.5,
@@ -61,7 +61,7 @@ def served(directory: Path, values: object = None, *options: str, engine: str = 
         (directory / "generation_config.json").write_text(json.dumps(values))
     config = read_config(overrides=[f"option.llm_engine={engine}", *options], environ={}).checked()
     with mock.patch.object(engines, "entry", ENGINES.__getitem__):
-        return schema_context(config, Spec(engine, EngineConfig(config, directory)), AdapterRegistry(1))
+        return server_context(config, Spec(engine, EngineConfig(config, directory)), AdapterRegistry(1))
 
 
 def request(dialect: str, context: ServerContext, **more: Any) -> Request:
@@ -157,7 +157,7 @@ def test_the_option_turns_it_off_or_names_another(tmp_path: Path) -> None:
     properties = tmp_path / "serving.properties"
     properties.write_text("option.llm_engine=echo\noption.generation_config=other\n")
     config = read_config(properties=properties, environ={}).checked()  # relative to that file
-    found = schema_context(config, Spec("echo", EngineConfig(config, tmp_path)), AdapterRegistry(1))
+    found = server_context(config, Spec("echo", EngineConfig(config, tmp_path)), AdapterRegistry(1))
     assert found.generation.shown == {"top_p": 0.5}
 
 
