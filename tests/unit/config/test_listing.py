@@ -38,7 +38,7 @@ from handler.config.sources import Setting, from_environment
         ("load_format", ["  engines:     vllm; others refuse it", "  engines:     trtllm; others refuse it"]),
         (
             "option.spec_length",
-            ["  refused: say it in option.speculative_config"],
+            ["  refused: use option.speculative_config"],
         ),
         ("device", ["  refused, but for auto: vLLM takes the device that its build is for"]),
         ("OPTION_ENTRYPOINT", ["option.entryPoint"]),

@@ -79,7 +79,7 @@ ECHO = "option.llm_engine=echo\n"
             {},
             [
                 "serving.properties, line 1: option.llm_engine=vlm: must be one of",
-                "serving.properties, line 3: option.spec_length=4: say it in option.speculative_config",
+                "serving.properties, line 3: option.spec_length=4: use option.speculative_config",
                 "serving.properties, line 4: option.max_loras=x: must be a whole number",
             ],
             id="nobody knows whose options they are",
