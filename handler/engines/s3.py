@@ -189,14 +189,17 @@ def _listed(client: Any, url: str, bucket: str, prefix: str, only: Sequence[str]
         ConfigError: there are none, or too many, or none is a model's; or a name leads out of the directory.
     """
     found: list[_Object] = []
+    num_listed = 0
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-        for item in page.get("Contents", []):
+        items = page.get("Contents", [])
+        num_listed += len(items)
+        for item in items:
             name = item["Key"][len(prefix) :]
             if name and not name.endswith("/") and (not only or any(fnmatch(name, pattern) for pattern in only)):
                 found.append(
                     _Object(item["Key"], name, item["Size"], int(item["LastModified"].timestamp()), item["ETag"])
                 )
-        if len(found) > _MOST_OBJECTS:
+        if num_listed > _MOST_OBJECTS:
             raise ConfigError(f"{url} has more than {_MOST_OBJECTS} objects: name the prefix of one model")
     if not found:
         raise ConfigError(f"{url}: {_empty(client, bucket, prefix)}")
@@ -310,6 +313,7 @@ def _transfer(client: Any, url: str, bucket: str, missing: Mapping[Path, _Object
 
         def __init__(self, path: Path) -> None:
             self._path = path
+            self._left = missing[path].size
 
         def on_queued(self, future: Any, **others: Any) -> None:
             future.meta.provide_transfer_size(missing[self._path].size)
@@ -317,6 +321,10 @@ def _transfer(client: Any, url: str, bucket: str, missing: Mapping[Path, _Object
 
         def on_progress(self, bytes_transferred: int, **others: Any) -> None:
             progress.add(bytes_transferred)
+            self._left -= bytes_transferred
+            if self._left < 0:  # it might never end
+                one = missing[self._path]
+                raise ConfigError(f"{url}: {one.name} came with more than {one.size} bytes; start again")
 
         def on_done(self, future: Any, **others: Any) -> None:
             done.put((self._path, future))

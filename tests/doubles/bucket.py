@@ -33,6 +33,7 @@ class Bucket:
         objects: their content by key; a test may change them.
         failures: status and code of S3's error, by a part of the path and query.
         headers: of the answers that fail.
+        more: what is sent after an object's content, though the list says nothing of it.
     """
 
     objects: dict[str, bytes]
@@ -41,6 +42,7 @@ class Bucket:
     headers: Mapping[str, str]
     url: str = ""
     asked: list[str] = field(default_factory=list)
+    more: bytes = b""
 
     def environment(self) -> dict[str, str]:
         """The variables with which a process reads this S3."""
@@ -95,7 +97,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             first, last = int(found[1]), min(int(found[2] or len(data)), len(data) - 1)
             about = {"Content-Range": f"bytes {first}-{last}/{len(data)}", "ETag": etag(data)}
             return self.send(206, data[first : last + 1], about)
-        return self.send(200, data, {"ETag": etag(data)})
+        return self.send(200, data + self.bucket.more, {"ETag": etag(data)})
 
     def listed(self, prefix: str) -> bytes:
         rows = [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gc
 import multiprocessing
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -220,6 +222,25 @@ def test_an_object_that_is_replaced_meanwhile_is_not_taken(monkeypatch: pytest.M
             s3.download("s3://b")
         monkeypatch.setattr(s3, "_listed", listed)
         assert files(s3.download("s3://b")) == bucket.objects
+
+
+def test_an_object_that_does_not_end_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve_bucket({"config.json": b"{}"}, rate=1 << 21) as bucket:
+        of(bucket, monkeypatch)
+        bucket.more = b"z" * (1 << 22)
+        with pytest.raises(ConfigError, match="json came with more than 2 bytes; start again"):
+            s3.download("s3://b")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()  # s3transfer leaves the connection, as the process ends
+
+
+def test_a_list_of_directories_alone_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "_MOST_OBJECTS", 2)
+    with serve_bucket({f"{name}/": b"" for name in "abc"}) as bucket:
+        of(bucket, monkeypatch)
+        with pytest.raises(ConfigError, match="has more than 2 objects"):
+            s3.download("s3://b")
 
 
 def test_whole_files_of_a_start_that_was_killed_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
