@@ -274,6 +274,11 @@ class ServedModel:
         return len(self._tasks) + self.adapters.num_calls - self._num_receiving
 
     @property
+    def num_inferences(self) -> int:
+        """Requests for inference that are open; custom code and calls about adapters are none."""
+        return len(self._tasks)
+
+    @property
     def num_queued(self) -> int:
         return self._batcher.num_queued + (self._batches.num_waiting if self._batches else 0)
 

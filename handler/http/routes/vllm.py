@@ -47,7 +47,7 @@ class VllmRoutes:
         await send_json(scope, send, 200, value)
 
     async def _load(self, scope: Scope, receive: Receive, send: Send) -> None:
-        value: VllmLoad = {"server_load": self._model.num_requests}
+        value: VllmLoad = {"server_load": self._model.num_inferences}
         await send_json(scope, send, 200, value)
 
     # -- LoRA adapters -------------------------------------------------------------------------------------------
