@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
-from collections.abc import Callable
+import traceback
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from typing import Any
 
 from starlette import background, concurrency, datastructures, exceptions, requests, responses, status
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from handler.core.errors import InternalError, ServingError
@@ -57,9 +59,10 @@ class CustomCode:
             pre_post = _around(handlers.pre, handlers.post)
         if pre_post or handlers.throttle:
             app = _Plain(app)
-        app = _Overrides(handlers, model, app)
+        app = _contained(_Overrides(handlers, model, app))
         for middleware in filter(None, (pre_post, handlers.throttle)):
-            app = middleware(app) if isinstance(middleware, type) else BaseHTTPMiddleware(app, _dispatch(middleware))
+            is_class = isinstance(middleware, type)
+            app = _contained(middleware(app) if is_class else BaseHTTPMiddleware(app, _dispatch(middleware)))
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,10 +87,46 @@ class CustomCode:
             await self._app(scope, receive, note_start)
         except Exception as error:  # the user's code
             log.exception("request %s: custom code failed", scope["request_id"])
-            if started:
-                scope["extensions"][EXCHANGE].drop()
-            else:
+            if not started:
                 await send_error(scope, send, InternalError(f"custom code raised {_shown(error)}"))
+            elif exchange := scope["extensions"].get(EXCHANGE):  # none is left after the answer, as in background tasks
+                exchange.drop()
+
+
+class _Ended(Exception):
+    """The user's code raised what would end the server's event loop."""
+
+
+@contextlib.contextmanager
+def _alive() -> Iterator[None]:
+    """Let no `sys.exit()` of the user's code end more than its request: a task may not end with it."""
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise _Ended(_shown(error)) from error
+
+
+def _contained(app: ASGIApp) -> ASGIApp:
+    """Return an application in which `_alive` holds: middleware runs it in a task of its own."""
+
+    async def contained(scope: Scope, receive: Receive, send: Send) -> None:
+        with _alive():
+            await app(scope, receive, send)
+
+    return contained
+
+
+def _contain_parts(response: Response) -> Response:
+    """Have `_alive` hold for the parts of a stream too, which Starlette sends in a task of its own."""
+    if isinstance(response, StreamingResponse):
+        response.body_iterator = _each(response.body_iterator)
+    return response
+
+
+async def _each(parts: AsyncIterable[Any]) -> AsyncIterator[Any]:
+    with _alive():
+        async for part in parts:
+            yield part
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
@@ -121,15 +160,31 @@ class _Plain:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _body(receive)
         if body is None:
-            return
+            return await _answer_nobody(send)
+        scope["extensions"][EXCHANGE].send_whole()  # as AWS's image: what ends its side has gone
         receive = _again(body, receive)
-        exchange = AsgiExchange(receive, send, scope["http_version"])
+        started = False
+
+        async def note_start(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        exchange = AsgiExchange(receive, note_start, scope["http_version"])
         extensions = {**scope["extensions"], EXCHANGE: exchange}
         inner = {**scope, "headers_by_name": headers_by_name(scope), "extensions": extensions}
         try:
             await self._app(inner, receive, exchange.send)
+            if not started:
+                await _answer_nobody(send)
         finally:
             exchange.close()
+
+
+async def _answer_nobody(send: Send) -> None:
+    """Give middleware an answer to a client that has gone: it takes none for a failure."""
+    await send({"type": "http.response.start", "status": 499, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
 
 
 class _Overrides:
@@ -144,11 +199,18 @@ class _Overrides:
         handler = self._handlers.get((scope["method"], scope["path"]))
         if handler is None or self._model.state in ("loading", "stopping"):
             return await self._app(scope, receive, send)
-        response = await _answer(handler, Request(scope, receive, send))
-        given = {name.lower() for name, _ in response.raw_headers}
+        scope["extensions"][EXCHANGE].send_whole()  # a client that ends its side has gone, as in AWS's image
         own = [(b"x-request-id", scope["request_id"].encode()), *scope.get(SHARED, ())]
-        response.raw_headers += [(name, value) for name, value in own if name not in given]
-        await response(scope, receive, send)
+
+        async def send_with_own(message: Message) -> None:  # the response may be one for all requests
+            if message["type"] == "http.response.start":
+                headers = [*message.get("headers", ())]
+                given = {name.lower() for name, _ in headers}
+                message = {**message, "headers": headers + [header for header in own if header[0] not in given]}
+            await send(message)
+
+        response = await _answer(handler, Request(scope, receive, send))
+        await response(scope, receive, send_with_own)
 
 
 async def _answer(handler: Callable[..., Any], request: Request) -> Response:
@@ -157,7 +219,7 @@ async def _answer(handler: Callable[..., Any], request: Request) -> Response:
         arguments = (request,) if inspect.signature(handler).parameters else ()
         result = await _called(handler, *arguments)
         if isinstance(result, Response):
-            return result
+            return _contain_parts(result)
         dump = getattr(result, "model_dump", None)
         return JSONResponse(dump(mode="json") if callable(dump) else result)
     except exceptions.HTTPException as error:
@@ -171,10 +233,11 @@ async def _answer(handler: Callable[..., Any], request: Request) -> Response:
 
 async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function that may be a coroutine function; a plain one runs on a thread, as FastAPI has it."""
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
-        return await function(*arguments)
-    result = await concurrency.run_in_threadpool(function, *arguments)
-    return await result if inspect.isawaitable(result) else result
+    with _alive():
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+            return await function(*arguments)
+        result = await concurrency.run_in_threadpool(function, *arguments)
+        return await result if inspect.isawaitable(result) else result
 
 
 def _around(pre: Callable[..., Any] | None, post: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -197,13 +260,17 @@ def _around(pre: Callable[..., Any] | None, post: Callable[..., Any] | None) -> 
 def _dispatch(function: Callable[..., Any]) -> Callable[[Request, RequestResponseEndpoint], Any]:
     async def dispatch(request: Request, call_next: RequestResponseEndpoint) -> Response:
         try:
-            response: Response = await function(request, call_next)
+            with _alive():
+                response: Response = await function(request, call_next)
         except exceptions.HTTPException as error:
             return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
-        return response
+        return _contain_parts(response)
 
     return dispatch
 
 
-def _shown(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:500]
+def _shown(error: BaseException) -> str:
+    if isinstance(error, _Ended):
+        return str(error)
+    text = traceback.TracebackException(type(error), error, None)  # it guards against a `__str__` that raises
+    return f"{type(error).__name__}: {text}"[:500].encode(errors="replace").decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -12,17 +13,27 @@ import pytest
 
 from tests.app.server import AppServer, serve
 from tests.formatters_model import write_model
-from tests.servers import http
+from tests.servers import http, post_bytes, wait_for
 
 STANDARDS = "import model_hosting_container_standards.sagemaker as standards\n"
 BODY = {"inputs": "a b", "parameters": {"max_new_tokens": 2}}
 
 HANDLERS = f"""
+import asyncio
 import json
-from fastapi import HTTPException, Request, Response
+import sys
+from fastapi import BackgroundTasks, HTTPException, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 {STANDARDS}
 from model_hosting_container_standards.logging_config import logger
+
+ALWAYS_THIS = Response("this")
+left = []
+
+
+class Silent(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
 
 
 @standards.custom_ping_handler
@@ -54,12 +65,42 @@ async def my_invocations(request: Request):
             return [*url, request.client.host, request.state.seen]
         case "null":
             return None
+        case "exit":
+            sys.exit("of the handler")
+        case "exit amid":
+            async def parts():
+                yield "one"
+                sys.exit("of the stream")
+            return StreamingResponse(parts())
+        case "silent":
+            raise Silent
+        case "same":
+            return ALWAYS_THIS
+        case "wait":
+            while not await request.is_disconnected():
+                await asyncio.sleep(0.02)
+            left.append("wait")
+        case "wait amid":
+            async def parts():
+                yield "one"
+                try:
+                    await asyncio.sleep(100)
+                finally:
+                    left.append("wait amid")
+            return StreamingResponse(parts())
+        case "left":
+            return left
+        case "background":
+            tasks = BackgroundTasks()
+            tasks.add_task(json.loads, "no JSON")
+            return JSONResponse("done", background=tasks)
         case _:
             return body
 """
 
 AROUND = """
 import json
+import sys
 from model_hosting_container_standards.common.fastapi.middleware import custom_middleware
 from model_hosting_container_standards.common.fastapi.middleware import input_formatter, output_formatter
 
@@ -77,6 +118,8 @@ async def before(request):
         body = json.loads(await request.body())
         if body.get("fail") == "before":
             raise ValueError("before")
+        if body.get("fail") == "exit":
+            sys.exit("before")
         body["inputs"] = body.pop("question", body.get("inputs"))
         request._body = json.dumps(body).encode()
 
@@ -132,7 +175,13 @@ def test_answers_are_those_of_fastapi(handlers: AppServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("do", "told"), [("raise", "raised ValueError: as asked"), ("nonsense", "raised TypeError: Object of type object")]
+    ("do", "told"),
+    [
+        ("raise", "raised ValueError: as asked"),
+        ("nonsense", "raised TypeError: Object of type object"),
+        ("exit", "raised SystemExit: of the handler"),
+        ("silent", "raised Silent: <exception str() failed>"),
+    ],
 )
 def test_a_failure_is_that_requests_and_is_named(handlers: AppServer, do: str, told: str) -> None:
     found = handlers.post({"do": do})
@@ -142,10 +191,31 @@ def test_a_failure_is_that_requests_and_is_named(handlers: AppServer, do: str, t
     assert handlers.post({"a": 1}).status_code == 200
 
 
-def test_a_stream_that_breaks_ends_its_connection(handlers: AppServer) -> None:
+@pytest.mark.parametrize("do", ["break", "exit amid"])
+def test_a_stream_that_breaks_ends_its_connection(handlers: AppServer, do: str) -> None:
     with pytest.raises(httpx.RemoteProtocolError):
-        handlers.post({"do": "break"})
+        handlers.post({"do": do})
     assert handlers.post({"a": 1}).status_code == 200
+
+
+def test_a_background_task_that_fails_leaves_the_answer_as_it_is(handlers: AppServer) -> None:
+    assert handlers.post({"do": "background"}).json() == "done"
+    wait_for(lambda: "Expecting value" in handlers.log, 10, "the task's failure")
+    assert "Exception in ASGI application" not in handlers.log
+
+
+def test_one_response_for_all_requests_has_each_requests_own_id(handlers: AppServer) -> None:
+    ids = [handlers.post({"do": "same"}, headers={"x-request-id": id}).headers["x-request-id"] for id in "12"]
+    assert ids == ["1", "2"]
+
+
+@pytest.mark.parametrize("do", ["wait", "wait amid"])
+def test_a_handler_hears_that_its_client_has_gone(handlers: AppServer, do: str) -> None:
+    with socket.create_connection(("127.0.0.1", handlers.port)) as connection:
+        connection.sendall(post_bytes({"do": do}))
+        if do == "wait amid":
+            assert b"one" in connection.recv(1 << 16)
+    wait_for(lambda: do in handlers.post({"do": "left"}).json(), 10, "the handler's end")
 
 
 def test_a_body_is_read_within_the_servers_limits(handlers: AppServer) -> None:
@@ -180,6 +250,29 @@ def test_middleware_that_raises_is_500_with_awss_body(
     found = around.post(body, headers={"x-request-id": id})
     error = "Internal server error in combined_pre_post_process middleware"
     assert (found.status_code, found.json()) == (500, {"error": error, "message": message})
+
+
+def test_middleware_that_exits_ends_its_request_alone(around: AppServer) -> None:
+    found = around.post({"fail": "exit"})
+    assert (found.status_code, found.json()["message"]) == (500, "SystemExit: before")
+    assert around.post(BODY).status_code == 200
+
+
+def test_a_client_that_goes_is_noticed_behind_middleware(tmp_path: Path) -> None:
+    properties = write_model(tmp_path, AROUND)
+    slow = ("-o", "option.echo_tokens_per_second=1")
+    with serve("--engine", "echo", "--properties", str(properties), *slow) as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(post_bytes({"inputs": "a b", "parameters": {"max_new_tokens": 100}}))
+            wait_for(lambda: _num_requests(server) == 1, 10, "the request")
+        wait_for(lambda: _num_requests(server) == 0, 10, "its end")
+        assert server.post({**BODY, "parameters": {"max_new_tokens": 1}}).status_code == 200
+        assert "Traceback" not in server.log
+
+
+def _num_requests(server: AppServer) -> int:
+    found: int = http.get(server.url + "/load").json()["server_load"]
+    return found
 
 
 # -- precedence --------------------------------------------------------------------------------------------------
