@@ -209,7 +209,10 @@ def find_handlers(
 def _check_arguments(kind: str, function: Callable[..., Any] | None) -> None:
     if function is None:
         return
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:  # it is no function, or one of Python's own
+        raise ConfigError(f"custom handler {_name(function)!r} ({kind}): {error}") from None
     needed = [
         one for one in parameters if one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
     ]
@@ -232,6 +235,10 @@ def _load(variable: str, spec: str, home: Path, script: Path) -> Callable[..., A
             value = getattr(value, name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{variable}={spec}: {error}") from None
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's code
+        raise ConfigError(f"{variable}={spec}: {type(error).__name__}: {error}") from error
     if not callable(value):
         raise ConfigError(f"{variable}={spec}: is a {type(value).__name__}, not a function")
     function: Callable[..., Any] = value

@@ -146,6 +146,10 @@ def test_all_problems_of_the_code_are_told_at_once(tmp_path: Path) -> None:
         ("x = 1\n", {"CUSTOM_PRE_PROCESS": "model.py:x"}, "is a int, not a function"),
         ("", {"CUSTOM_FASTAPI_PING_HANDLER": "model:f"}, "has no attribute 'f'"),
         ("", {"CUSTOM_FASTAPI_PING_HANDLER": "nowhere_at_all:f"}, "No module named 'nowhere_at_all'"),
+        ("", {"CUSTOM_PRE_PROCESS": "this_one_exits:f"}, "CUSTOM_PRE_PROCESS=this_one_exits:f: SystemExit: 2"),
+        ("", {"CUSTOM_PRE_PROCESS": ".model:f"}, "CUSTOM_PRE_PROCESS=.model:f: TypeError"),
+        ("custom_sagemaker_ping_handler = 5\n", {}, "custom handler 'int' .ping.: 5 is not a callable"),
+        ("custom_sagemaker_ping_handler = dict\n", {}, "custom handler 'dict' .ping.: no signature found"),
         ("def custom_sagemaker_ping_handler(a, b): pass\n", {}, "takes 2 arguments; it gets the request"),
         ("1 / 0\n", {}, "line 1: ZeroDivisionError"),
         (f"from {AWS}.common.fastapi.middleware import *\n@custom_middleware('x')\ndef f(): ...\n", {}, "line 2"),
@@ -154,6 +158,7 @@ def test_all_problems_of_the_code_are_told_at_once(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_called_stops_the_start(text: str, variables: dict[str, str], told: str, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(text)
+    (tmp_path / "this_one_exits.py").write_text("import sys\nsys.exit(2)\n")
     with pytest.raises(ConfigError, match=told):
         find_handlers(tmp_path, variables, {})
 
