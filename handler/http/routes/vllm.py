@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from handler import __version__
 from handler.config import environment
-from handler.core.errors import AdapterFailed, BadRequest, InvalidPayload, NotFound, ServingError
+from handler.core.errors import BadRequest, InvalidPayload, NotFound, ServingError
 from handler.http.asgi import Endpoint, read_body, send_answer, send_json
 from handler.http.routes.inference import Inference
 from handler.protocols.kernel.http_response import HttpResponse
@@ -101,8 +102,10 @@ class VllmRoutes:
         change = adapters.update if _flag(body, "load_inplace") and there else adapters.register
         try:
             await change(name, src)
-        except AdapterFailed as error:
-            raise AdapterFailed(error.message.replace("src=", "lora_path=", 1)) from None
+        except BadRequest as error:
+            if not error.message.startswith(("src=", "name=")):
+                raise
+            raise type(error)(re.sub("^(src|name)=", lambda found: _NAMES[found[1]], error.message)) from None
         return f"Success: LoRA adapter '{name}' added successfully."
 
     async def _unregister(self, name: str, body: Mapping[str, Any]) -> str:
@@ -110,6 +113,7 @@ class VllmRoutes:
         return f"Success: LoRA adapter '{name}' removed successfully."
 
 
+_NAMES = {"src": "lora_path=", "name": "lora_name="}
 _KNOWN = ("lora_name", "lora_path", "load_inplace", "is_3d_lora_weight", "lora_int_id")
 
 
