@@ -96,6 +96,8 @@ def _reason(output: str, status: int) -> str:
     """Return what is wrong, in one line: pip's last error says most."""
     found = _FAILURE.findall(output)
     said = log_words(found[-1]) if found else f"pip ended with status {status}"
+    if said == "Exception:":  # pip's own traceback follows, whose last line says what it was
+        said = log_words(output.rstrip().rpartition("\n")[2])
     if not _UNREACHABLE.search(output):
         return said
     cure = "build the packages into the image, or put wheels into requirements/"

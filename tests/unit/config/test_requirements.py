@@ -101,6 +101,13 @@ def test_a_broken_file_is_named(model: Path, caplog: pytest.LogCaptureFixture) -
     assert "Invalid requirement: 'this is no requirement'" in caplog.text
 
 
+def test_what_pip_itself_fails_by_is_named(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (model / "requirements.txt").write_bytes(b"\xff\xfe\x00")  # half of UTF-16, which pip does not catch
+    start(model)
+    (record,) = errors(caplog)
+    assert "as in LMI: UnicodeDecodeError: " in record.getMessage()
+
+
 def test_without_a_network_one_line_says_what_to_do(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
