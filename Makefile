@@ -59,7 +59,7 @@ $(VENV)-docs/.installed: pyproject.toml | $(BIN)/uv
 $(VENV)-%/.dev: pyproject.toml | $(BIN)/uv
 	@echo "installing what tests need into $(VENV)-$* ..."
 	python=$$(python$* -c 'import sys; print(sys.executable)' 2>/dev/null || echo "$$(pyenv prefix $*)/bin/python") && \
-		$(BIN)/uv venv --quiet --clear --python "$$python" $(VENV)-$*
+		$(BIN)/uv venv --quiet --clear --seed --python "$$python" $(VENV)-$*
 	$(INSTALL) $(VENV)-$*/bin/python --editable '.[cpu,dev]'
 	@touch $@
 
