@@ -96,8 +96,26 @@ def render() -> dict[Path, str]:
 def _lmi() -> str:
     names = {*SERVER.split(), *(f"option.{name}" for name in LMI.split())}
     names |= {one.key for one in OPTIONS if "trtllm" in one.engines or one.of_java or not one.key.startswith("option.")}
-    rows = ((f"`{name}`", *(answer(name, engine) for engine in ENGINES)) for name in sorted(names))
-    return table(("option", "with vLLM", "with TensorRT-LLM"), rows)
+    return _by_answer("options", ((name, _of_both(name)) for name in sorted(names)))
+
+
+def _of_both(name: str) -> str:
+    with_vllm, with_trtllm = (answer(name, engine) for engine in ENGINES)
+    return with_vllm if with_vllm == with_trtllm else f"vLLM: {with_vllm}. TensorRT-LLM: {with_trtllm}"
+
+
+def _by_answer(what: str, answers: Iterable[tuple[str, str]]) -> str:
+    """Return a table of the names that have each answer: what does something first, then what does nothing."""
+    names: dict[str, list[str]] = {}
+    for name, answered in answers:
+        names.setdefault(answered, []).append(f"`{name}`")
+    rows = sorted(names.items(), key=lambda row: (_rank(row[0]), -len(row[1]), row[0]))
+    return table(("here", what), ((answered, ", ".join(named)) for answered, named in rows))
+
+
+def _rank(answered: str) -> int:
+    kinds = ("supported", "same", "no effect", "refused", "vLLM")
+    return next(place for place, kind in enumerate(kinds) if answered.startswith(kind))
 
 
 def _frequent() -> str:
@@ -117,7 +135,7 @@ def _vllm() -> str:
     passed = textwrap.fill(", ".join(f"`{name}`" for name in sorted(_passed())) + ".", 150)
     return (
         f"The arguments are those of {shipped('vllm').source}, and those that vLLM dropped before. These have an "
-        f"answer of their own:\n\n{table(('argument', 'here'), _answered())}\n"
+        f"answer of their own:\n\n{_by_answer('arguments', _answered())}\n"
         f"These go to vLLM as they are, if the installed release has them:\n{passed}\n"
     )
 
@@ -126,7 +144,7 @@ def _answered() -> Iterator[tuple[str, str]]:
     others = {one.key.removeprefix("option.") for one in FOREIGN if one.engines == ("vllm",)} - set(LMI.split())
     for name in sorted({*shipped("vllm").arguments, *shipped("vllm", "server").arguments, *DROPPED.split(), *others}):
         if name not in _passed():
-            yield f"`{name}`", answer(f"option.{name}", "vllm")
+            yield name, answer(f"option.{name}", "vllm")
 
 
 def _passed() -> set[str]:
