@@ -1,55 +1,138 @@
-"""docs/migrating's table of what changes by LMI's release: every row has its test, which is named here."""
+"""docs/migrating and docs/wire/async.md say where behaviour differs from LMI's: every row has its test, named here.
+
+A row's test is a function, `FILE::NAME`, or a golden file, which tests/unit/protocols/test_golden.py compares.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pytest
+
 from handler.config.lmi_version import VERSIONS
 from tests.docs.pages import ROOT
 
-DOCUMENT = ROOT / "docs" / "migrating" / "README.md"
+_MIGRATING = "docs/migrating/README.md"
+_ASYNC = "docs/wire/async.md"
 
-_LMI = "tests/unit/protocols/lmi/test_versions.py::"
-
+_PROTOCOLS = "tests/unit/protocols/lmi/"
+_VERSIONS = _PROTOCOLS + "test_versions.py::"
 _CONFIG = "tests/unit/config/test_lmi_version.py::"
+_LOADER = "tests/unit/config/test_loader.py::"
+_LMI = "tests/golden/lmi/"
+_LINES = "tests/golden/async/"
+_OWN_BATCH = "tests/app/dialects/test_dynamic.py::test_requests_with_different_parameters_share_a_batch"
+_OWN_FAILURE = _OWN_BATCH + "_and_a_bad_one_fails_alone"
 
-TESTS = {
+CHANGES = {
     "the text of a dynamic batch, where `return_full_text` is absent": (
-        _LMI + "test_a_dynamic_batchs_text_begins_with_its_prompt_since_0_29"
+        _VERSIONS + "test_a_dynamic_batchs_text_begins_with_its_prompt_since_0_29"
     ),
-    "`inputs` in rolling batch, without `do_sample`": _LMI + "test_a_temperature_alone_samples_since_0_32",
+    "`inputs` in rolling batch, without `do_sample`": _VERSIONS + "test_a_temperature_alone_samples_since_0_32",
     "a chat without `max_tokens`": (
-        _LMI + "test_a_chat_without_a_limit_has_30_tokens_before_0_32_and_fills_the_context_since"
+        _VERSIONS + "test_a_chat_without_a_limit_has_30_tokens_before_0_32_and_fills_the_context_since"
     ),
     "a chat without other parameters of sampling": (
         "tests/unit/serving/test_generation.py::test_lmis_chats_heed_it_since_0_32"
     ),
     "`option.async_mode=true`, and LMI's async handlers": _CONFIG + "test_the_schema_of_the_async_mode",
     "neither `option.rolling_batch` nor `batch_size` chooses a mode": _CONFIG + "test_the_schema_of_the_async_mode",
-    "a streamed chat in rolling batch": _LMI + "test_a_chat_streams_json_lines_and_events_since_0_37",
+    "a streamed chat in rolling batch": _VERSIONS + "test_a_chat_streams_json_lines_and_events_since_0_37",
 }
-"""The rows by what changes, and the test that holds each."""
+
+BETTER = {
+    "rolling batch: no `inputs`, or a list of them": _PROTOCOLS + "test_lmi.py::test_a_wrong_payload_is_refused",
+    "a chat's prompt": "tests/model/openvino/test_chat_template.py::test_echos_template",
+    "a stop string ends the answer": _LMI + "outputs_beams.txt",
+    "`best_of` beside `n`": (
+        _PROTOCOLS + "test_lmi.py::test_the_most_probable_sequence_comes_first_and_n_says_how_many"
+    ),
+    "the text of a token since 0.29": (
+        "tests/unit/core/test_sequence.py::test_a_split_character_is_never_shown_in_parts"
+    ),
+    "`top_n_tokens`, tools, reasoning, images in chats": (
+        _VERSIONS + "test_what_later_releases_brought_is_there_in_every_release"
+    ),
+    "a failed request": _LMI + "fails.txt",
+    "a wrong parameter": _OWN_FAILURE,
+    "unequal `parameters` in a dynamic batch": _OWN_FAILURE,
+    "the async mode's counts, reasons of ends, statuses and errors": _LINES + "stream_details_length.txt",
+    "`option.tgi_compat=true` with streamed chats": "tests/app/dialects/test_chat.py::test_tgi_compat_streams_events",
+}
+
+UNNAMED = {
+    "engine where no option names one": _LOADER + "test_engine_choice_without_contradiction",
+    "`option.tensor_parallel_degree`": _LOADER + "test_more_devices_than_the_engine_uses_are_refused",
+    "a degree of 2 on 4 GPUs": "tests/unit/serving/test_replica_places.py::test_devices",
+    "stateful sessions in async mode": "tests/app/test_sessions.py::test_off_by_default",
+    "a name that nobody knows": "tests/unit/config/test_lmi_files.py::test_names_that_nobody_has_get_one_line_together",
+    "images by URL": "tests/app/media/test_refusals.py::test_urls_stay_where_the_options_allow_them",
+    "audio, video": _LOADER + "test_only_images_may_have_a_limit_above_zero",
+    "`model.py`": "tests/unit/plugins/test_loading.py::test_decorated_functions_are_found",
+    "`requirements.txt`": "tests/unit/config/test_requirements.py::test_it_is_installed_before_model_py_is_imported",
+}
+
+ASYNC = {
+    "`finish_reason` of whole answers is null, a stop string, or a token's id": _LINES + "details_stop.txt",
+    "`generated_tokens` of a stream counts one too many": _LINES + "stream_details_length.txt",
+    "with `return_full_text`, `tokens` has the prompt's tokens too": _LINES + "full_text.txt",
+    "`text` is the decoded id, so that a character of several tokens is lost": _LINES + "details.txt",
+    "a step with several tokens shows the first one's id, and one without a token ends the stream with an error": (
+        _LINES + "stream_several_a_step.txt"
+    ),
+    "several choices are mixed in one stream": _LINES + "two_choices.txt",
+    "`inputs` with several prompts answers the first": _LINES + "several_prompts.txt",
+    "a list in `adapters`, or null as `parameters`, is refused": (
+        _PROTOCOLS + "test_async.py::test_the_model_is_lmi_unless_it_has_another_name"
+    ),
+    "`stream` in `parameters` is refused": _LINES + "stream_in_parameters.txt",
+    "`stop_sequences` is dropped": _PROTOCOLS + "test_async.py::test_lmis_names_and_vllms_set_the_same_fields",
+    "LMI's and TGI's names beside `prompt` or `messages` (`max_new_tokens`, `parameters`, …) are dropped": (
+        _PROTOCOLS + "test_async.py::test_lmis_names_are_refused_in_vllms_bodies"
+    ),
+    "a wrong type gets 500, because the message has a line feed": _LINES + "bad_parameter.txt",
+    "an unknown model or a long prompt gets 500 or 424 from 0.34 on": _LINES + "prompt_unknown_model.txt",
+    "a failed call of the engine says `Async Inference Failure`": _LINES + "fails.txt",
+    "a failing stream, or a formatter that raises, leaves the client waiting": _LINES + "stream_fails.txt",
+    "`option.async_mode=true` with `option.rolling_batch=vllm` answers 200 with an error": (
+        "tests/unit/djl/test_startup.py::test_two_modes_at_once_are_refused"
+    ),
+    "TensorRT-LLM's details lack `prefill` and `tokens`, and its tokens an id": _LINES + "prefill.txt",
+}
+
+TABLES = {
+    "changes": (_MIGRATING, "## Behaviour changes", 1, CHANGES),
+    "better": (_MIGRATING, "### Better on purpose", 0, BETTER),
+    "unnamed": (_MIGRATING, "## Differences that no name shows", 0, UNNAMED),
+    "async": (_ASYNC, "## Better on purpose", 0, ASYNC),
+}
+"""Page, heading and column of what each table's rows are about, with their tests."""
 
 
-def rows() -> list[list[str]]:
-    part = DOCUMENT.read_text().partition("<!-- behaviour: begin -->")[2].partition("<!-- behaviour: end -->")[0]
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.strip().splitlines()[2:]]
+def rows(document: str, heading: str) -> list[list[str]]:
+    """Return the rows of a section's last table, without its head."""
+    section = re.split(r"^##+ ", Path(ROOT, document).read_text().partition(f"\n{heading}\n")[2], flags=re.MULTILINE)[0]
+    *_, last = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in last.strip().splitlines()[2:]]
 
 
-def test_every_row_has_its_test() -> None:
-    assert [what for _, what, *_ in rows()] == list(TESTS)
-    for test in TESTS.values():
+@pytest.mark.parametrize("table", TABLES)
+def test_every_row_has_its_test(table: str) -> None:
+    document, heading, column, tests = TABLES[table]
+    assert [row[column] for row in rows(document, heading)] == list(tests)
+    for test in tests.values():
         file, _, name = test.partition("::")
-        assert re.search(rf"^(async )?def {name}\(", Path(ROOT, file).read_text(), re.MULTILINE), test
+        text = Path(ROOT, file).read_text()
+        assert not name or re.search(rf"^ *(async )?def {name}\(", text, re.MULTILINE), test
 
 
-def test_the_rows_stand_in_the_order_of_the_releases() -> None:
-    since = [row[0] for row in rows()]
+def test_the_changes_stand_in_the_order_of_the_releases() -> None:
+    since = [row[0] for row in rows(_MIGRATING, "## Behaviour changes")]
     assert since == sorted(since)
     assert set(since) <= {str(version) for version in VERSIONS}
 
 
 def test_they_stand_first() -> None:
-    headings = re.findall(r"^## (.+)", DOCUMENT.read_text(), re.MULTILINE)
+    headings = re.findall(r"^## (.+)", Path(ROOT, _MIGRATING).read_text(), re.MULTILINE)
     assert headings[0] == "Behaviour changes"

@@ -83,6 +83,11 @@ def test_java_wins_where_it_knows_better(tmp_path: Path) -> None:
     assert read(tmp_path, tensor_parallel_degree=2).tensor_parallel_degree == "1"  # of the command line, not an option
 
 
+def test_two_modes_at_once_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"option\.async_mode=true needs option\.rolling_batch=disable"):
+        read(tmp_path, asynchronous=True, rolling_batch="vllm")
+
+
 def test_in_async_mode_the_number_of_sequences_is_not_the_recommenders(tmp_path: Path) -> None:
     """It says 32 where the user says nothing; the engines' own defaults are better."""
 

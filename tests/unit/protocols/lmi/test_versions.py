@@ -14,6 +14,7 @@ from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.context import Notices, ServerContext
 from handler.protocols.registry import INVOCATIONS
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, answer, value, with_options
+from tests.unit.protocols.openai.requests import TOOLS, saying
 
 BEFORE = ["0.28", "0.29", "0.30", "0.31"]
 SINCE = [str(version) for version in VERSIONS if str(version) not in BEFORE]
@@ -197,3 +198,16 @@ def test_a_dynamic_batchs_stream_has_no_prompt_unless_asked() -> None:
     assert answer("dynamic_batch", body, context=context).body.startswith(b'{"outputs":["Deep"]}')
     body["parameters"] = {"return_full_text": True}
     assert answer("dynamic_batch", body, context=context).body.startswith(b'{"outputs":["hiDeep"]}')
+
+
+@pytest.mark.parametrize("version", [str(version) for version in VERSIONS])
+def test_what_later_releases_brought_is_there_in_every_release(version: str) -> None:
+    context = of(version, replace(CAPABLE, no_media={"image": ""}))
+    assert parse(context, details=True, top_n_tokens=2).requests[0].sampling.top_logprobs == 2
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aQ=="}}
+    asked = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}, image]}]}
+    assert len(INVOCATIONS["lmi"].parse(asked, context).requests[0].media) == 1
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+    ours = of(version, reasoning_parser="qwen3", tool_call_parser="hermes")
+    found = value("lmi", {**CHAT, "tools": TOOLS}, saying(f"<think>Hm.</think>{call}"), ours)["choices"][0]["message"]
+    assert (found["reasoning_content"], found["tool_calls"][0]["function"]["name"]) == ("Hm.", "weather")
