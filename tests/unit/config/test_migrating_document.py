@@ -96,7 +96,7 @@ def render() -> dict[Path, str]:
 def _lmi() -> str:
     names = {*SERVER.split(), *(f"option.{name}" for name in LMI.split())}
     names |= {one.key for one in OPTIONS if "trtllm" in one.engines or one.of_java or not one.key.startswith("option.")}
-    return _by_answer("options", ((name, _of_both(name)) for name in sorted(names)))
+    return _by_answer((name, _of_both(name)) for name in sorted(names))
 
 
 def _of_both(name: str) -> str:
@@ -104,13 +104,13 @@ def _of_both(name: str) -> str:
     return with_vllm if with_vllm == with_trtllm else f"vLLM: {with_vllm}. TensorRT-LLM: {with_trtllm}"
 
 
-def _by_answer(what: str, answers: Iterable[tuple[str, str]]) -> str:
-    """Return a table of the names that have each answer: what does something first, then what does nothing."""
+def _by_answer(answers: Iterable[tuple[str, str]]) -> str:
+    """Return a list of the answers with the names that have each: first what does something, then what does nothing."""
     names: dict[str, list[str]] = {}
     for name, answered in answers:
         names.setdefault(answered, []).append(f"`{name}`")
     rows = sorted(names.items(), key=lambda row: (_rank(row[0]), -len(row[1]), row[0]))
-    return table(("here", what), ((answered, ", ".join(named)) for answered, named in rows))
+    return "".join(f"* **{answered}:** {', '.join(named)}\n" for answered, named in rows)
 
 
 def _rank(answered: str) -> int:
@@ -135,7 +135,7 @@ def _vllm() -> str:
     passed = textwrap.fill(", ".join(f"`{name}`" for name in sorted(_passed())) + ".", 150)
     return (
         f"The arguments are those of {shipped('vllm').source}, and those that vLLM dropped before. These have an "
-        f"answer of their own:\n\n{_by_answer('arguments', _answered())}\n"
+        f"answer of their own:\n\n{_by_answer(_answered())}\n"
         f"These go to vLLM as they are, if the installed release has them:\n{passed}\n"
     )
 
