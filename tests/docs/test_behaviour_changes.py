@@ -38,6 +38,9 @@ CHANGES = {
     ),
     "`option.async_mode=true`, and LMI's async handlers": _CONFIG + "test_the_schema_of_the_async_mode",
     "neither `option.rolling_batch` nor `batch_size` chooses a mode": _CONFIG + "test_the_schema_of_the_async_mode",
+    "the embedding of one text in async mode": (
+        "tests/unit/protocols/tei/test_pooled.py::test_embeddings_of_async_mode_are_lists_since_0_36"
+    ),
     "a streamed chat in rolling batch": _VERSIONS + "test_a_chat_streams_json_lines_and_events_since_0_37",
 }
 

@@ -1,7 +1,8 @@
 """LMI's embeddings at /invocations: the vector of one text, or those of a list.
 
 Source: docs.djl.ai, "LMI Text Embedding User Guide". Hugging Face's container for SageMaker has TEI's bodies there: one
-with a field of TEI's own gets TEI's answer, as /embed does. Where a list is sent, both answers are the same.
+with a field of TEI's own gets TEI's answer, as /embed does. Where a list is sent, both answers are the same. LMI's
+async mode, which embeds texts since LMI v25, always answers with a list of vectors.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.reply import VectorReply, json_of
 from handler.protocols.kernel.schema.shapes import Shape
 from handler.protocols.lmi.body import read_parameters_field
-from handler.protocols.lmi.errors import EmbeddingErrors
+from handler.protocols.lmi.errors import AsyncErrors, EmbeddingErrors
 from handler.protocols.tei.request import EMBED, TeiEmbed
 
 _TEI = TeiEmbed()
+_ASYNC_ERRORS = AsyncErrors()
+_ASYNC_SINCE = (0, 36)  # LMI v25. Its releases with DJL Serving 0.36 before that embed nothing in async mode.
 
 
 class LmiEmbedding(TeiEmbed):
@@ -46,11 +49,18 @@ class LmiEmbedding(TeiEmbed):
         inputs = body.get("inputs")
         requests = self.requests(inputs, body["parameters"], context)
         alone = len(requests) == 1 and not (isinstance(inputs, list) and isinstance(inputs[0], str | list))
-        reply = VectorReply(len(requests), lambda vectors, _: vectors[0] if alone else vectors, json_of)
-        return ParsedRequest(requests, reply, self.errors)
+        bare = alone and not _is_async(context)
+        reply = VectorReply(len(requests), lambda vectors, _: vectors[0] if bare else vectors, json_of)
+        return ParsedRequest(requests, reply, self.errors_of(body, context))
 
     def errors_of(self, body: Any, context: ServerContext) -> ErrorFormat:
-        return _TEI.errors if _is_of_tei(body) else self.errors
+        if _is_of_tei(body):
+            return _TEI.errors
+        return _ASYNC_ERRORS if _is_async(context) else self.errors
+
+
+def _is_async(context: ServerContext) -> bool:
+    return context.config.async_schema and context.config.lmi_version >= _ASYNC_SINCE
 
 
 def _is_of_tei(body: Any) -> bool:

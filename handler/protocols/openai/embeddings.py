@@ -70,7 +70,7 @@ class OpenAiEmbeddings(Dialect):
         requests = embedding_requests(
             texts,
             "input",
-            Pooling("embed", others.get("dimensions"), others.get("normalize", True)),
+            Pooling("embed", others.get("dimensions"), others.get("normalize", context.config.normalize)),
             context,
             truncation=vllm_truncation(others),
             adapter=adapter,

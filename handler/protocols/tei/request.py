@@ -159,7 +159,7 @@ class TeiEmbed(Tei):
         if (name := others.get("prompt_name")) is not None:
             start = check_prompt_name(name, context)
             texts = [start + text if isinstance(text, str) else text for text in texts]
-        pooling = Pooling("embed", others.get("dimensions"), others.get("normalize", True))
+        pooling = Pooling("embed", others.get("dimensions"), others.get("normalize", context.config.normalize))
         return embedding_requests(texts, "inputs", pooling, context, truncation=truncation)
 
 

@@ -134,7 +134,7 @@ ROWS = (
         "reuse of prompts' beginnings",
         {"enable_prefix_caching": False, "vllm.enable_prefix_caching": False},
     ),
-    Row("normalize", "False", _NOTE, warning="the model's sentence-transformers files say it"),
+    Row("normalize", "False", "vectors as the model computes them, not of length 1", {"normalize": False}),
     Row("option.device_map", "auto", "`auto` asks for nothing; other values are refused"),
     Row("batch_size", "8", "dynamic batching of so many requests", {"batch_size": 8, "rolling_batch": "disable"}),
     Row("option.enable_chunked_prefill", "true", "long prompts in parts", {"vllm.enable_chunked_prefill": True}),

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from handler.config.lmi_version import VERSIONS, LmiVersion
 from handler.core.values import Pooling, Truncation
 from handler.protocols.kernel.context import ServerContext
-from tests.unit.protocols.answers import DIALECTS, VOCABULARY, answer, with_options
+from tests.unit.protocols.answers import DIALECTS, VECTORS, VOCABULARY, answer, with_options
 
 CONTEXT = ServerContext("echo", vocabulary=VOCABULARY, prompts={"query": "query: "}, most_tokens=lambda: 512)
 PAIR = {"query": "a", "texts": ["b", "c"]}
@@ -57,6 +58,38 @@ def test_what_the_engine_is_asked_for(dialect: str, body: dict[str, Any], fields
     for name, wanted in fields.items():
         found = [getattr(request, name) for request in requests]
         assert found == (wanted if isinstance(wanted, list) else [wanted] * len(found))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "own"),
+    [
+        ("lmi_embedding", {"inputs": "a"}, {"parameters": {"normalize": True}}),
+        ("tei_embed", {"inputs": "a"}, {"normalize": True}),
+        ("openai_embeddings", {"input": "a"}, {"use_activation": True}),
+    ],
+)
+def test_option_normalize_is_for_requests_that_do_not_say(
+    dialect: str, body: dict[str, Any], own: dict[str, Any]
+) -> None:
+    context = with_options(CONTEXT, normalize=False)
+    (request,) = DIALECTS[dialect].parse(body, context).requests
+    assert request.pooling == Pooling("embed", normalize=False)
+    (request,) = DIALECTS[dialect].parse({**body, **own}, context).requests
+    assert request.pooling == Pooling("embed")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_embeddings_of_async_mode_are_lists_since_0_36(version: LmiVersion) -> None:
+    context = with_options(CONTEXT, lmi_version=version, async_mode=True)
+    since = version >= (0, 36)
+    for body, of_release in (("a", [VECTORS["embed"][0]] if since else VECTORS["embed"][0]), (["a"], None)):
+        found = answer("lmi_embedding", {"inputs": body}, context=context)
+        assert json.loads(found.body) == (of_release or [VECTORS["embed"][0]])
+    refused = answer("lmi_embedding", {"inputs": 1}, context=context)
+    assert refused.status == 424
+    assert json.loads(refused.body)["error"].startswith("Input parsing failed: ") is since
+    other = with_options(context, async_mode=False)
+    assert json.loads(answer("lmi_embedding", {"inputs": "a"}, context=other).body) == VECTORS["embed"][0]
 
 
 REFUSED: list[tuple[str, Any, str]] = [
