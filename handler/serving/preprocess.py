@@ -220,13 +220,15 @@ class Preprocessor:
         """
         if body.session_call:
             return answer_call(self._sessions, body.session_call, headers, self.dialect.errors)
-        call = (dialect or self.dialect).parse(body.value, self.context)
+        adapter = self._adapter(headers)
+        context = self.context if adapter is None else replace(self.context, adapter=adapter)
+        call = (dialect or self.dialect).parse(body.value, context)
         if call.take_prompt is None:  # every model has a prompt's tokens
             for request in call.requests:
                 check_task(request, self.context.task)
         if call.streams and self._whole:
             raise InvalidPayload("'stream': DJL's dynamic batches are answered whole; streams need rolling batch")
-        if (adapter := self._adapter(headers)) is not None:
+        if adapter is not None:
             call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
         if (session := session_of(self._sessions, headers)) is not None:
             call = call._replace(requests=[request._replace(session=session.id) for request in call.requests])

@@ -69,6 +69,7 @@ class ServerContext:
         limits: Sampling field -> the largest value that the engine takes.
         no_adapters: why the engine serves no LoRA adapters; "" where it does.
         adapters: the registered adapters; thread-safe.
+        adapter: the one that this request's headers name; the body may name no other.
         sampling_defaults: Sampling fields for a request that has `do_sample` true and no value of its own.
         generation: the model's defaults, for dialects that read parameters by `read_sampled`.
         vocabulary: the tokens that ids stand for; None where each prompt brings its own vocabulary.
@@ -94,6 +95,7 @@ class ServerContext:
     limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = "it has none"
     adapters: AdapterLookup = field(default_factory=NoAdapters)
+    adapter: Adapter | None = None
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     generation: GenerationDefaults = NO_DEFAULTS
     vocabulary: Vocabulary | None = None

@@ -23,7 +23,7 @@ from handler.protocols.kernel.parameters import (
     Table,
     read_sampled,
 )
-from handler.protocols.kernel.readers.adapters import ADAPTERS, merge_adapters, read_adapters
+from handler.protocols.kernel.readers.adapters import ADAPTERS, read_adapters
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.values import integer
 from handler.protocols.kernel.schema.shapes import FLAG, NULL, Shape, nullable
@@ -84,10 +84,9 @@ _KNOWN = TABLE.parameters.keys() | REQUEST_NAMES.keys()
 
 
 def read_served(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-    """Read the name for the answer, and the LoRA adapter that `adapters` or `model` name; both show the adapter."""
+    """Read the name for the answer, and the LoRA adapter that `adapters` or `model` name; the first beats `model`."""
     (named,) = read_adapters(body, 1, context)
-    name, adapter = read_model(body, context, served_name(context.config))
-    return name if named is None else named.name, merge_adapters(named, adapter, "model")
+    return read_model(body, context, served_name(context.config), named)
 
 
 def served_name(config: Config) -> str:

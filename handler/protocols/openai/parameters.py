@@ -11,6 +11,7 @@ from handler.core.values import Adapter, StructuredOutput
 from handler.protocols.assistant import template
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import MAX_TOP_TOKENS, PARAMETERS, Parameter, Table, named, unsupported
+from handler.protocols.kernel.readers.adapters import merge_adapters
 from handler.protocols.kernel.readers.structured_output import (
     choice,
     grammar,
@@ -153,7 +154,7 @@ HARMLESS = frozenset(
 )  # fmt: skip
 """Names that clients of OpenAI, vLLM or TGI send and that change no answer: listed in a header, never refused."""
 
-_UNNAMED = ("", "tgi", "dummy")  # names that clients of TGI send by default
+_UNNAMED = ("tgi", "dummy")  # names that clients of TGI send by default
 _ADDRESS = re.compile("https?://[^/]", re.IGNORECASE)
 """@huggingface/inference sends the server's address when it was given no model."""
 
@@ -164,34 +165,52 @@ MODEL: Mapping[str, Shape] = {
 """What `read_model` reads."""
 
 
-def read_model(body: Mapping[str, Any], context: ServerContext, own: str = "") -> tuple[str, Adapter | None]:
+def read_model(
+    body: Mapping[str, Any], context: ServerContext, own: str = "", adapter: Adapter | None = None
+) -> tuple[str, Adapter | None]:
     """Read `model`: the name in the answer, and the adapter of that name. An http address is the model itself.
 
     Args:
         own: the model's name in answers to bodies that name none; "" for the first of `context.model_names`.
+        adapter: the one that the request names elsewhere, which replaces `model`; None for that of the headers.
 
     Raises:
         ModelNotFound: neither the model nor an adapter has that name.
+        InvalidPayload: `model` names another adapter than the request does elsewhere.
     """
     own = own or context.model_names[0]
     names = (own, *context.model_names)
+    name = _read_name(body)
+    if adapter := adapter or context.adapter:
+        return adapter.name, merge_adapters(adapter, _find(name, context), "model")
+    if not name:
+        return own, None
+    if name in _UNNAMED or name in names:
+        return name, None
+    if _ADDRESS.match(name):
+        return own, None
+    adapter = _find(name, context)
+    if adapter is None and "*" not in names:
+        raise ModelNotFound(name[:200], served=(*names, *context.adapters.names()))
+    return name, adapter
+
+
+def _read_name(body: Mapping[str, Any]) -> str:
+    """Read the text of `model`; "" where it is absent."""
     given = body.get("model")
     if given is None or given == "":
-        return own, None
+        return ""
     try:
         name = string(given)
     except ValueError as error:
         raise InvalidParameter(f"model: {error}") from None
     if len(name) > MAX_NAME:  # each chunk repeats it
         raise InvalidParameter(f"model: has {len(name)} characters; at most {MAX_NAME}")
-    if name in _UNNAMED or name in names:
-        return name, None
-    if _ADDRESS.match(name):
-        return own, None
-    adapter = None if context.no_adapters else context.adapters.find(name)
-    if adapter is None and "*" not in names:
-        raise ModelNotFound(name[:200], served=(*names, *context.adapters.names()))
-    return name, adapter
+    return name
+
+
+def _find(name: str, context: ServerContext) -> Adapter | None:
+    return None if context.no_adapters else context.adapters.find(name)
 
 
 def harmless(body: Mapping[str, Any], read: Collection[str] = ()) -> list[str]:

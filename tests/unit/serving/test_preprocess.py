@@ -14,12 +14,23 @@ from handler.config.config import Config
 from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong, ServingError
 from handler.core.media import MediaTokens
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import PLAIN_TEMPLATE, Adapter, Pooling, Request, Sampling, TemplateOptions, Truncation
+from handler.core.values import (
+    PLAIN_TEMPLATE,
+    Adapter,
+    Delta,
+    Finish,
+    Pooling,
+    Request,
+    Sampling,
+    TemplateOptions,
+    Token,
+    Truncation,
+)
 from handler.engines.base import EngineInfo
 from handler.engines.echo.tokenizer import EchoTokenizer
 from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.registry import INVOCATIONS
+from handler.protocols.registry import INVOCATIONS, ROUTES
 from handler.serving.large_bodies import LONG, is_long
 from handler.serving.preprocess import MAX_LOGITS, Preprocessor, request_id
 
@@ -91,6 +102,37 @@ def test_a_header_names_the_adapter(name: str) -> None:
     assert adapters({"inputs": ["a", "b"]}, {name: "two"}, "dynamic_batch") == ["two", "two"]
 
 
+BODIES: dict[str, list[dict[str, Any]]] = {
+    "lmi_async": [{"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}],
+    "lmi": [{"messages": [{"role": "user", "content": "a"}]}, {"inputs": "a"}],
+    "/v1/completions": [{"prompt": "a"}],
+    "/v1/chat/completions": [{"messages": [{"role": "user", "content": "a"}]}],
+}
+
+
+@pytest.mark.parametrize(("schema", "body"), [(schema, body) for schema, bodies in BODIES.items() for body in bodies])
+@pytest.mark.parametrize("model", [{}, {"model": "model"}, {"model": "one"}, {"model": "other"}])
+def test_the_adapter_of_a_header_is_the_answers_model(schema: str, body: dict[str, Any], model: dict[str, str]) -> None:
+    """LMI puts it in the place of the body's `model`, whatever that says."""
+    dialect = {**INVOCATIONS, **ROUTES}[schema]
+    made = Preprocessor(dialect, CONTEXT, Letters(BIG), lambda: EngineInfo("able", "1", "none", "none", 1000))
+    for headers in ({IDENTIFIER: "one"}, {"adapter": "one"}):
+        parsed = parse(made, json.dumps({**body, **model}).encode(), headers)
+        (request,) = parsed.requests
+        assert request.adapter == Adapters.one
+        reply = parsed.as_openai() if parsed.as_openai is not None else parsed.reply
+        reply.start(0, 1)
+        answer = reply.feed(0, Delta(0, 0, [Token(0, "a", -0.5, False)], Finish.LENGTH))
+        assert json.loads(answer)["model"] == "one"
+
+
+@pytest.mark.parametrize("schema", ["lmi_async", "lmi"])
+def test_a_model_that_is_another_adapter_contradicts_the_header(schema: str) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "model": "two"}
+    with pytest.raises(InvalidPayload, match=r"^model: 'two' contradicts the adapter 'one'$"):
+        adapters(body, {IDENTIFIER: "one"}, schema)
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "wanted"),
     [
@@ -102,7 +144,11 @@ def test_a_header_names_the_adapter(name: str) -> None:
         ),
         ({}, {IDENTIFIER: "one", "adapter": "two"}, "header adapter: 'two' contradicts the adapter 'one'"),
         ({"adapters": "two"}, {IDENTIFIER: "one"}, "the body: 'two' contradicts the adapter 'one'"),
-        ({"parameters": {"lora_task_id": 2}}, {"adapter": "one"}, "the body: 'two' contradicts the adapter 'one'"),
+        (
+            {"parameters": {"lora_task_id": 2}},
+            {"adapter": "one"},
+            "parameters.lora_task_id: 'two' contradicts the adapter 'one'",
+        ),
     ],
 )
 def test_what_no_adapter_has_or_another_place_denies_is_refused(

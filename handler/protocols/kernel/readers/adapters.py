@@ -61,18 +61,20 @@ ADAPTERS: Mapping[str, Shape] = {
 def read_adapters(body: Mapping[str, Any], num_prompts: int, context: ServerContext) -> Sequence[Adapter | None]:
     """Read a body's `adapters`, one for each prompt: a name for all of them, or a list of as many (LMI).
 
+    Without it the adapter is that of the headers.
+
     Raises:
-        InvalidPayload: no such adapter, or a list of another length.
+        InvalidPayload: no such adapter, another one than the headers', or a list of another length.
     """
     given = body.get("adapters")
     if given in (None, "", []):
-        return [None] * num_prompts
+        return [context.adapter] * num_prompts
     names = given if isinstance(given, list) else [given] * num_prompts
     if len(names) != num_prompts:
         raise InvalidPayload(
             f"'adapters' names {len(names)} for {num_prompts} prompts; it must be one name, or as many"
         )
-    return [_adapter(name, context) for name in names]
+    return [merge_adapters(context.adapter, _adapter(name, context), "the body") for name in names]
 
 
 def _adapter(name: Any, context: ServerContext) -> Adapter | None:

@@ -175,8 +175,13 @@ def test_answers_have_the_models_name() -> None:
     named = with_options(CAPABLE, served_model_name=("abc",))
     assert value("lmi_async", {"prompt": "a"})["model"] == "lmi"
     assert value("lmi_async", {"prompt": "a"}, context=named)["model"] == "abc"
-    for body in ({"adapters": "one"}, {"adapters": "one", "model": "lmi"}, {"model": "one"}):
-        assert value("lmi_async", {"prompt": "a", **body}, context=WITH_ADAPTERS)["model"] == "one"
+    for body in (
+        {"adapters": "one"},
+        {"adapters": "one", "model": "lmi"},
+        {"adapters": "one", "model": "other"},  # LMI replaces it
+        {"model": "one"},
+    ):
+        assert value("lmi_async", {"prompt": "a", **body}, context=WITH_ADAPTERS).get("model") == "one", body
 
 
 def test_no_error_has_a_line_feed_in_a_status() -> None:
