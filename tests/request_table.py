@@ -324,7 +324,8 @@ DYNAMIC_STREAM = (
     *GENERATION,
     ask("failing: amid the answer", " a b", "a b <raise>"),
     ask("list of one", " a a a a a", ["a"]),
-    refuse("list", "'inputs' must be one string", ["a", "b"]),
+    ask("list", " a a a a a| b c b c b", ["a", "b c"]),
+    ask("failing: one of a list", " a| b", ["a", "b <raise>"]),
     send("malformed", 424, "not valid JSON", b'{"inputs": "a'),
     send("unknown names", 200, " a b a", {**_ASK, "x": 1}),
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.framing import JSON_TEXTS, JSONLINES, SLOT, template
+from handler.core.framing import JSONLINES, SLOT, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
 from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
@@ -70,9 +71,7 @@ class DynamicBatch(Dialect):
         if requests[0].sampling.num_sequences > 1:
             raise InvalidParameter("parameters.n, best_of and num_beams must be 1: an answer holds one text a prompt")
         if context.config.enable_streaming:
-            if len(requests) > 1:
-                raise InvalidPayload("'inputs' must be one string with option.enable_streaming=true")
-            return ParsedRequest(requests, BatchStream(requests[0]), self.errors, ignored, streams=True)
+            return ParsedRequest(requests, BatchStream(requests), self.errors, ignored, streams=True)
         return ParsedRequest(requests, BatchDocument(requests), self.errors, ignored)
 
 
@@ -109,14 +108,37 @@ _LINE = template(JSONLINES.encode(_line))
 
 
 class BatchStream(TokenStream):
-    def __init__(self, request: Request) -> None:
-        super().__init__(DynamicBatch.errors, JSONLINES)
-        self._before = request.prompt if request.full_text else ""
+    """A line a step, with the next token of each prompt: "" of one that has ended.
+
+    Prompts need not advance together, so that a token waits for those of its line.
+    """
+
+    def __init__(self, requests: list[Request]) -> None:
+        super().__init__(DynamicBatch.errors, JSONLINES, len(requests))
+        self._befores = [request.prompt if request.full_text else "" for request in requests]
+        self._waiting: list[deque[str]] = [deque() for _ in requests]
+        self._ended = [False] * len(requests)
 
     def _token(self, place: int, token: Token) -> bytes:
-        text, self._before = self._before + token.text, ""
-        self._events[place] = _LINE
-        return _LINE % JSON_TEXTS[text]
+        self._put(place, token)
+        if len(self._events) == 1:
+            self._events[0] = _LINE
+        return self._lines()
 
     def _last(self, place: int, token: Token, finish: Finish) -> bytes:
-        return b"" if token is NO_TOKEN else self._token(place, token)
+        if token is not NO_TOKEN:
+            self._put(place, token)
+        self._ended[place] = True
+        return self._lines()
+
+    def _put(self, place: int, token: Token) -> None:
+        before, self._befores[place] = self._befores[place], ""
+        self._waiting[place].append(before + token.text)
+
+    def _lines(self) -> bytes:
+        """Take the lines for which every prompt has its token, or has ended."""
+        lines = []
+        while any(self._waiting) and all(map(any, zip(self._waiting, self._ended, strict=True))):
+            line: BatchLine = {"outputs": [texts.popleft() if texts else "" for texts in self._waiting]}
+            lines.append(JSONLINES.encode(line))
+        return b"".join(lines)

@@ -59,7 +59,13 @@ def test_streaming_lines() -> None:
         found = server.post({"inputs": "a b", "parameters": {"max_new_tokens": 3}})
         assert found.headers["content-type"] == "application/jsonlines"
         assert found.text == '{"outputs":[" a"]}\n{"outputs":[" b"]}\n{"outputs":[" a"]}\n'
-        assert server.post({"inputs": ["a", "b"]}).status_code == 424
+
+
+def test_a_list_streams_a_line_a_step_with_the_next_token_of_each_prompt() -> None:
+    with serve(*DYNAMIC, "-o", "option.enable_streaming=true") as server:
+        found = server.post({"inputs": ["a b", "c", "d"], "parameters": {"max_new_tokens": 2}})
+        assert found.headers["content-type"] == "application/jsonlines"
+        assert found.text == '{"outputs":[" a"," c"," d"]}\n{"outputs":[" b"," c"," d"]}\n'
 
 
 def gate(size: int = 2, delay: float = 0.05, max_queued: int = 10) -> DynamicBatcher:

@@ -223,6 +223,8 @@ def said(answer: Answer) -> str:
         return str(found[0]["generated_text"])
     if isinstance(found[0].get("text_output"), list):
         return "|".join(found[0]["text_output"])
+    if isinstance(found[0].get("outputs"), list):
+        return "|".join(map("".join, zip(*(value["outputs"] for value in found if "outputs" in value), strict=True)))
     return "".join(_piece(value) for value in found)
 
 
@@ -232,8 +234,6 @@ def _choice(choice: dict[str, Any]) -> str:
 
 
 def _piece(value: dict[str, Any]) -> str:
-    if "outputs" in value:
-        return str(value["outputs"][0])
     if "choices" in value:
         return "".join(_choice(choice) for choice in value["choices"])
     if "text_output" in value:

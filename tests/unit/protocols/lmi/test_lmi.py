@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.values import Delta, Finish, Request, Sampling
+from handler.core.values import Delta, Finish, Request, Sampling, Token
 from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.parameters import PARAMETERS
 from handler.protocols.kernel.readers.body import decode
+from handler.protocols.lmi.dynamic_batch import DynamicBatch
 from handler.protocols.registry import INVOCATIONS
 from tests.unit.protocols.answers import CONTEXT, answer, deltas, value, with_options
 
@@ -390,3 +391,25 @@ def test_a_dynamic_stream_may_end_without_a_token() -> None:
     script = [*deltas()[:1], Delta(1, 0, (), Finish.LENGTH)]
     found = answer("dynamic_batch", {"inputs": "a"}, script, with_options(CONTEXT, enable_streaming=True))
     assert found.body == b'{"outputs":["Deep"]}\n'
+
+
+def test_a_dynamic_streams_lines_wait_for_the_slowest_prompt_and_leave_out_none() -> None:
+    context = with_options(CONTEXT, enable_streaming=True)
+    reply = DynamicBatch().parse({"inputs": ["a", "b"]}, context).reply
+    one, two, three = (Token(id, text, 0.0, False) for id, text in enumerate("123"))
+    for index in range(2):
+        reply.start(index, 1)
+    assert reply.feed(0, Delta(1, 0, (one, two))) == b""
+    assert reply.feed(1, Delta(2, 0, (three,))) == b'{"outputs":["1","3"]}\n'
+    assert reply.feed(1, Delta(2, 0, (), Finish.STOP)) == b'{"outputs":["2",""]}\n'
+    assert reply.feed(0, Delta(1, 0, (three,))) == b'{"outputs":["3",""]}\n'
+    assert not reply.finished
+    assert reply.feed(0, Delta(1, 0, (one,), Finish.LENGTH)) == b'{"outputs":["1",""]}\n'
+    assert reply.finished
+
+
+def test_each_text_of_a_dynamic_stream_begins_with_its_prompt_where_asked() -> None:
+    context = with_options(CONTEXT, enable_streaming=True)
+    body = {"inputs": ["a", "b"], "parameters": {"return_full_text": True}}
+    found = answer("dynamic_batch", body, None, context)
+    assert found.body.startswith(b'{"outputs":["aDeep","bDeep"]}\n')
