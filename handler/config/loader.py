@@ -116,7 +116,7 @@ def read_config(
         directory=properties.absolute().parent if properties else None,
         origins={key: setting.origin for key, (_, setting) in chosen.items()},
     )
-    config = replace(config, warnings=(*config.warnings, *_lost_in_the_mode(config, java=java)))
+    config = replace(config, warnings=(*config.warnings, *_lost_in_the_mode(config, java=java), *_coarser(config)))
     problems += _contradictions(config, {problem.name for problem in problems})
     origins = (item.where if isinstance(item, Problem) else item.origin for item in found if not isinstance(item, Note))
     places = {origin: place for place, origin in enumerate(origins)}
@@ -232,7 +232,7 @@ def _without_effect(
                 problems.append(_wrong_value(option, setting, refusal))
                 continue
         else:
-            if setting.value.strip() in option.harmless:
+            if setting.value.strip().lower() in option.harmless:
                 continue
             options = [option] if option.argument else KNOWN[option.key]
             refusals = [refusal for one in options if (refusal := _refusal(one, setting))]
@@ -259,6 +259,17 @@ def _lost_in_the_mode(config: Config, *, java: bool) -> Iterator[str]:
         yield _lost("option.tgi_compat", config)
     if config.output_formatter in ("json", "jsonlines", "sse"):  # else a formatter of the user's
         yield _lost("option.output_formatter", config)
+
+
+def _coarser(config: Config) -> Iterator[str]:
+    """Say what becomes of LMI's 8 bits: it gives vLLM the name bitsandbytes alone, which means 4."""
+    options = config.engine_options
+    key = "option.load_in_8bit" if options.get("load_in_8bit") else "option.quantize"
+    if options.get("load_in_8bit") or options.get("quantization") == "bitsandbytes8":
+        yield (
+            f"{key} ({config.where(key)}): vLLM's bitsandbytes has 4 bits, unless the checkpoint has 8; "
+            "option.quantize=fp8 has 8"
+        )
 
 
 def _lost(key: str, config: Config) -> str:

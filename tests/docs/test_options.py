@@ -17,7 +17,7 @@ EXCEPTIONS = {
     "option.cluster_size": "LMI's, as an example of a refused one",
     "option.draft_model_id": "LMI's, as an example of a refused one",
     **dict.fromkeys(
-        ("option.sessions_s3url", "option.load_in_8bit", "option.load_in_4bit", "option.max_draft_len"),
+        ("option.sessions_s3url",),
         "LMI's, named as refused",
     ),
     "option.max_model_length": "misspelt, to show the message",

@@ -15,6 +15,19 @@ def load_format(text: str) -> str:
     return string(text)
 
 
+def _quantization(text: str) -> str:
+    """Parse a quantization, also by LMI's names; an installed vLLM checks its own."""
+    if text == "marlin":
+        raise ValueError(
+            "vLLM reads no checkpoints in Marlin's own format any more; serve a GPTQ or AWQ one, and leave it out: "
+            "vLLM chooses the kernel"
+        )
+    return text if text in BITSANDBYTES.values() else choice("vllm", "quantization")(text)
+
+
+BITSANDBYTES = {"load_in_4bit": "bitsandbytes4", "load_in_8bit": "bitsandbytes8"}
+"""LMI's options for bitsandbytes, and what each is as a value of option.quantize."""
+
 VLLM = (
     Option("option.guided_decoding", "guided_decoding", boolean, True, "accept structured output (schemas, expressions, grammars) from clients; each is checked in a process of its own before the engine gets it (documents: vllm)", engines=_VLLM),
     Option("option.gpu_memory_utilization", "gpu_memory_utilization", number(0.01, 1), None, "share of a GPU's memory that weights and KV cache may take (vLLM: 0.9 or so)", engines=_VLLM),
@@ -24,7 +37,9 @@ VLLM = (
     Option("option.block_size", "block_size", integer(1), None, "tokens in a block of the KV cache", engines=_VLLM),
     Option("option.max_logprobs", "max_logprobs", integer(-1), -1, "largest number of alternatives to a token; -1: no limit", engines=_VLLM),
     Option("option.tokenizer_mode", "tokenizer_mode", one_of("auto", "hf", "mistral"), None, "vLLM's own tokenizer, which reads bad_sequences and structured output; mistral: Mistral's own (tekken.json), for prompts and chats too", engines=_VLLM),
-    Option("option.quantize", "quantization", choice("vllm", "quantization"), None, "quantization, if the checkpoint does not name it: awq, gptq, fp8, bitsandbytes, ...", ("option.quantization",), engines=_VLLM),
+    Option("option.quantize", "quantization", _quantization, None, "quantization, if the checkpoint does not name it: awq, gptq, fp8, bitsandbytes, ...", ("option.quantization",), engines=_VLLM),
+    Option("option.load_in_4bit", "load_in_4bit", boolean, None, "option.quantize=bitsandbytes, by LMI's name", engines=_VLLM, harmless=("false",)),
+    Option("option.load_in_8bit", "load_in_8bit", boolean, None, "the same, which vLLM computes in 4 bits unless the checkpoint has 8", engines=_VLLM, harmless=("false",)),
     Option("option.cpu_offload_gb_per_gpu", "cpu_offload_gb", number(0), None, "GiB of weights kept in the host's memory, for each GPU", ("option.cpu_offload_gb",), engines=_VLLM),
     Option("option.disable_sliding_window", "disable_sliding_window", boolean, None, "attend to the whole context, also with a sliding-window model", engines=_VLLM),
     Option("option.disable_custom_all_reduce", "disable_custom_all_reduce", boolean, None, "use NCCL between GPUs", engines=_VLLM),

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from handler.config import generation_config
 from handler.config.gpus import spread
+from handler.config.options.vllm import BITSANDBYTES
 from handler.core.errors import ConfigError, Problems
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.checkpoint import TORCH_DTYPES
@@ -18,7 +19,7 @@ _LORA = ("max_loras", "max_cpu_loras", "max_lora_rank")
 _OWN = frozenset((
     "engine_args", "guided_decoding", "guided_decoding_backend", "guide_timeout", "speculative_draft_model",
     "num_speculative_tokens", "draft_model_tp_size", "revision", "lmcache_config_file", "lmcache_auto_config",
-    "chat_template_content_format", *_LORA,
+    "chat_template_content_format", "load_in_4bit", "load_in_8bit", *_LORA,
 ))  # fmt: skip
 """Options that are not arguments themselves; the others have the argument's name."""
 
@@ -77,6 +78,8 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
     if "guided_decoding_backend" in options:
         arguments["structured_outputs_config"] = {"backend": options["guided_decoding_backend"]}
     with problems:
+        arguments |= _bitsandbytes(options)
+    with problems:
         arguments |= lmcache.arguments(config)
     with problems:
         arguments |= _speculation(options)
@@ -86,6 +89,17 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
         _check_reasoning(arguments)
     problems.check()
     return arguments
+
+
+def _bitsandbytes(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Make vLLM's quantization of LMI's names for bitsandbytes."""
+    given = options.get("quantization")
+    named = [name for name in BITSANDBYTES if options.get(name)]
+    if len(named) > 1:
+        raise ConfigError(f"{' and '.join(f'option.{name}' for name in named)} contradict each other")
+    if named and given not in (None, "bitsandbytes", BITSANDBYTES[named[0]]):
+        raise ConfigError(f"option.{named[0]} and option.quantize={given} contradict each other")
+    return {"quantization": "bitsandbytes"} if named or given in BITSANDBYTES.values() else {}
 
 
 def _speculation(options: Mapping[str, Any]) -> dict[str, Any]:

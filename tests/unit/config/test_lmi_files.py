@@ -142,6 +142,31 @@ def test_echo_refuses_what_the_engine_would_refuse(line: str) -> None:
     assert read(line, engine="echo").problems
 
 
+@pytest.mark.parametrize("line", ["option.load_in_8bit=TRUE", "option.quantize=bitsandbytes8"])
+def test_8_bits_of_bitsandbytes_are_4_in_vllm_as_the_log_says(line: str) -> None:
+    (warning,) = config(line).warnings
+    assert warning.startswith(f"{line.partition('=')[0]} (-o {line}): vLLM's bitsandbytes has 4 bits")
+    assert config("option.quantize=bitsandbytes", "option.load_in_8bit=false").warnings == ()
+
+
+@pytest.mark.parametrize("engine", ["openvino", "trtllm"])
+def test_8_bits_are_vllms(engine: str) -> None:
+    (problem,) = read("option.load_in_8bit=true", engine=engine).problems
+    assert "option.load_in_8bit is for vllm" in problem.message
+    assert not read("option.load_in_8bit=False", engine=engine).problems
+
+
+def test_checkpoints_in_marlins_own_format_are_refused() -> None:
+    (problem,) = read("option.quantize=marlin").problems
+    assert problem.message.startswith("vLLM reads no checkpoints in Marlin's own format any more; serve a GPTQ")
+
+
+def test_the_length_of_drafts_is_nothing_without_an_engine_that_was_built() -> None:
+    (warning,) = config("option.max_draft_len=20", engine="trtllm").warnings
+    assert warning.startswith("without effect here: option.max_draft_len (")
+    assert "speculative_config" in warning
+
+
 def test_a_format_of_weights_that_only_lmis_own_vllm_had_is_refused() -> None:
     (problem,) = read("option.load_format=sagemaker_fast_model_loader").problems
     assert problem.message.startswith("only AWS's builds of vLLM")

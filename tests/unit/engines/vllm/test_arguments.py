@@ -47,6 +47,8 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "option.max_logprobs": ("5", {"max_logprobs": 5}),
     "option.tokenizer_mode": ("hf", {"tokenizer_mode": "hf"}),
     "option.quantize": ("awq", {"quantization": "awq"}),
+    "option.load_in_4bit": ("true", {"quantization": "bitsandbytes"}),
+    "option.load_in_8bit": ("TRUE", {"quantization": "bitsandbytes"}),
     "option.cpu_offload_gb_per_gpu": ("1.5", {"cpu_offload_gb": 1.5}),
     "option.disable_sliding_window": ("true", {"disable_sliding_window": True}),
     "option.disable_custom_all_reduce": ("true", {"disable_custom_all_reduce": True}),
@@ -118,6 +120,22 @@ def test_what_belongs_together() -> None:
         arguments("option.num_speculative_tokens=2")
     with pytest.raises(ConfigError, match="twice"):
         arguments("option.speculative_draft_model=d", 'option.speculative_config={"model": "d"}')
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_lmis_names_of_bitsandbytes(bits: int) -> None:
+    own, option = f"option.quantize=bitsandbytes{bits}", f"option.load_in_{bits}bit=true"
+    for lines in ([own], [own, option], [option, "option.quantize=bitsandbytes"]):
+        assert arguments(*lines) == {**PLAIN, "quantization": "bitsandbytes"}
+    assert arguments(f"option.load_in_{bits}bit=False") == PLAIN
+    for other in ("awq", f"bitsandbytes{12 - bits}"):
+        with pytest.raises(ConfigError, match=rf"load_in_{bits}bit and option.quantize={other} contradict"):
+            arguments(option, f"option.quantize={other}")
+
+
+def test_4_and_8_bits_contradict_each_other() -> None:
+    with pytest.raises(ConfigError, match=r"option\.load_in_4bit and option\.load_in_8bit contradict each other"):
+        arguments("option.load_in_4bit=true", "option.load_in_8bit=true")
 
 
 def test_what_all_engines_have() -> None:
