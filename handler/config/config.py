@@ -47,5 +47,10 @@ class Config(Options):
         chosen = self.rolling_batch != "auto" or self.batch_size > 1 or self.tgi_compat or self.openai_compat
         return self.lmi_version >= ASYNC_BY_DEFAULT_SINCE and not chosen
 
+    @property
+    def stateful_sessions(self) -> bool:
+        """Whether clients may open sessions: unless an option says so, in LMI's async mode, as there."""
+        return self.async_schema if self.enable_stateful_sessions is None else self.enable_stateful_sessions
+
     def where(self, key: str) -> str:
         return self.origins.get(key, "default")

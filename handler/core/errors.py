@@ -17,6 +17,7 @@
         ├── FormatterFailed  424    a function of the user's model.py raised, or returned a wrong value
         ├── InternalError    500    a bug of ours, caught at the edge so that it ends one request only
         ├── BadRequest       400    a wrong call about adapters, or a server without them
+        │   └── InvalidSession      a session that is not there, or a wrong call about one
         ├── NotFound         404    a call about an unknown adapter
         │   ├── ModelNotFound       a request for another model
         │   └── RouteNotFound       a path that the server does not have
@@ -261,6 +262,10 @@ class BadRequest(ServingError):
     status = 400
     kind = "validation"
     type = "BadRequestException"
+
+
+class InvalidSession(BadRequest):
+    """A session that is not there or a wrong call about one, in AWS's words and with its status."""
 
 
 class Unauthorized(BadRequest):

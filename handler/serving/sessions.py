@@ -24,7 +24,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from handler.config.config import Config
-from handler.core.errors import BadRequest, ConfigError, Overloaded, Problem, ServingError
+from handler.core.errors import ConfigError, InvalidSession, Overloaded, Problem, ServingError
 from handler.core.framing import dumps
 from handler.plugins.api import Session
 from handler.protocols.kernel.base import ParsedRequest
@@ -105,25 +105,25 @@ class Sessions:
         """Return an open session.
 
         Raises:
-            BadRequest: there is none, or it has expired.
+            InvalidSession: there is none, or it has expired.
         """
         if _ID.fullmatch(id) and not self._is_over(id) and (self._root / id).is_dir():
             return self._session(id)
         shown = id if _PLAIN.fullmatch(id) else quote(id)
-        raise BadRequest(f"Bad request: session not found: {shown}")
+        raise InvalidSession(f"Bad request: session not found: {shown}")
 
     def close(self, id: str) -> None:
         """Close a session. Its directory gets the name of an expired one at once, and is removed soon.
 
         Raises:
-            BadRequest: there is none, or it has expired.
+            InvalidSession: there is none, or it has expired.
             ServingError: its directory cannot be renamed.
         """
         found, closed = self.find(id), f"{0:08x}{id[8:]}"
         try:
             found.directory.rename(self._root / closed)
         except FileNotFoundError:  # another call was faster
-            raise BadRequest(f"Bad request: session not found: {id}") from None
+            raise InvalidSession(f"Bad request: session not found: {id}") from None
         except OSError as error:
             raise ServingError(f"Failed to close session: {error.strerror}") from None
         self._opened.discard(id)
@@ -208,7 +208,8 @@ def configured_sessions(config: Config) -> Sessions | None:
     try:
         sessions = Sessions(root, config.sessions_expiration, config.sessions_max)
     except OSError as error:
-        raise _unusable(config, root, str(error.strerror)) from None
+        _refuse(config, root, str(error.strerror))
+        return None
     sessions.look_after()
     return sessions
 
@@ -219,23 +220,29 @@ def sessions_root(config: Config) -> Path | None:
     Raises:
         ConfigError: it cannot be used, or another user made AWS's default, and could read the ids of sessions there.
     """
-    if not config.enable_stateful_sessions:
+    if not config.stateful_sessions:
         return None
     if config.sessions_path is not None:
         root = Path(config.sessions_path).absolute()
     else:  # in memory, else among the temporary files
         root = (_MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())) / _FOLDER
         if os.path.lexists(root) and root.lstat().st_uid != os.geteuid():
-            raise _unusable(config, root, "another user of this machine made it; set option.sessions_path")
+            _refuse(config, root, "another user of this machine made it; set option.sessions_path")
+            return None
     existing = next(path for path in (root, *root.parents) if os.path.exists(path))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise _unusable(config, root, f"{existing} is no directory that can be written")
+        _refuse(config, root, f"{existing} is no directory that can be written")
+        return None
     return root
 
 
-def _unusable(config: Config, root: Path, why: str) -> ConfigError:
+def _refuse(config: Config, root: Path, why: str) -> None:
+    """Refuse the start where an option asks for sessions; else say in the log that there are none."""
     key = "option.sessions_path"
-    return ConfigError(Problem(config.where(key), key, f"{key}={root}: no session can be kept there: {why}"))
+    told = f"{key}={root}: no session can be kept there: {why}"
+    if config.enable_stateful_sessions or config.sessions_path is not None:
+        raise ConfigError(Problem(config.where(key), key, told))
+    log.warning("stateful sessions are off: %s", told)
 
 
 # -- calls -------------------------------------------------------------------------------------------------------
@@ -245,13 +252,13 @@ def session_of(sessions: Sessions | None, headers: Mapping[str, str]) -> Session
     """Return the session that a request's header names; None where it names none.
 
     Raises:
-        BadRequest: it is unknown or has expired, or sessions are off.
+        InvalidSession: it is unknown or has expired, or sessions are off.
     """
     id = headers.get(HEADER)
     if not id:
         return None
     if sessions is None:
-        raise BadRequest(f"{_OFF}, X-Amzn-SageMaker-Session-Id header not supported; {_HOW}")
+        raise InvalidSession(f"{_OFF}, X-Amzn-SageMaker-Session-Id header not supported; {_HOW}")
     return None if id == NEW_SESSION else sessions.find(id)
 
 
@@ -259,7 +266,7 @@ def session_call(body: bytes) -> str:
     """Return what a body asks for: NEW_SESSION, CLOSE, or "" where it is no call about a session.
 
     Raises:
-        BadRequest: it has a `requestType`, and another value of it or other fields.
+        InvalidSession: it has a `requestType`, and another value of it or other fields.
     """
     if len(body) > _LONGEST_CALL or b'"requestType"' not in body:
         return ""
@@ -271,9 +278,9 @@ def session_call(body: bytes) -> str:
         return ""
     call = value["requestType"]
     if call not in (NEW_SESSION, CLOSE):
-        raise BadRequest(f"requestType={quote(str(call))}: must be {NEW_SESSION} or {CLOSE}")
+        raise InvalidSession(f"requestType={quote(str(call))}: must be {NEW_SESSION} or {CLOSE}")
     if len(value) > 1:
-        raise BadRequest(f"requestType={call}: a body that opens or closes a session has no other fields")
+        raise InvalidSession(f"requestType={call}: a body that opens or closes a session has no other fields")
     return str(call)
 
 
@@ -287,7 +294,7 @@ def answer_call(sessions: Sessions | None, call: str, headers: Mapping[str, str]
         ServingError: sessions are off, the call names no session, or its directory cannot be made.
     """
     if sessions is None:
-        raise BadRequest(f"{_OFF}; {_HOW}")
+        raise InvalidSession(f"{_OFF}; {_HOW}")
     told: Headers
     if call == NEW_SESSION:
         session = sessions.open()
@@ -296,7 +303,7 @@ def answer_call(sessions: Sessions | None, call: str, headers: Mapping[str, str]
     else:
         id = headers.get(HEADER)
         if not id:
-            raise BadRequest("Session ID is required in request headers to close a session")
+            raise InvalidSession("Session ID is required in request headers to close a session")
         sessions.close(id)
         done, told = f"Session {id} closed", [("x-amzn-sagemaker-closed-session-id", id)]
     answer: SessionAnswer = {"result": done}

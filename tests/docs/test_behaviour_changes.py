@@ -68,7 +68,6 @@ UNNAMED = {
     "engine where no option names one": _LOADER + "test_engine_choice_without_contradiction",
     "`option.tensor_parallel_degree`": _LOADER + "test_more_devices_than_the_engine_uses_are_refused",
     "a degree of 2 on 4 GPUs": "tests/unit/serving/test_replica_places.py::test_devices",
-    "stateful sessions in async mode": "tests/app/test_sessions.py::test_off_by_default",
     "a name that nobody knows": "tests/unit/config/test_lmi_files.py::test_names_that_nobody_has_get_one_line_together",
     "images by URL": "tests/app/media/test_refusals.py::test_urls_stay_where_the_options_allow_them",
     "audio, video": _LOADER + "test_only_images_may_have_a_limit_above_zero",
@@ -96,6 +95,9 @@ ASYNC = {
     ),
     "a wrong type gets 500, because the message has a line feed": _LINES + "bad_parameter.txt",
     "an unknown model or a long prompt gets 500 or 424 from 0.34 on": _LINES + "prompt_unknown_model.txt",
+    "`option.enable_stateful_sessions=false` breaks every request": (
+        "tests/app/dialects/test_async.py::test_without_sessions_only_requests_about_them_fail"
+    ),
     "a failed call of the engine says `Async Inference Failure`": _LINES + "fails.txt",
     "a failing stream, or a formatter that raises, leaves the client waiting": _LINES + "stream_fails.txt",
     "`option.async_mode=true` with `option.rolling_batch=vllm` answers 200 with an error": (

@@ -154,7 +154,7 @@ class Options:
     install_requirements: bool = option(boolean, True, "install what requirements.txt in the model directory names, at each start, as LMI does (formatters.md); under DJL Serving, outside our images, its Java side does so whatever this option says")
     unknown_parameters: str = option(one_of("report", "refuse"), "report", "unknown parameters: report them in x-lmi-ignored-parameters, or refuse the request")
     # sessions
-    enable_stateful_sessions: bool = option(_switch, False, "stateful sessions (sessions.md); off as in AWS's images, while LMI's async handler has them on")
+    enable_stateful_sessions: bool | None = option(_switch, None, "stateful sessions (sessions.md); by default on in the schema of LMI's async mode, else off, as in LMI's and AWS's images")
     sessions_expiration: int = option(integer(1, 10**9), 1200, "seconds that a session lives")
     sessions_max: int = option(integer(1, 10**6), 10000, "sessions that may be open; beyond, NEW_SESSION gets 503")
     sessions_path: str | None = option(path, None, "directory of the sessions' directories; by default /dev/shm/sagemaker_sessions, in memory")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from handler.core.errors import InvalidParameter, InvalidPayload, ServingError, TooLong
+from handler.core.errors import InvalidParameter, InvalidPayload, InvalidSession, ServingError, TooLong
 from handler.core.framing import JSON, Framing
 from handler.protocols.kernel.errors import FrontEndError, FrontEndErrors
 from handler.protocols.kernel.http_response import HttpResponse
@@ -76,15 +76,17 @@ class BatchErrors(FrontEndErrors):
 class AsyncErrors(FrontEndErrors):
     """LMI's async mode: vLLM's status for a prompt that is too long, else the worker's."""
 
-    statuses = MappingProxyType({InvalidPayload: 424, InvalidParameter: 424, TooLong: 400})
+    statuses = MappingProxyType({InvalidPayload: 424, InvalidParameter: 424, InvalidSession: 424, TooLong: 400})
 
     def body(self, error: ServingError) -> AsyncError:
         status = self.status(error)
         if status not in _OF_THE_WORKER:
             refusal: FrontEndError = super().body(error)
             return refusal
-        unread = isinstance(error, InvalidPayload | InvalidParameter)
-        return {"error": f"Input parsing failed: {error.message}" if unread else error.message, "code": status}
+        message = error.message
+        if isinstance(error, InvalidPayload | InvalidParameter | InvalidSession):
+            message = f"Input parsing failed: {message.removeprefix('Bad request: ')}"  # which is AWS's beginning
+        return {"error": message, "code": status}
 
     def tail(self, error: ServingError) -> AsyncFailedLine:
         return {"error": {"message": error.message, "type": "InternalServerError", "param": None, "code": 500}}

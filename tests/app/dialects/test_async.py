@@ -79,6 +79,40 @@ def test_refusals_have_vllms_statuses(server: LiveServer) -> None:
         assert set(found.json()) == {"error", "code"}
 
 
+SESSION = "x-amzn-sagemaker-session-id"
+NEW, CLOSE = {"requestType": "NEW_SESSION"}, {"requestType": "CLOSE"}
+
+
+def test_sessions_are_on_and_lmis(server: LiveServer) -> None:
+    found = server.post(NEW, headers={SESSION: "NEW_SESSION"})
+    id = found.headers[SESSION].partition("; Expires=")[0]
+    assert (found.status_code, found.json()) == (200, {"result": f"Session {id} created"})
+    for header in (id, "NEW_SESSION", ""):
+        assert server.post({"inputs": "a b", "parameters": TWO}, headers={SESSION: header}).status_code == 200
+    found = server.post(CLOSE, headers={SESSION: id})
+    assert (found.status_code, found.headers["x-amzn-sagemaker-closed-session-id"]) == (200, id)
+    for body, header, told in (
+        ({"inputs": "a"}, id, f"session not found: {id}"),
+        ({**CHAT, "stream": True}, "nobody", "session not found: nobody"),
+        (CLOSE, id, f"session not found: {id}"),
+        (CLOSE, "", "Session ID is required in request headers to close a session"),
+        ({"requestType": "END"}, "", "requestType='END': must be NEW_SESSION or CLOSE"),
+    ):
+        found = server.post(body, headers={SESSION: header})
+        assert (found.status_code, found.json()) == (424, {"error": f"Input parsing failed: {told}", "code": 424})
+
+
+def test_without_sessions_only_requests_about_them_fail() -> None:
+    """LMI's option broke every request."""
+    with serve(*ASYNC, "-o", "option.enable_stateful_sessions=false") as server:
+        for body, header in ((NEW, ""), (CLOSE, "x"), ({"inputs": "a"}, "x"), (CHAT, "NEW_SESSION")):
+            found = server.post(body, headers={SESSION: header})
+            assert found.status_code == 424
+            assert "stateful sessions not enabled" in found.json()["error"]
+        assert server.post({"inputs": "a b", "parameters": TWO}).status_code == 200
+        assert server.post(CHAT).status_code == 200
+
+
 def test_chats_may_have_openais_form_all_the_same() -> None:
     with serve(*ASYNC, "-o", "option.openai_compat=true") as server:
         assert server.post({**CHAT, "stream": True}).headers["content-type"].startswith("text/event-stream")

@@ -14,9 +14,12 @@ pytestmark = pytest.mark.djl
 ECHO = {"option.entryPoint": "handler.entry", "option.llm_engine": "echo", "option.enable_stateful_sessions": "true"}
 ROLLING = {**ECHO, "option.rolling_batch": "auto"}
 ASYNC = {**ECHO, "option.async_mode": "true", "option.rolling_batch": "disable"}
+LMIS = {**{key: value for key, value in ASYNC.items() if "sessions" not in key}, "option.lmi_version": "0.36"}
+"""Async mode with LMI's schema, which has sessions by default and a status of its own for what is wrong with one."""
 CASES = [
     *(pytest.param(version, ROLLING, id=f"{version}-rolling") for version in versions("0.28")),
     *(pytest.param(version, ASYNC, id=f"{version}-async") for version in versions("0.31")),
+    *(pytest.param(version, LMIS, id=f"{version}-lmis-async") for version in versions("0.33")),
     *(pytest.param(version, ECHO, id=f"{version}-dynamic") for version in versions()),
 ]
 HEADER = "X-Amzn-SageMaker-Session-Id"
@@ -30,7 +33,8 @@ def test_two_clients_open_use_and_close(version: str, properties: dict[str, str]
         assert _ask(server, one) == _ask(server, two) == 200
         closed = server.post({"requestType": "CLOSE"}, headers={HEADER: one})
         assert (closed.status_code, closed.headers["X-Amzn-SageMaker-Closed-Session-Id"]) == (200, one)
-        assert (_ask(server, one), _ask(server, two), _ask(server, "nobody")) == (400, 200, 400)
+        refused = 424 if properties is LMIS else 400
+        assert (_ask(server, one), _ask(server, two), _ask(server, "nobody")) == (refused, 200, refused)
 
 
 def test_what_a_djl_serving_leaves_the_next_one_removes() -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,28 @@ def test_a_default_path_of_another_user_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(ConfigError, match=r"another user of this machine made it; set option.sessions_path"):
         sessions_root(config)
+
+
+def test_lmis_async_mode_has_them_unless_an_option_says_otherwise(tmp_path: Path) -> None:
+    path = f"option.sessions_path={tmp_path / 'sessions'}"
+    for said, on in (([], True), (["option.enable_stateful_sessions=false"], False)):
+        config = read_config(environ={}, overrides=["option.async_mode=true", path, *said]).checked()
+        assert (sessions_root(config) is not None) is on
+    aws = read_config(environ={"SM_VLLM_MODEL": "a/b"}, overrides=[path]).checked()
+    assert sessions_root(aws) is None
+
+
+def test_where_nobody_asked_for_sessions_an_unusable_directory_switches_them_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "sagemaker_sessions").write_text("")
+    monkeypatch.setattr(sessions, "_MEMORY", tmp_path)
+    config = read_config(environ={}, overrides=["option.async_mode=true"]).checked()
+    assert configured_sessions(config) is None
+    (told,) = caplog.messages
+    assert told.startswith(f"stateful sessions are off: option.sessions_path={tmp_path / 'sagemaker_sessions'}: ")
+    with pytest.raises(ConfigError, match=r"no session can be kept there"):
+        configured_sessions(replace(config, enable_stateful_sessions=True))
 
 
 def test_a_directory_that_goes_away(tmp_path: Path, clock: Clock) -> None:
