@@ -159,8 +159,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     from handler.serving.loading.check import check
     from handler.serving.loading.engine_spec import downloads_of
     from handler.serving.loading.model_directory import model_py_directory
+    from handler.serving.loading.reading import read_sources
 
-    reading = read_server_config(arguments.model, arguments.engine, arguments.properties, arguments.options)
+    read = read_server_config if arguments.check else read_sources  # which downloads
+    reading = read(arguments.model, arguments.engine, arguments.properties, arguments.options)
     problems, access = check(reading, handlers=True), OPEN
     with problems:
         access = read_access(

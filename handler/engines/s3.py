@@ -30,6 +30,9 @@ _SCHEME = "s3://"
 _MODEL = ("config.json", "openvino_model.xml", "openvino_language_model.xml", "*.gguf")
 """One of these lies in the directory of each model."""
 
+SETTINGS = ("serving.properties", "*.py", "*.txt", "*.jinja", "*.yaml", "*.yml", "*.json")
+"""Files of options and code, which a start reads before the model is there."""
+
 _FORM = "write it as s3://BUCKET/PREFIX/, a directory with the model's files"
 
 _MOST_OBJECTS = 10_000  # of a model; a bucket's root may have millions
@@ -100,7 +103,7 @@ def download(url: str, only: Sequence[str] = ()) -> Path:
     """Return the directory of the model below a prefix, and download what of it is not there.
 
     Args:
-        only: patterns of names; () takes all.
+        only: patterns of names; () takes all. Of `SETTINGS` there may be none, and no deeper directory has any.
 
     Raises:
         ConfigError: the model cannot be had; the message says why, and what to change.
@@ -110,7 +113,7 @@ def download(url: str, only: Sequence[str] = ()) -> Path:
     with _refusals(url, bucket, prefix):
         client = _client()
         objects = _listed(client, url, bucket, prefix, only)
-        home = (environment.download_directory() or model_files.cache_directory()) / "download"
+        home = _home()
         name = _digest(bucket, prefix, *only)
         target = home / f"{name}-{_digest(*(f'{one.name} {one.size} {one.etag}' for one in objects))}"
         home.mkdir(parents=True, exist_ok=True)
@@ -124,6 +127,15 @@ def download(url: str, only: Sequence[str] = ()) -> Path:
             else:
                 _say(f"{url} has been downloaded before, to {target}")
     return target
+
+
+def is_download(directory: Path | None) -> bool:
+    """Whether a directory is one that `download` made."""
+    return directory is not None and directory.parent == _home()
+
+
+def _home() -> Path:
+    return (environment.download_directory() or model_files.cache_directory()).absolute() / "download"
 
 
 @contextlib.contextmanager
@@ -189,19 +201,21 @@ def _listed(client: Any, url: str, bucket: str, prefix: str, only: Sequence[str]
         ConfigError: there are none, or too many, or none is a model's; or a name leads out of the directory.
     """
     found: list[_Object] = []
-    num_listed = 0
+    num_listed, settings = 0, tuple(only) == SETTINGS
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
         items = page.get("Contents", [])
         num_listed += len(items)
         for item in items:
             name = item["Key"][len(prefix) :]
-            if name and not name.endswith("/") and (not only or any(fnmatch(name, pattern) for pattern in only)):
+            if not name or name.endswith("/") or (settings and "/" in name):
+                continue
+            if not only or any(fnmatch(name, pattern) for pattern in only):
                 found.append(
                     _Object(item["Key"], name, item["Size"], int(item["LastModified"].timestamp()), item["ETag"])
                 )
         if num_listed > _MOST_OBJECTS:
             raise ConfigError(f"{url} has more than {_MOST_OBJECTS} objects: name the prefix of one model")
-    if not found:
+    if not (found or (settings and num_listed)):
         raise ConfigError(f"{url}: {_empty(client, bucket, prefix)}")
     for one in found:
         if not _stays_within(one.name):

@@ -14,7 +14,6 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.config.config import Config
-from handler.config.loader import read_server_config
 from handler.core.errors import ConfigError, Forbidden, InvalidPayload, ModelNotFound, RouteNotFound
 from handler.http.asgi import Endpoint, headers_by_name, send_answer, send_error, send_json
 from handler.http.custom import FASTAPI, CustomCode
@@ -48,6 +47,7 @@ from handler.serving.admission import ATTRIBUTES, INVOKE, route_in_attributes
 from handler.serving.host import running
 from handler.serving.loading.check import check
 from handler.serving.loading.model_directory import model_formatters
+from handler.serving.loading.reading import read_sources
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import request_id
 
@@ -230,7 +230,7 @@ def create_app(
     Raises:
         ConfigError: with all problems that show before the model is loaded.
     """
-    reading = read_server_config(model, overrides=options)
+    reading = read_sources(model, overrides=options)
     problems, access = check(reading, handlers=True), OPEN
     with problems:
         access = read_access(origins=origins, hosts=hosts, environ=os.environ)

@@ -46,8 +46,14 @@ def _with_directories(config: Config, engine: str, model_id: str | None) -> Conf
     """Name the directories of models of S3 in their place, as DJL Serving does: engines and adapters look there."""
     if s3.is_url(config.model_id):
         config = replace(config, model_id=model_id)
+        if s3.is_download(config.directory):  # of the settings alone, which the model has too
+            return _with_draft(replace(config, directory=Path(str(model_id))), engine)
         for path in [path for path in map(Path(str(model_id)).joinpath, _OWN) if path.is_file()]:
             log.warning("%s of the model on S3 is not read: options and code come from this machine", path.name)
+    return _with_draft(config, engine)
+
+
+def _with_draft(config: Config, engine: str) -> Config:
     if s3.is_url(draft := config.engine_options.get(_DRAFT)):
         fetched = engines.fetch(engine, draft, EngineConfig(config))
         config = replace(config, engine_options={**config.engine_options, _DRAFT: fetched})

@@ -93,6 +93,16 @@ def test_what_cannot_start_is_one_line(bucket: Bucket, tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
+def test_hf_model_id_is_the_directory_whose_options_count(tmp_path: Path) -> None:
+    serve = [sys.executable, "-m", "handler", "serve", "--port", "0"]
+    with serve_bucket({**SMALL, "a/serving.properties": b"\noption.max_model_len=none"}) as bucket:
+        environ = {**environment(bucket, tmp_path), "HF_MODEL_ID": "s3://b/a"}
+        ended = subprocess.run(serve, env=environ, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert "lmi: serving.properties, line 2: option.max_model_len=none: must be a whole" in ended.stderr
+    assert sorted(bucket.asked) == ["?list", "?list", "a/config.json", "a/serving.properties"]
+
+
 @pytest.mark.parametrize("engine", ["openvino", "echo"])
 def test_a_check_says_what_a_start_downloads(tmp_path: Path, engine: str) -> None:
     environ = {**clean_environment(), "OPTION_MODEL_ID": "s3://b/a"}

@@ -17,9 +17,11 @@ from handler.config.engines import ENGINES
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.engines import downloads, s3
+from handler.plugins.functions import model_py
 from handler.serving.loading.check import check
 from handler.serving.loading.engine_spec import engine_spec
-from handler.serving.loading.model_directory import adapter_directories
+from handler.serving.loading.model_directory import adapter_directories, model_py_directory
+from handler.serving.loading.reading import read_sources
 from tests.doubles import tiny
 from tests.doubles.bucket import Bucket, serve_bucket
 
@@ -326,3 +328,84 @@ def test_engines_get_directories_in_the_place_of_urls(
     assert spec.config.options.engine_options["speculative_draft_model"] == str(model)
     assert adapter_directories(spec.config.options, None) == [model / "adapters"]
     assert "model.py of the model on S3 is not read" in caplog.text
+
+
+# -- HF_MODEL_ID names the model directory itself, as in LMI -----------------------------------------------------
+
+
+OPTIONS = b"option.rolling_batch=vllm\noption.max_model_len=64\noption.chat_template=chat.jinja\n"
+DIRECTORY = {"serving.properties": OPTIONS, "model.py": b"x = 1\n", "chat.jinja": b"{{ messages }}"}
+ADAPTER = "adapters/legal/adapter_config.json"
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Download in this process."""
+    monkeypatch.setattr(downloads, "fetch", lambda download, url, *arguments: str(download(url, *arguments)))
+
+
+@pytest.mark.usefixtures("here")
+def test_the_directory_of_hf_model_id_has_options_and_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("handler.engines.entry", lambda name: ENGINES[name])
+    monkeypatch.setenv("HF_MODEL_ID", "s3://b/a/")
+    model = tiny.make(tmp_path / "model")
+    objects = {**files(model), **DIRECTORY, ADAPTER: b"[]"}
+    with serve_bucket({f"a/{name}": data for name, data in objects.items()}) as bucket:
+        of(bucket, monkeypatch)
+        config = read_sources(overrides=["option.max_input_len=32"]).checked()
+        assert not [one for one in bucket.asked if "safetensors" in one or "adapters" in one]
+        assert (config.engine, config.max_model_len, config.max_input_len) == ("vllm", 64, 32)
+        assert config.where("option.max_model_len") == "serving.properties, line 2"
+        assert config.model_id == "s3://b/a/"
+        assert model_py(model_py_directory(config)) is not None
+        spec = engine_spec(config)
+    assert spec.config.model is not None
+    assert files(spec.config.model) == objects
+    assert spec.config.options.directory == spec.config.model
+    assert spec.config.chat_template == "{{ messages }}"
+    assert adapter_directories(spec.config.options, None) == [spec.config.model / "adapters"]
+    assert "is not read" not in caplog.text
+
+
+@pytest.mark.usefixtures("here")
+def test_it_may_name_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_MODEL_ID", "s3://b")
+    with serve_bucket({"serving.properties": b"option.model_id=owner/model"}) as bucket:
+        of(bucket, monkeypatch)
+        assert read_sources().config.model_id == "owner/model"
+
+
+@pytest.mark.usefixtures("here")
+def test_a_directory_without_options_is_the_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_MODEL_ID", "s3://b")
+    with serve_bucket({"a/b": b"", "model.safetensors": b""}) as bucket:
+        of(bucket, monkeypatch)
+        assert read_sources().config.model_id == "s3://b"
+        bucket.objects.clear()
+        with pytest.raises(ConfigError, match="there are no files below it"):
+            read_sources()
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments"),
+    [
+        ({"OPTION_MODEL_ID": "s3://b"}, {}),
+        ({"OPTION_MODEL_ID": "s3://b", "HF_MODEL_ID": "s3://b"}, {}),
+        ({}, {"model": "s3://b"}),
+        ({"HF_MODEL_ID": "s3://b"}, {"engine": "echo"}),
+        ({"HF_MODEL_ID": "s3://b"}, {"properties": Path("serving.properties")}),
+        ({"HF_MODEL_ID": "owner/model"}, {}),
+    ],
+    ids=str,
+)
+def test_other_names_read_nothing_of_s3(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, environ: Mapping[str, str], arguments: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("serving.properties").write_text("")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(downloads, "fetch", lambda *arguments: pytest.fail("it downloads"))
+    assert read_sources(**arguments).config.model_id in ("s3://b", "owner/model")
