@@ -104,7 +104,7 @@ ENVELOPE = (
     header("adapter property", 424, NO_ADAPTERS, adapter="mine"),
     header("target model header", 424, "multi-model hosting", X_Amzn_SageMaker_Target_Model="mine"),
     header("custom attributes", 200, " a b a", X_Amzn_SageMaker_Custom_Attributes="a=b;c=d"),
-    header("adapter in custom attributes", 200, " a b a", X_Amzn_SageMaker_Custom_Attributes="adapter=mine"),
+    header("adapter in custom attributes", 424, NO_ADAPTERS, X_Amzn_SageMaker_Custom_Attributes="adapter=mine"),
     header("accept", 200, " a b a", accept="application/jsonlines"),
     send("headers named as DJL's own", 200, " a b a", _ASK, {**JSON, **_DJLS}),
     send("query", 200, " a b a", _ASK, query="?seed=1&batch_000.data=x&inputs=y"),

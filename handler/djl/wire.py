@@ -19,7 +19,7 @@ from handler.djl.batches import Item, Piece
 from handler.djl.versions import MAX_FIELD, DjlVersion
 from handler.protocols.kernel.errors import FRONT_END
 from handler.protocols.kernel.http_response import HttpResponse, retry_headers
-from handler.serving.preprocess import ignored_header
+from handler.serving.preprocess import QUERY_ADAPTER, ignored_header
 from handler.serving.request_task import RequestTask
 
 _MAX_REASON = 1000
@@ -63,6 +63,8 @@ def single(inputs: Input) -> Item:
     body = content.get("data")
     if body is None:
         body = content.value_at(0) if content.size() else b""
+    elif (adapter := content.get("adapter")) is not None:
+        headers[QUERY_ADAPTER] = _text(adapter)
     return Item(bytes(body), headers)
 
 
@@ -85,10 +87,17 @@ def batched(inputs: Input) -> dict[int, Item]:
                     bodies.setdefault(index, bytes(value))
                 elif name == "seed":
                     headers.setdefault(index, {})
+                elif name == "adapter":
+                    headers.setdefault(index, {})[QUERY_ADAPTER] = _text(value)
     for key, value in properties.items():
         if match := _BATCH_KEY.fullmatch(key):
             headers.setdefault(int(match[1]), {})[match[2].lower()] = value
     return {index: Item(bodies.get(index, b""), headers.get(index, {})) for index in bodies.keys() | headers.keys()}
+
+
+def _text(value: Any) -> str:
+    """Decode a value of the query."""
+    return bytes(value).decode("utf-8", "replace")
 
 
 class Sent(Output):  # type: ignore[misc]

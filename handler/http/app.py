@@ -43,13 +43,13 @@ from handler.protocols.openapi.answers import (
     Worker,
     WorkerGroup,
 )
-from handler.serving.admission import ATTRIBUTES, INVOKE, route_in_attributes
+from handler.serving.admission import INVOKE
 from handler.serving.host import running
 from handler.serving.loading.check import check
 from handler.serving.loading.model_directory import model_formatters
 from handler.serving.loading.reading import read_sources
 from handler.serving.model import ServedModel
-from handler.serving.preprocess import request_id
+from handler.serving.preprocess import ATTRIBUTES, in_attributes, request_id
 
 _TRANSFORM = 100
 """Megabytes that batch transform lets all concurrent payloads have together."""
@@ -114,7 +114,7 @@ class App:
             message = "a page of another origin may only send JSON under its own content type (--allow-origin)"
             return await send_error(scope, send, Forbidden(message))
         admitted = self._keys.admits(scope)
-        if scope["path"] == "/invocations" and (path := route_in_attributes(headers)) is not None:
+        if scope["path"] == "/invocations" and (path := in_attributes(headers, "route")) is not None:
             if self._model.routes.has(path):  # adapters are not for those who may only invoke
                 scope["path"] = path
             elif admitted:

@@ -34,18 +34,6 @@ _TOKENIZE_STEPPED = 1 << 13  # and off a stepped one, where a thread's result co
 INVOKE = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
 """The configured dialect's routes."""
 
-ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
-_ROUTE = re.compile(r"(?:^|[\s,;])route=([^\s,;]*)")
-
-
-def route_in_attributes(headers: Headers) -> str | None:
-    """Return the path that SageMaker's custom attributes name; None where they name none.
-
-    DJL's front end reads them itself and hands `route` over as a property of the request.
-    """
-    match = _ROUTE.search(headers.get(ATTRIBUTES, ""))
-    return None if match is None else match[1]
-
 
 class InferenceRoutes:
     """The routes for inference of one model: path templates with `{model}` and `{version}`, each with its dialect.

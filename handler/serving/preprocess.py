@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -54,10 +54,33 @@ _JSON_TYPES = re.compile(rf"|application/(.+\+)?json|application/x-www-form-urle
 
 _TARGET_MODEL = "x-amzn-sagemaker-target-model"
 
+ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+
 _ADAPTER = ("x-amzn-sagemaker-adapter-identifier", "adapter")
 """SageMaker's and DJL's headers that name the LoRA adapter of a request."""
 
+QUERY_ADAPTER = "?adapter"
+"""Where a host puts the adapter that a request's query names, among its headers: no header is called so."""
+
 MAX_LOGITS = 1 << 20  # numbers in an answer: as JSON some 20 MB, of which SageMaker lets 25 through
+
+
+def in_attributes(headers: Headers, name: str) -> str | None:
+    """Return the value of `name=` in SageMaker's custom attributes; None where they lack it.
+
+    DJL's front end reads them itself, and hands them over as headers.
+    """
+    attributes = headers.get(ATTRIBUTES)
+    match = re.search(rf"(?:^|[\s,;]){name}=([^\s,;]*)", attributes) if attributes else None
+    return None if match is None else match[1]
+
+
+def _named_adapters(headers: Headers) -> Iterator[tuple[str, str | None]]:
+    """Yield each place that may name an adapter, for messages, with what it says."""
+    for name in _ADAPTER:
+        yield f"header {name}", headers.get(name)
+    yield "header adapter", in_attributes(headers, "adapter")
+    yield "query parameter adapter", headers.get(QUERY_ADAPTER)
 
 
 class Decoded(NamedTuple):
@@ -287,14 +310,14 @@ class Preprocessor:
     def _adapter(self, headers: Headers) -> Adapter | None:
         """Return the adapter that the headers name; None where they name none."""
         found = None
-        for name in _ADAPTER:
-            if not (given := headers.get(name)):
+        for place, given in _named_adapters(headers):
+            if not given:
                 continue
             try:
                 one = named_adapter(given, self.context)
             except ValueError as error:
-                raise InvalidPayload(f"header {name}: {quote(given)}: {error}") from None
-            found = merge_adapters(found, one, f"header {name}")
+                raise InvalidPayload(f"{place}: {quote(given)}: {error}") from None
+            found = merge_adapters(found, one, place)
         return found
 
     def _check(self, request: Request, prompt: Prompt) -> None:

@@ -97,6 +97,21 @@ def test_a_query_registers_and_the_adapter_is_used_described_and_unregistered(se
     assert call(server, "GET").json() == {"adapters": []}
 
 
+@pytest.mark.parametrize("attributes", ["", "adapter=a"])
+def test_a_query_and_custom_attributes_name_a_requests_adapter(
+    server: LiveServer, files: Path, attributes: str
+) -> None:
+    register(server, "a", files / "a")
+    headers = {"X-Amzn-SageMaker-Custom-Attributes": attributes} if attributes else {}
+    query = "" if attributes else "?adapter=a"
+    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 3}}
+    assert id_of(server.post(body, f"/invocations{query}", headers=headers)) > 0
+    missing = server.post(body, f"/invocations{query.replace('=a', '=b')}", headers={
+        name: value.replace("=a", "=b") for name, value in headers.items()
+    })  # fmt: skip
+    assert (missing.status_code, "'b': no adapter of that name is registered" in missing.text) == (424, True)
+
+
 def test_a_body_registers_as_sagemaker_does(server: LiveServer, files: Path) -> None:
     body = {"name": "sql", "src": str(files / "a"), "preload": True, "pin": False}
     response = call(server, "POST", json=body, headers={"X-Amzn-SageMaker-Adapter-Alias": "mine"})

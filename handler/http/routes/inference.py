@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
@@ -14,7 +15,7 @@ from handler.http.streaming import BodyWriter, WholeBody
 from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.http_response import HttpResponse
 from handler.serving.model import ServedModel
-from handler.serving.preprocess import ignored_header
+from handler.serving.preprocess import QUERY_ADAPTER, ignored_header
 from handler.serving.request_task import RequestTask
 
 log = logging.getLogger("handler.server")
@@ -72,7 +73,10 @@ class Inference:
         name, version = names.get("model"), names.get("version", "1")
         if name not in (None, self._model.config.model_name) or version != "1":
             return self._model.refused(ModelNotFound(name or "", version), self._dialect, id=id)
-        return self._model.open(scope["headers_by_name"], self._dialect, id=id, on_bytes=on_bytes)
+        headers = scope["headers_by_name"]
+        if named := parse_qs(scope["query_string"].decode("latin-1")).get("adapter"):
+            headers = {**headers, QUERY_ADAPTER: named[-1]}
+        return self._model.open(headers, self._dialect, id=id, on_bytes=on_bytes)
 
     async def _parse(self, scope: Scope, receive: Receive, task: RequestTask) -> None:
         """Read the body and parse it. It is not kept while the answer is sent."""

@@ -328,3 +328,11 @@ def test_028_does_not_ask_for_enable_lora_and_the_handler_refuses(version: str, 
         assert (refused.status_code, "serves no LoRA adapters" in refused.text) == (424, True), refused.text
         line = "the call to register 'a' failed: LoRA is not enabled"
         wait_for(lambda: line in server.log, 30, "the log does not say why")  # 0.28 does not wait for the call
+
+
+def test_lmis_other_ways_name_an_adapter(case: Case, shared: DjlServer) -> None:
+    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 3}}
+    attributes = {"X-Amzn-SageMaker-Custom-Attributes": "adapter=second"}
+    assert id_of(shared.post(body, headers=attributes)) == 2
+    by_query = id_of(shared.post(body, "/invocations?adapter=second"))
+    assert by_query == (0 if case.mode == "rolling" else 2)  # Java hands a rolling batch the body alone

@@ -106,11 +106,6 @@ DIFFERENCES = (
         _refused("the body is not valid JSON: Expecting value at line 1 column 1"),
     ),
     Difference(
-        "custom attributes become properties, like headers",
-        "0", NEVER, _ALL, ("adapter in custom attributes",),
-        _refused(f"header adapter: 'mine': {request_table.NO_ADAPTERS}"),
-    ),
-    Difference(
         "Java cannot write a step with a request that has no content: it ends the worker and tells nobody",
         "0", "0.28", ("rolling",), ("empty form",), None,
     ),

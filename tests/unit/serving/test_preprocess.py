@@ -32,7 +32,7 @@ from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import INVOCATIONS, ROUTES
 from handler.serving.large_bodies import LONG, is_long
-from handler.serving.preprocess import MAX_LOGITS, Preprocessor, request_id
+from handler.serving.preprocess import ATTRIBUTES, MAX_LOGITS, QUERY_ADAPTER, Preprocessor, request_id
 
 IDENTIFIER = "x-amzn-sagemaker-adapter-identifier"
 BIG = Vocabulary([b"a", b"b"] * 10_000)
@@ -102,6 +102,16 @@ def test_a_header_names_the_adapter(name: str) -> None:
     assert adapters({"inputs": ["a", "b"]}, {name: "two"}, "dynamic_batch") == ["two", "two"]
 
 
+@pytest.mark.parametrize("attributes", ["adapter=one", "a=b; adapter=one", "adapter=one;route=/generate"])
+def test_custom_attributes_name_the_adapter(attributes: str) -> None:
+    assert adapters({"inputs": "a"}, {ATTRIBUTES: attributes}) == ["one"]
+    assert adapters({"inputs": "a"}, {ATTRIBUTES: "my-adapter=one"}) == [None]
+
+
+def test_a_query_names_the_adapter() -> None:
+    assert adapters({"inputs": "a"}, {QUERY_ADAPTER: "one"}) == ["one"]
+
+
 BODIES: dict[str, list[dict[str, Any]]] = {
     "lmi_async": [{"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}],
     "lmi": [{"messages": [{"role": "user", "content": "a"}]}, {"inputs": "a"}],
@@ -143,6 +153,9 @@ def test_a_model_that_is_another_adapter_contradicts_the_header(schema: str) -> 
             f"header adapter: '\\t{'x' * 79}...': no adapter of that name is registered",
         ),
         ({}, {IDENTIFIER: "one", "adapter": "two"}, "header adapter: 'two' contradicts the adapter 'one'"),
+        ({}, {ATTRIBUTES: "adapter=three"}, "header adapter: 'three': no adapter of that name is registered"),
+        ({}, {QUERY_ADAPTER: "three"}, "query parameter adapter: 'three': no adapter of that name is registered"),
+        ({}, {QUERY_ADAPTER: "one", "adapter": "two"}, "query parameter adapter: 'one' contradicts the adapter 'two'"),
         ({"adapters": "two"}, {IDENTIFIER: "one"}, "the body: 'two' contradicts the adapter 'one'"),
         (
             {"parameters": {"lora_task_id": 2}},

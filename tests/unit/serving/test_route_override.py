@@ -6,7 +6,8 @@ import pytest
 
 from handler.core.errors import InvalidPayload
 from handler.protocols.registry import routes
-from handler.serving.admission import InferenceRoutes, route_in_attributes
+from handler.serving.admission import InferenceRoutes
+from handler.serving.preprocess import in_attributes
 
 ALL = routes("mindie")
 
@@ -46,8 +47,8 @@ def test_what_is_no_route_for_inference_is_refused(path: str) -> None:
     ],
 )
 def test_sagemakers_attributes_name_a_route(attributes: str, path: str | None) -> None:
-    assert route_in_attributes({"x-amzn-sagemaker-custom-attributes": attributes}) == path
-    assert route_in_attributes({}) is None
+    assert in_attributes({"x-amzn-sagemaker-custom-attributes": attributes}, "route") == path
+    assert in_attributes({}, "route") is None
 
 
 def test_a_route_matches_whatever_model_it_names() -> None:
