@@ -11,6 +11,8 @@ from handler.core.values import Token
 
 dumps = orjson.dumps
 """Compact UTF-8 JSON, non-ASCII raw; NaN and infinities become null, so every body is valid JSON."""
+loads = orjson.loads
+"""Decode JSON that `dumps` has written."""
 
 
 class Framing(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import ServingError
-from handler.core.framing import JSON, JSONLINES, SSE, Framing, dumps
+from handler.core.framing import JSON, JSONLINES, SSE, Framing, loads
 from handler.core.values import NO_TOKEN, Delta, Finish, Token
 from handler.plugins.api import Response, Sequence, Session, TextGenerationOutput, TextInput
 from handler.plugins.api import Token as UserToken
@@ -86,12 +86,15 @@ class ValueReply(Reply):
         """Change a part without its framing; what is no JSON is the stream's own end."""
         framing = self._framing
         try:
-            value = json.loads(part)
+            value = loads(part)
         except ValueError:
             return framing.before + part + framing.after
         changed = [self._apply(one) for one in value] if isinstance(value, list) else self._apply(value)
         end = b"\n" if framing is JSON and part.endswith(b"\n") else b""  # as LMI's async mode has it
-        return framing.encode(changed) + end
+        try:
+            return framing.encode(changed) + end
+        except TypeError as error:
+            raise failed(self._formatter, "returned what is not JSON", error) from None
 
     def _apply(self, value: Any) -> Any:
         """Change a value. One whose text is still null comes without it: LMI's own examples take its length."""
@@ -103,10 +106,6 @@ class ValueReply(Reply):
             result = {**{name: result.get(name) for name in names}, **result}
         if result is None:
             raise failed(self._formatter, "returned None; it must return a dict")
-        try:
-            dumps(result)
-        except TypeError as error:
-            raise failed(self._formatter, "returned what is not JSON", error) from None
         return result
 
 
@@ -151,7 +150,7 @@ class ResponseReply(Reply):
         data = self._reply.feed(index, delta)
         self.finished = self._reply.finished
         if not self._streams:
-            return self._written(Response(json.loads(data))) if data else b""
+            return self._written(Response(loads(data))) if data else b""
         parts = [part for part in _parts(data, self._framing) if part]
         if self.finished and self._framing is JSONLINES:
             parts.append(b"[DONE]")
@@ -181,8 +180,8 @@ class ResponseReply(Reply):
 
 
 def broken_off(errors: ErrorFormat, error: ServingError) -> bytes:
-    """Render the end of a stream that broke off, without the user's code, which might report it as a success."""
-    return JSONLINES.encode({"error": error.message, "code": errors.status(error)})
+    """Render the dialect's end of a stream that broke off, without the user's code, which might call it a success."""
+    return JSONLINES.encode(errors.tail(error))
 
 
 class CustomReply(Reply):

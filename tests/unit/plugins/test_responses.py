@@ -135,8 +135,21 @@ def test_a_failure_of_the_engine_never_goes_through_the_function() -> None:
     found = call(lambda output: "fine", {**CHAT, **STREAM})
     assert found.reply.feed(0, Delta(1, 0, (Token(7, "a", -1.0, False),), None))
     failure = found.reply.feed(0, Delta(1, 0, (), Finish.ERROR, GenerationFailed("it died")))
-    assert json.loads(failure) == {"error": "it died", "code": 424}
+    assert (json.loads(failure)["error"], json.loads(failure)["code"]) == ("it died", 424)
     assert found.reply.finished
+
+
+@pytest.mark.parametrize("schema", ["lmi", "lmi_async"])
+@pytest.mark.parametrize("style", [Style.RESPONSE, Style.VALUE, Style.OUTPUT])
+def test_a_stream_that_breaks_off_ends_as_without_a_formatter(schema: str, style: Style) -> None:
+    plain = INVOCATIONS[schema].parse({**PROMPT, **STREAM}, CONTEXT)
+    formatter = OutputFormatter("f", lambda output: output if style is not Style.OUTPUT else "x", style)
+    found = with_formatter(plain, formatter, PROMPT, None, tgi_compat=False)
+    failure = Delta(1, 0, (), Finish.ERROR, GenerationFailed("it died"))
+    wanted = plain.reply.feed(0, failure)
+    assert found.reply is not plain.reply
+    assert found.reply.feed(0, Delta(1, 0, (Token(7, "a", -1.0, False),), None))
+    assert found.reply.feed(0, failure) == wanted
 
 
 # -- dicts -------------------------------------------------------------------------------------------------------
