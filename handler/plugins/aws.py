@@ -159,13 +159,13 @@ def check_handlers(home: Path, variables: Mapping[str, str]) -> None:
     with problems:
         if SCRIPT in variables and not script.is_file():
             raise ConfigError(f"{SCRIPT}={variables[SCRIPT]}: there is no such file in {home}")
-        check_model_py(script if script.is_file() else None, handlers=True)
+        check_model_py(script if script.is_file() else None, handlers=STANDARDS)
     for variable in VARIABLES.values():
         with problems:
             if (spec := variables.get(variable)) and not _is_route(spec):
                 source, _ = _parts(variable, spec)
                 if (path := _file(source, home, script)) is not None:
-                    check_model_py(_existing(path, variable, spec), handlers=True)
+                    check_model_py(_existing(path, variable, spec), handlers=STANDARDS)
     problems.check()
 
 

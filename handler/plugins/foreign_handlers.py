@@ -11,6 +11,7 @@ from pathlib import Path
 
 from handler.core.custom_handlers import HANDLERS, MIDDLEWARE, PING, THROTTLE
 from handler.core.errors import ConfigError
+from handler.plugins.stand_ins import StandIn
 
 _PACKAGE = "model_hosting_container_standards"
 
@@ -38,18 +39,12 @@ _DECORATORS = {
 }
 """Name in the package -> what to write instead."""
 
-_CALLED = {
-    "custom_invocation_handler", "register_invocation_handler", "custom_ping_handler", "register_ping_handler",
-    "input_formatter", "output_formatter", "custom_middleware", "inject_adapter_id",
-}  # fmt: skip
-"""Names that the embedded server has."""
 
-
-def refuse_foreign_handlers(path: Path | None, *, called: bool = False) -> None:
+def refuse_foreign_handlers(path: Path | None, *, called: StandIn | None = None) -> None:
     """Refuse a script that has functions which nothing here calls; nothing of it runs.
 
     Args:
-        called: the host calls handlers and middleware.
+        called: what a host has of AWS's package that calls handlers and middleware; None for the others.
 
     Raises:
         ConfigError: naming each with its line, and what to write instead.
@@ -57,9 +52,12 @@ def refuse_foreign_handlers(path: Path | None, *, called: bool = False) -> None:
     """
     if path is None:
         return
-    found = list(_find(ast.parse(path.read_bytes(), str(path))))
-    if called:
-        found = [one for one in found if one[1] in _DECORATORS.keys() - _CALLED]
+    tree = ast.parse(path.read_bytes(), str(path))
+    if called is None:
+        found = list(_find(tree))
+    else:
+        lacking = ((line, name.rpartition(".")[2]) for line, name in called.lacking(tree))
+        found = [(line, name, _DECORATORS.get(name, HANDLERS)) for line, name in lacking]
     if found:
         raise ConfigError(
             *(

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import ConfigError, FormatterFailed
 from handler.plugins.foreign_handlers import refuse_foreign_handlers
+from handler.plugins.stand_ins import StandIn
 from handler.plugins.stand_ins.djl import DJL_PYTHON, MODULES
 from handler.protocols.assistant.tools.parsing import Format
 
@@ -103,12 +104,12 @@ class Decorated(NamedTuple):
     outputs: Mapping[str, OutputFormatter]
 
 
-def find_formatters(directory: Path | None, *, again: bool = False, handlers: bool = False) -> Decorated:
+def find_formatters(directory: Path | None, *, again: bool = False, handlers: StandIn | None = None) -> Decorated:
     """Find the decorated functions of the model.py in `directory`; none without such a file.
 
     Args:
         again: run it even if it was imported before; its module has a name of its own.
-        handlers: the host calls handlers of AWS's vLLM image too; else the file must have none.
+        handlers: what a host that calls handlers has of AWS's package; None where the file must have none.
 
     Raises:
         ConfigError: naming file and line: it cannot be imported, or a function has no known signature.
@@ -144,8 +145,11 @@ def check_syntax(path: Path | None) -> None:
         raise _failure(path, error) from None
 
 
-def check_model_py(path: Path | None, *, handlers: bool = False) -> None:
+def check_model_py(path: Path | None, *, handlers: StandIn | None = None) -> None:
     """Check the syntax of a model.py, its imports of DJL's package, and that something calls its functions.
+
+    Args:
+        handlers: what this host has of AWS's package; None where it calls no handlers.
 
     Raises:
         ConfigError: as `find_formatters`.

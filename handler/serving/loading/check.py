@@ -14,7 +14,7 @@ from handler.config.loader import Reading
 from handler.config.model_files import chat_template
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.engines.base import EngineConfig
-from handler.plugins.aws import check_handlers, script_of
+from handler.plugins.aws import STANDARDS, check_handlers, script_of
 from handler.plugins.functions import check_model_py, check_syntax, model_py
 from handler.plugins.tool_parser import find_tool_parser
 from handler.scheduler.lora.files import adapters_in
@@ -79,7 +79,7 @@ def check(reading: Reading, directory: Path | None = None, *, handlers: bool = F
 def _check_code(path: Path | None, config: Config) -> None:
     home, variables = handlers_home(config), environment.custom_code()
     if path is not None and path != script_of(home, variables):
-        check_model_py(path, handlers=True)
+        check_model_py(path, handlers=STANDARDS)
     check_handlers(home, variables)
 
 

@@ -11,7 +11,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.framing import FRAMINGS
 from handler.engines.process.engine_loop import Spec
-from handler.plugins.aws import Handlers, collecting, find_handlers
+from handler.plugins.aws import STANDARDS, Handlers, collecting, find_handlers
 from handler.plugins.functions import Formatters, choose, find_formatters
 from handler.plugins.tool_parser import load_tool_format
 from handler.scheduler.lora.files import adapters_in
@@ -39,7 +39,7 @@ def model_formatters(config: Config, directory: Path | None = None, *, handlers:
     custom: Handlers | None = None
     if handlers:
         with collecting() as decorated:
-            formatters = find_formatters(directory or own, handlers=True)
+            formatters = find_formatters(directory or own, handlers=STANDARDS)
         custom = find_handlers(handlers_home(config), environment.custom_code(), decorated)
     else:
         formatters = find_formatters(directory or own)

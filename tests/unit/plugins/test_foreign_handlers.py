@@ -10,7 +10,7 @@ from handler.config.loader import read_config
 from handler.core.custom_handlers import HANDLERS, INSTEAD, MIDDLEWARE, PING
 from handler.core.errors import ConfigError
 from handler.djl.startup import prepare
-from handler.plugins.aws import check_handlers, find_handlers
+from handler.plugins.aws import STANDARDS, check_handlers, find_handlers
 from handler.plugins.functions import find_formatters
 from handler.serving.loading.check import check
 from handler.serving.loading.model_directory import model_formatters
@@ -89,6 +89,26 @@ def test_decorators_are_found_by_their_import(line: str, name: str, instead: str
     assert f": {name} is of AWS's vLLM image" in told
     assert instead in told
     assert checked(tmp_path, f"{line}\n{FAIL}") == ([] if called else [told])
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("sagemaker", "input_formatter"), ("common", "custom_middleware"), ("sagemaker", "no_such_name"), ("other", "x")],
+)
+def test_what_the_start_could_not_import_is_refused_before(module: str, name: str, tmp_path: Path) -> None:
+    line = f"from {AWS}.{module} import {name}"
+    (told,) = checked(tmp_path, line)
+    assert f"line 1: {name} is of AWS's vLLM image" in told
+    with pytest.raises(ConfigError):
+        find_handlers(tmp_path, {}, {})
+
+
+def test_each_name_that_a_script_may_import_says_what_replaces_it_under_djl(tmp_path: Path) -> None:
+    for module, names in STANDARDS.modules.items():
+        for name, value in names.items():
+            line = f"from {module} import {name}"
+            assert checked(tmp_path, line) == []
+            assert "is not called here" in refusals(tmp_path, line)[0] or not callable(value)
 
 
 def test_other_names_are_the_users(tmp_path: Path) -> None:
