@@ -38,8 +38,9 @@ class MetricLines:
         tokens = {"LmiPromptTokens": request.num_prompt_tokens, "LmiGeneratedTokens": request.num_tokens}
         lines = [f"{name}.Count:{count}{self._label}" for name, count in tokens.items() if count]
         if request.num_tokens:
-            times = {"LmiTimeToFirstToken": request.first, "LmiEngineQueueTime": request.queue}
-            lines += [f"{name}.Seconds:{value:.6f}{self._label}{self._histogram}" for name, value in times.items()]
+            times = {"LmiTimeToFirstTokenSeconds": request.first, "LmiEngineQueueTimeSeconds": request.queue}
+            # Java knows no seconds, and loses a metric with a unit that it does not know.
+            lines += [f"{name}.None:{value:.6f}{self._label}{self._histogram}" for name, value in times.items()]
         try:
             self._stream.write("".join(f"[METRICS]{line}\n" for line in lines))
             self._stream.flush()

@@ -60,6 +60,16 @@ def front(version: str) -> Path:
     return _once(cache_directory() / "djl" / f"{version}-front-{digest}", build)
 
 
+def run(version: str, program: str, text: str) -> str:
+    """Give `text` to a class of the front end that has a main; return what it writes.
+
+    Raises:
+        subprocess.CalledProcessError: it failed; stderr has Java's reason.
+    """
+    command = ["java", "-cp", f"{front(version)}:{engine(version)}/lib/*", program]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
 def require(program: str) -> None:
     """
     Raises:

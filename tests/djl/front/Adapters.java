@@ -215,7 +215,7 @@ final class Adapters {
     private static String required(Map<String, String> query, String name) {
         String value = query.get(name);
         if (value == null) {
-            throw new Failure(400, "BadRequestException", "Parameter " + name + " is required.");
+            throw new Failure(400, "BadRequestException", "The parameter " + name + " is required");
         }
         return value;
     }

@@ -155,7 +155,7 @@ def test_registered_used_updated_unregistered(server: DjlServer, files: Path, ca
     assert id > 2
     updated = call(server, "POST", "/a/update", params={"src": str(files / "b")})
     if case.is_old:  # it has no such route, and takes the path for another
-        assert (updated.status_code, updated.json()["message"]) == (400, "Parameter name is required.")
+        assert (updated.status_code, updated.json()["message"]) == (400, "The parameter name is required")
         assert id_of(generate(server, "a")) == id
     else:
         check_done(updated, case, "updated")

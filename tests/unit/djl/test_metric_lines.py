@@ -21,6 +21,9 @@ DONE = RequestRecord("id", {}, "ok", "length", "", 7, 3, 0.25, 1e-7, 2.0)
 JAVAS = re.compile(r"([\w\s]+)\.([\w\s]+):([0-9\-,.e]+)(?:\|#([^|]*))?(?:\|(\d+))?(?:\|([cgh]))?")
 """What ai.djl.metric.Metric takes; of a line that does not fit, its reader of stdout makes a null."""
 
+UNITS = {"Count", "None"}
+"""Those that we need of ai.djl.metric.Unit; it has microseconds and milliseconds, and no seconds."""
+
 
 def written(version: Any, *requests: RequestRecord, name: str = "m") -> list[str]:
     stream = io.StringIO()
@@ -34,8 +37,8 @@ def test_a_request_has_its_tokens_and_times() -> None:
     assert written(NEW, DONE) == [
         "[METRICS]LmiPromptTokens.Count:7|#Model:m",
         "[METRICS]LmiGeneratedTokens.Count:3|#Model:m",
-        "[METRICS]LmiTimeToFirstToken.Seconds:0.000000|#Model:m|h",
-        "[METRICS]LmiEngineQueueTime.Seconds:0.250000|#Model:m|h",
+        "[METRICS]LmiTimeToFirstTokenSeconds.None:0.000000|#Model:m|h",
+        "[METRICS]LmiEngineQueueTimeSeconds.None:0.250000|#Model:m|h",
     ]
     assert [line.removesuffix("|h") for line in written(NEW, DONE)] == written(OLD, DONE)
 
@@ -51,6 +54,7 @@ def test_java_can_read_every_line(name: str) -> None:
         for line in written(version, DONE, name=name):
             found = JAVAS.fullmatch(line.removeprefix("[METRICS]"))
             assert found is not None, line
+            assert found[2] in UNITS
             assert "," not in found[4]
             assert found[4].count(":") == 1
 
