@@ -1,8 +1,8 @@
 """Models of S3: all objects below the prefix of `s3://bucket/prefix/`, in a directory of this machine.
 
 Files come into a directory beside the last one, which is renamed when all are there: a start that is killed leaves
-whole files, which the next one keeps, and no model that is served by half. Processes that start together wait for the
-one that downloads.
+whole files and pieces of large ones, which the next one keeps, and no model that is served by half. Processes that
+start together wait for the one that downloads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from fnmatch import fnmatch
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -36,8 +38,11 @@ SETTINGS = ("serving.properties", "*.py", "*.txt", "*.jinja", "*.yaml", "*.yml",
 _FORM = "write it as s3://BUCKET/PREFIX/, a directory with the model's files"
 
 _MOST_OBJECTS = 10_000  # of a model; a bucket's root may have millions
+_MOST_PAGES = 1_000  # of a list, a request each; S3's have a thousand objects
 _REQUESTS = 24  # at a time: one connection brings some 80 MB/s
-_PART = 16 << 20  # bytes of a request, of larger files
+_TRIES = 5  # to read an answer to its end
+_PIECE = 32 << 20  # bytes of a request, of larger files
+_CHUNK = 1 << 20  # bytes that are read and written at once
 _SECONDS = 10.0  # between lines of progress; also for a connection
 _CURE = (
     "SageMaker brings the files before the start, with its own rights, where they are the model's ModelDataSource and "
@@ -73,6 +78,15 @@ class _Object(NamedTuple):
     size: int
     time: int
     etag: str
+
+
+class _Piece(NamedTuple):
+    """Bytes of an object from `start`, which `work` is written with."""
+
+    one: _Object
+    work: Path
+    start: int
+    size: int
 
 
 def is_url(model_id: str | None) -> TypeGuard[str]:
@@ -148,7 +162,6 @@ def _refusals(url: str, bucket: str, prefix: str) -> Iterator[None]:
         ParamValidationError,
         PartialCredentialsError,
     )
-    from s3transfer.exceptions import RetriesExceededError
 
     try:
         yield
@@ -164,7 +177,7 @@ def _refusals(url: str, bucket: str, prefix: str) -> Iterator[None]:
     except (NoCredentialsError, PartialCredentialsError) as error:
         why = f"there are no AWS credentials here ({type(error).__name__})"
         raise ConfigError(f"{url} cannot be fetched: {why}: give the container a role. {_CURE}") from None
-    except (BotoCoreError, RetriesExceededError) as error:
+    except BotoCoreError as error:
         raise ConfigError(
             f"{url} cannot be fetched: S3 does not answer ({type(error).__name__}): under network isolation it is out "
             f"of reach, and a VPC needs a gateway endpoint for S3. {_CURE}"
@@ -202,17 +215,17 @@ def _listed(client: Any, url: str, bucket: str, prefix: str, only: Sequence[str]
     """
     found: list[_Object] = []
     num_listed, settings = 0, tuple(only) == SETTINGS
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-        items = page.get("Contents", [])
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    for number, items in enumerate(_pages(pages, url), 1):
         num_listed += len(items)
         for item in items:
-            name = item["Key"][len(prefix) :]
+            name = item.key[len(prefix) :]
             if not name or name.endswith("/") or (settings and "/" in name):
                 continue
             if not only or any(fnmatch(name, pattern) for pattern in only):
-                found.append(
-                    _Object(item["Key"], name, item["Size"], int(item["LastModified"].timestamp()), item["ETag"])
-                )
+                found.append(item._replace(name=name))
+        if number >= _MOST_PAGES:
+            raise ConfigError(f"{url}: the list of its objects does not end after {_MOST_PAGES} pages")
         if num_listed > _MOST_OBJECTS:
             raise ConfigError(f"{url} has more than {_MOST_OBJECTS} objects: name the prefix of one model")
     if not (found or (settings and num_listed)):
@@ -228,6 +241,25 @@ def _listed(client: Any, url: str, bucket: str, prefix: str, only: Sequence[str]
             "which they lie; archives are not unpacked"
         )
     return found
+
+
+def _pages(pages: Iterable[Any], url: str) -> Iterator[list[_Object]]:
+    """Yield the objects of each page, with no name yet.
+
+    Raises:
+        ConfigError: it is no list of S3's.
+    """
+    try:
+        for page in pages:
+            yield [_object(item) for item in page.get("Contents", [])]
+    except (ValueError, TypeError, LookupError, AttributeError) as error:  # botocore's too
+        raise ConfigError(f"{url}: the list of its objects cannot be read: {error!r}") from None
+
+
+def _object(item: Mapping[str, Any]) -> _Object:
+    if item["Size"] < 0:
+        raise ValueError(f"a size of {item['Size']}")
+    return _Object(item["Key"], "", item["Size"], int(item["LastModified"].timestamp()), item["ETag"])
 
 
 def _empty(client: Any, bucket: str, prefix: str) -> str:
@@ -271,22 +303,27 @@ def _fill(client: Any, url: str, bucket: str, part: Path, objects: Collection[_O
         if not (path in wanted and _is_whole(path, wanted[path])):
             path.unlink()
     missing = {path: one for path, one in wanted.items() if not path.exists()}
-    size, total = sum(one.size for one in missing.values()), sum(one.size for one in objects)
+    cut = part.with_suffix(".pieces")
+    cut.mkdir(exist_ok=True)
+    files = [_File(one, path, cut) for path, one in missing.items()]
+    for path in set(cut.iterdir()) - {path for file in files for path in (file.work, file.ledger)}:
+        path.unlink()
+    pieces = {piece: file for file in files for piece in file.missing()}
+    size, total = sum(piece.size for piece in pieces), sum(one.size for one in objects)
     free = shutil.disk_usage(part).free
     if size > free:
         raise ConfigError(
             f"{url}: {_giga(size)} do not fit into {part.parent}, where {_giga(free)} are free; SERVING_DOWNLOAD_DIR "
             "names another directory"
         )
-    kept = f", of which {_giga(total - size)} are there" if len(missing) < len(objects) else ""
+    kept = f", of which {_giga(total - size)} are there" if size < total else ""
     _say(f"downloading {url}: {len(objects)} files, {_giga(total)}{kept}, to {part.parent}")
-    for path in missing:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    _transfer(client, url, bucket, missing)
+    _transfer(client, url, bucket, pieces)
+    shutil.rmtree(cut)
 
 
 def _is_whole(path: Path, one: _Object) -> bool:
-    """Whether the file is the object: by its size, and the time that `_transfer` gives a file when it is whole."""
+    """Whether the file is the object: by its size, and the time that `_File` gives a file when it is whole."""
     state = path.stat()
     return (state.st_size, int(state.st_mtime)) == (one.size, one.time)
 
@@ -315,58 +352,108 @@ class _Progress:
         _say(f"{self._url}: {_giga(self._received)} of {_giga(self._size)}, {rate / 1e6:.0f} MB/s{left}")
 
 
-def _transfer(client: Any, url: str, bucket: str, missing: Mapping[Path, _Object]) -> None:
-    from s3transfer.manager import TransferConfig, TransferManager
-    from s3transfer.subscribers import BaseSubscriber
+class _File:
+    """An object's file while its pieces come, in any order. A byte of the ledger is 1 where its piece is there.
 
-    done: queue.SimpleQueue[tuple[Path, Any]] = queue.SimpleQueue()
-    progress = _Progress(url, sum(one.size for one in missing.values()))
+    Both are named by what the list said of the object, so that another object's pieces are never among them.
+    """
 
-    class Watch(BaseSubscriber):  # type: ignore[misc]  # a class without types
-        """Says what the list said, so that s3transfer asks for no object's head, and takes no other object."""
+    def __init__(self, one: _Object, path: Path, directory: Path) -> None:
+        name = _digest(one.name, str(one.size), one.etag, str(_PIECE))
+        self.work, self.ledger = directory / name, directory / f"{name}.ledger"
+        self._one, self._path = one, path
+        self._left = 0
 
-        def __init__(self, path: Path) -> None:
-            self._path = path
-            self._left = missing[path].size
+    def missing(self) -> list[_Piece]:
+        """Return the pieces that are not there; an empty file has one, without bytes."""
+        one = self._one
+        pieces = [
+            _Piece(one, self.work, start, min(_PIECE, one.size - start)) for start in range(0, max(one.size, 1), _PIECE)
+        ]
+        whole = self.work.exists() and self.ledger.exists() and self.work.stat().st_size == one.size
+        there = self.ledger.read_bytes() if whole else b""
+        self._left = len(pieces)
+        if not there:
+            self.work.write_bytes(b"")
+            os.truncate(self.work, one.size)
+            self.ledger.write_bytes(bytes(len(pieces)))
+        found = [piece for index, piece in enumerate(pieces) if there[index : index + 1] != b"\x01"]
+        self._left = len(found)
+        if not found:
+            self._finish()
+        return found
 
-        def on_queued(self, future: Any, **others: Any) -> None:
-            future.meta.provide_transfer_size(missing[self._path].size)
-            future.meta.provide_object_etag(missing[self._path].etag)
+    def add(self, piece: _Piece) -> None:
+        """Note that a piece is there; with the last one, the file takes its place."""
+        with open(self.ledger, "r+b") as ledger:
+            ledger.seek(piece.start // _PIECE)
+            ledger.write(b"\x01")
+        self._left -= 1
+        if not self._left:
+            self._finish()
 
-        def on_progress(self, bytes_transferred: int, **others: Any) -> None:
-            progress.add(bytes_transferred)
-            self._left -= bytes_transferred
-            if self._left < 0:  # it might never end
-                one = missing[self._path]
-                raise ConfigError(f"{url}: {one.name} came with more than {one.size} bytes; start again")
-
-        def on_done(self, future: Any, **others: Any) -> None:
-            done.put((self._path, future))
-
-    limits = TransferConfig(multipart_threshold=4 * _PART, multipart_chunksize=_PART, max_request_concurrency=_REQUESTS)
-    with TransferManager(client, limits) as manager:  # where the block raises, this cancels what runs
-        for path, one in missing.items():
-            manager.download(bucket, one.key, str(path), subscribers=[Watch(path)])
-        left = len(missing)
-        while left:
-            with contextlib.suppress(queue.Empty):
-                path, future = done.get(timeout=_SECONDS)
-                left -= 1
-                future.result()
-                _finish(url, path, missing[path])
-            progress.show()
+    def _finish(self) -> None:
+        """Mark the file as whole by the object's time."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        os.utime(self.work, (self._one.time, self._one.time))
+        self.work.rename(self._path)
+        self.ledger.unlink()
 
 
-def _finish(url: str, path: Path, one: _Object) -> None:
-    """Check a file's size, and mark it as whole by the object's time.
+def _transfer(client: Any, url: str, bucket: str, pieces: Mapping[_Piece, _File]) -> None:
+    """Bring the pieces, several at a time."""
+    progress, stop = _Progress(url, sum(piece.size for piece in pieces)), threading.Event()
+    done: queue.SimpleQueue[Future[_Piece]] = queue.SimpleQueue()
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        try:
+            for piece in pieces:
+                pool.submit(_get, client, url, bucket, piece, progress, stop).add_done_callback(done.put)
+            left = len(pieces)
+            while left:
+                with contextlib.suppress(queue.Empty):
+                    piece = done.get(timeout=_SECONDS).result()
+                    pieces[piece].add(piece)
+                    left -= 1
+                progress.show()
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _get(client: Any, url: str, bucket: str, piece: _Piece, progress: _Progress, stop: threading.Event) -> _Piece:
+    """Write a piece of an object, which S3 sends only while the object is the one of the list.
 
     Raises:
-        ConfigError: its size is another.
+        ConfigError: it has another length.
     """
-    if (size := path.stat().st_size) != one.size:
-        path.unlink()
-        raise ConfigError(f"{url}: {one.name} came with {size} bytes of {one.size}; start again")
-    os.utime(path, (one.time, one.time))
+    from botocore.exceptions import IncompleteReadError, ReadTimeoutError, ResponseStreamingError
+
+    about = {"Bucket": bucket, "Key": piece.one.key, "IfMatch": piece.one.etag}
+    if piece.size < piece.one.size:
+        about["Range"] = f"bytes={piece.start}-{piece.start + piece.size - 1}"
+    for attempt in range(1, _TRIES + 1):
+        received = 0
+        try:
+            with closing(client.get_object(**about)["Body"]) as body, open(piece.work, "r+b") as file:
+                file.seek(piece.start)
+                while not stop.is_set() and (chunk := body.read(_CHUNK)):
+                    received += len(chunk)
+                    if received > piece.size:  # it might never end
+                        raise ConfigError(
+                            f"{url}: {piece.one.name} came with more than {piece.size} bytes; start again"
+                        )
+                    file.write(chunk)
+                    progress.add(len(chunk))
+        except (IncompleteReadError, ReadTimeoutError, ResponseStreamingError):
+            progress.add(-received)
+            if attempt == _TRIES:
+                raise
+        else:
+            break
+    if received < piece.size:
+        raise ConfigError(f"{url}: {piece.one.name} came with {received} bytes of {piece.size}; start again")
+    return piece
 
 
 def _giga(size: int) -> str:

@@ -34,6 +34,9 @@ class Bucket:
         failures: status and code of S3's error, by a part of the path and query.
         headers: of the answers that fail.
         more: what is sent after an object's content, though the list says nothing of it.
+        cut: the number of answers whose connection ends amid their content; it falls.
+        size: of all objects in the list; "": their own.
+        endless: each list has no object, and says that there are more.
     """
 
     objects: dict[str, bytes]
@@ -43,6 +46,9 @@ class Bucket:
     url: str = ""
     asked: list[str] = field(default_factory=list)
     more: bytes = b""
+    cut: int = 0
+    size: str = ""
+    endless: bool = False
 
     def environment(self) -> dict[str, str]:
         """The variables with which a process reads this S3."""
@@ -100,9 +106,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return self.send(200, data + self.bucket.more, {"ETag": etag(data)})
 
     def listed(self, prefix: str) -> bytes:
+        if self.bucket.endless:
+            token = f"<NextContinuationToken>{len(self.bucket.asked)}</NextContinuationToken>"
+            return f"{_XML}<ListBucketResult><IsTruncated>true</IsTruncated>{token}</ListBucketResult>".encode()
         rows = [
             f"<Contents><Key>{escape(key)}</Key><LastModified>{_CHANGED}</LastModified>"
-            f"<ETag>{escape(etag(data))}</ETag><Size>{len(data)}</Size></Contents>"
+            f"<ETag>{escape(etag(data))}</ETag><Size>{self.bucket.size or len(data)}</Size></Contents>"
             for key, data in sorted(self.bucket.objects.items())
             if key.startswith(prefix)
         ]
@@ -113,6 +122,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
+        if self.bucket.cut and self.path.partition("?")[0].count("/") > 1 and body:
+            self.bucket.cut -= 1
+            self.close_connection = True
+            body = body[: len(body) // 2]
         with contextlib.suppress(OSError):  # the client was ended meanwhile
             size = max(1, self.bucket.rate // 20)
             for start in range(0, len(body), size):
