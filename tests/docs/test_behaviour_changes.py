@@ -94,7 +94,9 @@ ASYNC = {
         _PROTOCOLS + "test_async.py::test_lmis_names_are_refused_in_vllms_bodies"
     ),
     "a wrong type gets 500, because the message has a line feed": _LINES + "bad_parameter.txt",
-    "an unknown model or a long prompt gets 500 or 424 from 0.34 on": _LINES + "prompt_unknown_model.txt",
+    "an unknown model gets 500 or 424 from 0.34 on, as does a `prompt` or chat that is too long": (
+        _LINES + "prompt_unknown_model.txt"
+    ),
     "`option.enable_stateful_sessions=false` breaks every request": (
         "tests/app/dialects/test_async.py::test_without_sessions_only_requests_about_them_fail"
     ),

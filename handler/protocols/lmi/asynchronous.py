@@ -30,7 +30,7 @@ from handler.protocols.kernel.schema.shapes import FLAG, NULL, Shape, nullable
 from handler.protocols.kernel.texts import Text, TooManyTexts, read_texts, text_of, texts_shape
 from handler.protocols.lmi.async_response import AsyncFormat, AsyncStream
 from handler.protocols.lmi.body import read_field, read_parameters_field, read_stream
-from handler.protocols.lmi.errors import AsyncErrors
+from handler.protocols.lmi.errors import AsyncErrors, AsyncPromptErrors
 from handler.protocols.lmi.reply import DocumentReply
 from handler.protocols.lmi.sampling import ignored
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
@@ -98,7 +98,7 @@ class AsyncPrompt(Dialect):
     """A prompt in LMI's schema. It samples unless `do_sample` is false or `temperature` is 0."""
 
     name = "lmi_async"
-    errors = _ERRORS
+    errors = AsyncPromptErrors()
     format = AsyncFormat()
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:

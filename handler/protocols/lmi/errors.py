@@ -92,6 +92,12 @@ class AsyncErrors(FrontEndErrors):
         return {"error": {"message": error.message, "type": "InternalServerError", "param": None, "code": 500}}
 
 
+class AsyncPromptErrors(AsyncErrors):
+    """Those of `inputs`: LMI answers 424 where a prompt is too long too."""
+
+    statuses = MappingProxyType({**AsyncErrors.statuses, TooLong: 424})
+
+
 _OF_THE_WORKER = frozenset({400, 404, 424})
 """Statuses of async mode that the front end passes on; it writes the others itself."""
 
