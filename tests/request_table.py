@@ -311,7 +311,7 @@ DYNAMIC = (
     refuse("decoder_input_details", "parameters.decoder_input_details", decoder_input_details=True),
     refuse("n", "must be 1", n=2),
     refuse("outputs", "only available with rolling batch", outputs=["output_ids"]),
-    stream(refuse("not by request", "'stream'")),
+    send("stream without effect", 200, " a b a", {**_ASK, "stream": True}),
     chat("one", " user: a assistant: user: a", "a"),
     chat("wrong", "temperature=9", "a", status=424, temperature=9),
     completion("one", " a b c a b"),

@@ -58,10 +58,7 @@ class DynamicBatch(Dialect):
         requests = [item.request._replace(full_text=full) for item in parsed]
         ignored += parsed[0].ignored
         if read_stream(body, parameters, parsed[0].streaming) and not context.config.enable_streaming:
-            raise InvalidPayload(
-                "'stream': dynamic batching streams by option.enable_streaming=true, not by request; "
-                f"route=/generate_stream {_IN_ATTRIBUTES} streams TGI's events, a chat streams by request"
-            )
+            ignored += _asking_for_stream(body, parameters)
         if requests[0].sampling.prompt_logprobs:
             raise InvalidParameter(f"parameters.prompt_logprobs=1: {_NOT_HERE}")
         if requests[0].sampling.top_logprobs:
@@ -80,6 +77,12 @@ def _has_prompts(parameters: Mapping[str, Any], context: ServerContext) -> bool:
     said = read_field(parameters, "return_full_text")
     config = context.config
     return config.lmi_version >= _WITH_PROMPTS_SINCE and not config.enable_streaming if said is None else bool(said)
+
+
+def _asking_for_stream(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
+    """List the names that ask for a stream. LMI answers them whole: only option.enable_streaming streams."""
+    inner = [f"parameters.{name}" for name in ("stream", "streaming") if parameters.get(name)]
+    return ["stream", *inner] if body.get("stream") else inner
 
 
 def _are_prompts(value: Any) -> bool:

@@ -338,6 +338,13 @@ def test_best_of_alone_returns_all_of_them() -> None:
     assert len(found["details"]["best_of_sequences"]) == 2
 
 
+@pytest.mark.parametrize("inner", ["stream", "streaming"])
+def test_a_dynamic_batch_names_what_asks_for_a_stream_in_vain(inner: str) -> None:
+    assert parse({inner: True}, schema="dynamic_batch").ignored == [f"parameters.{inner}"]
+    assert parse({inner: True}, schema="dynamic_batch", stream=True).ignored == ["stream", f"parameters.{inner}"]
+    assert parse({"stream": True}, schema="dynamic_batch", stream=False).ignored == []
+
+
 def test_a_stream_that_ends_without_a_token_still_closes_properly() -> None:
     script = [*deltas()[:2], deltas()[0]._replace(tokens=(), finish=Finish.LENGTH)]
     lines = answer("lmi", {"inputs": "a", "stream": True, "parameters": {"details": True}}, script).body.splitlines()
@@ -366,7 +373,6 @@ def test_tgi_keeps_the_stop_string_unless_told_otherwise() -> None:
         ({"inputs": ["a", ""]}, "non-empty"),
         ({"inputs": ["a", 1]}, "non-empty"),
         ({"inputs": ["a"] * 33}, "33 prompts"),
-        ({"inputs": "a", "stream": True}, "option.enable_streaming"),
         ({"inputs": "a", "parameters": {"details": True}}, "only available with rolling batch"),
         ({"inputs": "a", "parameters": {"n": 2}}, "must be 1"),
         ({"inputs": "a", "parameters": {"top_p": 7}}, "parameters.top_p=7"),
