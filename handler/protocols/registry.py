@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from handler.core.errors import NotFound
+from handler.core.errors import InvalidParameter, ModelNotFound, NotFound
 from handler.core.values import Task, Truncation
 from handler.protocols.anthropic.request import AnthropicCount, AnthropicMessages
 from handler.protocols.kernel.base import Dialect, ParsedRequest
@@ -20,6 +20,7 @@ from handler.protocols.lmi.request import Lmi
 from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.completions import OpenAiCompletions
 from handler.protocols.openai.embeddings import OpenAiEmbeddings
+from handler.protocols.openai.parameters import read_model
 from handler.protocols.rerank.request import Rerank
 from handler.protocols.responses.request import OpenAiResponses
 from handler.protocols.tei.request import TeiEmbed, TeiPredict, TeiRerank, TeiSimilarity
@@ -42,13 +43,17 @@ class DispatchByField(Dialect):
         mode: the dialect of this configuration, which also answers a body that no dialect reads.
         others: field -> the dialect that it selects.
         before: those fields that decide where the body has `inputs` too.
+        otherwise: the field of the dialect that answers a body which no dialect reads, if not the mode's.
     """
 
-    def __init__(self, mode: Dialect, others: Mapping[str, Dialect], before: Sequence[str] = ()) -> None:
+    def __init__(
+        self, mode: Dialect, others: Mapping[str, Dialect], before: Sequence[str] = (), otherwise: str | None = None
+    ) -> None:
         self.name = mode.name
-        self.any_media, self.unique_keys, self.errors = mode.any_media, mode.unique_keys, mode.errors
         self._mode = mode
         self._others = others
+        self._otherwise = mode if otherwise is None else others[otherwise]
+        self.any_media, self.unique_keys, self.errors = mode.any_media, mode.unique_keys, self._otherwise.errors
         self._by_field = {**{field: others[field] for field in before}, "inputs": mode, **others}
 
     @property
@@ -65,10 +70,31 @@ class DispatchByField(Dialect):
             for field, dialect in self._by_field.items():
                 if body.get(field) is not None:
                     return dialect
-        return self._mode
+        return self._otherwise
 
     def errors_of(self, body: Any, context: ServerContext) -> ErrorFormat:
         return self.dialect_of(body).errors_of(body, context)
+
+
+class DispatchByOpenAi(DispatchByField):
+    """/invocations in OpenAI's form, as AWS's vLLM image and TGI have it: `model` need not be the name of this one."""
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        if not (isinstance(body, dict) and _names_no_model(body, context)):
+            return super().parse(body, context)
+        parsed = super().parse({**body, "model": None}, context)
+        return parsed._replace(ignored=[*parsed.ignored, "model"])
+
+
+def _names_no_model(body: Mapping[str, Any], context: ServerContext) -> bool:
+    """Whether `model` is the name of neither the model nor an adapter; a wrong type is left to the dialect."""
+    try:
+        read_model(body, context)
+    except ModelNotFound:
+        return True
+    except InvalidParameter:
+        return False
+    return False
 
 
 TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
@@ -81,8 +107,12 @@ _MODES: dict[str, Lmi | TgiCompat | DynamicBatch] = {mode.name: mode for mode in
 
 
 def _by_field(mode: Dialect, chat: Dialect, completions: Dialect = _COMPLETIONS) -> DispatchByField:
-    others = {"anthropic_version": _MESSAGES, "messages": chat, "prompt": completions, "text_input": _TRITON}
-    return DispatchByField(mode, others, before=("prompt",) if isinstance(mode, AsyncPrompt) else ())  # as in LMI
+    before = ("prompt",) if isinstance(mode, AsyncPrompt) else ()  # as in LMI
+    return DispatchByField(mode, _others(chat, completions), before)
+
+
+def _others(chat: Dialect, completions: Dialect) -> dict[str, Dialect]:
+    return {"anthropic_version": _MESSAGES, "messages": chat, "prompt": completions, "text_input": _TRITON}
 
 
 _ASYNC = AsyncPrompt()
@@ -188,7 +218,9 @@ def choose(
         mode: Dialect = _ASYNC
     else:
         mode = _MODES["dynamic_batch" if rolling_batch == "disable" else "tgi_compat" if tgi_compat else "lmi"]
-    return _by_field(mode, ROUTES["/v1/chat/completions"]) if openai_compat else INVOCATIONS[mode.name]
+    if openai_compat:
+        return DispatchByOpenAi(mode, _others(ROUTES["/v1/chat/completions"], _COMPLETIONS), otherwise="messages")
+    return INVOCATIONS[mode.name]
 
 
 _BY_TEI = DispatchByField(_EMBED, {"input": _EMBEDDINGS})

@@ -138,6 +138,21 @@ def test_openai_compat_answers_chats_on_invocations_as_on_openais_route(mode: st
         assert server.post(prompt.body("a b", 2)).json() in ({"generated_text": " a b"}, [{"generated_text": " a b"}])
 
 
+def test_openai_compat_takes_any_name_of_a_model_on_invocations_alone() -> None:
+    chat = DIALECTS["openai chat"]
+    body = {**chat.body("a b", 4), "model": "nobody"}
+    with serve("--engine", "echo", "-o", "option.openai_compat=true") as server:
+        taken = server.post(body)
+        assert taken.status_code == 200
+        assert taken.headers["x-lmi-ignored-parameters"] == "model"
+        assert server.post(body, chat.path).status_code == 404
+        assert server.post({**body, "model": 1}).status_code == 400
+        wrongs: tuple[Any, ...] = ({"text": "a"}, [], 1)
+        for wrong in wrongs:
+            refused = server.post(wrong)
+            assert (refused.status_code, set(refused.json()["error"])) == (400, {"message", "type", "param", "code"})
+
+
 def test_sagemakers_header_names_the_route(paced: LiveServer) -> None:
     for dialect in DIALECTS.values():
         wanted = f"{dialect.before} a b"
