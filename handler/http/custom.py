@@ -6,7 +6,8 @@ import contextlib
 import inspect
 import logging
 import traceback
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from starlette import background, concurrency, datastructures, exceptions, requests, responses, status
@@ -20,7 +21,6 @@ from handler.http.asgi import SHARED, headers_by_name, read_body, send_error
 from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.plugins.aws import Handlers
 from handler.plugins.stand_ins import StandIn
-from handler.protocols.kernel.errors import SERVER
 from handler.serving.model import ServedModel
 
 log = logging.getLogger("handler.server")
@@ -223,12 +223,23 @@ async def _answer(handler: Callable[..., Any], request: Request) -> Response:
         dump = getattr(result, "model_dump", None)
         return JSONResponse(dump(mode="json") if callable(dump) else result)
     except exceptions.HTTPException as error:
-        return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+        return _refused(error)
     except Exception as error:
         name = getattr(handler, "__name__", type(handler).__name__)
         log.exception("custom handler %r failed", name)
-        answer = SERVER.whole(InternalError(f"custom handler {name!r} raised {_shown(error)}"))
-        return Response(answer.body, answer.status, media_type=answer.content_type)
+        return _failed(f"custom handler {name!r} raised {_shown(error)}", "InternalServerError", 500)
+
+
+def _refused(error: exceptions.HTTPException) -> Response:
+    """Return the answer of code that raises FastAPI's refusal."""
+    with contextlib.suppress(ValueError):
+        return _failed(error.detail, HTTPStatus(error.status_code).phrase, error.status_code, error.headers)
+    return _failed(error.detail, "", error.status_code, error.headers)  # a status that has no name
+
+
+def _failed(message: Any, kind: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an error in vLLM's form, which AWS's image gives those of handlers too."""
+    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status, headers)
 
 
 async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -263,7 +274,7 @@ def _dispatch(function: Callable[..., Any]) -> Callable[[Request, RequestRespons
             with _alive():
                 response: Response = await function(request, call_next)
         except exceptions.HTTPException as error:
-            return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+            return _refused(error)
         return _contain_parts(response)
 
     return dispatch

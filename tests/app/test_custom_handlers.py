@@ -169,7 +169,8 @@ def test_the_adapter_of_the_header_is_put_into_the_body(handlers: AppServer) -> 
 
 def test_answers_are_those_of_fastapi(handlers: AppServer) -> None:
     refused = handlers.post({"do": "refuse"})
-    assert (refused.status_code, refused.json(), refused.headers["x-tea"]) == (418, {"detail": "no tea"}, "none")
+    error = {"message": "no tea", "type": "I'm a Teapot", "param": None, "code": 418}  # vLLM's form, as in that image
+    assert (refused.status_code, refused.json(), refused.headers["x-tea"]) == (418, {"error": error}, "none")
     assert handlers.post({"do": "null"}).text == "null"
     assert handlers.post({"do": "stream"}).text == "one two"
 
