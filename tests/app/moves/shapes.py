@@ -1,0 +1,124 @@
+"""The shape of an answer: its keys at each level, the JSON types of its values and its framing, whatever was said.
+
+A shape is JSON itself. A scalar is the name of its type, or several as `null|string`; `{"a": …, "b?": …}` is an object,
+where `b` is not always there; `[…]` is a list, of one shape for all its items.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+_TYPES = {str: "string", bool: "boolean", int: "number", float: "number", type(None): "null"}
+_DECODER = json.JSONDecoder()
+_BEGIN = re.compile(r"(?!\[DONE\])[{\[]")
+
+
+def body_shape(body: str) -> dict[str, Any]:
+    """Return the shape of a body.
+
+    `frames` are those of its first JSON document, of all between, and of its last one; `glue` is the text before them,
+    between them (each different one once) and after them. A body that is no JSON has its text alone.
+    """
+    try:
+        values, glue = _split(body)
+    except ValueError:
+        return {"text": body}
+    if not values:
+        return {"text": body}
+    first, *between = values
+    last = between.pop() if between else None
+    parts = [[first], between, [last]] if last is not None else [[first]]
+    return {
+        "glue": [glue[0], *dict.fromkeys(glue[1:-1]), glue[-1]],
+        "frames": [merged([shape(value) for value in part]) for part in parts if part],
+    }
+
+
+def _split(body: str) -> tuple[list[Any], list[str]]:
+    """Return the JSON objects and lists of a body, and the text around them."""
+    values: list[Any] = []
+    glue: list[str] = []
+    at = 0
+    while begin := _BEGIN.search(body, at):
+        glue.append(body[at : begin.start()])
+        value, at = _DECODER.raw_decode(body, begin.start())
+        values.append(value)
+    return values, [*glue, body[at:]]
+
+
+def shape(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _by_token(part) if name == "top_logprobs" else shape(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [merged([shape(part) for part in value])] if value else []
+    return _TYPES[type(value)]
+
+
+def _by_token(value: Any) -> Any:
+    """Return the shape of a completion's `top_logprobs`: the names in its objects are what the model could say."""
+    if isinstance(value, list) and any(isinstance(part, dict) and "logprob" not in part for part in value):
+        return [merged([{"TOKEN": merged([shape(logprob) for logprob in part.values()])} for part in value])]
+    return shape(value)
+
+
+def merged(shapes: Sequence[Any]) -> Any:
+    """Return the shape that covers all of them."""
+    objects = [one for one in shapes if isinstance(one, dict)]
+    lists = [one for one in shapes if isinstance(one, list)]
+    scalars = sorted({name for one in shapes if isinstance(one, str) for name in one.split("|")})
+    found: list[Any] = ["|".join(scalars)] if scalars else []
+    if lists:
+        items = [one[0] for one in lists if one]
+        found.append([merged(items)] if items else [])
+    if objects:
+        found.append(_merged_objects(objects))
+    return found[0] if len(found) == 1 else {"any of": found}
+
+
+def _merged_objects(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    names = dict.fromkeys(name.removesuffix("?") for one in objects for name in one)
+    always = [name for name in names if all(name in one for one in objects)]
+    return {
+        name if name in always else f"{name}?": merged(
+            [one[key] for one in objects for key in (name, f"{name}?") if key in one]
+        )
+        for name in names
+    }
+
+
+def differences(old: Any, new: Any, path: str = "$") -> Iterator[str]:
+    """Yield what a client of the old shape finds changed in the new one.
+
+    A value that may be of several types may be of fewer of them. A field that was not always there need not be.
+    """
+    if isinstance(old, dict) and isinstance(new, dict) and "any of" not in (*old, *new):
+        yield from _object_differences(old, new, path)
+    elif isinstance(old, list) and isinstance(new, list):
+        if old and new:
+            yield from differences(old[0], new[0], f"{path}[]")
+    elif isinstance(old, str) and isinstance(new, str):
+        if not set(new.split("|")) <= set(old.split("|")):
+            yield f"{path}: {old} -> {new}"
+    elif old != new:
+        yield f"{path}: {_name(old)} -> {_name(new)}"
+
+
+def _object_differences(old: dict[str, Any], new: dict[str, Any], path: str) -> Iterator[str]:
+    here, there = ({name.removesuffix("?"): name for name in one} for one in (old, new))
+    for name, key in here.items():
+        if name not in there:
+            yield f"{path}.{name}: {_name(old[key])} -> absent"
+            continue
+        if there[name].endswith("?") and not key.endswith("?"):
+            yield f"{path}.{name}: always -> sometimes"
+        yield from differences(old[key], new[there[name]], f"{path}.{name}")
+    for name, key in there.items():
+        if name not in here:
+            yield f"{path}.{name}: absent -> {_name(new[key])}"
+
+
+def _name(shape: Any) -> str:
+    return shape if isinstance(shape, str) else "list" if isinstance(shape, list) else "object"
