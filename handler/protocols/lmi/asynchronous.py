@@ -31,12 +31,13 @@ from handler.protocols.kernel.texts import Text, TooManyTexts, read_texts, text_
 from handler.protocols.lmi.async_response import AsyncFormat, AsyncStream
 from handler.protocols.lmi.body import read_field, read_parameters_field, read_stream
 from handler.protocols.lmi.errors import AsyncErrors, AsyncPromptErrors
+from handler.protocols.lmi.foreign import noting_foreign, without_foreign
 from handler.protocols.lmi.reply import DocumentReply
 from handler.protocols.lmi.sampling import ignored
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
 from handler.protocols.openai.completions import OpenAiCompletions
 from handler.protocols.openai.completions_response import completion_of
-from handler.protocols.openai.parameters import CHAT, COMPLETIONS, FOREIGN, MODEL, read_model
+from handler.protocols.openai.parameters import CHAT, COMPLETIONS, MODEL, read_model
 from handler.protocols.openai.response import Head, identity
 
 MODEL_NAME = "lmi"
@@ -65,7 +66,7 @@ _LMIS = {
 }  # fmt: skip
 
 TABLE = Table(
-    {**{name: one for name, one in COMPLETIONS.parameters.items() if name not in {*FOREIGN, "best_of"}}, **_LMIS},
+    {**{name: one for name, one in without_foreign(COMPLETIONS).parameters.items() if name != "best_of"}, **_LMIS},
     "parameters.",
 )
 
@@ -184,13 +185,16 @@ class AsyncChat(OpenAiChat):
 
     name = "lmi_async_chat"
     errors = _ERRORS
-    table = Table({name: one for name, one in CHAT.parameters.items() if name != "adapters"})
+    table = without_foreign(CHAT)
     fields: Mapping[str, Shape] = {**OpenAiChat.fields, **ADAPTERS, "inputs": NULL}  # or the body would be no chat
     whole: Framing = JSON_LINE
     stream: Framing = _EVENTS
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
         return read_served(body, context)
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        return noting_foreign(super().parse(body, context), context)
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
         return _as_openai(super().answer(chat))
@@ -201,7 +205,7 @@ class AsyncCompletions(OpenAiCompletions):
 
     name = "lmi_async_completions"
     errors = _ERRORS
-    table = Table({name: one for name, one in COMPLETIONS.parameters.items() if name != "adapters"})
+    table = without_foreign(COMPLETIONS)
     fields: Mapping[str, Shape] = {**OpenAiCompletions.fields, **ADAPTERS}
     whole: Framing = JSON_LINE
     stream: Framing = _EVENTS
@@ -210,7 +214,7 @@ class AsyncCompletions(OpenAiCompletions):
         return read_served(body, context)
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        return _as_openai(super().parse(body, context))
+        return noting_foreign(_as_openai(super().parse(body, context)), context)
 
 
 def _as_openai(request: ParsedRequest) -> ParsedRequest:

@@ -19,6 +19,7 @@ from handler.protocols.kernel.readers.values import string
 from handler.protocols.kernel.schema.shapes import NULL, Shape
 from handler.protocols.lmi.chat_response import ChatDocument, ChatStream, LmiChatFormat
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
+from handler.protocols.lmi.foreign import noting_foreign, without_foreign
 from handler.protocols.lmi.request import Lmi
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
 from handler.protocols.openai.parameters import CHAT
@@ -26,11 +27,7 @@ from handler.protocols.openai.request import read_stream
 from handler.protocols.openai.response import Usage
 
 TABLE = Table(
-    {
-        **{name: parameter for name, parameter in CHAT.parameters.items() if name != "adapters"},
-        "model": Parameter("", string),
-        "user": Parameter("", string),
-    }
+    {**without_foreign(CHAT).parameters, "model": Parameter("", string), "user": Parameter("", string)},
 )
 
 _FRAMINGS = {framing.name: framing for framing in (JSONLINES, SSE_DONE)}
@@ -53,6 +50,9 @@ class Chat(OpenAiChat):
         self.name = f"{mode.name}_chat"
         self.errors = mode.errors
         self._framing = _FRAMINGS[mode.stream_framing.name]
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        return noting_foreign(super().parse(body, context), context)
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
         """Read the LoRA adapter: `adapters`, or `model` where that is the name of one. Any other name is allowed."""

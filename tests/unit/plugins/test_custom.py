@@ -264,6 +264,28 @@ def test_an_engines_failure_does_not_go_through_the_users_code() -> None:
 # -- input formatters --------------------------------------------------------------------------------------------
 
 
+def add_limits(decoded_payload: dict[str, Any], tokenizer: Any = None, **kwargs: Any) -> dict[str, Any]:
+    """As LMI's documented input formatters do, whatever the body is."""
+    decoded_payload.setdefault("parameters", {}).setdefault("max_new_tokens", 256)
+    decoded_payload["parameters"].setdefault("temperature", 0.7)
+    return decoded_payload
+
+
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        *((schema, {"inputs": "a"}) for schema in ("lmi", "lmi_async")),
+        *((schema, {"messages": [{"role": "user", "content": "a"}]}) for schema in ("lmi", "lmi_async")),
+        ("lmi_async", {"prompt": "a"}),  # in rolling batch it is none of LMI's
+    ],
+)
+def test_lmis_documented_input_formatters_serve_every_body(schema: str, body: dict[str, Any]) -> None:
+    read, _ = reader(add_limits, payload=True, tokenizer=None).read(json.dumps(body).encode(), {})
+    parsed = INVOCATIONS[schema].parse(read, CONTEXT)
+    assert (parsed.requests[0].sampling.max_new_tokens == 256) is ("inputs" in body)
+    assert ("parameters" in parsed.ignored) is ("inputs" not in body)
+
+
 def reader(function: Function, *, payload: bool = False, **keywords: Any) -> CustomReader:
     return CustomReader(InputFormatter("f", function, payload, None), lambda body, headers: decode(body), keywords)
 

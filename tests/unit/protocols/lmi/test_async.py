@@ -10,7 +10,7 @@ import pytest
 from handler.core.errors import InvalidParameter, InvalidPayload, ModelNotFound
 from handler.core.values import Adapter
 from handler.protocols.kernel.base import ParsedRequest
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.context import Notices, ServerContext
 from handler.protocols.lmi.asynchronous import TABLE
 from handler.protocols.openai.parameters import COMPLETIONS, FOREIGN
 from handler.protocols.registry import INVOCATIONS
@@ -138,10 +138,22 @@ def test_a_wrong_parameter_is_refused_by_name(parameters: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("field", [{"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}])
-def test_lmis_names_are_refused_in_vllms_bodies(field: dict[str, Any]) -> None:
-    """vLLM drops them: the client would get an answer of another length."""
-    with pytest.raises(InvalidParameter, match="max_new_tokens=3: is not supported: write max_tokens"):
-        ASYNC.parse({**field, "max_new_tokens": 3}, CAPABLE)
+@pytest.mark.parametrize("name", sorted(FOREIGN.keys() - {"adapters"}))
+def test_lmis_names_have_no_effect_in_vllms_bodies(
+    name: str, field: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """LMI's documented input formatters add `parameters` to every body; vLLM drops them."""
+    context = replace(CAPABLE, notices=Notices())
+    given = {"max_new_tokens": 3} if name == "parameters" else 3
+    plain = ASYNC.parse(field, context)
+    assert not caplog.messages
+    for _ in range(2):
+        found = ASYNC.parse({**field, name: given}, context)
+        assert (found.requests, list(found.ignored)) == (plain.requests, [name])
+    (told,) = caplog.messages
+    assert told.startswith(f"{name} has no effect in bodies with messages or prompt, as in LMI")
+    with pytest.raises(InvalidPayload, match=f"unknown names: {name} "):
+        ASYNC.parse({**field, name: given}, with_options(context, unknown_parameters="refuse"))
 
 
 def test_a_stream_has_no_prefill() -> None:

@@ -12,7 +12,7 @@ from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, Sam
 from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.context import NoAdapters
 from handler.protocols.lmi.chat import TABLE
-from handler.protocols.openai.parameters import CHAT
+from handler.protocols.openai.parameters import CHAT, FOREIGN
 from handler.protocols.registry import INVOCATIONS
 from tests.unit.protocols.answers import CONTEXT, answer, deltas, value, with_options
 
@@ -50,7 +50,7 @@ def test_null_means_absent() -> None:
 
 def test_parameters_are_openais_but_for_the_name_of_the_model_and_of_adapters() -> None:
     assert TABLE.parameters.keys() - CHAT.parameters.keys() == {"model", "user"}
-    assert CHAT.parameters.keys() - TABLE.parameters.keys() == {"adapters"}
+    assert CHAT.parameters.keys() - TABLE.parameters.keys() == FOREIGN.keys()
     assert all(TABLE.parameters[name] is CHAT.parameters[name] for name in TABLE.parameters.keys() & CHAT.parameters)
     assert not parse(model="any", user="any").ignored
 
@@ -88,6 +88,11 @@ def test_unknown_names_are_reported_wherever_they_stand() -> None:
     strict = with_options(CONTEXT, unknown_parameters="refuse")
     error = value("lmi", {**ASK, "messages": [named]}, context=strict)["error"]
     assert "messages[].name" in error
+
+
+def test_what_lmis_input_formatters_add_to_chats_is_reported() -> None:
+    found = parse(parameters={"max_new_tokens": 256})
+    assert (found.requests, list(found.ignored)) == (parse().requests, ["parameters"])
 
 
 def test_inputs_win_and_messages_beside_them_are_reported() -> None:
