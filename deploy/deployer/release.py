@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 
 from deploy.aws import Aws, is_denied
 from deploy.deployer.calls import show
-from deploy.deployer.live import Live
+from deploy.deployer.live import Live, LiveResource
 from deploy.deployer.preparation import Preparation
 from deploy.resources.build import resources
 from deploy.resources.resource import Json, Kind
@@ -40,16 +40,18 @@ def keep_release(
     spec, endpoint = preparation.spec, live.endpoint
     if endpoint is None or is_aws_image(preparation.decision.image) or _names_release(spec):
         return preparation, ()
-    config = str(endpoint.description["EndpointConfigName"])
     try:
-        told = [_told(container, adopt=adopt) for container in _containers(config, aws, live, adopt=adopt)]
+        told = {_told(container, adopt=adopt) for container in _containers(endpoint, aws, live, adopt=adopt)} - {""}
     except ClientError as error:
         if not is_denied(error):
             raise
         return preparation, (f"{endpoint.name}'s image may not be read: write LMI's release into {_FIELD}",)
-    version = next(filter(None, told), "")
-    if not version:
+    if len(told) > 1:
+        several = " and ".join(sorted(told))
+        return preparation, (f"{endpoint.name} answers as LMI {several}: write the release to keep into {_FIELD}",)
+    if not told:
         return preparation, ()
+    version = told.pop()
     spec = spec.model_copy(update={"environment": {**spec.environment, _VARIABLE: version}})
     wanted = resources(spec, preparation.decision, allow_plaintext_secret=allow_plaintext_secret)
     said = f"{endpoint.name} keeps answering as LMI {version}: write {_FIELD}: '{version}', or another release"
@@ -62,13 +64,27 @@ def _names_release(spec: Spec) -> bool:
     return KEY in own or any(item.name == _VARIABLE for item in settings_of(spec.options, spec.environment))
 
 
-def _containers(config: str, aws: Aws, live: Live, *, adopt: bool) -> Iterator[Json]:
+def _containers(endpoint: LiveResource, aws: Aws, live: Live, *, adopt: bool) -> Iterator[Json]:
     """Yield the containers of an endpoint's models; without `adopt` only of those that the deployment owns."""
+    config = str(endpoint.description["EndpointConfigName"])
     found = _described(Kind.ENDPOINT_CONFIG, config, aws, live, adopt=adopt) or {}
-    for variant in found.get("ProductionVariants", ()):
-        if (name := variant.get("ModelName")) is not None:
+    for part in [*found.get("ProductionVariants", ()), *_components(endpoint.name, aws, live, adopt=adopt)]:
+        if (name := part.get("ModelName")) is not None:
             model = _described(Kind.MODEL, name, aws, live, adopt=adopt) or {}
             yield from (one for one in (model.get("PrimaryContainer"), *model.get("Containers", ())) if one)
+        elif (container := part.get("Container")) is not None:
+            yield {**container, "Image": container.get("DeployedImage", {}).get("SpecifiedImage", "")}
+
+
+def _components(endpoint: str, aws: Aws, live: Live, *, adopt: bool) -> Iterator[Json]:
+    """Yield what the endpoint's inference components are made of."""
+    if not adopt:
+        yield from (component.description.get("Specification", {}) for component in live.of(Kind.COMPONENT))
+        return
+    pages = aws.client("sagemaker").get_paginator("list_inference_components").paginate(EndpointNameEquals=endpoint)
+    for name in [item["InferenceComponentName"] for page in pages for item in page["InferenceComponents"]]:
+        component = _described(Kind.COMPONENT, name, aws, live, adopt=True) or {}
+        yield component.get("Specification", {})
 
 
 def _described(kind: Kind, name: str, aws: Aws, live: Live, *, adopt: bool) -> Json | None:

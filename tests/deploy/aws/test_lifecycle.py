@@ -104,6 +104,55 @@ def another_s_endpoint(cloud: Cloud, image: str, name: str = f"{NAME}-old") -> N
     cloud.calls.clear()
 
 
+def another_s_components(cloud: Cloud, *images: str, own_models: bool) -> None:
+    """As somebody made them by hand, each with an image, in its own model or in the component itself."""
+    sagemaker, role = cloud.client("sagemaker"), "arn:aws:iam::123456789012:role/model"
+    variant = {"VariantName": "AllTraffic", "InstanceType": "ml.g6e.12xlarge", "InitialInstanceCount": 1}
+    config = f"{NAME}-old"
+    sagemaker.create_endpoint_config(EndpointConfigName=config, ProductionVariants=[variant], ExecutionRoleArn=role)
+    sagemaker.create_endpoint(EndpointName=NAME, EndpointConfigName=config)
+    while sagemaker.describe_endpoint(EndpointName=NAME)["EndpointStatus"] != "InService":
+        pass
+    for number, image in enumerate(images):
+        name, needs = f"{NAME}-by-hand-{number}", {"MinMemoryRequiredInMb": 1024}
+        what: dict[str, Any] = {"Container": {"Image": image}}
+        if own_models:
+            sagemaker.create_model(ModelName=name, ExecutionRoleArn=role, PrimaryContainer={"Image": image})
+            what = {"ModelName": name}
+        sagemaker.create_inference_component(
+            InferenceComponentName=name, EndpointName=NAME, VariantName="AllTraffic", RuntimeConfig={"CopyCount": 1},
+            Specification={**what, "ComputeResourceRequirements": needs},
+        )  # fmt: skip
+    cloud.calls.clear()
+
+
+@pytest.mark.parametrize("own_models", [True, False])
+def test_components_that_are_taken_over_keep_the_release_of_their_image(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str], own_models: bool
+) -> None:
+    another_s_components(cloud, LMI, LMI, own_models=own_models)
+    path = file(tmp_path, COMPONENTS)
+    assert main(["plan", path, "--adopt"]) == 0
+    said = "llama keeps answering as LMI 0.36: write options.lmi_version: '0.36', or another release"
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert main(["up", path, "--adopt", "--yes"]) == 0
+    things = cloud.sagemaker.things
+    made = [thing.request for (kind, name), thing in things.items() if kind == "model" and "by-hand" not in name]
+    assert {model["PrimaryContainer"]["Environment"]["OPTION_LMI_VERSION"] for model in made} == {"0.36"}
+    capsys.readouterr()
+    assert main(["up", path, "--yes"]) == 0  # the same file changes nothing
+    assert "nothing to do" in " ".join(capsys.readouterr().out.split())
+
+
+def test_components_of_several_releases_are_said(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    another_s_components(cloud, LMI, LMI.replace("0.36.0-lmi22", "0.33.0-lmi15"), own_models=True)
+    assert main(["plan", file(tmp_path, COMPONENTS), "--adopt"]) == 0
+    said = "llama answers as LMI 0.33 and 0.36: write the release to keep into options.lmi_version"
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
 def served(cloud: Cloud) -> Any:
     """The environment of the model that the endpoint has."""
     things = cloud.sagemaker.things
