@@ -29,6 +29,7 @@ CHANGES = {
     "the text of a dynamic batch, where `return_full_text` is absent": (
         _VERSIONS + "test_a_dynamic_batchs_text_begins_with_its_prompt_since_0_29"
     ),
+    "a list of one prompt in rolling batch": _VERSIONS + "test_a_list_of_one_prompt_is_that_prompt_before_0_30",
     "`inputs` in rolling batch, without `do_sample`": _VERSIONS + "test_a_temperature_alone_samples_since_0_32",
     "a chat without `max_tokens`": (
         _VERSIONS + "test_a_chat_without_a_limit_has_30_tokens_before_0_32_and_fills_the_context_since"
@@ -45,7 +46,7 @@ CHANGES = {
 }
 
 BETTER = {
-    "rolling batch: no `inputs`, or a list of them": _PROTOCOLS + "test_lmi.py::test_a_wrong_payload_is_refused",
+    "rolling batch: no `inputs`, or a list of several": _PROTOCOLS + "test_lmi.py::test_a_wrong_payload_is_refused",
     "a chat's prompt": "tests/model/openvino/test_chat_template.py::test_echos_template",
     "a stop string ends the answer": _LMI + "outputs_beams.txt",
     "`best_of` beside `n`": (

@@ -27,6 +27,10 @@ from handler.protocols.tensors.outputs import OutputTensors, select_tensors
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
+_NO_LISTS_SINCE = (0, 30)
+"""Until then LMI reads a list of one prompt as that prompt, and mixes up clients by a longer one."""
+
+
 class ParsedPrompt(NamedTuple):
     """One prompt with its parameters.
 
@@ -58,6 +62,8 @@ class Lmi(Dialect):
         body = read_object(body)
         parameters = read_parameters_field(body)
         prompt = body.get("inputs")
+        if isinstance(prompt, list) and len(prompt) == 1 and context.config.lmi_version < _NO_LISTS_SINCE:
+            (prompt,) = prompt
         if isinstance(prompt, list):
             raise InvalidPayload(
                 "'inputs' must be one string under rolling batch; send one request a prompt, "

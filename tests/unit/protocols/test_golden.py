@@ -90,7 +90,7 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
         {"inputs": ASK, "parameters": {"streaming": [True], "top_p": 2}},
         None,
     ),
-    "lmi/stream_bad_payload": ("lmi", {"inputs": [ASK], "stream": True}, None),
+    "lmi/stream_bad_payload": ("lmi", {"inputs": [ASK, ASK], "stream": True}, None),
     "lmi/prompt_too_long": ("lmi", {"inputs": ASK}, PROMPT_TOO_LONG),
     "lmi/answer_too_long": ("lmi", {"inputs": ASK}, ANSWER_TOO_LONG),
     "lmi/stream_prompt_too_long": (

@@ -211,3 +211,16 @@ def test_what_later_releases_brought_is_there_in_every_release(version: str) -> 
     ours = of(version, reasoning_parser="qwen3", tool_call_parser="hermes")
     found = value("lmi", {**CHAT, "tools": TOOLS}, saying(f"<think>Hm.</think>{call}"), ours)["choices"][0]["message"]
     assert (found["reasoning_content"], found["tool_calls"][0]["function"]["name"]) == ("Hm.", "weather")
+
+
+def test_a_list_of_one_prompt_is_that_prompt_before_0_30() -> None:
+    for version in VERSIONS:
+        found = answer("lmi", {"inputs": ["hi"]}, context=of(str(version)))
+        assert found.status == (200 if version < (0, 30) else 424), version
+    one = {"parameters": {"details": True}, "stream": True}
+    assert answer("lmi", {"inputs": ["hi"], **one}) == answer("lmi", {"inputs": "hi", **one})
+
+
+@pytest.mark.parametrize("inputs", [[], [""], [5], [["hi"]], ["hi", "ho"]])
+def test_no_other_list_is_a_prompt_of_rolling_batch(inputs: Any) -> None:
+    assert answer("lmi", {"inputs": inputs}, context=of("0.28")).status == 424
