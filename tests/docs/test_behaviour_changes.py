@@ -60,6 +60,7 @@ BETTER = {
     ),
     "a failed request": _LMI + "fails.txt",
     "a wrong parameter": _OWN_FAILURE,
+    "names of prompts beside `messages`: `max_new_tokens`, `parameters`, …": "tests/golden/chat/foreign_name.txt",
     "unequal `parameters` in a dynamic batch": _OWN_FAILURE,
     "the async mode's counts, reasons of ends, statuses and errors": _LINES + "stream_details_length.txt",
     "`option.tgi_compat=true` with streamed chats": "tests/app/dialects/test_chat.py::test_tgi_compat_streams_events",
