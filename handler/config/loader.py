@@ -19,15 +19,12 @@ from handler.config.options.option import shown
 from handler.config.options.variables import Note
 from handler.config.sources import (
     Setting,
+    as_lmi_reads,
     from_environment,
     from_file,
     from_foreign_variables,
-    from_lmis_batch_size,
-    from_lmis_handler,
     from_overrides,
-    from_vllms_runner,
     named_engine,
-    of_lmis_version,
 )
 from handler.core.errors import ConfigError, Problem
 
@@ -91,10 +88,8 @@ def read_config(
     found = [*from_foreign_variables(environ, named), *found]
     problems = [item for item in found if isinstance(item, Problem)]
     sources = [item for item in found if isinstance(item, Setting)]
-    sources = [*of_lmis_version(sources, environ, djl), *from_vllms_runner(sources)]
-    if not any(setting.key == "option.rolling_batch" for setting in settings):  # by which Java says its mode
-        sources = from_lmis_batch_size(sources)
-    sources = sources if java else from_lmis_handler(sources)
+    is_mode_given = any(setting.key == "option.rolling_batch" for setting in settings)
+    sources = as_lmi_reads(sources, environ, djl, java=java, is_mode_given=is_mode_given)
     engine = named_engine([*sources, *settings], auto)
     unknown = [item for item in found if isinstance(item, Unknown)]
     chosen = _choose(sources, settings, engine, unknown)

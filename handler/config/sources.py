@@ -99,23 +99,44 @@ def from_foreign_variables(environ: Mapping[str, str], engine: str) -> Iterator[
             yield Setting(key_of(item.name), item.value, f"environment variable {item.foreign}")
 
 
-def of_lmis_version(settings: list[Setting], environ: Mapping[str, str], djl: str) -> Iterator[Setting]:
-    """Yield what the configuration tells of LMI's release, weakest first; option.lmi_version itself beats it.
+def as_lmi_reads(
+    settings: Iterable[Setting], environ: Mapping[str, str], djl: str, *, java: bool, is_mode_given: bool
+) -> list[Setting]:
+    """Return the settings, weakest first, with what they mean in LMI, and without the names that this replaces.
+
+    LMI's release is told by its DJL Serving, else by its async mode, else by variables of AWS's vLLM image. A module of
+    LMI's names the engine. In async mode Java batches nothing, and asks for option.rolling_batch=disable; else
+    batch_size above 1 switches to dynamic batching, whatever option.rolling_batch says, which still names an engine.
 
     Args:
         djl: the version of the DJL Serving that runs the handler; "" where none does.
+        java: that one runs, and reads the names of its modules itself.
+        is_mode_given: the host says which mode Java runs.
     """
-    for name in sorted(name for name in environ if name.startswith(SM_VLLM))[:1]:
-        yield Setting(lmi_version.KEY, str(lmi_version.ASYNC), f"environment variable {name}")
-    if (mode := lmis_async_mode(settings)) is not None:
-        yield Setting(lmi_version.KEY, str(lmi_version.ASYNC), mode.origin)
-    if (version := lmi_version.release_of(djl)) is not None:
-        yield Setting(lmi_version.KEY, str(version), f"DJL Serving {djl}")
-
-
-def lmis_async_mode(settings: Iterable[Setting]) -> Setting | None:
-    """Return the setting that chooses LMI's async mode: option.async_mode, or an async handler's name."""
+    settings = list(settings)
     last = {setting.key: setting for setting in settings}
+    rolling = last.get("option.rolling_batch", Setting("", "auto", ""))
+    mode, batch = _async_mode(last), None if is_mode_given else _dynamic_batch(last)
+    weak, strong, replaced = [*_release(mode, environ, djl), *_task(last)], [], {"option.runner", "option.convert"}
+    if mode is None and batch is not None:
+        strong.append(Setting("option.rolling_batch", "disable", batch.origin))
+        if (named := rolling.value.strip()) in BY_ROLLING_BATCH:
+            weak.append(Setting("option.llm_engine", BY_ROLLING_BATCH[named], batch.origin))
+    if not java:
+        module = last.get("option.entryPoint", Setting("", "", ""))
+        if engine := _engine_of(module.value):
+            weak.insert(0, Setting("option.llm_engine", engine, module.origin))
+            replaced.add("option.entryPoint")
+        if mode is not None and last.get("option.async_mode", mode) is mode:
+            weak.append(Setting("option.async_mode", "true", mode.origin))
+            settings = [one for one in settings if one.key != rolling.key or one.value.strip() != "disable"]
+        elif not strong and rolling.value.strip() == "scheduler":  # `auto` chooses no mode
+            weak.append(Setting("option.async_mode", "false", rolling.origin))
+    return [*weak, *(one for one in settings if one.key not in replaced), *strong]
+
+
+def _async_mode(last: Mapping[str, Setting]) -> Setting | None:
+    """Return the setting that chooses LMI's async mode: option.async_mode, or an async handler's name."""
     switch, module = last.get("option.async_mode"), last.get("option.entryPoint")
     if switch is not None and switch.value.strip().lower() == "true":
         return switch
@@ -123,54 +144,36 @@ def lmis_async_mode(settings: Iterable[Setting]) -> Setting | None:
     return module if is_async else None
 
 
-def from_lmis_batch_size(settings: list[Setting]) -> list[Setting]:
-    """Let batch_size above 1 switch to dynamic batching, as in LMI, whatever option.rolling_batch says.
-
-    A rolling batch that names an engine still does so. LMI's async mode has no dynamic batching.
-    """
-    last = {setting.key: setting for setting in settings}
-    size = last.get("batch_size") or last.get("max_dynamic_batch_size")
-    rolling = last.get("option.rolling_batch", Setting("", "auto", "")).value.strip()
-    if size is None or rolling == "disable" or lmis_async_mode(settings) or not _is_above_one(size.value):
-        return settings
-    engine = (
-        [Setting("option.llm_engine", BY_ROLLING_BATCH[rolling], size.origin)] if rolling in BY_ROLLING_BATCH else []
-    )
-    return [*engine, *settings, Setting("option.rolling_batch", "disable", size.origin)]
+def _dynamic_batch(last: Mapping[str, Setting]) -> Setting | None:
+    """Return the setting that asks for batches of more than one, unless option.rolling_batch=disable does so too."""
+    size, rolling = last.get("batch_size") or last.get("max_dynamic_batch_size"), last.get("option.rolling_batch")
+    if size is None or (rolling is not None and rolling.value.strip() == "disable"):
+        return None
+    return size if len(size.value) < 20 and size.value.strip().isdecimal() and int(size.value) > 1 else None
 
 
-def _is_above_one(text: str) -> bool:
-    return len(text) < 20 and text.strip().isdecimal() and int(text) > 1
+def _release(mode: Setting | None, environ: Mapping[str, str], djl: str) -> Iterator[Setting]:
+    """Yield what tells LMI's release, weakest first; option.lmi_version itself beats it."""
+    for name in sorted(name for name in environ if name.startswith(SM_VLLM))[:1]:
+        yield Setting(lmi_version.KEY, str(lmi_version.ASYNC), f"environment variable {name}")
+    if mode is not None:
+        yield Setting(lmi_version.KEY, str(lmi_version.ASYNC), mode.origin)
+    if (version := lmi_version.release_of(djl)) is not None:
+        yield Setting(lmi_version.KEY, str(version), f"DJL Serving {djl}")
 
 
-def from_vllms_runner(settings: list[Setting]) -> list[Setting]:
-    """Read vLLM's runner and convert as option.task, which beats them."""
-    last = {setting.key: setting for setting in settings}
-    runner, convert = last.get("option.runner"), last.get("option.convert")
-    if convert is not None and convert.value.strip() in ("auto", "none"):
-        convert = None
-    named = [one._replace(key="option.task") for one in (runner, convert) if one is not None]
-    return [*named, *(one for one in settings if one.key not in ("option.runner", "option.convert"))]
+def _task(last: Mapping[str, Setting]) -> Iterator[Setting]:
+    """Yield vLLM's runner and convert as option.task, which beats them."""
+    for key in ("option.runner", "option.convert"):
+        if key in last and (key != "option.convert" or last[key].value.strip() not in ("auto", "none")):
+            yield last[key]._replace(key="option.task")
 
 
-def from_lmis_handler(settings: list[Setting]) -> list[Setting]:
-    """Read what LMI's own handlers mean: their module names the engine, and async mode batches without DJL's help.
-
-    `djl_python.lmi_vllm.vllm_async_service` is the default of LMI's images since 0.35; it asks for
-    option.rolling_batch=disable, as Java then batches nothing.
-    """
-    last = {setting.key: setting for setting in settings}
-    mode, module = lmis_async_mode(settings), last.get("option.entryPoint", Setting("", "", ""))
-    engine = next((engine for word, engine in _HANDLERS.items() if word in module.value), "")
-    if module.value.startswith("djl_python.") and engine:
-        settings = [one for one in settings if one.key != "option.entryPoint"]
-        settings.insert(0, Setting("option.llm_engine", engine, module.origin))
-    if mode is not None and last.get("option.async_mode", mode) is mode:
-        settings.insert(0, Setting("option.async_mode", "true", mode.origin))
-        settings = [one for one in settings if (one.key, one.value.strip()) != ("option.rolling_batch", "disable")]
-    elif (rolling := last.get("option.rolling_batch", module)).value.strip() == "scheduler":  # `auto` chooses no mode
-        settings.insert(0, Setting("option.async_mode", "false", rolling.origin))
-    return settings
+def _engine_of(module: str) -> str:
+    """Return the engine that one of LMI's own modules runs; "" for any other."""
+    if not module.startswith("djl_python."):
+        return ""
+    return next((engine for word, engine in _HANDLERS.items() if word in module), "")
 
 
 def named_engine(settings: Iterable[Setting], auto: str) -> str:
