@@ -59,11 +59,17 @@ BETTER = {
         _VERSIONS + "test_what_later_releases_brought_is_there_in_every_release"
     ),
     "a failed request": _LMI + "fails.txt",
+    "`return_full_text` of a prompt with quotes": _LMI + "full_text.txt",
+    "log-probabilities of a streamed chat": "tests/golden/chat/stream_top_logprobs.txt",
     "a wrong parameter": _OWN_FAILURE,
-    "names of prompts beside `messages`: `max_new_tokens`, `parameters`, …": "tests/golden/chat/foreign_name.txt",
     "unequal `parameters` in a dynamic batch": _OWN_FAILURE,
     "the async mode's counts, reasons of ends, statuses and errors": _LINES + "stream_details_length.txt",
     "`option.tgi_compat=true` with streamed chats": "tests/app/dialects/test_chat.py::test_tgi_compat_streams_events",
+    "`option.tgi_compat=true`: fields": "tests/golden/tgi_compat/stream.txt",
+    "fields that vLLM's documents always have as null": "tests/golden/async/chat.txt",
+    "chunks of OpenAI's documents": "tests/golden/async/chat_stream.txt",
+    "the first chunk of a streamed chat": "tests/golden/async/chat_stream.txt",
+    "the text beside a tool call that was forced": "tests/golden/chat/named_tool.txt",
 }
 
 UNNAMED = {
@@ -92,9 +98,6 @@ ASYNC = {
     ),
     "`stream` in `parameters` is refused": _LINES + "stream_in_parameters.txt",
     "`stop_sequences` is dropped": _PROTOCOLS + "test_async.py::test_lmis_names_and_vllms_set_the_same_fields",
-    "LMI's and TGI's names beside `prompt` or `messages` (`max_new_tokens`, `parameters`, …) are dropped": (
-        _PROTOCOLS + "test_async.py::test_lmis_names_are_refused_in_vllms_bodies"
-    ),
     "a wrong type gets 500, because the message has a line feed": _LINES + "bad_parameter.txt",
     "an unknown model gets 500 or 424 from 0.34 on, as does a `prompt` or chat that is too long": (
         _LINES + "prompt_unknown_model.txt"
