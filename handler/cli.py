@@ -153,9 +153,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     signals = StopSignals()
     signals.install()  # before the slow imports
     from handler.config.loader import read_server_config
+    from handler.config.model_py import describe_model_py
     from handler.config.requirements import requirements_file
     from handler.http.security.access import OPEN, read_access
     from handler.http.startup import serve
+    from handler.plugins.functions import model_py
     from handler.serving.loading.check import check
     from handler.serving.loading.engine_spec import downloads_of
     from handler.serving.loading.model_directory import model_py_directory
@@ -185,6 +187,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         print(f"{key}={url}: the start downloads it, by DJL Serving's Java side where that runs; not checked here")
     if (file := requirements_file(model_py_directory(config), wanted=config.install_requirements)) is not None:
         print(f"{file}: the start installs what it names (option.install_requirements); not checked here")
+    if (path := model_py(model_py_directory(config))) is not None:
+        print(describe_model_py(path, config))
     print(f"no problems; engine: {reading.engine}, option.model_id: {config.model_id or 'not set'}")
     return 0
 

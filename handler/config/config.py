@@ -9,6 +9,7 @@ from typing import Any
 
 from handler.config.lmi_version import ASYNC_BY_DEFAULT_SINCE, ASYNC_SINCE
 from handler.config.options.common import Options, engine_name
+from handler.core.custom_handlers import Role
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,16 @@ class Config(Options):
         engine_options: the engine's own options that have a value.
         directory: of serving.properties.
         origins: key -> origin of its value.
+        settings: key -> value as written, of all sources; a user's `handle` gets it.
+        handle_role: what the `handle` function of model.py is to an embedded server.
     """
 
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     directory: Path | None = field(default=None, compare=False)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    settings: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    handle_role: Role = Role.NONE
 
     @property
     def engine(self) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.config.config import Config
+from handler.config.model_py import role_of
 from handler.config.options import COMMON, KNOWN, OPTIONS, Option
 from handler.config.options.common import BY_ROLLING_BATCH, STAND_IN
 from handler.config.options.lookup import Unknown, find_option, unknown_option, wrong_arguments
@@ -26,6 +27,7 @@ from handler.config.sources import (
     from_overrides,
     named_engine,
 )
+from handler.core.custom_handlers import Role
 from handler.core.errors import ConfigError, Problem
 
 _UNKNOWN_OPTIONS = "LMI_UNKNOWN_OPTIONS"
@@ -110,6 +112,7 @@ def read_config(
         warnings=warnings,
         directory=properties.absolute().parent if properties else None,
         origins={key: setting.origin for key, (_, setting) in chosen.items()},
+        settings={item.key: item.value.strip() for item in [*found, *settings] if isinstance(item, Setting)},
     )
     config = replace(config, warnings=(*config.warnings, *_lost_in_the_mode(config, java=java), *_coarser(config)))
     problems += _contradictions(config, {problem.name for problem in problems})
@@ -137,9 +140,47 @@ def read_server_config(
     model_id = reading.config.model_id
     own = Path(model_id or "", "serving.properties")
     if properties is None and model_id and own.is_file():
+        properties = own
         reading = read_config(properties=own, overrides=overrides, settings=given)
         reading = reading._replace(config=replace(reading.config, model_id=reading.config.model_id or model_id))
-    return reading
+    config = reading.config
+    directory = config.directory or (Path(config.model_id) if config.model_id else None)
+    path = directory / "model.py" if directory is not None else None
+    if path is None or not path.is_file():
+        return _without_model_py(reading)
+    role = role_of(config, path)
+    if role is Role.ALONE:
+        without = read_config(properties=properties, overrides=overrides, settings=[*named, _NO_ENGINE])
+        return _of_handle_alone(without, directory, config.settings)
+    return reading._replace(config=replace(config, handle_role=role)) if role is not Role.NONE else reading
+
+
+def _without_model_py(reading: Reading) -> Reading:
+    key = "option.entryPoint"
+    if reading.config.settings.get(key) != "model.py":
+        return reading
+    where = reading.config.where(key)
+    return reading._replace(problems=(*reading.problems, Problem(where, key, f"{key}=model.py: there is no such file")))
+
+
+_NO_ENGINE = Setting("option.llm_engine", STAND_IN, "model.py")
+_OF_HANDLES = ("option.predict_timeout", "option.model_loading_timeout", "option.install_requirements")
+"""Options that a server reads also where model.py answers alone."""
+
+
+def _of_handle_alone(reading: Reading, directory: Path | None, settings: Mapping[str, str]) -> Reading:
+    """Return what remains to be read where model.py answers alone: its options are its own, known or not."""
+    config = replace(
+        reading.config,
+        model_id=None,
+        task="auto",
+        directory=directory,
+        settings=settings,
+        handle_role=Role.ALONE,
+        warnings=("no engine is loaded: the function handle of model.py answers alone (documents: custom-code)",),
+    )
+    own = [one for one in reading.problems if not one.name.startswith("option.") or one.name in _OF_HANDLES]
+    return Reading(config, tuple(own), reading.engine)
 
 
 def _choose(

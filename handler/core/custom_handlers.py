@@ -1,6 +1,8 @@
-"""Variables that name the handlers and middleware of AWS's vLLM image, and what to write where nothing calls them."""
+"""A user's handlers: the role of LMI's `handle`, and the variables of AWS's vLLM image with what to write instead."""
 
 from __future__ import annotations
+
+from enum import Enum
 
 HANDLERS = "write @input_formatter and @output_formatter functions of handler.formatters in model.py"
 MIDDLEWARE = "write an @input_formatter (before) or an @output_formatter (after) of handler.formatters in model.py"
@@ -26,3 +28,12 @@ INSTEAD = {
     **dict.fromkeys((VARIABLES["pre_post_process"], VARIABLES["pre"], VARIABLES["post"]), MIDDLEWARE),
 }
 """What to write in place of each variable."""
+
+
+class Role(Enum):
+    """What the function `handle` of a model.py is to an embedded server."""
+
+    NONE = "not called"
+    ALONE = "answers alone: no engine is loaded"
+    ENTRY = "answers, by the engine where it calls LMI's handler"
+    FIRST = "is tried first; what it answers with None goes to the engine"

@@ -98,7 +98,8 @@ class App:
         self._exact = {route.path: route.app for route in reversed(self.routes) if "{" not in route.path}
         self._keys = ApiKeys(access.keys, {("GET", "/ping"), ("GET", "/health"), *OPEN_PATHS})
         self._cors = Cors(access.origins)
-        self._custom = None if handlers is None else CustomCode(handlers, model, self._route)
+        is_custom = handlers is not None or model.handle is not None
+        self._custom = CustomCode(handlers, model, self._route) if is_custom else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "our server runs without lifespan and websockets"

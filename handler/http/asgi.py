@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from handler.core.errors import MethodNotAllowed, ServingError, TooLarge, TooSlow
 from handler.core.event_loop import start_now
@@ -95,6 +95,28 @@ async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None
                 scope[_GIVEN_UP] = True
             raise TooLarge(f"the body has more than {limit} bytes (max_request_size)")
         parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def again(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives a body that was read already, and then what comes."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return receive_again
+
+
+async def left_of_body(receive: Receive) -> bytes | None:
+    """Read what middleware has left of a body, in its own task, as it must; None where the client has gone."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(parts)
 

@@ -1,4 +1,4 @@
-"""Call a user's handlers and middleware in place of the server and around it, as AWS's vLLM image does."""
+"""Call a user's handlers and middleware in place of the server and around it, as AWS's vLLM image and LMI do."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from handler.core.errors import InternalError, ServingError
-from handler.http.asgi import SHARED, headers_by_name, read_body, send_error
+from handler.http.asgi import SHARED, again, headers_by_name, left_of_body, read_body, send_error
 from handler.http.exchange import EXCHANGE, AsgiExchange
+from handler.http.handle import HandleRoutes
 from handler.plugins.aws import Handlers
 from handler.plugins.stand_ins import StandIn
 from handler.serving.model import ServedModel
@@ -51,7 +52,8 @@ class CustomCode:
         app: the server's routes.
     """
 
-    def __init__(self, handlers: Handlers, model: ServedModel, app: ASGIApp) -> None:
+    def __init__(self, handlers: Handlers | None, model: ServedModel, app: ASGIApp) -> None:
+        handlers = handlers or Handlers()
         self._model = model
         self.state = datastructures.State()
         pre_post = handlers.pre_post_process
@@ -59,6 +61,8 @@ class CustomCode:
             pre_post = _around(handlers.pre, handlers.post)
         if pre_post or handlers.throttle:
             app = _Plain(app)
+        if model.handle is not None:
+            app = HandleRoutes(model.handle, model, app)
         app = _contained(_Overrides(handlers, model, app))
         for middleware in filter(None, (pre_post, handlers.throttle)):
             is_class = isinstance(middleware, type)
@@ -72,7 +76,7 @@ class CustomCode:
             except ServingError as error:
                 return await send_error(scope, send, error)
             if body is not None:  # else the client has gone
-                await self._run(scope, _again(body, receive), send)
+                await self._run(scope, again(body, receive), send)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -129,28 +133,6 @@ async def _each(parts: AsyncIterable[Any]) -> AsyncIterator[Any]:
             yield part
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives a body that was read already, and then what comes."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive_again() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return receive_again
-
-
-async def _body(receive: Receive) -> bytes | None:
-    """Read what middleware has left of the body, in its own task, as it must; None where the client has gone."""
-    parts = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
 class _Plain:
     """The server's routes below middleware, which sees each part of an answer: by plain ASGI, without the exchange."""
 
@@ -158,11 +140,11 @@ class _Plain:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await _body(receive)
+        body = await left_of_body(receive)
         if body is None:
             return await _answer_nobody(send)
         scope["extensions"][EXCHANGE].send_whole()  # as AWS's image: what ends its side has gone
-        receive = _again(body, receive)
+        receive = again(body, receive)
         started = False
 
         async def note_start(message: Message) -> None:

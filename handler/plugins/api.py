@@ -306,11 +306,17 @@ class Input:
     def contains_key(self, key: str) -> bool:
         return key in self.content
 
-    def get_as_bytes(self, key: str | None = None) -> bytes:
-        return self.content[key or "data"]
+    def get_as_bytes(self, key: str | None = None) -> Any:
+        """Return a content, by default `data` or else the first one; None where there is none."""
+        if self.content.is_empty():
+            return None
+        if key and key not in self.content:
+            raise KeyError(f"there is no content {key!r}")
+        return self.content[key or ("data" if "data" in self.content else next(iter(self.content)))]
 
     def get_as_string(self, key: str | None = None) -> str:
-        return self.get_as_bytes(key).decode()
+        text: str = self.get_as_bytes(key).decode()
+        return text
 
     def get_as_json(self, key: str | None = None) -> Any:
         return json.loads(self.get_as_string(key))
@@ -322,14 +328,21 @@ class Input:
         with importlib.import_module("numpy").load(io.BytesIO(self.get_as_bytes(key))) as arrays:
             return [arrays[name] for name in arrays.files]
 
+    def get_as_numpy(self, key: str | None = None) -> Any:
+        raise NotImplementedError("tensor/ndlist needs DJL Serving: send tensor/npz, and read it by get_as_npz")
+
     def get_as_image(self, key: str | None = None) -> Any:
         return importlib.import_module("PIL.Image").open(io.BytesIO(self.get_as_bytes(key)))
 
     def get_data(self, key: str | None = None) -> Any:
-        """Return the body as its content type says: JSON, text, or bytes."""
+        """Return the body as its content type says: JSON, an image, numpy's arrays, text, or bytes."""
         media = self.get_property("content-type") or ""
         if media.startswith("application/json"):
             return self.get_as_json(key)
+        if media.startswith("image/"):
+            return self.get_as_image(key)
+        if media.startswith("tensor/"):
+            return self.get_as_npz(key) if media == "tensor/npz" else self.get_as_numpy(key)
         return self.get_as_string(key) if media.startswith("text/") else self.get_as_bytes(key)
 
     def get_function_name(self) -> str:

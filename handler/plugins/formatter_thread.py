@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from handler.core.errors import FormatterFailed, serving_error
+from handler.core.errors import FormatterFailed, ServingError, serving_error
 from handler.core.values import Delta, Finish
 from handler.protocols.kernel.base import Reply
 
@@ -31,10 +31,11 @@ Post = Callable[[Callable[[], None]], object]
 
 
 class _Job:
-    def __init__(self, title: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    def __init__(self, title: str, function: Callable[..., Any], arguments: tuple[Any, ...], limit: float) -> None:
         self.title = title
         self.function = function
         self.arguments = arguments
+        self.limit = limit
         self.future: Future[Any] = Future()
         self.started_at = 0.0
 
@@ -44,11 +45,15 @@ class FormatterThread:
 
     A call that takes longer than `limit` seconds fails. Its thread cannot be ended, so it is replaced, and its result
     is ignored. All threads are daemons, so that none delays the end of the process.
+
+    Args:
+        late: the error of a call that takes longer.
     """
 
-    def __init__(self, post: Post, limit: float = LIMIT) -> None:
+    def __init__(self, post: Post, limit: float = LIMIT, *, late: type[ServingError] = FormatterFailed) -> None:
         self._post = post
         self._limit = limit
+        self._late = late
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._running: _Job | None = None  # under the lock; a thread that finds another job there was replaced
@@ -56,13 +61,16 @@ class FormatterThread:
         self._start(self._work)
         self._start(self._watch)
 
-    def submit(self, title: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Run a function; the future gets its result, its exception, or FormatterFailed where it takes too long.
+    def submit(
+        self, title: str, function: Callable[..., Any], *arguments: Any, limit: float | None = None
+    ) -> Future[Any]:
+        """Run a function; the future gets its result, its exception, or `late` where it takes too long.
 
         Args:
             title: the function's name in that message.
+            limit: seconds; by default the thread's.
         """
-        job = _Job(title, function, arguments)
+        job = _Job(title, function, arguments, self._limit if limit is None else limit)
         self._jobs.put(job)
         return job.future
 
@@ -108,11 +116,11 @@ class FormatterThread:
         while not self._closed.wait(self._limit / 20):
             with self._lock:
                 job = self._running
-                if job is None or time.monotonic() < job.started_at + self._limit:
+                if job is None or time.monotonic() < job.started_at + job.limit:
                     continue
                 self._running = None
                 self._start(self._work)
-            error = FormatterFailed(f"{job.title} did not end within {self._limit:g} s")
+            error = self._late(f"{job.title} did not end within {job.limit:g} s")
             log.error("%s; its thread is replaced", error.message)
             job.future.set_exception(error)
 

@@ -88,12 +88,14 @@ class Formatters(NamedTuple):
     Attributes:
         configs: input formatters get it under that name.
         handlers: `Handlers` of AWS's vLLM image; None without any.
+        handle: LMI's `Handle`; None where there is none to call.
     """
 
     input: InputFormatter | None = None
     output: OutputFormatter | None = None
     configs: Any = None
     handlers: Any = None
+    handle: Any = None
     tool_format: Format | None = None
 
 

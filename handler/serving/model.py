@@ -11,7 +11,8 @@ from typing import Any
 
 from handler.config.config import Config
 from handler.config.environment import secrets
-from handler.core.errors import ConfigError, ServingError, Unavailable
+from handler.core.custom_handlers import Role
+from handler.core.errors import ConfigError, RouteNotFound, ServingError, Unavailable
 from handler.core.words import client_words
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.process.replica import ReplicaReport
@@ -28,6 +29,7 @@ from handler.scheduler.lora.registry import AdapterHome
 from handler.scheduler.thinking import ThinkingEngine
 from handler.serving.adapters import ServedAdapters
 from handler.serving.admission import Admission, InferenceRoutes
+from handler.serving.custom_handle import CustomHandle
 from handler.serving.dynamic_batcher import DynamicBatcher
 from handler.serving.engine_driver import EngineDriver
 from handler.serving.media.rules import media_rules
@@ -51,6 +53,7 @@ class ServedModel:
 
     Attributes:
         driver: for a host that waits for the engine itself.
+        handle: LMI's `handle` of a user's model.py, for hosts that call it; None without one.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class ServedModel:
         self._tasks: weakref.WeakSet[RequestTask] = weakref.WeakSet()
         self._num_receiving = 0
         self._engine, self._validator = engine, validator
+        self.handle = None if formatters.handle is None else CustomHandle(formatters.handle, config)
         self._batches: DynamicBatcher | None = None
         if config.rolling_batch == "disable" and not stepped:
             size, delay = config.batch_size, config.max_batch_delay / 1000  # seconds
@@ -144,6 +148,7 @@ class ServedModel:
                 dialect = self.routes.dialect(route)
             self.preprocessor.check_headers(headers, dialect)
             self.check_room()
+            self._check_engine()
         except ServingError as refusal:
             error = refusal
         name = id or request_id(headers)
@@ -180,18 +185,24 @@ class ServedModel:
         self._check_open()
         (self._batches or self._batcher).check_room()
 
+    def _check_engine(self) -> None:
+        """Raise where there is nothing behind model.py's handle."""
+        if self.handle is not None and self.handle.role is Role.ALONE:
+            raise RouteNotFound("no engine is loaded: handle of model.py answers POST /invocations alone")
+
     # -- state ---------------------------------------------------------------------------------------------------
 
     def start(self, on_state: Callable[[State], None] = lambda state: None) -> None:
         """Listen to the engine; `on_state` is told of its state, now and at every change.
 
-        It is ready for others when it has the adapters that lie beside the model; one that is broken closes it.
+        It is ready for others when it has the adapters that lie beside the model, and model.py's handle has been
+        called once; one that is broken closes it.
         """
 
         def changed(state: State) -> None:
             if state is State.READY and not self.opened.done():
-                if self.adapters.at_start:
-                    self._opening = asyncio.ensure_future(self._load_adapters())
+                if self.adapters.at_start or self.handle is not None:
+                    self._opening = asyncio.ensure_future(self._open())
                     self._opening.add_done_callback(lambda _: changed(State.READY if self._is_open else State.CLOSED))
                     return
                 self.opened.set_result(None)
@@ -224,6 +235,8 @@ class ServedModel:
             self._validator.close()
         self.admission.close()
         self.metrics.close()
+        if self.handle is not None:
+            self.handle.close()
 
     @property
     def state(self) -> str:
@@ -293,9 +306,11 @@ class ServedModel:
         if not self._is_open:
             raise Unavailable(f"Model is not ready: {self.config.model_name}")
 
-    async def _load_adapters(self) -> None:
+    async def _open(self) -> None:
         try:
             await self.adapters.load_at_start()
+            if self.handle is not None:
+                await self.handle.begin()
         except ConfigError as error:
             self.opened.set_exception(error)
         else:

@@ -91,7 +91,7 @@ def _option(key: str, line: Foreign, group: str) -> Option:
 
 _OPTIONS = {group: _read(names) for group, names in _DATA["options"].items()}
 
-ENTRY_POINTS = _OPTIONS["java"]["option.entryPoint"].unless
+ENTRY_POINTS = tuple(name for name in _OPTIONS["java"]["option.entryPoint"].unless if name != "model.py")
 """Values of option.entryPoint that this handler serves: its own name, and those of LMI's handlers."""
 
 JAVA = tuple(_java(key, line) for key, line in _OPTIONS.pop("java").items())

@@ -6,9 +6,11 @@ Names, signatures and values are the package's own (shared by 0.29 to 0.36). Wha
 from __future__ import annotations
 
 import csv
+import datetime
 import importlib
 import io
 import json
+import struct
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NoReturn
 
@@ -50,8 +52,32 @@ class PairList:
         return self.values
 
 
+def encoded_json(value: Any) -> bytes:
+    """Write JSON as the package does, with dates and numpy's values."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2, separators=(",", ":"), default=_as_json)
+    return text.encode()
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, datetime.datetime):
+        return str(value)
+    if callable(plain := getattr(value, "tolist", None)):  # numpy's arrays and numbers
+        return plain()
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+def _default_stream_formatter(part: Any) -> bytes:
+    return json.dumps({"outputs": part}).encode() + b"\n"
+
+
 class Output:
-    """An answer of a worker."""
+    """An answer of a worker.
+
+    Attributes:
+        failure: the message of `error` by default, which differs between LMI's releases.
+    """
+
+    failure = "invoke handler failure"
 
     def __init__(self, code: int = 200, message: str = "OK") -> None:
         self.code = code
@@ -59,6 +85,16 @@ class Output:
         self.properties: dict[str, Any] = {}
         self.content = PairList()
         self.stream_content: Any = None
+        self.stream_output_formatter: Any = None
+        self.finalize_function: Any = None
+        self.finalize_args: Any = None
+
+    def __str__(self) -> str:
+        content = {
+            str(key): f"type: {type(value)}" for key, value in zip(self.content.keys, self.content.values, strict=True)
+        }
+        fields = {"code": self.code, "message": self.message, "properties": self.properties, "content": content}
+        return json.dumps(fields, indent=2, default=str)
 
     def set_code(self, code: int) -> Output:
         self.code = code
@@ -68,10 +104,10 @@ class Output:
         self.message = message
         return self
 
-    def error(self, error: str, code: int = 424, message: str = "invoke handler failure") -> Output:
-        self.code, self.message = code, message
+    def error(self, error: str, code: int = 424, message: str | None = None) -> Output:
+        self.code, self.message = code, self.failure if message is None else message
         self.add_property("content-type", "application/json")
-        return self.add_as_json({"code": code, "message": message, "error": error})
+        return self.add_as_json({"code": code, "message": self.message, "error": error})
 
     def add_property(self, key: str, val: Any) -> Output:
         self.properties[key] = val
@@ -88,13 +124,11 @@ class Output:
         if batch_index is not None:
             name = f"batch_{batch_index}.{name or ''}"
         data = value.encode() if isinstance(value, str) else value
-        if not isinstance(data, bytes | bytearray):
-            data = json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
-        self.content.add(name, bytearray(data))
+        self.content.add(name, bytearray(data if isinstance(data, bytes | bytearray) else encoded_json(data)))
         return self
 
     def add_as_json(self, val: Any, key: Any = None, batch_index: int | None = None) -> Output:
-        return self.add(json.dumps(val, ensure_ascii=False, allow_nan=False), key, batch_index)
+        return self.add(encoded_json(val), key, batch_index)
 
     def add_as_string(self, val: str, key: Any = None, batch_index: int | None = None) -> Output:
         return self.add(val, key, batch_index)
@@ -104,9 +138,42 @@ class Output:
         _numpy().savez(file, *np_list)
         return self.add(file.getvalue(), key, batch_index)
 
-    def add_stream_content(self, stream_content: Any, output_formatter: Any = None) -> Output:
-        self.stream_content = stream_content
+    def add_as_numpy(self, np_list: Any, key: Any = None, batch_index: int | None = None) -> NoReturn:
+        _needs_djl("Output.add_as_numpy")()
+
+    def add_stream_content(
+        self, stream_content: Any, output_formatter: Callable[[Any], Any] | None = _default_stream_formatter
+    ) -> Output:
+        self.stream_content, self.stream_output_formatter = stream_content, output_formatter
         return self
+
+    def finalize(self, finalize_function: Callable[..., Any], *args: Any) -> Output:
+        self.finalize_function, self.finalize_args = finalize_function, args
+        return self
+
+    def execute_finalize(self) -> Any:
+        return self.finalize_function(*self.finalize_args) if self.finalize_function else None
+
+    @staticmethod
+    def binary_encode(data: dict[str, Any]) -> bytes:
+        texts = [text.encode() for pair in data.items() for text in map(str, pair)]
+        return struct.pack(">h", len(data)) + b"".join(struct.pack(">i", len(text)) + text for text in texts)
+
+
+def binary_fields(data: bytes) -> dict[str, str] | None:
+    """Read what `Output.binary_encode` has made of a piece of an answer; None for any other body."""
+    if not data.startswith(b"\0") or len(data) < 2:
+        return None
+    place, texts = 2, []
+    for _ in range(2 * data[1]):
+        size = int.from_bytes(data[place : place + 4], "big")
+        place += 4 + size
+        if place > len(data):
+            return None
+        texts.append(data[place - size : place])
+    words = [text.decode(errors="replace") for text in texts]
+    fields = dict(zip(words[::2], words[1::2], strict=True))
+    return fields if place == len(data) and {"data", "last"} & fields.keys() else None
 
 
 def _numpy() -> Any:
@@ -162,27 +229,46 @@ def encode(outputs: Output, prediction: Any, content_type: str | None, key: str 
 def create_non_stream_output(
     data: Any, properties: dict[str, Any] | None = None, error: str | None = None, code: int | None = None
 ) -> Output:
-    return _output(data, "application/json", properties, error, code)
+    return _output(data, True, "application/json", properties, error, code)
 
 
 def create_stream_chunk_output(
     data: Any, last_chunk: bool, error: str | None = None, code: int | None = None
 ) -> Output:
-    return _output(data, "application/jsonlines", {"last": last_chunk}, error, code)
+    return _output(data, last_chunk, "application/jsonlines", None, error, code)
 
 
-def _output(data: Any, media: str, properties: dict[str, Any] | None, error: str | None, code: int | None) -> Output:
-    output = Output(code or 200)
-    output.properties = {"Content-Type": media, **(properties or {})}
+def _output(
+    data: Any, last: bool, media: str, properties: dict[str, Any] | None, error: str | None, code: int | None
+) -> Output:
     text = json.dumps(data, ensure_ascii=False) if isinstance(data, dict) else str(data)
-    return output.add(error if error else f"{text}\n")
+    fields = {
+        "data": f"{text}\n",
+        "last": last,
+        **({"error": error} if error else {}),
+        **({"code": code} if code else {}),
+    }
+    output = Output()
+    output.properties = {"Content-Type": media, **(properties or {})}
+    return output.add(Output.binary_encode(fields))
 
 
 async def handle_streaming_response(
-    response: AsyncIterator[str], stream_output_formatter: Callable[..., Any], **keywords: Any
+    response: AsyncIterator[str],
+    stream_output_formatter: Callable[..., Any],
+    accumulate_chunks: bool = False,
+    **keywords: Any,
 ) -> AsyncIterator[Output]:
+    history: Any = []
     async for chunk in response:
-        data, last = stream_output_formatter(chunk, **keywords)
+        try:
+            if accumulate_chunks:
+                data, last, history = stream_output_formatter(chunk, history=history, **keywords)
+            else:
+                data, last = stream_output_formatter(chunk, **keywords)
+        except Exception as error:
+            yield create_stream_chunk_output("", True, error=str(error), code=424)
+            return
         yield create_stream_chunk_output(data, last)
         if last:
             return
@@ -217,7 +303,77 @@ _REQUEST_IO = {
     name: getattr(api, name)
     for name in ("RequestInput", "RequestOutput", "Sequence", "TextGenerationOutput", "TextInput", "Token")
 }
-_HANDLE = {"handle": _needs_djl("handle")}
+
+
+# -- LMI's own handlers ------------------------------------------------------------------------------------------
+
+
+class EngineAnswer(Output):
+    """What LMI's own handlers answer: the server puts the engine's answer in its place when `handle` returns it."""
+
+    def __init__(self, inputs: api.Input) -> None:
+        super().__init__()
+        self.inputs = inputs
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("content", "add", "add_as_json", "add_as_string", "stream_content"):
+            vars_of = object.__getattribute__(self, "__dict__")
+            if "inputs" in vars_of:
+                raise NotImplementedError(f"Output.{name}: the engine answers when handle returns this; {_FORMATTERS}")
+        return object.__getattribute__(self, name)
+
+
+_FORMATTERS = "write @input_formatter or @output_formatter functions to change requests and answers"
+
+
+def handle(inputs: api.Input) -> Output | None:
+    """Have the engine answer; the first call, which is empty, loads nothing: the server has."""
+    return None if inputs.is_empty() else EngineAnswer(inputs)
+
+
+async def handle_async(inputs: api.Input) -> Output | None:
+    return handle(inputs)
+
+
+class EngineService:
+    """LMI's own service; the engine behind it is the server's."""
+
+    def __init__(self) -> None:
+        self.initialized = False
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for name in vars(cls).keys() - {"handle", "inference", "initialize"}:
+            if not name.startswith("__") and name in _HOOKS:
+                raise TypeError(f"{cls.__name__}.{name} is not called here; {_FORMATTERS}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _HOOKS:
+            raise AttributeError(f"{type(self).__name__}.{name} is not called here; {_FORMATTERS}")
+        object.__setattr__(self, name, value)
+
+    def initialize(self, properties: dict[str, Any]) -> None:
+        self.initialized = True
+
+    def inference(self, inputs: api.Input) -> Output:
+        return EngineAnswer(inputs)
+
+
+class AsyncEngineService(EngineService):
+    async def initialize(self, properties: dict[str, Any]) -> None:  # type: ignore[override]
+        self.initialized = True
+
+    async def inference(self, inputs: api.Input) -> Output:  # type: ignore[override]
+        return EngineAnswer(inputs)
+
+
+_HOOKS = frozenset(
+    {
+        "parse_input", "parsed_input", "preprocess", "preprocess_request", "postprocess", "dynamic_batch_inference",
+        "format_output", "load_model", "get_pipeline", "rolling_batch", "model", "tokenizer", "hf_pipeline",
+    }
+)  # fmt: skip
+"""What users replace in LMI's services, and what nothing here would call or read."""
 
 MODULES: dict[str, dict[str, Any]] = {
     "djl_python": {
@@ -246,8 +402,15 @@ MODULES: dict[str, dict[str, Any]] = {
     },
     "djl_python.streaming_utils": {"StreamingUtils": StreamingUtils},
     "djl_python.np_util": {name: _needs_djl(name) for name in ("from_nd_list", "to_nd_list")},
-    "djl_python.huggingface": _HANDLE,
-    "djl_python.tensorrt_llm": _HANDLE,
+    "djl_python.huggingface": {"handle": handle, "HuggingFaceService": EngineService},
+    "djl_python.tensorrt_llm": {"handle": handle, "TRTLLMService": EngineService},
+    "djl_python.lmi_vllm": {},
+    "djl_python.lmi_vllm.vllm_async_service": {"handle": handle_async, "VLLMHandler": AsyncEngineService},
+    "djl_python.lmi_trtllm": {},
+    "djl_python.lmi_trtllm.trtllm_async_service": {
+        "handle": handle_async,
+        "TensorRTLlmAsyncService": AsyncEngineService,
+    },
 }
 
 DJL_PYTHON = StandIn(MODULES)

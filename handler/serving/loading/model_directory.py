@@ -8,11 +8,14 @@ from pathlib import Path
 from handler import engines
 from handler.config import environment, requirements
 from handler.config.config import Config
+from handler.config.model_py import unused_handle
+from handler.core.custom_handlers import Role
 from handler.core.errors import ConfigError
 from handler.core.framing import FRAMINGS
 from handler.engines.process.engine_loop import Spec
 from handler.plugins.aws import STANDARDS, Handlers, collecting, find_handlers
-from handler.plugins.functions import Formatters, choose, find_formatters
+from handler.plugins.functions import Formatters, choose, find_formatters, model_py
+from handler.plugins.handle import Handle, find_handle
 from handler.plugins.tool_parser import load_tool_format
 from handler.scheduler.lora.files import adapters_in
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
@@ -28,7 +31,7 @@ def model_formatters(config: Config, directory: Path | None = None, *, handlers:
     Args:
         config: may name the formatters.
         directory: where model.py lies; by default beside serving.properties, else in the model's own directory.
-        handlers: the host calls handlers and middleware of AWS's vLLM image too.
+        handlers: the host calls handlers and middleware of AWS's vLLM image, and LMI's handle, too.
 
     Raises:
         ConfigError: model.py cannot be used, or an option names what it does not have.
@@ -50,13 +53,28 @@ def model_formatters(config: Config, directory: Path | None = None, *, handlers:
         write = None if name in FRAMINGS else choose(formatters.outputs, name, "output")
     except ValueError as error:
         raise ConfigError(f"{config.where(key)}: {key}={name}: {error}" if name else f"{error} by {key}") from None
-    if write is not None and config.rolling_batch == "disable":
+    if write is not None and config.rolling_batch == "disable" and config.handle_role is not Role.ALONE:
         raise ConfigError(
             f"model.py's output formatter {write.name!r} is for rolling batch, but option.rolling_batch=disable "
             f"({config.where('option.rolling_batch')}); option.output_formatter=json leaves it out"
         )
     plugin = config.tool_parser_plugin and load_tool_format(config.tool_parser_plugin, plugin_directories(config))
-    return Formatters(read, write, config, custom, plugin or None)
+    handle = users_handle(config, model_py(directory or own)) if handlers else None
+    return Formatters(read, write, config, custom, handle, plugin or None)
+
+
+def users_handle(config: Config, path: Path | None) -> Handle | None:
+    """Return LMI's `handle` of a model.py where it is called.
+
+    Raises:
+        ConfigError: it cannot be.
+    """
+    if unused := unused_handle(config, path):
+        log.warning("%s", unused)
+    if path is None or config.handle_role is Role.NONE:
+        return None
+    device = "0" if Path("/dev/nvidia0").exists() else "-1"
+    return find_handle(path, config.handle_role, config.settings, release=config.lmi_version, device=device)
 
 
 def model_py_directory(config: Config) -> Path | None:

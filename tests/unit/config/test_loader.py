@@ -115,7 +115,7 @@ def test_mixed_case_variables_keep_their_case_as_in_djl() -> None:
     ("key", "harmless", "other", "words"),
     [
         ("engine", "Python", "Rust", "write engine=Python"),
-        ("option.entryPoint", "djl_python.huggingface", "model.py", "leave it out"),
+        ("option.entryPoint", "djl_python.huggingface", "mine.py", "leave it out"),
         ("option.task", "text-embedding", "fill-mask", "must be one of auto, text_embedding, "),
     ],
 )

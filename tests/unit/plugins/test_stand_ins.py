@@ -14,7 +14,7 @@ from handler import formatters
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.plugins.functions import find_formatters
-from handler.plugins.stand_ins.djl import DJL_PYTHON, MODULES
+from handler.plugins.stand_ins.djl import DJL_PYTHON, MODULES, binary_fields
 from handler.serving.loading.check import check
 from tests.formatters_model import DJL, LINES, write_model
 
@@ -102,19 +102,38 @@ def test_a_csv_without_headers_is_refused() -> None:
         module("encode_decode").decode(formatters.Input(b"a,b\n1,2\n"), "text/csv")
 
 
-def test_an_output_has_what_was_added() -> None:
+def test_an_output_has_what_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module("outputs").Output, "failure", "invoke handler failure")  # LMI's release decides
     output = module("outputs").Output().error("no")
     assert (output.code, output.message, output.get_property("content-type")) == (
         424, "invoke handler failure", "application/json",
     )  # fmt: skip
-    assert output.content.value_at(0).startswith(b'{"code": 424')
+    assert output.content.value_at(0) == b'{\n  "code":424,\n  "message":"invoke handler failure",\n  "error":"no"\n}'
     made = module("async_utils").create_non_stream_output({"a": "é"}, properties={"x": 1})
-    assert (made.properties, made.content.get_values()) == (
-        {"Content-Type": "application/json", "x": 1}, ['{"a": "é"}\n'.encode()],
-    )  # fmt: skip
+    assert made.properties == {"Content-Type": "application/json", "x": 1}
+    (data,) = made.content.get_values()
+    assert data == '\0\2\0\0\0\4data\0\0\0\x0c{"a": "é"}\n\0\0\0\4last\0\0\0\4True'.encode()
+    assert binary_fields(data) == {"data": '{"a": "é"}\n', "last": "True"}
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0", b"\0\1\0\0", b"\0\1\0\0\0\1a\0\0\0\1b", b'{"data": 1}', bytes(99), b"\0\0"]
+)
+def test_another_body_is_no_binary_map(data: bytes) -> None:
+    assert binary_fields(data) is None
 
 
 def test_what_needs_djl_says_so() -> None:
+    with pytest.raises(NotImplementedError, match="from_nd_list needs DJL Serving"):
+        module("np_util").from_nd_list(b"")
+    with pytest.raises(NotImplementedError, match="add_as_numpy needs DJL Serving"):
+        module("outputs").Output().add_as_numpy([])
+
+
+def test_lmis_handlers_stand_for_the_engine() -> None:
+    request = formatters.Input(b"{}")
     for name in ("huggingface", "tensorrt_llm"):
-        with pytest.raises(NotImplementedError, match="handle needs DJL Serving"):
-            module(name).handle(None)
+        answer = module(name).handle(request)
+        assert answer.inputs is request
+        with pytest.raises(NotImplementedError, match="the engine answers when handle returns this"):
+            answer.content.get("data")

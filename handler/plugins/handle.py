@@ -1,0 +1,397 @@
+"""LMI's `handle` of a user's model.py: what it gets, and what its answers mean (docs/custom-code.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import re
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from handler.core.custom_handlers import Role
+from handler.core.errors import ConfigError, ServingError
+from handler.plugins.api import Content, Input
+from handler.plugins.functions import import_once
+from handler.plugins.stand_ins.djl import EngineAnswer, Output, binary_fields, encoded_json
+
+log = logging.getLogger("handler.formatters")
+
+TITLE = "handle of model.py"
+
+_ENGINES_OWN = re.compile(r"(djl_python\.|handler\.(plugins|entry|djl))")
+_BATCH_KEY = re.compile(r"batch_(\d+)\.(.*)", re.DOTALL)
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_OF_THE_CONNECTION = frozenset(
+    {
+        "connection", "content-length", "date", "host", "keep-alive", "proxy-connection", "server", "trailer",
+        "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
+"""Headers that the server writes itself, or that mean the request's own connection."""
+_OUT_OF_MEMORY = ("No available memory for the cache blocks", "CUDA error: out of memory")
+
+
+class Handle(NamedTuple):
+    """The user's function.
+
+    Attributes:
+        properties: of its first call, without contents.
+        always: those of every call.
+    """
+
+    function: Callable[..., Any]
+    role: Role
+    properties: Mapping[str, Any]
+    always: Mapping[str, Any]
+
+    @property
+    def is_async(self) -> bool:
+        function = inspect.unwrap(self.function)
+        call = getattr(function, "__call__", None)  # noqa: B004
+        return any(
+            check(one)
+            for check in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+            for one in (function, call)
+        )
+
+
+class Answer(NamedTuple):
+    """An answer, by DJL's rules.
+
+    Attributes:
+        headers: what the user has set; a content type is among them, or none.
+        parts: an iterator, possibly asynchronous, of the rest of a body that comes in parts; None: there is none.
+    """
+
+    status: int
+    headers: Sequence[tuple[str, str]] = ()
+    body: bytes = b""
+    parts: Any = None
+
+
+class PassOn(NamedTuple):
+    """The engine is to answer, with this body."""
+
+    body: bytes | None = None
+
+
+class Broken(NamedTuple):
+    """The last part of an answer that broke off."""
+
+    body: bytes
+
+
+Result = Answer | PassOn
+
+
+def find_handle(
+    path: Path, role: Role, options: Mapping[str, str], *, release: tuple[int, int], device: str = "-1"
+) -> Handle | None:
+    """Return the `handle` of a model.py; None where it is one of LMI's own.
+
+    Args:
+        options: their values as written, by key.
+        release: of LMI, whose words the answers to failures have.
+
+    Raises:
+        ConfigError: it cannot be imported or called.
+    """
+    function = getattr(import_once(path), "handle", None)
+    if function is None or _ENGINES_OWN.match(getattr(function, "__module__", None) or ""):
+        return None
+    if not callable(function):
+        raise ConfigError(f"{path}: handle is a {type(function).__name__}, not a function")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise ConfigError(f"{path}: handle must take one argument, the Input: {error}") from None
+    except ValueError:  # one of Python's own has no signature
+        pass
+    Output.failure = "prediction failure" if release < (0, 31) else "invoke handler failure"
+    degree = options.get("option.tensor_parallel_degree", "1")
+    always = {
+        "model_dir": str(path.parent.resolve()),
+        "device_id": device,
+        "tensor_parallel_degree": int(degree) if degree.isdecimal() else 1,
+        "handler": "handle",
+    }
+    given = {key.removeprefix("option."): value for key, value in options.items()}
+    log.info("%s: handle %s", path, role.value)
+    return Handle(function, role, {**given, **always}, always)
+
+
+# -- what it gets ------------------------------------------------------------------------------------------------
+
+
+class Call(Input):
+    """What a call gets: one request, several of a dynamic batch, or, at the start, none.
+
+    Args:
+        contents: the body as `data`, or the fields of a form, beside the parameters of the query.
+        items: of a dynamic batch.
+    """
+
+    def __init__(
+        self, contents: Mapping[str, bytes], properties: Mapping[str, Any], items: Sequence[Call] = ()
+    ) -> None:
+        super().__init__(properties=properties)
+        self.content = Content(contents)
+        self._items = items
+
+    def is_batch(self) -> bool:
+        return bool(self._items)
+
+    def get_batch_size(self) -> int:
+        return len(self._items) or 1
+
+    def get_batches(self) -> list[Input]:
+        return list(self._items) or [self]
+
+
+def batch(items: Sequence[Call], always: Mapping[str, Any]) -> Call:
+    """Join the requests of a dynamic batch; a single one stays as it is."""
+    if len(items) == 1:
+        return items[0]
+    contents: dict[str, bytes] = {}
+    properties = {**always, "batch_size": str(len(items))}
+    for place, item in enumerate(items):
+        contents |= {f"batch_{place:03}.{key}": value for key, value in item.content.items()}
+        properties |= {f"batch_{place:03}.{key}": value for key, value in item.properties.items()}
+    return Call(contents, properties, items)
+
+
+# -- calls -------------------------------------------------------------------------------------------------------
+
+
+def call(handle: Handle, item: Call) -> list[Result]:
+    """Call a plain function, and return the answer to each request of the batch. Raises nothing."""
+    try:
+        value = handle.function(item)
+        if inspect.isawaitable(value):
+            value = asyncio.run(_awaited(value))
+        return _results(handle, value, item)
+    except BaseException as error:  # the user's code, whose SystemExit ends its request only
+        return [failure(handle, error)] * item.get_batch_size()
+
+
+async def call_async(handle: Handle, item: Call) -> Result:
+    """Await a coroutine function, or begin an asynchronous generator. Raises nothing of the user's code."""
+    try:
+        value = handle.function(item)
+        if inspect.isawaitable(value):
+            value = await value
+        if inspect.isasyncgen(value):
+            return await _begun(value)
+        return _results(handle, value, item)[0]
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        return failure(handle, error)
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def failure(handle: Handle, error: BaseException) -> Answer:
+    """Return the answer of a call that raised."""
+    log.error("%s failed", TITLE, exc_info=error)
+    text = _text(error)
+    if handle.role is Role.FIRST:
+        return _error(424, f"Custom handler failed: {text}")
+    if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or any(one in text for one in _OUT_OF_MEMORY):
+        return Answer(507)
+    return _answer(Output().error(text))
+
+
+def late(error: ServingError) -> Answer:
+    """Return the answer of a call that was given up, or turned away, as DJL Serving's front end has it."""
+    body = {"code": error.status, "type": error.type, "message": error.message}
+    return Answer(error.status, (("content-type", "application/json"),), json.dumps(body).encode())
+
+
+def next_part(parts: Iterator[Any]) -> bytes | Broken | None:
+    """Return the next part of a body; None at its end. Raises nothing."""
+    try:
+        part: bytes = next(parts)
+    except StopIteration:
+        return None
+    except BaseException as error:
+        return _broken(error)
+    return part
+
+
+async def next_part_async(parts: AsyncIterator[Any]) -> bytes | Broken | None:
+    """As `next_part`."""
+    try:
+        part: bytes = await anext(parts)
+    except StopAsyncIteration:
+        return None
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        return _broken(error)
+    return part
+
+
+def _broken(error: BaseException) -> Broken:
+    log.error("%s failed amid its answer", TITLE, exc_info=error)
+    return broken(424, _text(error))
+
+
+def broken(status: int, text: str) -> Broken:
+    """Return the last part of an answer that breaks off, as LMI's streams end then."""
+    return Broken(_error_line(status, text))
+
+
+def _text(error: BaseException) -> str:
+    """Return the error's text by `traceback`, which guards against a `__str__` that raises."""
+    text = str(traceback.TracebackException(type(error), error, None))
+    return (text or type(error).__name__)[:500].encode(errors="replace").decode()
+
+
+# -- what it answers ---------------------------------------------------------------------------------------------
+
+
+def _results(handle: Handle, value: Any, item: Call) -> list[Result]:
+    size = item.get_batch_size()
+    if value is None:
+        return [PassOn() if handle.role is Role.FIRST else Answer(204)] * size
+    if isinstance(value, EngineAnswer):
+        return [PassOn(_data(one)) for one in value.inputs.get_batches()]
+    if not _is_output(value):
+        answer = _answer(Output().error(f"Invalid output type: {type(value)}"))
+        return [answer] * size
+    if not item.is_batch() or value.code >= 300:
+        return [_answer(value)] * size
+    return _split(value, size)
+
+
+def _data(item: Input) -> bytes:
+    return bytes(item.get_as_bytes() or b"")
+
+
+def _is_output(value: Any) -> bool:
+    """Whether it is an Output, perhaps of the package itself."""
+    return all(hasattr(value, name) for name in ("code", "properties", "content", "stream_content"))
+
+
+def _split(output: Any, size: int) -> list[Result]:
+    """Return the answers of a dynamic batch, by the keys of its contents."""
+    if output.stream_content is not None:
+        return [_answer(Output().error("A dynamic batch cannot stream: it needs batch_size=1"))] * size
+    found: dict[int, bytes] = {}
+    headers = _headers(output.properties)
+    for place in range(output.content.size()):
+        match = _BATCH_KEY.fullmatch(output.content.key_at(place) or "")
+        if match is None:
+            return [_translation("Unexpected batch output key: " + str(output.content.key_at(place)))] * size
+        found.setdefault(int(match[1]), bytes(output.content.value_at(place)))
+    if sorted(found) != list(range(size)):
+        return [_translation(f"Batch output size mismatch, expected: {size}, actual: {len(found)}")] * size
+    return [Answer(output.code, headers, found[place]) for place in range(size)]
+
+
+def _translation(message: str) -> Answer:
+    body = {"code": 400, "type": "TranslateException", "message": message}
+    return Answer(400, (("content-type", "application/json"),), json.dumps(body).encode())
+
+
+def _answer(output: Any) -> Answer:
+    """Read an Output as DJL Serving does: code, properties as headers, and `data` or the first content as body."""
+    status, headers = _status(output.code), _headers(output.properties)
+    if output.stream_content is not None:
+        return Answer(status, headers, parts=_encoded(output))
+    body = _first(output)
+    fields = binary_fields(body)
+    if fields is None:
+        return Answer(status, headers, body)
+    if "code" in fields:
+        return _error(_status(fields["code"]), fields.get("error", ""), headers)
+    return Answer(status, headers, fields["data"].encode())
+
+
+def _first(output: Any) -> bytes:
+    content = output.content
+    if not content.size():
+        return b""
+    return bytes(content.get("data") or content.value_at(0))
+
+
+def _status(code: Any) -> int:
+    status = int(code)
+    if not 200 <= status <= 599:
+        raise ValueError(f"Output.code={status}: must be 200 to 599")
+    return status
+
+
+def _headers(properties: Mapping[Any, Any]) -> list[tuple[str, str]]:
+    """Return the properties as headers.
+
+    Raises:
+        ValueError: one can be none.
+    """
+    headers: dict[str, str] = {}
+    for key, given in properties.items():
+        name, value = str(key).lower(), str(given)
+        if not _NAME.fullmatch(name) or not value.isprintable() or not value.isascii():
+            raise ValueError(f"property {name[:100]!r} cannot be a header")
+        if name not in _OF_THE_CONNECTION:
+            headers[name] = value.strip()
+    return list(headers.items())
+
+
+def _error(status: int, text: str, headers: Sequence[tuple[str, str]] = ()) -> Answer:
+    """Render a failure as Java does where a handler sends it in the place of its data."""
+    kept = [header for header in headers if header[0] != "content-type"]
+    return Answer(status, [("content-type", "application/json"), *kept], _error_line(status, text).rstrip(b"\n"))
+
+
+def _error_line(status: int, text: str) -> bytes:
+    return json.dumps({"error": text, "code": status}, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _encoded(output: Any) -> Iterator[bytes]:
+    write = output.stream_output_formatter
+    for part in output.stream_content:
+        value = part if write is None else write(part)
+        if isinstance(value, str):
+            yield value.encode()
+        else:
+            yield bytes(value) if isinstance(value, bytes | bytearray) else encoded_json(value)
+
+
+async def _begun(outputs: Any) -> Answer:
+    """Wait for the first Output, which has the status, unless it says that it is the last."""
+    try:
+        first = await anext(outputs)
+    except StopAsyncIteration:
+        return Answer(204)
+    answer = _answer(first)
+    if answer.parts is not None:
+        raise ValueError("an Output of an asynchronous generator has a stream of its own")
+    if answer.status >= 300 or _is_last(first):
+        await outputs.aclose()
+        return answer
+    return answer._replace(body=b"", parts=_bodies(answer.body, outputs))
+
+
+async def _bodies(first: bytes, outputs: Any) -> AsyncIterator[bytes]:
+    yield first
+    try:
+        async for output in outputs:
+            answer = _answer(output)
+            yield answer.body if answer.status < 300 else answer.body + b"\n"
+            if answer.status >= 300 or _is_last(output):
+                return
+    finally:
+        await outputs.aclose()
+
+
+def _is_last(output: Any) -> bool:
+    fields = binary_fields(_first(output))
+    return fields is not None and fields.get("last", "").lower() == "true"

@@ -1,0 +1,336 @@
+"""Run LMI's `handle` of a user's model.py on threads of its own, so that nothing it does stops the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from handler.config.config import Config
+from handler.core.custom_handlers import Role
+from handler.core.errors import ConfigError, Overloaded, ServingError, Unavailable
+from handler.plugins.formatter_thread import FormatterThread
+from handler.plugins.handle import (
+    TITLE,
+    Answer,
+    Broken,
+    Call,
+    Handle,
+    Result,
+    batch,
+    broken,
+    call,
+    call_async,
+    late,
+    next_part,
+    next_part_async,
+)
+
+log = logging.getLogger("handler.formatters")
+
+T = TypeVar("T")
+
+
+class CustomHandle:
+    """Calls a user's `handle`: a plain function one call at a time, as a worker of LMI's; coroutines side by side.
+
+    A call that takes longer than option.predict_timeout is given up, and answered with 503. So is one that would wait
+    behind as many as `job_queue_size`.
+    """
+
+    def __init__(self, handle: Handle, config: Config) -> None:
+        self._handle = handle
+        self._start_limit = config.model_loading_timeout
+        self._runs: _OneByOne | _SideBySide
+        if handle.is_async:
+            self._runs = _SideBySide(handle, config.predict_timeout, config.job_queue_size)
+        else:
+            dynamic = config.rolling_batch == "disable"
+            size, delay = (config.batch_size, config.max_batch_delay / 1000) if dynamic else (1, 0.0)
+            self._runs = _OneByOne(handle, config.predict_timeout, config.job_queue_size, size, delay)
+
+    @property
+    def role(self) -> Role:
+        return self._handle.role
+
+    def request(self, contents: dict[str, bytes], properties: dict[str, str]) -> Call:
+        """Return what the function gets of a request."""
+        return Call(contents, {**properties, **self._handle.always})
+
+    async def begin(self) -> None:
+        """Make the first call, which has no contents: the function loads what it needs.
+
+        Raises:
+            ConfigError: it failed, and there is nothing to answer in its place.
+        """
+        first = Call({}, self._handle.properties)
+        try:
+            (result,) = await self._runs.call([first], self._start_limit)
+        except ServingError as error:
+            raise ConfigError(f"{error.message} (option.model_loading_timeout)") from None
+        if isinstance(result, Answer) and result.status >= 300 and self.role is not Role.FIRST:
+            words = "out of memory" if result.status == 507 else result.body.decode(errors="replace")[:1000]
+            raise ConfigError(f"{TITLE} failed when it was called to initialize: {words}")
+        close_parts(result)
+
+    async def answer(self, item: Call) -> Result:
+        """Return the function's answer; its `parts` must be closed."""
+        try:
+            return await self._runs.answer(item)
+        except ServingError as error:
+            log.error("%s", error.message)
+            return late(error)
+
+    def close(self) -> None:
+        self._runs.close()
+
+
+def close_parts(result: Result) -> None:
+    """End an answer that comes in parts."""
+    if isinstance(result, Answer) and result.parts is not None:
+        result.parts.close()
+
+
+class _Parts:
+    """The rest of an answer. `ended` is set when nothing of it runs any more."""
+
+    def __init__(self, parts: Any, runs: _OneByOne | _SideBySide) -> None:
+        self._parts, self._runs = parts, runs
+        self.ended = asyncio.Event()
+
+    async def next(self) -> bytes | Broken | None:
+        """Return the next part; None after the last one."""
+        if self.ended.is_set():
+            return None
+        try:
+            part = await self._runs.next_part(self._parts)
+        except ServingError as error:
+            log.error("%s", error.message)
+            part = broken(error.status, error.message)
+        if part is None or isinstance(part, Broken):
+            self.close()
+        return part
+
+    def close(self) -> None:
+        """End it; a function that is amid a part goes on to the part's end."""
+        if not self.ended.is_set():
+            self.ended.set()
+            self._runs.end(self._parts)
+
+
+class _Waiting:
+    def __init__(self, item: Call) -> None:
+        self.item = item
+        self.future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+
+
+class _OneByOne:
+    """A plain function, on one thread: a call begins when the one before has answered to its last part.
+
+    Args:
+        size: requests in a batch.
+        delay: seconds that the first of a batch waits for the others.
+    """
+
+    def __init__(self, handle: Handle, limit: float, room: int, size: int, delay: float) -> None:
+        self._handle = handle
+        self._room, self._size, self._delay = room, size, delay
+        self._thread = FormatterThread(asyncio.get_running_loop().call_soon_threadsafe, limit, late=Unavailable)
+        self._waiting: deque[_Waiting] = deque()
+        self._full = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
+
+    async def answer(self, item: Call) -> Result:
+        if len(self._waiting) >= self._room:
+            raise Overloaded(f"the queue is full: {self._room} requests wait (job_queue_size)")
+        waiting = _Waiting(item)
+        self._waiting.append(waiting)
+        if len(self._waiting) >= self._size:
+            self._full.set()
+        if self._serving is None:
+            self._serving = asyncio.ensure_future(self._serve())
+        try:
+            return await waiting.future
+        except asyncio.CancelledError:
+            if waiting.future.done() and not waiting.future.cancelled():  # the answer came in that moment
+                close_parts(waiting.future.result())
+            raise
+
+    async def call(self, items: list[Call], limit: float | None = None) -> list[Result]:
+        """Call the function.
+
+        Raises:
+            Unavailable: it takes too long.
+        """
+        joined = batch(items, self._handle.always)
+        future = self._thread.submit(TITLE, call, self._handle, joined, limit=limit)
+        return [self._with_parts(result) for result in await asyncio.wrap_future(future)]
+
+    async def next_part(self, parts: Any) -> bytes | Broken | None:
+        part: bytes | Broken | None = await asyncio.wrap_future(self._thread.submit(TITLE, next_part, parts))
+        return part
+
+    def end(self, parts: Any) -> None:
+        self._thread.submit(TITLE, _close, parts)
+
+    def close(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
+        self._thread.close()
+
+    def _with_parts(self, result: Result) -> Result:
+        if isinstance(result, Answer) and result.parts is not None:
+            return result._replace(parts=_Parts(result.parts, self))
+        return result
+
+    async def _serve(self) -> None:
+        try:
+            while self._waiting:
+                await self._gather()
+                if taken := self._take():
+                    await self._answer_all(taken)
+        finally:
+            self._serving = None
+
+    async def _gather(self) -> None:
+        """Wait until a batch is full, or for its time."""
+        if len(self._waiting) < self._size:
+            self._full.clear()
+            await asyncio.wait({waiter := asyncio.ensure_future(self._full.wait())}, timeout=self._delay)
+            waiter.cancel()
+
+    def _take(self) -> list[_Waiting]:
+        taken: list[_Waiting] = []
+        while self._waiting and len(taken) < self._size:
+            waiting = self._waiting.popleft()
+            if not waiting.future.done():  # its client has not gone
+                taken.append(waiting)
+        return taken
+
+    async def _answer_all(self, taken: list[_Waiting]) -> None:
+        try:
+            results = await self.call([waiting.item for waiting in taken])
+        except ServingError as error:
+            log.error("%s", error.message)
+            results = [late(error)] * len(taken)
+        for waiting, result in zip(taken, results, strict=True):
+            gone = waiting.future.done()
+            if not gone:
+                waiting.future.set_result(result)
+            if isinstance(result, Answer) and result.parts is not None:
+                if gone:
+                    result.parts.close()
+                await result.parts.ended.wait()
+
+
+def _close(parts: Any) -> None:
+    try:
+        parts.close()
+    except BaseException:  # the user's code
+        log.exception("%s failed when its stream was closed", TITLE)
+
+
+class _SideBySide:
+    """A coroutine function, on an event loop of its own thread. A loop that hangs is replaced."""
+
+    def __init__(self, handle: Handle, limit: float, room: int) -> None:
+        self._handle, self._limit, self._room = handle, limit, room
+        self._loop = _loop_on_thread()
+        self._loops: dict[int, asyncio.AbstractEventLoop] = {}  # of parts, by their identity
+        self._num_open = 0
+        self._watching: asyncio.Task[None] | None = None
+
+    async def answer(self, item: Call) -> Result:
+        if self._num_open >= self._room:
+            raise Overloaded(f"the queue is full: {self._room} requests are open (job_queue_size)")
+        self._num_open += 1
+        try:
+            (result,) = await self.call([item])
+            return result
+        finally:
+            self._num_open -= 1
+
+    async def call(self, items: list[Call], limit: float | None = None) -> list[Result]:
+        """As `_OneByOne.call`, for a single request."""
+        loop = self._loop
+        result = await self._run(loop, call_async(self._handle, items[0]), limit)
+        if isinstance(result, Answer) and result.parts is not None:
+            parts = result.parts
+            if not hasattr(parts, "__anext__"):
+                parts = _asynchronous(parts)
+            self._loops[id(parts)] = loop
+            result = result._replace(parts=_Parts(parts, self))
+        return [result]
+
+    async def next_part(self, parts: Any) -> bytes | Broken | None:
+        return await self._run(self._loops[id(parts)], next_part_async(parts))
+
+    def end(self, parts: Any) -> None:
+        loop = self._loops.pop(id(parts))
+        asyncio.run_coroutine_threadsafe(_aclose(parts), loop)
+
+    def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    async def _run(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], limit: float | None = None
+    ) -> T:
+        seconds = self._limit if limit is None else limit
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
+        except asyncio.TimeoutError:
+            if self._watching is None and loop is self._loop:
+                self._watching = asyncio.ensure_future(self._replace_hung(loop))
+            raise Unavailable(f"{TITLE} did not end within {seconds:g} s") from None
+
+    async def _replace_hung(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Replace the loop where it does nothing for as long as a call may take: its thread cannot be ended."""
+        try:
+            alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
+            await asyncio.wait_for(asyncio.wrap_future(alive), self._limit)
+        except asyncio.TimeoutError:
+            log.error("%s does not return to its event loop; its thread is replaced", TITLE)
+            self._loop = _loop_on_thread()
+        finally:
+            self._watching = None
+
+
+def _loop_on_thread() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=functools.partial(_run_loop, loop), daemon=True, name="handle").start()
+    return loop
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+async def _asynchronous(parts: Any) -> AsyncIterator[bytes]:
+    """Give the parts of a plain generator, which a coroutine may have answered with."""
+    for part in parts:
+        yield part
+        await asyncio.sleep(0)
+
+
+async def _aclose(parts: Any) -> None:
+    try:
+        await parts.aclose()
+    except Exception:  # the user's code
+        log.exception("%s failed when its stream was closed", TITLE)
