@@ -144,7 +144,7 @@ REASONS = [
     ),
     Reason(
         _ASYNC,
-        "an unknown model or a long prompt",
+        "an unknown model gets 500 or 424",
         (
             "status: (500|424) -> (404|400)",
             r"\$\.error: absent -> string",
