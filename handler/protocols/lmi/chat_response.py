@@ -44,16 +44,18 @@ class ChatDocument(openai.ChatDocument):
             "id": head.id,
             "object": "chat.completion",
             "created": head.created,
-            "choices": [_choice(answer) for answer in self._answers()],
+            "choices": [_choice(answer, "" if self._format.named else None) for answer in self._answers()],
             "usage": self._usage(self._num_thoughts),
         }
         return value
 
 
-def _choice(answer: ReadAnswer) -> LmiChatChoice:
+def _choice(answer: ReadAnswer, no_content: str | None) -> LmiChatChoice:
+    """Return a choice; `no_content` is its content where there is no text: beside a named function's call, not null."""
+    content = no_content if answer.content is None else answer.content
     return {
         "index": answer.number,
-        "message": {"role": "assistant", "content": answer.content, **answer.parts},
+        "message": {"role": "assistant", "content": content, **answer.parts},
         "logprobs": answer.logprobs,
         "finish_reason": answer.reason,
     }
