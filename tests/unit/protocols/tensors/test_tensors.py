@@ -332,8 +332,8 @@ def test_streaming_is_stream() -> None:
     for body, parameters in (({"stream": False}, {"streaming": [True]}), ({}, {"stream": True, "streaming": False})):
         with pytest.raises(InvalidParameter, match=r"^parameters.streaming=\w+ contradicts 'stream'"):
             parse(parameters, **body)
-    with pytest.raises(InvalidPayload, match=r"option.enable_streaming"):
-        INVOCATIONS["dynamic_batch"].parse({"inputs": "a", "parameters": {"streaming": [True]}}, CAPABLE)
+    batch = INVOCATIONS["dynamic_batch"].parse({"inputs": "a", "parameters": {"streaming": [True]}}, CAPABLE)
+    assert (batch.streams, batch.ignored) == (False, ["parameters.streaming"])
 
 
 def test_logits_are_asked_for_by_their_flag_or_by_their_name() -> None:
