@@ -12,6 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from handler.plugins.stand_ins.nd_list import from_nd_list
+
 
 class Session(NamedTuple):
     """A client's stateful session (docs/sessions.md).
@@ -328,8 +330,8 @@ class Input:
         with importlib.import_module("numpy").load(io.BytesIO(self.get_as_bytes(key))) as arrays:
             return [arrays[name] for name in arrays.files]
 
-    def get_as_numpy(self, key: str | None = None) -> Any:
-        raise NotImplementedError("tensor/ndlist needs DJL Serving: send tensor/npz, and read it by get_as_npz")
+    def get_as_numpy(self, key: str | None = None) -> list[Any]:
+        return from_nd_list(self.get_as_bytes(key))
 
     def get_as_image(self, key: str | None = None) -> Any:
         return importlib.import_module("PIL.Image").open(io.BytesIO(self.get_as_bytes(key)))

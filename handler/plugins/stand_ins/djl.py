@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 
 from handler.plugins import api
 from handler.plugins.stand_ins import StandIn
+from handler.plugins.stand_ins.nd_list import from_nd_list, to_nd_list
+from handler.plugins.stand_ins.sessions import Session, SessionManager
 
 
 class PairList:
@@ -138,8 +140,8 @@ class Output:
         _numpy().savez(file, *np_list)
         return self.add(file.getvalue(), key, batch_index)
 
-    def add_as_numpy(self, np_list: Any, key: Any = None, batch_index: int | None = None) -> NoReturn:
-        _needs_djl("Output.add_as_numpy")()
+    def add_as_numpy(self, np_list: Any, key: Any = None, batch_index: int | None = None) -> Output:
+        return self.add(to_nd_list(np_list), key, batch_index)
 
     def add_stream_content(
         self, stream_content: Any, output_formatter: Callable[[Any], Any] | None = _default_stream_formatter
@@ -286,11 +288,6 @@ class StreamingUtils:
     get_stream_generator = staticmethod(_needs_djl("StreamingUtils.get_stream_generator"))
 
 
-class SessionManager:
-    def __init__(self, properties: dict[str, Any]) -> None:
-        _needs_djl("SessionManager")()
-
-
 def _mark(name: str) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
         vars(function)[name] = True
@@ -381,12 +378,12 @@ MODULES: dict[str, dict[str, Any]] = {
         "Output": Output,
         "PairList": PairList,
         "SessionManager": SessionManager,
-        "Session": api.Session,
+        "Session": Session,
     },
     "djl_python.inputs": {"Input": api.Input},
     "djl_python.outputs": {"Output": Output},
     "djl_python.pair_list": {"PairList": PairList},
-    "djl_python.session_manager": {"SessionManager": SessionManager, "Session": api.Session},
+    "djl_python.session_manager": {"SessionManager": SessionManager, "Session": Session},
     "djl_python.request_io": _REQUEST_IO,
     "djl_python.output_formatter": {"output_formatter": api.output_formatter, **_REQUEST_IO},
     "djl_python.input_parser": {
@@ -401,7 +398,7 @@ MODULES: dict[str, dict[str, Any]] = {
         "handle_streaming_response": handle_streaming_response,
     },
     "djl_python.streaming_utils": {"StreamingUtils": StreamingUtils},
-    "djl_python.np_util": {name: _needs_djl(name) for name in ("from_nd_list", "to_nd_list")},
+    "djl_python.np_util": {"from_nd_list": from_nd_list, "to_nd_list": to_nd_list},
     "djl_python.huggingface": {"handle": handle, "HuggingFaceService": EngineService},
     "djl_python.tensorrt_llm": {"handle": handle, "TRTLLMService": EngineService},
     "djl_python.lmi_vllm": {},
