@@ -82,6 +82,22 @@ def label_names(model: Path | None) -> tuple[str, ...]:
     return tuple(str(labels[key]) for key in sorted(labels, key=int))
 
 
+def tokenizer_config(model: Path | None) -> dict[str, Any]:
+    """Return what tokenizer_config.json says, a token as its text, without names of files."""
+    if model is None or not model.is_dir():
+        return {}
+    found = _texts_of_tokens(read_json(model / "tokenizer_config.json"))
+    return {name: value for name, value in found.items() if name not in ("vocab_file", "merges_file")}
+
+
+def _texts_of_tokens(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_texts_of_tokens(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return value["content"] if "content" in value else {name: _texts_of_tokens(item) for name, item in value.items()}
+
+
 def embedding_prompts(model: Path | None) -> dict[str, str]:
     """Return the beginnings of texts that sentence-transformers names in config_sentence_transformers.json."""
     if model is None or not model.is_dir():

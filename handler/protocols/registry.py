@@ -29,6 +29,7 @@ from handler.protocols.tgi.mindie import Mindie
 from handler.protocols.tgi.native import Tgi
 from handler.protocols.tgi.tokenize import TOKENIZE as TGI_TOKENIZE
 from handler.protocols.triton.request import Route, Triton
+from handler.protocols.vllm.pooling import VllmClassify, VllmPooling
 from handler.protocols.vllm.score import VllmScoring
 from handler.protocols.vllm.tokenize import TOKENIZE as VLLM_TOKENIZE
 from handler.protocols.vllm.tokenize import TOKENIZE_CHAT
@@ -143,6 +144,7 @@ The host checks `{model}` and `{version}`.
 
 _EMBEDDINGS, _EMBED, _PREDICT = OpenAiEmbeddings(), TeiEmbed(), TeiPredict()
 _SCORE = dict.fromkeys(("/score", "/v1/score"), VllmScoring())
+_POOLING = {"/pooling": VllmPooling()}
 _RERANK = Rerank("rerank", return_documents=True, truncation=None)
 _RANKS = DispatchByField(TeiRerank(), {"documents": _RERANK})
 
@@ -156,6 +158,7 @@ POOLED_ROUTES: dict[Task, dict[str, Dialect]] = {
         "/embed": _EMBED,
         "/similarity": TeiSimilarity(),
         **_SCORE,
+        **_POOLING,
     },
     Task.RERANK: {
         "/": _RANKS,
@@ -164,7 +167,7 @@ POOLED_ROUTES: dict[Task, dict[str, Dialect]] = {
         "/v1/rerank": _RERANK,
         "/v2/rerank": Rerank("rerank_v2", return_documents=False, truncation=Truncation(side="right")),
     },
-    Task.CLASSIFICATION: {"/": _PREDICT, "/predict": _PREDICT},
+    Task.CLASSIFICATION: {"/": _PREDICT, "/predict": _PREDICT, "/classify": VllmClassify(), **_POOLING},
 }
 """The same of models that compute something else of a text."""
 
@@ -266,4 +269,5 @@ def _why(path: str, task: Task) -> str:
     needed = [other for other, served in {Task.GENERATION: ROUTES, **POOLED_ROUTES}.items() if path in served]
     if not needed:
         return ""
-    return f": it is for option.task={needed[0].value}, and this model's task is {task.value}"
+    named = " or ".join(other.value for other in needed)
+    return f": it is for option.task={named}, and this model's task is {task.value}"

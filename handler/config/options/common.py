@@ -144,6 +144,7 @@ class Options:
     root_schema: str = option(one_of("tgi", "mindie"), "tgi", "the embedded server's route /: TGI's, or MindIE's text and stream inference")
     enable_streaming: bool = option(_streaming, False, "dynamic batching only: answers as {\"outputs\": [...]} lines")
     enable_force_include_usage: bool = option(_switch, False, "every streamed chat and completion ends with its token counts, as with stream_options.include_usage")
+    enable_tokenizer_info_endpoint: bool = option(_switch, False, "the embedded server has vLLM's /tokenizer_info, which shows the model's tokenizer_config.json and chat template")
     tool_call_parser: str = option(_parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of the model's tool calls; auto: by its chat template")
     tool_parser_plugin: str | None = option(string, None, "a Python file with a parser of tool calls of one's own (models.md), relative to serving.properties, else to the working directory")
     reasoning_parser: str | None = option(_parser(REASONING_PARSERS, VLLM_REASONING_PARSERS, _NO_REASONING), None, "family of the model's reasoning, which chats then show apart from the text (documents: wire/reasoning); auto: by the chat template; by default it stays in the text, as in vLLM and LMI")

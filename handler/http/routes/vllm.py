@@ -1,4 +1,4 @@
-"""Routes of vLLM's own server beside /v1: /detokenize, /version, /load, and LoRA adapters by its names."""
+"""Routes of vLLM's own server beside /v1: text of tokens, version, load, tokenizer, LoRA adapters by its names."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from handler.serving.model import ServedModel
 from handler.serving.preprocess import ignored_header
 
 _BODY = 1 << 20  # bytes
+_TOKENIZER = "PreTrainedTokenizerFast"  # of a tokenizer_config.json that names none
 
 
 class VllmRoutes:
@@ -36,6 +37,7 @@ class VllmRoutes:
         return [
             Route("/detokenize", Endpoint({"POST": Inference(self._model, DETOKENIZE)}, errors=ERRORS)),
             Route("/version", Endpoint({"GET": self._version}, errors=ERRORS)),
+            Route("/tokenizer_info", Endpoint({"GET": self._tokenizer_info}, errors=ERRORS)),
             Route("/load", Endpoint({"GET": self._load}, errors=ERRORS)),
             Route("/v1/load_lora_adapter", Endpoint({"POST": self._handler(self._register)}, errors=ERRORS)),
             Route("/v1/unload_lora_adapter", Endpoint({"POST": self._handler(self._unregister)}, errors=ERRORS)),
@@ -45,6 +47,18 @@ class VllmRoutes:
         info = self._model.info
         own = info.version if info is not None and self._model.config.engine == "vllm" else __version__
         value: VllmVersion = {"version": own}
+        await send_json(scope, send, 200, value)
+
+    async def _tokenizer_info(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = self._model.context
+        if not context.config.enable_tokenizer_info_endpoint:
+            why = "is served with option.enable_tokenizer_info_endpoint=true"
+            return await send_answer(scope, send, ERRORS.whole(NotFound(f"/tokenizer_info {why}")))
+        if not context.tokenizer_config:
+            why = "has nothing to show: the model has no tokenizer_config.json"
+            return await send_answer(scope, send, ERRORS.whole(NotFound(f"/tokenizer_info {why}")))
+        template = {"chat_template": context.chat_template} if context.chat_template else {}
+        value = {"tokenizer_class": _TOKENIZER, **context.tokenizer_config, **template}
         await send_json(scope, send, 200, value)
 
     async def _load(self, scope: Scope, receive: Receive, send: Send) -> None:

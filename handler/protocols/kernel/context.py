@@ -86,6 +86,7 @@ class ServerContext:
         no_media: by kind, why messages may have no such media; "" where they may. Other kinds: none.
         max_media: by kind, the most of one request.
         prompts: the model's own prompts for embeddings by name, each the beginning of a text.
+        tokenizer_config: the model's tokenizer_config.json, where `option.enable_tokenizer_info_endpoint` shows it.
         notices: what the log has said.
     """
 
@@ -111,6 +112,7 @@ class ServerContext:
     no_media: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     max_media: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    tokenizer_config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     notices: Notices = field(default_factory=Notices, compare=False)
 
     @property

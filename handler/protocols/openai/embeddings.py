@@ -76,7 +76,7 @@ class OpenAiEmbeddings(Dialect):
             adapter=adapter,
             priority=others.get("priority", 0),
         )
-        keep = _base64 if others.get("encoding_format") == "base64" else json_of
+        keep = base64_of if others.get("encoding_format") == "base64" else json_of
 
         def render(vectors: Vectors, num_tokens: int) -> EmbeddingAnswer:
             return {
@@ -91,6 +91,6 @@ class OpenAiEmbeddings(Dialect):
         return ParsedRequest(requests, VectorReply(len(requests), render, keep), self.errors, ignored)
 
 
-def _base64(vector: Sequence[float]) -> str:
+def base64_of(vector: Sequence[float]) -> str:
     """Encode a vector as OpenAI does: its numbers of 32 bits, little-endian."""
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

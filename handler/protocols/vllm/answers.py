@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from handler.protocols.kernel.schema.types import Count
 
@@ -34,7 +34,7 @@ class VllmScore(TypedDict):
     score: float | None
 
 
-class VllmScoreUsage(TypedDict):
+class VllmUsage(TypedDict):
     prompt_tokens: Count
     total_tokens: Count
     completion_tokens: Count
@@ -49,7 +49,42 @@ class VllmScores(TypedDict):
     created: Count
     model: str
     data: list[VllmScore]
-    usage: VllmScoreUsage
+    usage: VllmUsage
+
+
+class VllmLabel(TypedDict):
+    """A text's likeliest label, and the probabilities of all."""
+
+    index: Count
+    label: str | None
+    probs: list[float]
+    num_classes: Count
+
+
+class VllmLabels(TypedDict):
+    id: str
+    object: Literal["list"]
+    created: Count
+    model: str
+    data: list[VllmLabel]
+    usage: VllmUsage
+
+
+class VllmPooledText(TypedDict):
+    """A vector, or the probabilities of labels; text is base64."""
+
+    index: Count
+    object: Literal["pooling"]
+    data: Any
+
+
+class VllmPooled(TypedDict):
+    id: str
+    object: Literal["list"]
+    created: Count
+    model: str
+    data: list[VllmPooledText]
+    usage: VllmUsage
 
 
 class VllmErrorFields(TypedDict):

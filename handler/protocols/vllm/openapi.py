@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from handler.protocols.kernel.description import Description, Operation, request_shape
 from handler.protocols.kernel.readers.messages import MESSAGES
 from handler.protocols.kernel.schema.shapes import COUNT, FLAG, TEXT, listing, nullable, record
 from handler.protocols.kernel.texts import NON_EMPTY
-from handler.protocols.vllm.answers import VllmError, VllmLoad, VllmScores, VllmText, VllmVersion
+from handler.protocols.vllm import pooling
+from handler.protocols.vllm.answers import (
+    VllmError,
+    VllmLabels,
+    VllmLoad,
+    VllmPooled,
+    VllmScores,
+    VllmText,
+    VllmVersion,
+)
 from handler.protocols.vllm.score import FIELDS, TABLE
+
+_HEAD = {"object": "list", "created": 1760000000, "model": "model"}
+_USAGE = {"prompt_tokens": 9, "total_tokens": 9, "completion_tokens": 0, "prompt_tokens_details": None}
 
 DESCRIPTIONS: Mapping[str, Description] = {
     "vllm_score": Description(
@@ -20,13 +33,34 @@ DESCRIPTIONS: Mapping[str, Description] = {
         {"model": "", "text_1": "What is deep learning?", "text_2": ["A cheese", "A kind of machine learning"]},
         VllmScores,
         {
+            **_HEAD,
             "id": "score-0",
-            "object": "list",
-            "created": 1760000000,
-            "model": "model",
             "data": [{"index": 0, "object": "score", "score": 0.1}],
-            "usage": {"prompt_tokens": 9, "total_tokens": 9, "completion_tokens": 0, "prompt_tokens_details": None},
+            "usage": _USAGE,
         },
+    ),
+    "vllm_classify": Description(
+        "vLLM's classification",
+        "VllmClassifyRequest",
+        request_shape(pooling.FIELDS, pooling.CLASSIFY),
+        VllmError,
+        {"model": "", "input": "I like you."},
+        VllmLabels,
+        {
+            **_HEAD,
+            "id": "classify-0",
+            "data": [{"index": 0, "label": "POSITIVE", "probs": [0.1, 0.9], "num_classes": 2}],
+            "usage": _USAGE,
+        },
+    ),
+    "vllm_pooling": Description(
+        "vLLM's pooling",
+        "VllmPoolingRequest",
+        request_shape(pooling.FIELDS, pooling.POOLING),
+        VllmError,
+        {"model": "", "input": ["A cat"]},
+        VllmPooled,
+        {**_HEAD, "id": "pooling-0", "data": [{"index": 0, "object": "pooling", "data": [0.6, -0.8]}], "usage": _USAGE},
     ),
 }
 """By the dialect's name."""
@@ -67,6 +101,14 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "vLLM",
         "vLLM's version where it is the engine, else the server's",
         {200: (_JSON, VllmVersion, {"version": "0.33.0"})},
+    ),
+    ("GET", "/tokenizer_info"): Operation(
+        "vLLM",
+        "The model's tokenizer_config.json, under option.enable_tokenizer_info_endpoint=true",
+        {
+            200: (_JSON, dict[str, Any], {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>"}),
+            404: _MISSING,
+        },
     ),
     ("GET", "/load"): Operation(
         "vLLM", "How many requests are being answered", {200: (_JSON, VllmLoad, {"server_load": 0})}

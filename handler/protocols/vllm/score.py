@@ -32,6 +32,7 @@ from handler.protocols.openai.request import unknown_fields
 from handler.protocols.rerank import request as rerank
 from handler.protocols.vllm.answers import VllmScore, VllmScores
 from handler.protocols.vllm.errors import ERRORS
+from handler.protocols.vllm.pooling import usage_of
 
 _OF_RERANK = ("max_tokens_per_doc", "max_tokens_per_query", "instruction", "chat_template_kwargs")
 TABLE = Table({**VLLM_POOLING, **{name: rerank.TABLE.parameters[name] for name in _OF_RERANK}})
@@ -90,12 +91,7 @@ class VllmScoring(Dialect):
                 "created": int(time.time()),
                 "model": model,
                 "data": data,
-                "usage": {
-                    "prompt_tokens": num_tokens,
-                    "total_tokens": num_tokens,
-                    "completion_tokens": 0,
-                    "prompt_tokens_details": None,
-                },
+                "usage": usage_of(num_tokens),
             }
 
         return ParsedRequest(requests, VectorReply(len(requests), render), self.errors, ignored)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from handler import __version__, engines
 from handler.config.config import Config
-from handler.config.model_files import embedding_prompts, label_names
+from handler.config.model_files import embedding_prompts, label_names, tokenizer_config
 from handler.core.media import MEDIA
 from handler.core.values import Task
 from handler.engines.base import NO_MEDIA
@@ -28,6 +30,7 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
     options = {**config.engine_options, **config.engine_options.get("engine_args", {})}
     most = options.get("limit_mm_per_prompt", {})
     max_media = {kind: most.get(kind, DEFAULT_MAX_MEDIA) for kind in MEDIA}
+    shown = config.engine_options.get("echo_tokenizer") or spec.config.source or spec.config.model
     return ServerContext(
         engine=spec.engine,
         config=config,
@@ -50,4 +53,5 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
             for kind in MEDIA
         },
         max_media=max_media,
+        tokenizer_config=tokenizer_config(Path(shown)) if shown and config.enable_tokenizer_info_endpoint else {},
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 
 from handler import __version__
+from handler.config.model_files import tokenizer_config
 from tests.adapter_files import write_adapter
 from tests.app.server import serve
 from tests.doubles import tiny
@@ -220,6 +224,101 @@ def test_wrong_pairs_are_named(scoring: LiveServer, body: Any, words: str) -> No
 
 def test_a_model_that_generates_has_no_scores(echo_server: LiveServer) -> None:
     assert "option.task=" in refusal(echo_server, "/score", {"text_1": "a", "text_2": "b"}, 404)["message"]
+
+
+# -- pooling and labels --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["text-classification", "text-embedding"])
+def pooling(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
+    with serve("--engine", "echo", *options(f"option.task={request.param}")) as server:
+        server.wait_ready()
+        yield server
+
+
+def test_pooling_gives_the_numbers_of_the_task(pooling: LiveServer) -> None:
+    task = "classify" if "classification" in http.get(pooling.url + "/info").text else "embed"
+    found = ask(pooling, "/pooling", {"model": "model", "input": ["a b", "c"], "task": task})
+    assert found.keys() == {"id", "object", "created", "model", "data", "usage"}
+    assert found["id"].startswith("pooling-")
+    assert [(item["index"], item["object"]) for item in found["data"]] == [(0, "pooling"), (1, "pooling")]
+    first, second = (item["data"] for item in found["data"])
+    if task == "embed":
+        assert [first, second] == ask(pooling, "/embed", {"inputs": ["a b", "c"]})
+    else:
+        assert sum(first) == pytest.approx(1)
+        assert sum(ask(pooling, "/pooling", {"input": "a b", "use_activation": False})["data"][0]["data"]) != 1
+    encoded = ask(pooling, "/pooling", {"input": "a b", "encoding_format": "base64"})["data"][0]["data"]
+    assert struct.unpack(f"<{len(first)}f", base64.b64decode(encoded)) == pytest.approx(first)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"input": "a", "task": "token_embed"}, 'task="token_embed": is not supported: the engines return one vector'),
+        ({"input": "a", "task": "plugin"}, 'task="plugin": is not supported: the model\'s is '),
+        ({"input": "a", "dimensions": 2}, "dimensions=2: is not supported: call /v1/embeddings"),
+        ({"data": {}}, "data={}: is not supported: the engines have no plugins"),
+        ({"messages": [{}]}, "is not supported: send texts as input"),
+        ({}, "'input' must be a string"),
+        ([], "the body must be a JSON object with 'input'"),
+    ],
+)
+def test_what_pooling_refuses(pooling: LiveServer, body: Any, words: str) -> None:
+    assert words in refusal(pooling, "/pooling", body)["message"]
+
+
+def test_labels(pooling: LiveServer) -> None:
+    if "text-embedding" in http.get(pooling.url + "/info").text:
+        message = refusal(pooling, "/classify", {"input": "a"}, 404)["message"]
+        assert "it is for option.task=text-classification, and this model's task is text-embedding" in message
+        return
+    found = ask(pooling, "/classify", {"input": ["I like you.", "No."]})
+    assert found["id"].startswith("classify-")
+    assert found["usage"]["prompt_tokens"] > 0
+    for item, predicted in zip(
+        found["data"], ask(pooling, "/predict", {"inputs": [["I like you."], ["No."]]}), strict=True
+    ):
+        assert item["label"] == predicted[0]["label"]
+        assert max(item["probs"]) == pytest.approx(predicted[0]["score"])
+        assert item["num_classes"] == len(item["probs"]) == 2
+
+
+def test_a_reranker_has_no_pooling() -> None:
+    with serve("--engine", "echo", *options("option.task=rerank")) as server:
+        server.wait_ready()
+        message = refusal(server, "/pooling", {"input": "a"}, 404)["message"]
+        assert "option.task=text-embedding or text-classification" in message
+
+
+# -- the tokenizer -------------------------------------------------------------------------------------------------
+
+
+def test_the_tokenizers_configuration_is_behind_vllms_switch(tokenizer: LiveServer, tmp_path: Path) -> None:
+    found = http.get(tokenizer.url + "/tokenizer_info")
+    assert found.status_code == 404
+    assert "option.enable_tokenizer_info_endpoint=true" in found.json()["error"]["message"]
+    directory = tiny.make(tmp_path / "tiny")
+    file = directory / "tokenizer_config.json"
+    own = json.loads(file.read_text())
+    file.write_text(json.dumps({**own, "vocab_file": "v.json"}))
+    lines = (f"option.echo_tokenizer={directory}", "option.enable_tokenizer_info_endpoint=true")
+    with serve("--engine", "echo", *options(*lines)) as server:
+        server.wait_ready()
+        shown = http.get(server.url + "/tokenizer_info").json()
+    assert isinstance(shown.pop("tokenizer_class"), str)
+    assert shown.pop("chat_template")
+    assert shown == {name: value for name, value in own.items() if name not in ("tokenizer_class", "chat_template")}
+    token = {"content": "<unk>", "lstrip": False}
+    file.write_text(json.dumps({"unk_token": token, "added_tokens_decoder": {"0": token}, "merges_file": "m"}))
+    assert tokenizer_config(directory) == {"unk_token": "<unk>", "added_tokens_decoder": {"0": "<unk>"}}
+
+
+def test_a_model_without_that_file_has_nothing_to_show() -> None:
+    with serve("--engine", "echo", *options("option.enable_tokenizer_info_endpoint=true")) as server:
+        server.wait_ready()
+        found = http.get(server.url + "/tokenizer_info")
+        assert (found.status_code, "tokenizer_config.json" in found.text) == (404, True)
 
 
 # -- LoRA adapters -------------------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ DIALECTS = {
     "[TEI](embeddings.md#teis-routes)": ("tei_embed", "tei_similarity", "tei_rerank", "tei_predict"),
     "[Rerank](embeddings.md#rerank)": ("rerank", "rerank_v2"),
     "[vLLM's scores](vllm.md#scores)": ("vllm_score",),
+    "[vLLM's pooling](vllm.md#pooling-and-labels)": ("vllm_pooling", "vllm_classify"),
 }
 """A row of the table of dialects -> the names of its schemas."""
 
