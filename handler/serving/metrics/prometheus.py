@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from handler.engines.base import EngineStatistics
 from handler.engines.process.replica import ReplicaReport
+from handler.serving.metrics.histogram import Histogram
 from handler.serving.metrics.tgi import TgiMetrics
 from handler.serving.metrics.tracing import RequestRecord, Tracer
 from handler.serving.metrics.vllm import VllmMetrics
@@ -109,20 +110,20 @@ class Metrics:
         self.first_token = Histogram(
             "lmi_time_to_first_token_seconds",
             "From a request's acceptance to its first token",
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
+            registry,
         )
         self.per_token = Histogram(
             "lmi_time_per_output_token_seconds",
             "Mean time between a request's tokens after the first",
-            buckets=_TOKEN_SECONDS,
-            registry=registry,
+            _TOKEN_SECONDS,
+            registry,
         )
         self.duration = Histogram(
             "lmi_request_duration_seconds",
             "From a request's acceptance to its last token",
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
+            registry,
         )
         self._vllm = VllmMetrics(registry, model_name, gauges.queued, gauges.engines)
         self._tgi = TgiMetrics(registry, gauges.queued, gauges.active) if tgi else None

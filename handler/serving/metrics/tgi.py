@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge
+
+from handler.serving.metrics.histogram import Histogram
 
 _DURATIONS = tuple(0.0001 * 1.5**power for power in range(1, 36))  # seconds
 
@@ -19,7 +21,7 @@ class TgiMetrics:
         Gauge("tgi_queue_size", "Current queue size", registry=registry).set_function(queued)
         Gauge("tgi_batch_current_size", "Current batch size", registry=registry).set_function(active)
         self._duration = Histogram(
-            "tgi_request_duration", "Seconds that a successful request took", buckets=_DURATIONS, registry=registry
+            "tgi_request_duration", "Seconds that a successful request took", _DURATIONS, registry
         )
 
     def count_opened(self) -> None:

@@ -5,16 +5,14 @@ A value that the engine does not report is not exported.
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from handler.engines.base import EngineStatistics
+from handler.serving.metrics.histogram import Histogram
 
 _LABELS = ("model_name", "engine")
 _FIRST = "0"  # vLLM numbers the engines of a server, as we do replicas; what belongs to none is the first one's
@@ -26,23 +24,6 @@ _FIRST_TOKEN = (
 _INTER_TOKEN = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
-
-
-class CountedHistogram:
-    """A histogram that takes many equal values at once, which prometheus_client's does not."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = (*bounds, math.inf)
-        self._counts = [0] * len(self._bounds)
-        self._sum = 0.0
-
-    def observe(self, value: float, count: int) -> None:
-        self._counts[bisect_left(self._bounds, value)] += count
-        self._sum += value * count
-
-    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        bounds = [*map(str, self._bounds[:-1]), "+Inf"]
-        family.add_metric(labels, list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
 
 
 class VllmMetrics(Collector):
@@ -65,17 +46,23 @@ class VllmMetrics(Collector):
             engines: returns each engine's number of sequences, and its report.
         """
         self._model_name = model_name
-        self._values = (model_name, _FIRST)
         self._queued, self._engines = queued, engines
-        self.inter_token = CountedHistogram(_INTER_TOKEN)
+        labels = dict(zip(_LABELS, (model_name, _FIRST), strict=True))
         self.first_token = Histogram(
             "vllm:time_to_first_token_seconds",
             "From a request's acceptance to its first token",
-            _LABELS,
-            buckets=_FIRST_TOKEN,
-            registry=registry,
-        ).labels(*self._values)
+            _FIRST_TOKEN,
+            registry,
+            labels,
+        )
         registry.register(self)
+        self.inter_token = Histogram(
+            "vllm:inter_token_latency_seconds",
+            "Mean time between a request's tokens, counted for each",
+            _INTER_TOKEN,
+            registry,
+            labels,
+        )
 
     def collect(self) -> Iterator[Metric]:
         engines = self._engines()
@@ -102,8 +89,3 @@ class VllmMetrics(Collector):
                     family.add_metric((self._model_name, str(number)), value)
             if family.samples:
                 yield family
-        latency = HistogramMetricFamily(
-            "vllm:inter_token_latency_seconds", "Mean time between a request's tokens, counted for each", labels=_LABELS
-        )
-        self.inter_token.add_to(latency, self._values)
-        yield latency
