@@ -88,6 +88,7 @@ class ServerContext:
         prompts: the model's own prompts for embeddings by name, each the beginning of a text.
         tokenizer_config: the model's tokenizer_config.json, where `option.enable_tokenizer_info_endpoint` shows it.
         notices: what the log has said.
+        parsed: what `read_all` keeps; a context that is made of another begins anew.
     """
 
     engine: str
@@ -114,6 +115,7 @@ class ServerContext:
     prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     tokenizer_config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     notices: Notices = field(default_factory=Notices, compare=False)
+    parsed: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def reasoning_parser(self) -> str:

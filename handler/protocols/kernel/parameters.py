@@ -7,6 +7,7 @@ support is refused by name, unless it is neutral. Without `do_sample`, sampling 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -42,6 +43,11 @@ MAX_TOP_TOKENS = 20  # alternatives to a token: OpenAI's limit, and vLLM's defau
 
 ANY = 1 << 30
 """New tokens of an answer that takes the room that there is; the request has `fill_context`."""
+
+_PLAIN = frozenset({bool, int, float, type(None)})
+"""Types of values that mean the same in every request, whatever was registered meanwhile, and are small."""
+
+_MOST_PARSED = 256  # sets of such values that are kept
 
 SEVERAL = "*"
 """Stands in the place of a field where `read` returns a mapping of fields."""
@@ -83,7 +89,8 @@ class ParsedParameters(NamedTuple):
     others: Mapping[str, Any]
 
 
-class Table(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Table:
     """A dialect's parameters; `prefix` is the path to them in a body."""
 
     parameters: Mapping[str, Parameter]
@@ -280,6 +287,8 @@ def read_all(
 ) -> ParsedParameters:
     """Read all parameters in `given` that the table lists.
 
+    What numbers and booleans alone give is kept: most clients send the same ones again and again.
+
     Args:
         given: the client's parameters; other readers take the names that the table lacks.
         context: the engine's name and limits.
@@ -290,12 +299,32 @@ def read_all(
     Raises:
         InvalidParameter: naming the parameter, its value and what would be right.
     """
+    given = {name: value for name, value in given.items() if value is not None and name in table.parameters}
+    all_values = (*given.values(), *defaults.values())
+    kinds = tuple(map(type, all_values))
+    if not _PLAIN.issuperset(kinds):
+        return _read(given, context, defaults, table, most_new_tokens)
+    key = table, most_new_tokens, tuple(given), tuple(defaults), all_values, kinds
+    parsed: ParsedParameters | None = context.parsed.get(key)
+    if parsed is None:
+        parsed = _read(given, context, defaults, table, most_new_tokens)
+        if len(context.parsed) >= _MOST_PARSED:
+            context.parsed.clear()
+        context.parsed[key] = parsed
+    return parsed
+
+
+def _read(
+    given: Mapping[str, Any],
+    context: ServerContext,
+    defaults: Mapping[str, Any],
+    table: Table,
+    most_new_tokens: int | None,
+) -> ParsedParameters:
     values: dict[str, Any] = dict(defaults)
     names: dict[str, Named] = {}
     for key, value in given.items():
-        parameter = table.parameters.get(key)
-        if parameter is None or value is None:
-            continue
+        parameter = table.parameters[key]
         given_as = Named(f"{table.prefix}{key}", value)
         try:
             result = parameter.read(value, context) if parameter.informed else parameter.read(value)
@@ -313,4 +342,5 @@ def read_all(
         sampling = sampling._replace(max_new_tokens=min(sampling.max_new_tokens, most_new_tokens))
     check_agreement(sampling, names, context)
     check_support(sampling, values, names, context)
-    return ParsedParameters(sampling, {field: given_as.name for field, given_as in names.items()}, others)
+    by_field = {field: given_as.name for field, given_as in names.items()}
+    return ParsedParameters(sampling, MappingProxyType(by_field), MappingProxyType(others))

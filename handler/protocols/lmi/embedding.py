@@ -14,6 +14,7 @@ from handler.core.errors import InvalidPayload
 from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.reply import VectorReply, json_of
 from handler.protocols.kernel.schema.shapes import Shape
@@ -32,7 +33,7 @@ class LmiEmbedding(TeiEmbed):
     name = "lmi_embedding"
     errors: ErrorFormat = EmbeddingErrors()
     unique_keys = False
-    table = EMBED._replace(prefix="parameters.")
+    table = Table(EMBED.parameters, "parameters.")
     fields: Mapping[str, Shape] = {**TeiEmbed.fields, "parameters": {"type": ["object", "null"]}}
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:

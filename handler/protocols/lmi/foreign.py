@@ -18,7 +18,7 @@ _NOTICE = (
 
 def without_foreign(table: Table) -> Table:
     """Return the table without the names that OpenAI's routes refuse; they become unknown ones."""
-    return table._replace(parameters={name: one for name, one in table.parameters.items() if name not in FOREIGN})
+    return Table({name: one for name, one in table.parameters.items() if name not in FOREIGN}, table.prefix)
 
 
 def noting_foreign(request: ParsedRequest, context: ServerContext) -> ParsedRequest:
