@@ -82,8 +82,8 @@ class Output(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing comes with its tokens."""
-        return not (self.finish or self.prompt_logprobs is not None or self.tops is not None or self.logits)
+        """Whether nothing comes with its tokens but the sequence's end."""
+        return self.prompt_logprobs is None and self.tops is None and self.logits is None
 
 
 def failed(key: int, error: Exception | str) -> Output:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from handler.core.text import Prompt
-from handler.core.values import Adapter, Request
+from handler.core.values import Adapter, Finish, Request
 from handler.engines.base import EngineRequest, Output, Step
 
 
@@ -50,7 +50,12 @@ def join(steps: Sequence[Step]) -> Step:
                 ids[key], logprobs[key] = [id], [logprob]
         for output in step.others:
             if output.key in ids:  # its earlier tokens come first
-                others.append(Output(output.key, ids.pop(output.key), logprobs.pop(output.key)))
+                earlier = Output(output.key, ids.pop(output.key), logprobs.pop(output.key))
+                if output.is_plain and output.finish is not Finish.ERROR:  # else it brings more than tokens
+                    all_ids, all_logprobs = [*earlier.ids, *output.ids], [*earlier.logprobs, *output.logprobs]
+                    output = output._replace(ids=all_ids, logprobs=all_logprobs)
+                else:
+                    others.append(earlier)
             others.append(output)
     later = {output.key for output in others}  # whose tokens in columns come after these outputs
     others += [Output(key, ids[key], logprobs[key]) for key in ids if len(ids[key]) > 1 or key in later]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from handler.core.values import Finish
 from handler.engines.base import Output, Step
 from handler.scheduler.engine import join
@@ -57,3 +59,22 @@ def test_joined_steps_bring_each_sequence_the_same_in_the_same_order() -> None:
 def test_a_sequences_tokens_become_one_output() -> None:
     steps = [Step([1, 2], [10, 20], [0.0, 0.0], []), Step([1], [11], [None], [])]
     assert join(steps) == Step([2], [20], [0.0], [Output(1, [10, 11], [0.0, None])])
+
+
+def test_the_end_of_a_sequence_comes_with_the_tokens_before_it() -> None:
+    end = Output(1, (11,), (-1.0,), Finish.LENGTH)
+    steps = [Step([1], [10], [0.0], []), Step([], [], [], [end])]
+    assert join(steps).others == [Output(1, [10, 11], [0.0, -1.0], Finish.LENGTH)]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        Output(1, (11,), (-1.0,), Finish.LENGTH, tops=[[(11, -1.0)]]),
+        Output(1, (), (), Finish.ERROR, error="it broke"),
+    ],
+    ids=["more than tokens", "a failure"],
+)
+def test_what_brings_more_than_tokens_comes_after_those_before_it(last: Output) -> None:
+    steps = [Step([1], [10], [0.0], []), Step([], [], [], [last])]
+    assert join(steps).others == [Output(1, [10], [0.0]), last]
