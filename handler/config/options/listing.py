@@ -5,11 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from handler.config import lmi_version
 from handler.config.engines import LLM_ENGINES
 from handler.config.options import ENVIRONMENT, OPTIONS
 from handler.config.options.lookup import find_option, key_of, unknown_option, variable
 from handler.config.options.option import Gone, Option
-from handler.config.options.variables import SECRET, SM_VLLM, VARIABLES, Own, translate
+from handler.config.options.variables import ALONG, SECRET, SM_VLLM, VARIABLES, of_vllms_variable
 from handler.core.errors import ConfigError
 
 _WIDTH = 120
@@ -59,14 +60,10 @@ def _foreign(name: str) -> list[str]:
         return [f"{name}\n  {VARIABLES[name].answer}"]
     if not name.startswith(SM_VLLM):
         return []
-    own, *along = _owns(name, "")
-    others = " and ".join(f"{key_of(item.name)}={item.value}" for item in along)
-    return [f"{name}\n  sets {key_of(own.name)}; like every {SM_VLLM}*, also {others}, where no option says otherwise"]
-
-
-def _owns(name: str, engine: str) -> list[Own]:
-    """Return what a variable of AWS's vLLM image sets, its own option first."""
-    return [item for item in translate({name: "true"}, engine) if isinstance(item, Own)][::-1]
+    own = key_of(of_vllms_variable(name, "true").name)
+    along = {**{key_of(one): value for one, value in ALONG.items()}, lmi_version.KEY: lmi_version.ASYNC}
+    others = ", ".join(f"{key}={value}" for key, value in along.items() if key != own)
+    return [f"{name}\n  sets {own}; like every {SM_VLLM}*, where no option says otherwise, also\n  {others}"]
 
 
 def _keys(name: str) -> list[str]:
@@ -74,7 +71,7 @@ def _keys(name: str) -> list[str]:
     if name in VARIABLES:
         return [key_of(own) for own in sorted({*VARIABLES[name].owns.values()} - SECRET)]
     if name.startswith(SM_VLLM):
-        return [key_of(item.name) for item in _owns(name, "vllm")]
+        return [key_of(of_vllms_variable(name, "true").name)]
     if name in ENVIRONMENT or name.startswith(("OPTION_", "SERVING_")):
         return [key_of(name)]
     return [name if name.startswith("option.") or find_option(name, "") else f"option.{name}"]

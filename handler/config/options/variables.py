@@ -35,6 +35,9 @@ VARIABLES = {name: line for names in VARIABLES_OF.values() for name, line in nam
 
 SECRET = frozenset({"HF_TOKEN"})
 
+ALONG: Mapping[str, str] = {"OPTION_LLM_ENGINE": "vllm", "OPTION_OPENAI_COMPAT": "true"}
+"""What each `SM_VLLM_*` sets beside its own option: the engine, and its /invocations, vLLM's /v1/chat/completions."""
+
 
 def _truth(value: str) -> bool:
     if value.lower() not in ("true", "false", "1", "0"):
@@ -116,18 +119,24 @@ def contradiction(first: str, value: str, second: str, other: str) -> Problem:
 
 def _of_vllms_image(environ: Mapping[str, str], engine: str) -> Iterator[Own]:
     names = sorted(name for name in environ if name.startswith(SM_VLLM))
-    if names and not engine:
-        yield Own(names[0], "OPTION_LLM_ENGINE", "vllm")
-    if names and not environ.get("OPTION_OPENAI_COMPAT"):
-        yield Own(names[0], "OPTION_OPENAI_COMPAT", "true")  # its /invocations is vLLM's /v1/chat/completions
-    for name in names:
-        key, value = name.removeprefix(SM_VLLM).lower(), environ[name] or "true"
-        if key.startswith("no_") and f"option.{key}" not in KNOWN and value.lower() in ("true", "false"):
-            key, value = key.removeprefix("no_"), json.dumps(value.lower() == "false")
-        for option in KNOWN.get(f"option.{key}", ()):
-            if not option.engines or "vllm" in option.engines:
-                key, value = option.key.removeprefix("option."), _joined(value)
-        yield Own(name, f"OPTION_{key.upper()}", value)
+    owns = [of_vllms_variable(name, environ[name]) for name in names]
+    given = {item.name for item in owns} | ({"OPTION_LLM_ENGINE"} if engine else set())
+    if names:
+        for name, value in ALONG.items():
+            if name not in given and not environ.get(name):
+                yield Own(names[0], name, value)
+    yield from owns
+
+
+def of_vllms_variable(name: str, value: str) -> Own:
+    """Return the variable of the handler's that one of AWS's vLLM image stands for."""
+    key, value = name.removeprefix(SM_VLLM).lower(), value or "true"
+    if key.startswith("no_") and f"option.{key}" not in KNOWN and value.lower() in ("true", "false"):
+        key, value = key.removeprefix("no_"), json.dumps(value.lower() == "false")
+    for option in KNOWN.get(f"option.{key}", ()):
+        if not option.engines or "vllm" in option.engines:
+            key, value = option.key.removeprefix("option."), _joined(value)
+    return Own(name, f"OPTION_{key.upper()}", value)
 
 
 def _joined(value: str) -> str:

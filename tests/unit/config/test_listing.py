@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 
 from handler.cli import main
-from handler.config.options import OPTIONS
+from handler.config.loader import read_config
+from handler.config.options import KNOWN, OPTIONS
 from handler.config.options.listing import describe, table
 from handler.config.options.lookup import variable
 from handler.config.options.option import Gone
@@ -57,10 +59,9 @@ from handler.config.sources import Setting, from_environment
         (
             "SM_VLLM_MAX_NUM_SEQS",
             [
-                "  sets option.max_rolling_batch_size; like every SM_VLLM_*, also option.openai_compat=true and "
-                "option.llm_engine=vllm, where no option says otherwise",
+                "  sets option.max_rolling_batch_size; like every SM_VLLM_*, where no option says otherwise, also",
+                "  option.llm_engine=vllm, option.openai_compat=true, option.lmi_version=0.36",
                 "option.max_rolling_batch_size",
-                "option.openai_compat",
             ],
         ),
         ("SM_VLLM_NO_ENABLE_PREFIX_CACHING", ["option.enable_prefix_caching"]),
@@ -77,6 +78,21 @@ def test_an_option_is_described(capsys: pytest.CaptureFixture[str], name: str, l
     assert main(["options", name]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in printed if line in lines] == lines
+
+
+OF_VLLM = [
+    key
+    for key, options in KNOWN.items()
+    if key.startswith("option.") and key.islower() and any("vllm" in (one.engines or ["vllm"]) for one in options)
+]
+
+
+@pytest.mark.parametrize("key", OF_VLLM)
+def test_a_variable_of_vllms_image_names_the_options_that_it_sets(key: str) -> None:
+    name = f"SM_VLLM_{key.removeprefix('option.').upper()}"
+    origins = read_config(environ={name: "true"}).config.origins
+    told = re.findall(r"option\.\w+", describe(name).partition("\n\n")[0])
+    assert sorted(told) == sorted(one for one, origin in origins.items() if origin == f"environment variable {name}")
 
 
 def test_a_reader_may_leave() -> None:
