@@ -187,6 +187,7 @@ def settled(text: str, row: Row) -> str:
     """Without what differs between two answers to the same request."""
     text = re.sub(r'"id":"((?:chat)?cmpl-)[^"]+","', r'"id":"\1","', text)
     text = re.sub(r'"created":1\d{9},', '"created":1,', text)
+    text = re.sub(r'"Session \S+ created"', '"Session created"', text)
     return re.sub(r'"seed":\d+', '"seed":1', text) if b'"seed"' not in row.content else text
 
 
