@@ -10,14 +10,17 @@ from handler.core.values import Adapter
 from handler.plugins.functions import Formatters, choose, find_formatters
 
 
-def load_adapter_formatters(directory: Path) -> Formatters | None:
+def load_adapter_formatters(directory: Path, name: str) -> Formatters | None:
     """Run the model.py in an adapter's directory; return None without one.
+
+    Args:
+        name: of the adapter; that of the module follows from it, as in LMI.
 
     Raises:
         AdapterFailed: it cannot be used.
     """
     try:
-        found = find_formatters(directory, again=True)
+        found = find_formatters(directory, module="ns_" + name.replace("-", "_").replace(".", "_"))
         formatters = Formatters(choose(found.inputs, None, "input"), choose(found.outputs, None, "output"))
     except (ConfigError, ValueError) as error:
         raise AdapterFailed(f"src={directory}: {error}") from None
@@ -28,12 +31,13 @@ class AdapterFormatters:
     """The formatters of registered adapters, by their directories. Thread-safe.
 
     Attributes:
+        exist: some adapter has a formatter.
         read: some adapter has an input formatter.
     """
 
     def __init__(self) -> None:
         self._by_path: dict[str, Formatters] = {}
-        self.read = False
+        self.exist = self.read = False
 
     def set(self, path: str, formatters: Formatters | None) -> Formatters | None:
         """Replace those of a directory; return the earlier ones."""
@@ -56,4 +60,5 @@ class AdapterFormatters:
         return base._replace(input=own.input or base.input, output=own.output or base.output)
 
     def _note(self) -> None:
+        self.exist = bool(self._by_path)
         self.read = any(one.input is not None for one in self._by_path.values())

@@ -106,11 +106,11 @@ class Decorated(NamedTuple):
     outputs: Mapping[str, OutputFormatter]
 
 
-def find_formatters(directory: Path | None, *, again: bool = False, handlers: StandIn | None = None) -> Decorated:
+def find_formatters(directory: Path | None, *, module: str = "", handlers: StandIn | None = None) -> Decorated:
     """Find the decorated functions of the model.py in `directory`; none without such a file.
 
     Args:
-        again: run it even if it was imported before; its module has a name of its own.
+        module: run it under that name, even if it was imported before.
         handlers: what a host that calls handlers has of AWS's package; None where the file must have none.
 
     Raises:
@@ -121,9 +121,9 @@ def find_formatters(directory: Path | None, *, again: bool = False, handlers: St
         return Decorated({}, {})
     check_model_py(path, handlers=handlers)
     DJL_PYTHON.install()
-    module = import_file(path, unique=True) if again else import_once(path)
-    inputs = {name: _input(name, function, path) for name, function in _find_marked(module, "is_input_formatter")}
-    outputs = {name: _output(name, function, path) for name, function in _find_marked(module, "is_output_formatter")}
+    found = import_file(path, module) if module else import_once(path)
+    inputs = {name: _input(name, function, path) for name, function in _find_marked(found, "is_input_formatter")}
+    outputs = {name: _output(name, function, path) for name, function in _find_marked(found, "is_output_formatter")}
     if inputs or outputs:
         log.info("%s: input formatters: %s; output formatters: %s", path, *(_names(x) for x in (inputs, outputs)))
     elif not handlers:
@@ -220,17 +220,19 @@ def _find_imported(path: Path) -> ModuleType | None:
     return None
 
 
-def import_file(path: Path, *, unique: bool = False) -> ModuleType:
-    """Import a user's file under its own name, or a longer one where that is taken; ConfigError names file and line.
+def import_file(path: Path, name: str = "") -> ModuleType:
+    """Import a user's file; ConfigError names file and line.
 
     Args:
-        unique: use the longer name, so that the short one is left for another file.
+        name: of the module, whose earlier one is replaced; by default the file's, or a longer one where that is taken.
     """
-    directory, name = str(path.parent.resolve()), path.stem
+    directory = str(path.parent.resolve())
     if directory not in sys.path:
         sys.path.insert(0, directory)  # as DJL has it: model.py may import what lies beside it
-    if unique or name in sys.modules:
-        name = f"{name}_{hashlib.sha1(directory.encode()).hexdigest()[:12]}"
+    if not name:
+        name = path.stem
+        if name in sys.modules:
+            name = f"{name}_{hashlib.sha1(directory.encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -56,7 +56,8 @@ class ServedAdapters:
         """
         path = await self._path(src)
         there = self._registered(name, path) if again else None
-        return there or await self._change(functools.partial(self.registry.register, name, path, preload=preload), path)
+        register = functools.partial(self.registry.register, name, path, preload=preload)
+        return there or await self._change(name, register, path)
 
     async def update(self, name: str, src: str | None = None, *, preload: bool | None = None) -> Registered:
         """Return when requests that name it get the new one.
@@ -69,7 +70,7 @@ class ServedAdapters:
         """
         self._check_open()
         path = await self._path(self.registry.get(name).adapter.path if src is None else src)
-        return await self._change(functools.partial(self.registry.update, name, path=path, preload=preload), path)
+        return await self._change(name, functools.partial(self.registry.update, name, path=path, preload=preload), path)
 
     def unregister(self, name: str) -> None:
         """Drop an adapter; requests under way keep it.
@@ -94,7 +95,7 @@ class ServedAdapters:
         """
         for name, path in self._at_start.items():
             try:
-                await self._change(functools.partial(self.registry.register, name, path), path)
+                await self._change(name, functools.partial(self.registry.register, name, path), path)
             except ServingError as error:
                 raise ConfigError(f"the adapter {name} cannot be used: {error.public}") from None
 
@@ -108,12 +109,12 @@ class ServedAdapters:
         same = (entry for entry in self.registry if (entry.adapter.name, entry.adapter.path) == (name, str(path)))
         return next(same, None)
 
-    async def _change(self, begin: Change, path: Path) -> Registered:
+    async def _change(self, name: str, begin: Change, path: Path) -> Registered:
         """Load the adapter's model.py, then its weights."""
         directory = str(path)
         self._changing.append(directory)
         try:
-            formatters = await run_in_daemon_thread(functools.partial(load_adapter_formatters, path))
+            formatters = await run_in_daemon_thread(functools.partial(load_adapter_formatters, path, name))
             earlier = self._formatters.set(directory, formatters)
             try:
                 return await self._register(begin)

@@ -217,10 +217,10 @@ class Preprocessor:
         return None if formatter is None else formatter.as_in(asynchronous=self.context.config.async_schema)
 
     def _adapter_in(self, body: Any) -> Adapter | None:
-        """Return the adapter that a body names before a formatter has read it; None without one."""
+        """Return the adapter whose formatters a body asks for; None without one. `model` chooses weights alone."""
         if not isinstance(body, dict):
             return None
-        named = body.get("adapters") or body.get("model")
+        named = body.get("adapters")
         name = named[0] if isinstance(named, list) else named
         return self.context.adapters.find(name) if isinstance(name, str) and not self.context.no_adapters else None
 
@@ -255,8 +255,9 @@ class Preprocessor:
             call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
         if (session := session_of(self._sessions, headers)) is not None:
             call = call._replace(requests=[request._replace(session=session.id) for request in call.requests])
-        used = call.requests[0].adapter if call.requests else None
-        formatter = self._of_adapters.of(used, self._formatters).output
+        if adapter is None and self._of_adapters.exist:
+            adapter = self._adapter_in(body.value)
+        formatter = self._of_adapters.of(adapter, self._formatters).output
         if dialect is not None or formatter is None:
             return call
         compat = self.dialect.name == "tgi_compat"

@@ -69,8 +69,7 @@ def test_each_adapter_has_its_own_or_the_models(server: AppServer, adapter: str,
         streamed = ask(server, {**body, "adapters": adapter, "stream": True})
         assert streamed.text.startswith(f'{{"by": "{by}", "chunk"')
         chat = {"inputs": None, "messages": [{"role": "user", "content": "hi"}], "model": adapter}
-        if adapter != "asks":
-            assert ask(server, chat).json()["by"] == by
+        assert ask(server, chat).json()["by"] == "base"  # `model` chooses weights alone, as in LMI
 
 
 def test_an_adapters_input_formatter_reads_its_requests_alone(server: AppServer) -> None:
@@ -91,6 +90,12 @@ def test_a_broken_one_is_not_registered_and_an_update_runs_it_again(server: AppS
         target = url if by == "first" else f"{url}/late/update"
         assert http.post(target, params={"name": "late", "src": str(path)}).status_code == 200
         assert ask(server, {}, "late").json()["by"] == by
+    (path / "model.py").write_text(OUTPUT.replace("%r", "__name__"))
+    assert http.post(url, params={"name": "my-late.one", "src": str(path)}).status_code == 200
+    assert ask(server, {}, "my-late.one").json()["by"] == "ns_my_late_one"
+    assert http.delete(f"{url}/my-late.one").status_code == 200
+    (path / "model.py").write_text(OUTPUT % "second")
+    assert http.post(f"{url}/late/update", params={"src": str(path)}).status_code == 200
     (path / "model.py").write_text("1 / 0\n")
     assert http.post(f"{url}/late/update", params={"src": str(path)}).status_code == 424
     assert ask(server, {}, "late").json()["by"] == "second"
