@@ -1,6 +1,7 @@
-"""Names of AWS's vLLM image in a user's script: found without running it, and refused where nothing calls them.
+"""Functions in a user's script that nothing here calls: found without running it, and refused by name.
 
-Names are those of AWS's package model-hosting-container-standards 0.1.17.
+They are of AWS's vLLM image (the package model-hosting-container-standards 0.1.17), or of LMI's handlers for other
+models than language models.
 """
 
 from __future__ import annotations
@@ -63,6 +64,38 @@ def refuse_foreign_handlers(path: Path | None, *, called: StandIn | None = None)
             *(
                 f"{path}, line {line}: {name} is of AWS's vLLM image and is not called here: {instead}"
                 for line, name, instead in found
+            )
+        )
+
+
+_PREDICTORS = {"prediction_handler", "init_handler"}
+_SAGEMAKERS = {
+    "model_fn": [["model_dir"]],
+    "input_fn": [["request_body", "content_type"], ["request_body", "request_content_type"]],
+    "predict_fn": [["input_data", "model"]],
+    "output_fn": [["prediction", "accept"], ["prediction", "response_content_type"]],
+}
+"""Names of functions with their parameters, by which LMI knows them where a file has no decorator."""
+_OTHERS = {"handle", *FUNCTIONS}
+
+
+def refuse_predictors(path: Path, tree: ast.Module) -> None:
+    """Refuse a script for LMI's scikit-learn and XGBoost handlers.
+
+    Raises:
+        ConfigError: naming each function with its line.
+    """
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    marks = [(node, {ast.unparse(one).rpartition(".")[2] for one in node.decorator_list}) for node in functions]
+    found = [node for node, marked in marks if marked & _PREDICTORS]
+    if not any(marked for _, marked in marks) and not _OTHERS & {node.name for node in functions}:
+        found = [node for node in functions if [one.arg for one in node.args.args] in _SAGEMAKERS.get(node.name, ())]
+    if found:
+        raise ConfigError(
+            *(
+                f"{path}, line {node.lineno}: {node.name} is for LMI's scikit-learn and XGBoost handlers and is not "
+                "called here: only language models are served (documents: custom-code)"
+                for node in found
             )
         )
 

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import ConfigError, FormatterFailed
-from handler.plugins.foreign_handlers import refuse_foreign_handlers
+from handler.plugins.foreign_handlers import refuse_foreign_handlers, refuse_predictors
 from handler.plugins.stand_ins import StandIn
 from handler.plugins.stand_ins.djl import DJL_PYTHON, MODULES
 from handler.protocols.assistant.tools.parsing import Format
@@ -159,8 +159,10 @@ def check_model_py(path: Path | None, *, handlers: StandIn | None = None) -> Non
     check_syntax(path)
     if path is None:
         return
+    tree = ast.parse(path.read_bytes(), str(path))
     refuse_foreign_handlers(path, called=handlers)
-    lacking = DJL_PYTHON.lacking(ast.parse(path.read_bytes(), str(path)))
+    refuse_predictors(path, tree)
+    lacking = DJL_PYTHON.lacking(tree)
     problems = [f"{path}, line {line}: {name} is not there without DJL Serving; {_HAVE}" for line, name in lacking]
     if problems:
         raise ConfigError(*problems)

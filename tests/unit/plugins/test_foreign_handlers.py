@@ -11,7 +11,7 @@ from handler.core.custom_handlers import HANDLERS, INSTEAD, MIDDLEWARE, PING
 from handler.core.errors import ConfigError
 from handler.djl.startup import prepare
 from handler.plugins.aws import STANDARDS, check_handlers, find_handlers
-from handler.plugins.functions import find_formatters
+from handler.plugins.functions import check_model_py, find_formatters
 from handler.serving.loading.check import check
 from handler.serving.loading.model_directory import model_formatters
 
@@ -185,3 +185,28 @@ def test_what_cannot_be_called_stops_the_start(text: str, variables: dict[str, s
 
 def test_without_code_there_are_none(tmp_path: Path) -> None:
     assert find_handlers(tmp_path, {}, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("def model_fn(model_dir):\n    pass\n\ndef predict_fn(input_data, model):\n    pass\n", [1, 4]),
+        (
+            "from djl_python.input_parser import prediction_handler\n\n@prediction_handler\ndef f(X, m):\n    pass\n",
+            [4],
+        ),
+        ("import djl_python.input_parser as p\n@p.init_handler\ndef f(d):\n    pass\ndef handle(i):\n    pass\n", [3]),
+        ("def output_fn(prediction, accept):\n    pass\n", [1]),
+        ("def model_fn(path):\n    pass\n", []),
+        ("def model_fn(model_dir):\n    pass\ndef handle(inputs):\n    return model_fn('x')\n", []),
+    ],
+)
+def test_functions_for_other_models_are_refused(text: str, named: list[int], tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(text)
+    if not named:
+        return check_model_py(tmp_path / "model.py")
+    with pytest.raises(ConfigError) as refused:
+        check_model_py(tmp_path / "model.py")
+    problems = [problem.message for problem in refused.value.problems]
+    assert [message.split(", line ")[1].partition(":")[0] for message in problems] == list(map(str, named))
+    assert all("scikit-learn and XGBoost handlers and is not called here" in message for message in problems)
