@@ -34,7 +34,7 @@ def role_of(config: Config, path: Path | None) -> Role:
     entry = config.settings.get(_KEY, "")
     if entry in ("", _FILE):
         origin = config.origins.get(_ENGINE, "")
-        if origin.startswith("environment variable SM_VLLM"):  # AWS's vLLM image calls no such function
+        if _is_aws(config):  # whose image calls no such function
             return Role.NONE
         if origin and not origin.startswith("environment variable"):  # which an image may set
             return Role.FIRST
@@ -48,8 +48,13 @@ def unused_handle(config: Config, path: Path | None) -> str:
     if tree is None or config.handle_role is not Role.NONE or not _has_handle(tree):
         return ""
     entry = config.settings.get(_KEY, "")
-    why = f"option.entryPoint={entry} does not call it" if entry else "variables of AWS's vLLM image (SM_VLLM_*)"
-    return f"{path}: handle is not called: {why}"
+    if entry not in ("", _FILE):
+        return f"{path}: handle is not called: {_KEY}={entry} does not call it"
+    return f"{path}: handle is not called in AWS's vLLM image (SM_VLLM_*)" if _is_aws(config) else ""
+
+
+def _is_aws(config: Config) -> bool:
+    return config.origins.get(_ENGINE, "").startswith("environment variable SM_VLLM")
 
 
 def describe_model_py(path: Path, config: Config) -> str:

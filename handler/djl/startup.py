@@ -17,13 +17,14 @@ from handler.config import environment, model_files
 from handler.config.config import Config
 from handler.config.engines import ENGINES
 from handler.config.loader import Reading, read_config
+from handler.config.model_py import unused_handle
 from handler.config.options.common import ROLLING_BATCHES
 from handler.config.options.lookup import option_key
 from handler.config.sources import Setting, from_environment, from_file, named_engine
 from handler.core.custom_handlers import INSTEAD, SCRIPT
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.engines.process.engine_loop import Spec
-from handler.plugins.functions import Formatters
+from handler.plugins.functions import Formatters, model_py
 from handler.serving.host import running
 from handler.serving.loading.check import check
 from handler.serving.loading.model_directory import model_formatters
@@ -95,6 +96,8 @@ def prepare(properties: Mapping[str, Any], version: DjlVersion | None, *, djl: s
     reading = read_properties(properties, asynchronous=version is None, djl=djl)
     for warning in reading.config.warnings:
         log.warning("%s", warning)
+    if unused := unused_handle(reading.config, model_py(directory)):
+        log.warning("%s", unused)
     if version is not None:
         reading = reading._replace(problems=(*reading.problems, *_beyond_java(reading.config, properties, version)))
     reading = reading._replace(problems=(*reading.problems, *_custom_code()))

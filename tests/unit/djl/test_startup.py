@@ -248,6 +248,23 @@ def test_what_awss_vllm_image_would_run_is_refused(
     assert "model.py, line 1: custom_sagemaker_ping_handler is of AWS's vLLM image" in told[1]
 
 
+@pytest.mark.parametrize(
+    ("entry", "text", "told"),
+    [
+        ("handler.entry", "def handle(inputs):\n    raise SystemExit\n", True),
+        ("model.py", "from handler.entry import handle as ours\ndef handle(inputs):\n    return ours(inputs)\n", False),
+        ("handler.entry", "", False),
+    ],
+)
+def test_a_handle_that_java_does_not_call_is_said(
+    entry: str, text: str, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "serving.properties").write_text(f"option.entryPoint={entry}\noption.llm_engine=echo\n")
+    (tmp_path / "model.py").write_text(text)
+    prepare({"model_dir": str(tmp_path), "entryPoint": entry, "llm_engine": "echo"}, None)
+    assert ("model.py: handle is not called: option.entryPoint=handler.entry" in caplog.text) == told
+
+
 def test_sessions_of_a_djl_serving_that_has_ended_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that Java starts in place of a killed one finds those of the same DJL Serving."""
     monkeypatch.setattr(sessions, "_MEMORY", tmp_path)
