@@ -104,6 +104,8 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
         ConfigError: one of them cannot be used; or the environment's number of adapters is none.
     """
     limit = environment.max_adapters()
+    if config.handle_role is Role.ALONE:
+        return AdapterHome(AdapterRegistry(limit, unavailable="no engine is loaded: handle of model.py answers alone"))
     homes = adapter_directories(config, directory)
     if missing := engines.capabilities(spec.engine, spec.config).no_adapters:
         if homes:
