@@ -109,6 +109,12 @@ def test_a_limit_beside_the_parameters_is_reported(echo_server: LiveServer) -> N
     assert found.headers["x-lmi-ignored-parameters"] == "max_new_tokens"
 
 
+def test_a_strategy_of_lmis_scheduler_is_reported(echo_server: LiveServer) -> None:
+    found = echo_server.post(prompt(decoding_strategy="contrastive"))
+    assert found.status_code == 200
+    assert found.headers["x-lmi-ignored-parameters"] == "parameters.decoding_strategy"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_prompts_tokens_are_scored(model_server: LiveServer, stream: bool) -> None:
     body = {**prompt(do_sample=True, details=True, decoder_input_details=True), "stream": stream}
