@@ -151,7 +151,7 @@ class Truncation(NamedTuple):
     """How a prompt with too many tokens is cut.
 
     Attributes:
-        most: tokens to keep; None: as many as the model takes, of a request with Pooling.
+        most: tokens to keep; None: as many as the model takes, beside those of the answer.
         side: left or right, where tokens are cut off; the right only of a request with Pooling.
     """
 
@@ -160,8 +160,8 @@ class Truncation(NamedTuple):
 
 
 def keep_last(most: int | None) -> Truncation | None:
-    """Cut a prompt to its last `most` tokens; None cuts nothing."""
-    return None if most is None else Truncation(most)
+    """Cut a prompt to its last `most` tokens, with -1 to what the model takes; None cuts nothing."""
+    return None if most is None else Truncation(None if most == -1 else most)
 
 
 class FieldNames(NamedTuple):

@@ -107,9 +107,8 @@ _MESSAGES, _RESPONSES = AnthropicMessages(), OpenAiResponses()
 _MODES: dict[str, Lmi | TgiCompat | DynamicBatch] = {mode.name: mode for mode in (Lmi(), TgiCompat(), DynamicBatch())}
 
 
-def _by_field(mode: Dialect, chat: Dialect, completions: Dialect = _COMPLETIONS) -> DispatchByField:
-    before = ("prompt",) if isinstance(mode, AsyncPrompt) else ()  # as in LMI
-    return DispatchByField(mode, _others(chat, completions), before)
+def _by_field(mode: Dialect, chat: Dialect) -> DispatchByField:
+    return DispatchByField(mode, _others(chat, _COMPLETIONS))
 
 
 def _others(chat: Dialect, completions: Dialect) -> dict[str, Dialect]:
@@ -117,10 +116,13 @@ def _others(chat: Dialect, completions: Dialect) -> dict[str, Dialect]:
 
 
 _ASYNC = AsyncPrompt()
+_OTHERS_OF_ASYNC = _others(AsyncChat(), AsyncCompletions())
+_ASYNC_OF_TRTLLM = DispatchByField(_ASYNC, _OTHERS_OF_ASYNC, before=("prompt", "messages"))
+"""LMI's handler of TensorRT-LLM looks for the fields of a body in another order than that of vLLM."""
 
 INVOCATIONS: dict[str, Dialect] = {
     **{name: _by_field(mode, Chat(mode)) for name, mode in _MODES.items()},
-    _ASYNC.name: _by_field(_ASYNC, AsyncChat(), AsyncCompletions()),
+    _ASYNC.name: DispatchByField(_ASYNC, _OTHERS_OF_ASYNC, before=("prompt",)),
 }
 """Dialects of /invocations by the mode's name, with LMI's chat."""
 
@@ -207,12 +209,13 @@ def choose(
     task: Task = Task.GENERATION,
     *,
     asynchronous: bool = False,
+    engine: str = "",
 ) -> Dialect:
     """Choose the dialect of /invocations.
 
     Args:
         tgi_compat: answers have the form of Hugging Face's containers.
-        asynchronous: the schema is that of LMI's async mode.
+        asynchronous: the schema is that of LMI's async mode, in which `engine` has its own handler.
         openai_compat: chats are answered as on /v1/chat/completions.
     """
     if task in POOLED_INVOCATIONS:
@@ -223,7 +226,7 @@ def choose(
         mode = _MODES["dynamic_batch" if rolling_batch == "disable" else "tgi_compat" if tgi_compat else "lmi"]
     if openai_compat:
         return DispatchByOpenAi(mode, _others(ROUTES["/v1/chat/completions"], _COMPLETIONS), otherwise="messages")
-    return INVOCATIONS[mode.name]
+    return _ASYNC_OF_TRTLLM if asynchronous and engine == "trtllm" else INVOCATIONS[mode.name]
 
 
 _BY_TEI = DispatchByField(_EMBED, {"input": _EMBEDDINGS})

@@ -77,6 +77,7 @@ class ServedModel:
             config.openai_compat,
             context.task,
             asynchronous=config.async_schema,
+            engine=config.engine,
         )
         self.routes = InferenceRoutes(config.model_name, registry.routes(config.root_schema, context.task))
         whole = stepped and config.rolling_batch == "disable" and not config.enable_streaming

@@ -296,9 +296,18 @@ class Preprocessor:
                 prompt = self._tokenizer.encode(request.prompt)
             except PromptTooLong as error:
                 raise error.named(request.names.prompt) from None
-        if request.truncation is None or request.truncation.most is None:
+        if request.truncation is None:
             return prompt
-        return prompt._replace(ids=prompt.ids[-request.truncation.most :])
+        most = request.truncation.most or self._room(request)
+        return prompt if most is None else prompt._replace(ids=prompt.ids[-most:])
+
+    def _room(self, request: Request) -> int | None:
+        """Return how many tokens of a prompt fit beside the answer; None where nothing was ever loaded."""
+        limit = self._most_tokens()
+        if limit is None:
+            return None
+        free = 1 if request.fill_context else _needed(request)
+        return max(1, min(limit - free, self.context.config.max_input_len or limit))
 
     def try_structured_output(self, request: Request) -> Future[str] | None:
         """Have the request's structured output tried; None where there is nothing to wait for.
@@ -322,7 +331,7 @@ class Preprocessor:
         return found
 
     def _check(self, request: Request, prompt: Prompt) -> None:
-        num_prompt, wanted, names = len(prompt.ids), request.sampling.max_new_tokens, request.names
+        num_prompt, names = len(prompt.ids), request.names
         if not num_prompt:
             raise InvalidPayload(f"'{names.prompt}' has no tokens")
         sampling, vocabulary = request.sampling, prompt.vocabulary
@@ -330,7 +339,7 @@ class Preprocessor:
         check_ids(names.bad_token_ids, sampling.bad_token_ids, vocabulary)
         check_ids(names.logit_bias, [id for id, _ in sampling.logit_bias], vocabulary)
         rows = num_prompt * sampling.return_context_logits
-        rows += wanted * sampling.num_sequences * sampling.return_generation_logits
+        rows += sampling.max_new_tokens * sampling.num_sequences * sampling.return_generation_logits
         if rows * len(vocabulary) > MAX_LOGITS:
             raise InvalidParameter(
                 f"{names.logits}: {rows} rows of {len(vocabulary)} logits are too many for an answer; at most "
@@ -343,7 +352,7 @@ class Preprocessor:
         most = min(limit - 1, self.context.config.max_input_len or limit)
         if num_prompt > most:
             raise PromptTooLong(names.prompt, num_prompt, most)
-        needed = wanted if request.min_free_tokens is None else min(wanted, request.min_free_tokens)
+        needed = _needed(request)
         if num_prompt + needed > limit and not request.fill_context:
             raise AnswerTooLong(names.max_new_tokens, num_prompt, needed, limit)
 
@@ -356,6 +365,12 @@ class Preprocessor:
     def _most_tokens(self) -> int | None:
         info = self._engine_info()
         return None if info is None else info.max_total_tokens
+
+
+def _needed(request: Request) -> int:
+    """Return how many tokens must be left for the answer."""
+    wanted = request.sampling.max_new_tokens
+    return wanted if request.min_free_tokens is None else min(wanted, request.min_free_tokens)
 
 
 def check_structured_output(request: Request, why: str) -> None:

@@ -158,7 +158,7 @@ def truncation_side(value: Any) -> str:
 
 
 @accepts(type="integer", minimum=-1)
-def _truncate_prompt_tokens(value: Any) -> int:
+def most_tokens(value: Any) -> int:
     """Read vLLM's limit of a text's tokens; -1 is the model's own."""
     tokens = integer(-1)(value)
     if not tokens:
@@ -168,7 +168,7 @@ def _truncate_prompt_tokens(value: Any) -> int:
 
 VLLM_POOLING: Mapping[str, Parameter] = {
     "use_activation": Parameter("normalize", boolean),
-    "truncate_prompt_tokens": Parameter("most_tokens", _truncate_prompt_tokens),
+    "truncate_prompt_tokens": Parameter("most_tokens", most_tokens),
     "truncation_side": Parameter("side", truncation_side),
     "priority": PARAMETERS["priority"],
     "padding": unsupported("the engine pads its batches itself", "do_not_pad"),

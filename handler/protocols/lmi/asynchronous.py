@@ -61,6 +61,7 @@ _LMIS = {
         )
     },
     "max_tokens": PARAMETERS["max_new_tokens"],
+    "truncate": COMPLETIONS.parameters["truncate_prompt_tokens"],
     **dict.fromkeys(("n", "top_n_tokens"), Parameter("", integer(1))),
     "logprobs": Parameter("", integer(0)),
 }  # fmt: skip
@@ -136,12 +137,12 @@ def _request(
     adapter: Adapter | None,
 ) -> Request:
     prompt = _read_prompt(inputs)
-    flags = {name: read_field(given, name) for name in ("details", "return_full_text", "truncate")}
+    flags = {name: read_field(given, name) for name in ("details", "return_full_text")}
     others, sampling = parameters.others, parameters.sampling
     return Request(
         text_of(prompt, "inputs", context),
         sampling._replace(prompt_logprobs=sampling.prompt_logprobs and bool(flags["details"])),
-        truncation=keep_last(flags["truncate"] or others.get("truncate")),
+        truncation=keep_last(others.get("truncate")),
         details=bool(flags["details"]),
         full_text=bool(flags["return_full_text"] or others.get("echo")),
         prompt_ids=None if isinstance(prompt, str) else prompt,
@@ -194,7 +195,10 @@ class AsyncChat(OpenAiChat):
         return read_served(body, context)
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        return noting_foreign(super().parse(body, context), context)
+        parsed = noting_foreign(super().parse(body, context), context)
+        if body.get("inputs") is None:
+            return parsed
+        return parsed._replace(ignored=[*parsed.ignored, "inputs"])  # of TensorRT-LLM, whose chats may have them
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
         return _as_openai(super().answer(chat))

@@ -24,6 +24,7 @@ from handler.protocols.kernel.readers.structured_output import (
 from handler.protocols.kernel.readers.values import MAX_NAME, boolean, integer, number, string
 from handler.protocols.kernel.schema.readers import accepts
 from handler.protocols.kernel.schema.shapes import TEXT, Shape, nullable
+from handler.protocols.kernel.texts import most_tokens
 
 
 @accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
@@ -73,7 +74,7 @@ def _budget(value: Any) -> int | None:
 
 
 _OF_VLLM: Mapping[str, Parameter] = {
-    "truncate_prompt_tokens": Parameter("truncate", integer(1)),
+    "truncate_prompt_tokens": Parameter("truncate", most_tokens),
     "structured_outputs": Parameter("structured_output", _structured_outputs),
     "use_beam_search": unsupported("there is no beam search on this route", False),
     "prompt_logprobs": unsupported("ask for echo with logprobs on /v1/completions", [], {}),

@@ -129,3 +129,19 @@ def test_the_name_in_answers_is_listed_where_any_is_served() -> None:
     with serve(*ASYNC, "-o", "option.served_model_name=*") as server:
         assert server.post({"prompt": "a", "max_tokens": 1}).json()["model"] == "lmi"
         assert [model["id"] for model in http.get(server.url + "/v1/models").json()["data"]] == ["model", "lmi"]
+
+
+@pytest.mark.parametrize("name", ["truncate", "truncate_prompt_tokens"])
+def test_a_prompt_is_cut_to_what_leaves_room_for_the_answer(name: str) -> None:
+    words = [f"w{number}" for number in range(50)]
+    with serve(*ASYNC, "-o", "option.max_model_len=32") as server:
+        body = {"inputs": " ".join(words), "parameters": {"max_new_tokens": 8, name: -1}}
+        assert server.post(body).json()["generated_text"].split() == words[-24:-16]
+        refused = server.post({**body, "parameters": {"max_new_tokens": 8}})
+        assert (refused.status_code, "50 tokens" in refused.text) == (424, True)
+        chat = {"messages": [{"role": "user", "content": body["inputs"]}], "truncate_prompt_tokens": -1}
+        assert server.post(chat).json()["usage"] == {"prompt_tokens": 31, "completion_tokens": 1, "total_tokens": 32}
+        short = server.post({"prompt": "a b", "max_tokens": 2, "truncate_prompt_tokens": -1})
+        assert short.json()["choices"][0]["text"] == " a b"
+        long = server.post({"prompt": "a b", "max_tokens": 40, "truncate_prompt_tokens": -1})
+        assert (long.status_code, "max_tokens=40" in long.text) == (400, True)

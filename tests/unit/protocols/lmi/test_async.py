@@ -13,7 +13,7 @@ from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.context import Notices, ServerContext
 from handler.protocols.lmi.asynchronous import TABLE
 from handler.protocols.openai.parameters import COMPLETIONS, FOREIGN
-from handler.protocols.registry import INVOCATIONS
+from handler.protocols.registry import INVOCATIONS, choose
 from tests.unit.protocols.answers import CAPABLE, VOCABULARY, answer, value, with_options
 
 ASYNC = INVOCATIONS["lmi_async"]
@@ -97,6 +97,16 @@ def test_the_first_field_of_lmis_order_decides() -> None:
     assert (completion.requests[0].prompt, list(completion.ignored)) == ("b", ["inputs", "messages"])
     prompt = ASYNC.parse({"messages": chat, "inputs": "a", "prompt": None}, CAPABLE)
     assert (prompt.requests[0].prompt, list(prompt.ignored)) == ("a", ["messages"])
+
+
+def test_tensorrt_llms_order_has_messages_before_inputs() -> None:
+    of_trtllm = choose("auto", False, False, asynchronous=True, engine="trtllm")
+    chat = [{"role": "user", "content": "b"}]
+    found = of_trtllm.parse({"inputs": "a", "messages": chat}, CAPABLE)
+    assert (bool(found.requests[0].messages), list(found.ignored)) == (True, ["inputs"])
+    completion = of_trtllm.parse({"inputs": "a", "messages": chat, "prompt": "b"}, CAPABLE)
+    assert completion.requests[0].prompt == "b"
+    assert of_trtllm.parse({"inputs": "a"}, CAPABLE).requests[0].prompt == "a"
 
 
 def test_null_means_absent() -> None:

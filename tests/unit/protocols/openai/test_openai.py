@@ -194,6 +194,11 @@ def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: A
 def test_prompt_tokens_may_be_cut() -> None:
     assert parse(truncate_prompt_tokens=5).requests[0].truncation == Truncation(5)
     assert complete(truncate_prompt_tokens=5).requests[0].truncation == Truncation(5)
+    assert parse(truncate_prompt_tokens=-1).requests[0].truncation == Truncation(None)
+    with pytest.raises(
+        InvalidParameter, match="truncate_prompt_tokens=0: must be -1, the model's limit, or at least 1"
+    ):
+        parse(truncate_prompt_tokens=0)
 
 
 def calling(arguments: str, count: int) -> dict[str, Any]:
