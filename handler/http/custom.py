@@ -85,6 +85,8 @@ class CustomCode:
             nonlocal started
             started = started or message["type"] == "http.response.start"
             await send(message)
+            if message["type"] == "http.response.start" and _is_stream(message):
+                scope["extensions"][EXCHANGE].send_head()  # as Starlette does: its first part may take long
 
         scope["app"] = self
         try:
@@ -95,6 +97,10 @@ class CustomCode:
                 await send_error(scope, send, InternalError(f"custom code raised {_shown(error)}"))
             elif exchange := scope["extensions"].get(EXCHANGE):  # none is left after the answer, as in background tasks
                 exchange.drop()
+
+
+def _is_stream(start: Message) -> bool:
+    return all(name.lower() != b"content-length" for name, _ in start.get("headers", ()))
 
 
 class _Ended(Exception):

@@ -68,6 +68,10 @@ class Exchange:
             self._cycle.flow.resume_reading()  # else the client's end would not be noticed
         await _wait(self._cycle.message_event, seconds)
 
+    def send_head(self) -> None:
+        """Write the head of an answer that has begun, which waits for the first bytes otherwise."""
+        self._flush()
+
     def write_chunk(self, data: bytes) -> bool:
         """Write a chunk of a begun, unfinished answer: the hot path, once a token.
 
@@ -109,6 +113,9 @@ class AsgiExchange:
 
     def open(self) -> None:
         """Without effect: there is no shorter way than `send`."""
+
+    def send_head(self) -> None:
+        """Without effect: the server decides when it writes."""
 
     def write_chunk(self, data: bytes) -> bool:
         return False

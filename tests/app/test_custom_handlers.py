@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -52,6 +54,11 @@ async def my_invocations(request: Request):
             raise HTTPException(status_code=418, detail="no tea", headers={{"x-tea": "none"}})
         case "nonsense":
             return object()
+        case "slow stream":
+            async def slow():
+                await asyncio.sleep(body["seconds"])
+                yield "late"
+            return StreamingResponse(slow(), media_type="text/plain")
         case "stream":
             return StreamingResponse((part for part in ("one ", "two")), media_type="text/plain")
         case "break":
@@ -190,6 +197,17 @@ def test_a_failure_is_that_requests_and_is_named(handlers: AppServer, do: str, t
     assert f"custom handler 'my_invocations' {told}" in found.text
     assert "Traceback" in handlers.log
     assert handlers.post({"a": 1}).status_code == 200
+
+
+def test_a_streams_head_does_not_wait_for_its_first_part(handlers: AppServer) -> None:
+    connection = HTTPConnection("127.0.0.1", handlers.port, timeout=60)
+    body = json.dumps({"do": "slow stream", "seconds": 30})
+    connection.request("POST", "/invocations", body, {"content-type": "application/json"})
+    before = time.monotonic()
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    assert time.monotonic() - before < 20
+    connection.close()
 
 
 @pytest.mark.parametrize("do", ["break", "exit amid"])
