@@ -25,6 +25,7 @@ from handler.config.sources import (
     from_file,
     from_foreign_variables,
     from_overrides,
+    java_engine,
     named_engine,
 )
 from handler.core.custom_handlers import Role
@@ -91,6 +92,7 @@ def read_config(
     problems = [item for item in found if isinstance(item, Problem)]
     sources = [item for item in found if isinstance(item, Setting)]
     is_mode_given = any(setting.key == "option.rolling_batch" for setting in settings)
+    given = {setting.key: setting for setting in sources}
     sources = as_lmi_reads(sources, environ, djl, java=java, is_mode_given=is_mode_given)
     engine = named_engine([*sources, *settings], auto)
     unknown = [item for item in found if isinstance(item, Unknown)]
@@ -105,6 +107,7 @@ def read_config(
         *_of_unknown(unknown, environ, problems),
         *(_without(f"{chosen[key].setting.key} ({chosen[key].setting.origin})", why) for key, why in idle.items()),
         *_without_effect(chosen.values(), engine, problems, java=java),
+        *(() if java else _in_the_place_of_javas(given, engine)),
     )
     config = Config(
         **fields,
@@ -282,6 +285,14 @@ def _without_effect(
         if why:
             idle.setdefault(why, []).append(f"{setting.key} ({setting.origin})")
     return tuple(_without(", ".join(keys), why) for why, keys in idle.items())
+
+
+def _in_the_place_of_javas(given: Mapping[str, Setting], engine: str) -> Iterator[str]:
+    if (own := java_engine(given)) is not None:
+        yield (
+            f"{own.key}={own.value.strip()} ({own.origin}): DJL's own engines do not run here; {engine} computes the "
+            "model's embeddings or scores (documents: embeddings)"
+        )
 
 
 def _lost_in_the_mode(config: Config, *, java: bool) -> Iterator[str]:

@@ -12,7 +12,7 @@ import javaproperties
 from handler.config import lmi_version
 from handler.config.engines import LLM_ENGINES
 from handler.config.options import ENVIRONMENT, KNOWN, SERVER_ENVIRONMENT
-from handler.config.options.common import BY_ROLLING_BATCH, ROLLING_BATCHES, engine_name
+from handler.config.options.common import BY_ROLLING_BATCH, ROLLING_BATCHES, TASKS, engine_name
 from handler.config.options.lookup import Unknown, key_of, unknown_variable
 from handler.config.options.option import shown
 from handler.config.options.variables import SECRET, SM_VLLM, Note, Own, translate
@@ -30,6 +30,10 @@ class Setting(NamedTuple):
 _MOST_CHARACTERS = 1 << 20  # of a file of options
 _HANDLERS = {"trtllm": "trtllm", "tensorrt_llm": "trtllm", "vllm": "vllm"}
 """Words in the names of djl_python's modules, and their engines."""
+
+_OF_JAVA = ("rust", "onnxruntime", "pytorch")
+_POOLS = frozenset(one for task, others in TASKS.items() if task != "text-generation" for one in (task, *others))
+_TRANSLATORS = ("ai.djl.huggingface.translator.TextEmbeddingTranslatorFactory",)
 
 
 def from_file(path: Path) -> Iterator[Setting | Problem]:
@@ -123,6 +127,10 @@ def as_lmi_reads(
         if (named := rolling.value.strip()) in BY_ROLLING_BATCH:
             weak.append(Setting("option.llm_engine", BY_ROLLING_BATCH[named], batch.origin))
     if not java:
+        if (own := java_engine(last)) is not None:
+            strong.append(Setting("option.task", "pooling", own.origin))  # so that its files say what it is for
+            weak.append(Setting("option.async_mode", "false", own.origin))
+            replaced |= {own.key, "translatorFactory"}
         module = last.get("option.entryPoint", Setting("", "", ""))
         if engine := _engine_of(module.value):
             weak.insert(0, Setting("option.llm_engine", engine, module.origin))
@@ -133,6 +141,16 @@ def as_lmi_reads(
         elif not strong and rolling.value.strip() == "scheduler":  # `auto` chooses no mode
             weak.append(Setting("option.async_mode", "false", rolling.origin))
     return [*weak, *(one for one in settings if one.key not in replaced), *strong]
+
+
+def java_engine(last: Mapping[str, Setting]) -> Setting | None:
+    """Return the setting that names an engine of DJL's own for a model that embeds texts or compares them."""
+    named, task = last.get("engine") or last.get("option.engine"), last.get("option.task")
+    if named is None or named.value.strip().lower() not in _OF_JAVA:
+        return None
+    translator = last.get("translatorFactory")
+    other = translator is not None and translator.value.strip() not in _TRANSLATORS
+    return None if other or (task is not None and task.value.strip() not in _POOLS) else named
 
 
 def _async_mode(last: Mapping[str, Setting]) -> Setting | None:

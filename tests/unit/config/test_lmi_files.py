@@ -171,3 +171,42 @@ def test_a_format_of_weights_that_only_lmis_own_vllm_had_is_refused() -> None:
     (problem,) = read("option.load_format=sagemaker_fast_model_loader").problems
     assert problem.message.startswith("only AWS's builds of vLLM")
     assert config("option.load_format=runai_streamer").engine_options["load_format"] == "runai_streamer"
+
+
+# -- engines of DJL's own ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Rust", "OnnxRuntime", "PyTorch"])
+@pytest.mark.parametrize(
+    "task", [(), ("option.task=text-embedding",), ("option.task=text_embedding",), ("option.task=rerank",)]
+)
+def test_an_engine_of_djls_own_that_embeds_is_replaced_with_one_line(name: str, task: tuple[str, ...]) -> None:
+    for key in ("engine", "option.engine"):
+        found = config(f"{key}={name}", *task, "option.model_id=owner/model", engine="openvino")
+        assert (found.task, found.engine) == ("pooling", "openvino")
+        (warning,) = found.warnings
+        assert warning.startswith(
+            f"{key}={name} (-o {key}={name}): DJL's own engines do not run here; openvino computes"
+        )
+
+
+def test_lmis_file_of_the_rust_engine_starts() -> None:
+    translator = "translatorFactory=ai.djl.huggingface.translator.TextEmbeddingTranslatorFactory"
+    lines = ("engine=Rust", "option.model_id=BAAI/bge-base-en-v1.5", translator, "batch_size=32")
+    found = config(*lines, "option.lmi_version=0.36", engine="vllm")
+    assert (found.task, found.batch_size, found.async_schema) == ("pooling", 32, False)
+    assert not config("engine=Rust", "option.lmi_version=0.36").async_schema
+    assert config(OPTION_ENGINE="Rust", HF_MODEL_ID="BAAI/bge-base-en-v1.5").task == "pooling"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["engine=TensorFlow"],
+        ["engine=Rust", "option.task=text-generation"],
+        ["engine=PyTorch", "translatorFactory=ai.djl.modality.cv.translator.ImageClassificationTranslatorFactory"],
+    ],
+)
+def test_an_engine_of_djls_own_for_anything_else_is_refused(lines: list[str]) -> None:
+    problems = [str(problem) for problem in read(*lines, engine="openvino").problems]
+    assert any("DJL's own engines are not served here; write engine=Python" in line for line in problems)
