@@ -69,7 +69,7 @@ BETTER = {
     "fields that vLLM's documents always have as null": "tests/golden/async/chat.txt",
     "chunks of OpenAI's documents": "tests/golden/async/chat_stream.txt",
     "the first chunk of a streamed chat": "tests/golden/async/chat_stream.txt",
-    "the text beside a tool call that was forced": "tests/golden/chat/named_tool.txt",
+    "async mode: the text beside a tool call that was forced": "tests/golden/openai/chat/named_tool.txt",
 }
 
 UNNAMED = {
