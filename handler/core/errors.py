@@ -283,6 +283,9 @@ class ModelNotFound(NotFound):
 
     Args:
         served: the names that are; the message has the first of them, but no paths of this machine.
+
+    Attributes:
+        served: the end of a message that names them; "" where there are none.
     """
 
     type = "ModelNotFoundException"
@@ -292,8 +295,8 @@ class ModelNotFound(NotFound):
     def __init__(self, name: str, version: str = "", served: Iterable[str] = ()) -> None:
         names = [one for one in dict.fromkeys(served) if one != "*" and not one.startswith("/")]
         some = [*(one[:200] for one in names[: self._MOST]), *(["..."] if len(names) > self._MOST else [])]
-        super().__init__(f"Model not found: {name}" + (f"; served here: {', '.join(some)}" if some else ""))
-        self.name, self.version = name, version
+        self.name, self.version, self.served = name, version, f"; served here: {', '.join(some)}" if some else ""
+        super().__init__(f"Model not found: {name}{self.served}")
 
 
 class RouteNotFound(NotFound):

@@ -160,8 +160,8 @@ class App:
 
     async def _describe_model(self, scope: Scope, receive: Receive, send: Send) -> None:
         model, config = self._model, self._model.config
-        if scope["path_params"]["model"] != config.model_name:
-            return await _model_not_found(scope, send)
+        if (name := scope["path_params"]["model"]) != config.model_name:
+            return await send_error(scope, send, ModelNotFound(name, served=[config.model_name]))
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model.started_at))
         states = ["READY" if replica.ready else "PENDING" for replica in model.replicas] or [self._status()]
         workers: list[Worker] = [
@@ -297,10 +297,3 @@ class MountedApp:
             await send({"type": "lifespan.startup.complete"})
             await receive()  # lifespan.shutdown
         await send({"type": "lifespan.shutdown.complete"})
-
-
-# -- answers -----------------------------------------------------------------------------------------------------
-
-
-async def _model_not_found(scope: Scope, send: Send) -> None:
-    await send_error(scope, send, ModelNotFound(scope["path_params"]["model"]))

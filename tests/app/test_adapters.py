@@ -127,7 +127,10 @@ def test_a_model_may_stand_before_it(server: LiveServer, files: Path) -> None:
     assert call(server, "POST", "/a/update", prefix).json() == {"status": "Adapter a updated"}
     assert call(server, "DELETE", "/a", prefix).status_code == 200
     for method, path in (("GET", ""), ("POST", ""), ("GET", "/a"), ("DELETE", "/a"), ("POST", "/a/update")):
-        assert told(call(server, method, path, "/models/other")) == (404, "The model other was not found")
+        assert told(call(server, method, path, "/models/other")) == (
+            404,
+            "The model other was not found; served here: model",
+        )
 
 
 def test_without_preload_it_is_loaded_when_it_is_used(server: LiveServer, files: Path) -> None:

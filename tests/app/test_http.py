@@ -415,6 +415,32 @@ def test_the_log_has_the_request_id_and_no_prompt(echo_server: LiveServer) -> No
     assert "secret" not in "".join(echo_server.lines[before:])
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/predictions/other", {"inputs": "a"}),
+        ("POST", "/models/other/invoke", {"inputs": "a"}),
+        ("GET", "/models/other", None),
+        ("GET", "/models/other/adapters", None),
+        ("GET", "/v2/models/other", None),
+        ("GET", "/v2/models/other/ready", None),
+        ("POST", "/v2/models/other/generate", {"text_input": "a"}),
+        ("POST", "/v1/chat/completions", {"model": "other", "messages": [{"role": "user", "content": "a"}]}),
+        ("POST", "/v1/completions", {"model": "other", "prompt": "a"}),
+        ("POST", "/v1/responses", {"model": "other", "input": "a"}),
+        ("POST", "/v1/messages", {"model": "other", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}),
+        ("POST", "/tokenize", {"model": "other", "prompt": "a"}),
+        ("GET", "/v1/models/other", None),
+    ],
+)
+def test_the_message_for_an_unknown_model_names_those_that_are_served(
+    echo_server: LiveServer, method: str, path: str, body: Any
+) -> None:
+    found = http.request(method, echo_server.url + path, json=body)
+    assert found.status_code == 404
+    assert re.search(r"other.* not found.*; served here: model|not found: other; served here: model", found.text), found
+
+
 def test_prompts_are_logged_when_asked() -> None:
     with serve("--engine", "echo", "-o", "option.log_prompts=true") as server:
         for body in ({"inputs": "secret words"}, {"messages": [{"role": "user", "content": "secret chat"}]}):

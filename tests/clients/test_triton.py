@@ -176,7 +176,7 @@ def test_exactly_one_response(triton: Driver, triton_url: str) -> None:
 @_both
 def test_an_unknown_model(triton: Driver, triton_url: str, how: str) -> None:
     outcome = triton.call(how, triton_url.replace("/model/", "/x/"), PARIS)
-    assert outcome.message == "404 Request for unknown model: 'x' is not found"
+    assert outcome.message == "404 Request for unknown model: 'x' is not found; served here: model"
 
 
 def test_a_stream_that_fails_brings_its_tokens_before_the_error(triton: Driver, triton_echo_url: str) -> None:

@@ -66,9 +66,9 @@ class AdapterRoutes:
     async def _answer(
         self, answer: Callable[[Scope, Receive], Awaitable[Values | None]], scope: Scope, receive: Receive
     ) -> Values | None:
-        model = scope["path_params"].get("model", self._model.config.model_name)
-        if model != self._model.config.model_name:
-            raise NotFound(f"The model {model} was not found")
+        own = self._model.config.model_name
+        if (model := scope["path_params"].get("model", own)) != own:
+            raise NotFound(f"The model {model} was not found; served here: {own}")
         self._adapters.registry.check()
         return await answer(scope, receive)
 

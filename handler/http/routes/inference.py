@@ -71,8 +71,9 @@ class Inference:
 
         names, id = scope["path_params"], scope["request_id"]
         name, version = names.get("model"), names.get("version", "1")
-        if name not in (None, self._model.config.model_name) or version != "1":
-            return self._model.refused(ModelNotFound(name or "", version), self._dialect, id=id)
+        own = self._model.config.model_name
+        if name not in (None, own) or version != "1":
+            return self._model.refused(ModelNotFound(name or "", version, served=[own]), self._dialect, id=id)
         headers = scope["headers_by_name"]
         if named := parse_qs(scope["query_string"].decode("latin-1")).get("adapter"):
             headers = {**headers, QUERY_ADAPTER: named[-1]}

@@ -104,9 +104,10 @@ class TritonRoutes:
     async def _is_here(self, scope: Scope, send: Send) -> bool:
         """Whether a path names the one model; if not, that is the answer."""
         name, version = scope["path_params"]["model"], scope["path_params"].get("version", VERSION)
-        if name == self._model.config.model_name and version == VERSION:
+        own = self._model.config.model_name
+        if name == own and version == VERSION:
             return True
-        await send_answer(scope, send, ERRORS.whole(ModelNotFound(name, version)))
+        await send_answer(scope, send, ERRORS.whole(ModelNotFound(name, version, served=[own])))
         return False
 
 

@@ -70,7 +70,7 @@ def _not_found(error: NotFound) -> str:
     if not isinstance(error, ModelNotFound):
         return error.message
     if error.version in ("", "1"):
-        return f"Request for unknown model: '{error.name}' is not found"
+        return f"Request for unknown model: '{error.name}' is not found{error.served}"
     if error.version.isascii() and error.version.isdecimal():
         return f"Request for unknown model: '{error.name}' version {error.version} is not found"
     return "Not Found"  # Triton's routes have versions of digits only

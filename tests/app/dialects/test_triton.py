@@ -120,7 +120,7 @@ def test_what_cannot_be_read_is_plain_json_on_both_routes(
         ("GET", GENERATE, 405, "Method Not Allowed"),
         ("PUT", STREAM, 405, "Method Not Allowed"),
         ("POST", "/v2/health/live", 405, "Method Not Allowed"),
-        ("POST", "/v2/models/x/generate", 404, "Request for unknown model: 'x' is not found"),
+        ("POST", "/v2/models/x/generate", 404, "Request for unknown model: 'x' is not found; served here: model"),
         ("POST", "/v2/models/model/versions/9/generate", 404, "unknown model: 'model' version 9 is not found"),
         ("POST", "/v2/models/model/versions/one/generate_stream", 404, "Not Found"),
         (
