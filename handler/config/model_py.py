@@ -42,10 +42,15 @@ def role_of(config: Config, path: Path | None) -> Role:
     return Role.FIRST if entry.startswith(_TRIED_FIRST) and config.lmi_version >= _TRIED_SINCE else Role.NONE
 
 
+def has_own_handle(path: Path) -> bool:
+    """Whether a file has a function `handle` that is not the engine's own."""
+    tree = _parsed(path)
+    return tree is not None and _has_handle(tree)
+
+
 def unused_handle(config: Config, path: Path | None) -> str:
     """Say why a function `handle` of the file is not called; "" where it is, or where there is none."""
-    tree = None if path is None else _parsed(path)
-    if tree is None or config.handle_role is not Role.NONE or not _has_handle(tree):
+    if path is None or config.handle_role is not Role.NONE or not has_own_handle(path):
         return ""
     entry = config.settings.get(_KEY, "")
     if entry not in ("", _FILE):

@@ -14,6 +14,7 @@ from handler.config import requirements
 from handler.config.config import Config
 from handler.config.loader import read_config
 from handler.config.model_files import locate
+from handler.config.model_py import has_own_handle
 from handler.config.options.common import BY_ROLLING_BATCH
 from handler.config.options.foreign import ENTRY_POINTS
 from handler.config.sources import Setting, from_environment, from_file
@@ -93,7 +94,7 @@ def make_model(
     own = source.properties.read_text(encoding="utf-8") if source.properties else ""
     lines = ["engine=Python", "minWorkers=1", "maxWorkers=1"]
     named = _entry_point(source.properties, environ)
-    if "model.py" not in files:
+    if "model.py" not in files or not has_own_handle(files["model.py"]):
         lines.append(_ENTRY)
     if source.model_id:
         lines.append(f"option.model_id={_model_id(source.model_id, target.parent / 'weights')}")

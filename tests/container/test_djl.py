@@ -76,25 +76,30 @@ def test_model_directory_holds_links_and_the_file_s_own_lines(tmp_path: Path, ta
 
 
 _LMIS = "djl_python.lmi_vllm.vllm_async_service"
+_HANDLE = "def handle(inputs): ...\n"
 
 
 @pytest.mark.parametrize(
     ("own", "environ", "code", "entry"),
     [
-        (f"option.entryPoint={_LMIS}\n", {}, True, "handler.entry"),
-        ("", {"OPTION_ENTRYPOINT": _LMIS}, True, "handler.entry"),
-        ("option.entryPoint=djl_python.huggingface\n", {}, False, "handler.entry"),
-        ("option.entryPoint=mine.py\n", {}, False, "mine.py"),
-        ("", {}, True, None),
+        (f"option.entryPoint={_LMIS}\n", {}, _HANDLE, "handler.entry"),
+        ("", {"OPTION_ENTRYPOINT": _LMIS}, _HANDLE, "handler.entry"),
+        ("option.entryPoint=djl_python.huggingface\n", {}, None, "handler.entry"),
+        ("option.entryPoint=mine.py\n", {}, None, "mine.py"),
+        ("option.entryPoint=mine.py\n", {}, "", "mine.py"),
+        ("", {}, _HANDLE, None),
+        ("option.entryPoint=model.py\n", {}, _HANDLE, "model.py"),
+        ("", {}, "def formatter(): ...\n", "handler.entry"),
+        ("", {}, "from djl_python.huggingface import handle\n", "handler.entry"),
     ],
 )
 def test_lmis_own_handlers_are_not_started(
-    tmp_path: Path, target: Path, own: str, environ: dict[str, str], code: bool, entry: str | None
+    tmp_path: Path, target: Path, own: str, environ: dict[str, str], code: str | None, entry: str | None
 ) -> None:
     data = model_data(tmp_path, own)
     (data / "config.json").touch()
-    if code:
-        (data / "model.py").touch()
+    if code is not None:
+        (data / "model.py").write_text(code)
     djl.make_model(NOTHING, ModelSource(data, str(data), {}), environ, target, (0, 36, 0))
     named = [line.partition("=")[2] for line in properties(target) if line.startswith("option.entryPoint=")]
     assert (named[-1] if named else None) == entry  # the last counts, as in Java
