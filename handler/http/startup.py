@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.config.config import Config
 from handler.core import event_loop
+from handler.core.custom_handlers import Role
 from handler.core.errors import Problem, Problems, Unavailable
 from handler.core.values import Task
 from handler.engines.process.engine_loop import Spec
@@ -137,6 +138,8 @@ async def _host(
 
 
 def _describe(model: ServedModel) -> str:
+    if model.config.handle_role is Role.ALONE:
+        return "handle of model.py, without an engine"
     info, replicas = model.info, model.replicas
     assert info is not None, "a ready engine has said what it is"
     count = f"{len(replicas)} replicas of " if replicas else ""

@@ -82,6 +82,20 @@ def test_a_check_runs_nothing_of_a_users_files(tmp_path: Path) -> None:
     assert f"{tmp_path}/requirements.txt: the start installs what it names" in ended.stdout
 
 
+def test_a_check_says_what_of_model_py_is_called(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("def handle(inputs):\n    raise SystemExit\n")
+    file = tmp_path / "serving.properties"
+    file.write_text("engine=Python\noption.model_id=org/model\noption.rolling_batch=vllm\n")
+    ended = serve("--properties", str(file), "--check")
+    assert ended.stdout.splitlines() == [
+        "no engine is loaded: the function handle of model.py answers alone (documents: custom-code)",
+        f"{tmp_path}/model.py: handle answers alone: no engine is loaded",
+        "no problems; engine: none, option.model_id: not set",
+    ]
+    ended = serve("--engine", "echo", "--properties", str(file), "--check")
+    assert f"{tmp_path}/model.py: handle is tried first; what it answers with None goes to the engine\n" in ended.stdout
+
+
 MISSING = {
     "option.tool_parser_plugin=calls.py": "option.tool_parser_plugin=calls.py: there is no such file",
     "option.echo_tokenizer=/nowhere": "-o option.echo_tokenizer=/nowhere: there is no such directory",
