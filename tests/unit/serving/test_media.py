@@ -161,10 +161,11 @@ def test_a_request_with_too_many_pixels_is_refused_by_its_headers(images: MediaL
 
 
 def test_large_images_of_one_client_do_not_hold_up_a_neighbours_small_one(images: MediaLoader) -> None:
-    """It waits neither for their decoding nor for their memory."""
+    """It waits neither for their decoding nor for their memory, of which three of them have nearly all."""
+    images.memory = Quota(3 * 98_000_000, media._SPARE_MEMORY, media._LITTLE_MEMORY, "full")
     images.load([source(image_file())]).result()  # the process runs
-    attack = [images.load([source(huge())] * 11) for _ in range(30)]
-    wait_for(lambda: images.memory.taken > 1 << 29, PATIENCE, "the attack does not begin")
+    attack = [images.load([source(huge())] * 3) for _ in range(30)]
+    wait_for(lambda: images.memory.taken > 3 * 97_000_000, PATIENCE, "the attack does not begin")
     began = time.process_time()
     with mock.patch.object(images, "_decode", wraps=images._decode) as decode:
         assert images.load([source(image_file())]).result().media[0].size == (8, 6)
