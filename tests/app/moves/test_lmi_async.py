@@ -154,7 +154,12 @@ REASONS = [
     ),
 ]
 OF_A_MODEL = [
-    Reason(_README, "the text beside a tool call that was forced", (r"\$.*\.content: string -> null",), "tools.*")
+    Reason(
+        _README,
+        "async mode: the text beside a tool call that was forced",
+        (r"\$.*\.content: string -> null",),
+        "tools.*",
+    )
 ]
 NEED_A_MODEL = {
     "schema",
