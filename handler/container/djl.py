@@ -17,7 +17,7 @@ from handler.config.model_files import locate
 from handler.config.model_py import has_own_handle
 from handler.config.options.common import BY_ROLLING_BATCH
 from handler.config.options.foreign import ENTRY_POINTS
-from handler.config.sources import Setting, from_environment, from_file
+from handler.config.sources import Setting, from_environment, from_file, java_engine
 from handler.container.arguments import Arguments
 from handler.container.model import ModelSource
 from handler.core.errors import ConfigError
@@ -37,6 +37,8 @@ S5CMD = Path("/opt/djl/bin/s5cmd")
 
 _DRAFT = "option.speculative_draft_model"
 _ENTRY = "option.entryPoint=handler.entry"
+_IN_ITS_PLACE = ["engine=Python", "option.task=pooling"]
+"""What stands for an engine of DJL's own that embeds texts: the model's files say what it is for."""
 
 RETRIES = {"SERVING_RETRY_THRESHOLD": "10"}
 """Worker failures, counted over the whole run, after which DJL Serving gives the model up; 0.30 and later allow 0."""
@@ -93,13 +95,17 @@ def make_model(
     file = target / "serving.properties"
     own = source.properties.read_text(encoding="utf-8") if source.properties else ""
     lines = ["engine=Python", "minWorkers=1", "maxWorkers=1"]
-    named = _entry_point(source.properties, environ)
+    given = _given(source.properties, environ)
+    named = given["option.entryPoint"].value.strip() if "option.entryPoint" in given else ""
     if "model.py" not in files or not has_own_handle(files["model.py"]):
         lines.append(_ENTRY)
     if source.model_id:
         lines.append(f"option.model_id={_model_id(source.model_id, target.parent / 'weights')}")
     if named.lower() in ENTRY_POINTS:  # LMI's own, which its image has too, would serve in our place
         own = f"{own}\n{_ENTRY}"
+    if (engine := java_engine(given)) is not None:  # which this image may lack
+        own = "\n".join([own, *_IN_ITS_PLACE, *([] if given.keys() & _MODES else _ROLLING)])
+        log.info("engine=%s is handed to DJL Serving as %s", engine.value.strip(), ", ".join(_IN_ITS_PLACE))
     file.write_text("\n".join([*lines, own, *arguments.options, ""]), encoding="utf-8")
     config = read_config(properties=file, environ=environ, java=True).checked()
     mode: list[str] = []
@@ -112,11 +118,10 @@ def make_model(
     return name
 
 
-def _entry_point(file: Path | None, environ: Mapping[str, str]) -> str:
-    """Read the user's option.entryPoint; "" where there is none."""
+def _given(file: Path | None, environ: Mapping[str, str]) -> dict[str, Setting]:
+    """Read the user's settings by their keys."""
     found = [*from_environment(environ), *(from_file(file) if file else ())]
-    named = [item.value for item in found if isinstance(item, Setting) and item.key == "option.entryPoint"]
-    return named[-1].strip() if named else ""
+    return {item.key: item for item in found if isinstance(item, Setting)}
 
 
 def _rolling_batch(config: Config) -> list[str]:

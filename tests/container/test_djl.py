@@ -105,6 +105,20 @@ def test_lmis_own_handlers_are_not_started(
     assert (named[-1] if named else None) == entry  # the last counts, as in Java
 
 
+@pytest.mark.parametrize("size", ["", "batch_size=8\n"])
+def test_an_engine_of_djls_own_that_embeds_is_python_here(tmp_path: Path, target: Path, size: str) -> None:
+    data = model_data(tmp_path, f"engine=Rust\n{size}option.task=text-embedding\n")
+    (data / "config.json").write_text('{"architectures": ["BertModel"]}')
+    djl.make_model(NOTHING, ModelSource(data, str(data), {}), {}, target, (0, 36, 0))
+    lines = properties(target)
+    found = dict(line.split("=", 1) for line in lines)
+    assert (found["engine"], found["option.task"]) == ("Python", "pooling")
+    assert found.get("option.rolling_batch") == (None if size else "scheduler")
+    assert "option.async_mode" not in found
+    config = read_config(properties=target / "serving.properties", environ={}, java=True).checked()
+    assert (config.task, config.batch_size, config.async_schema) == ("pooling", 8 if size else 1, False)
+
+
 @pytest.mark.parametrize(
     ("own", "environ", "since"),
     [
