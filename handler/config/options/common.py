@@ -126,7 +126,7 @@ class Options:
     # what is served
     model_id: str | None = option(path, None, "a .gguf file, a model directory, a name on the Hugging Face hub (owner/model; openvino: also owner/model/file.gguf), a prefix on S3 (s3://bucket/prefix/), or `demo`; with openai a directory or name with the tokenizer and config of the server's model", "option.model")
     model_name: str = option(string, "model", "the name in /predictions/{name} and /models", "option.modelName")
-    served_model_name: tuple[str, ...] | None = option(names, None, "further model names for OpenAI's clients, with commas between them (on SageMaker the endpoint's name, which a container cannot know); * for any")
+    served_model_name: tuple[str, ...] | None = option(names, None, "model names for OpenAI's clients, with commas between them, the first one in answers (on SageMaker the endpoint's name, which a container cannot know); * for any")
     llm_engine: str = option(one_of(*LLM_ENGINES), "auto", "the engine; auto: the one that option.rolling_batch names, else openvino")
     rolling_batch: str = option(_rolling_batch, "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler means auto, and DJL Serving does not change it")
     async_mode: bool | None = option(boolean, None, "/invocations has the schema of LMI's async mode (wire/async.md), which option.lmi_version 0.33 and later have; by default with LMI's async handlers in option.entryPoint, and from 0.35 on unless option.rolling_batch or batch_size choose another mode; under DJL Serving as Java runs the worker")

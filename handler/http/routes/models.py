@@ -50,7 +50,7 @@ class ModelRoutes:
     def _ids(self) -> dict[str, str | None]:
         """Return the names of the model and its adapters, each adapter with the model that it was made for."""
         config = self._model.config
-        own = [config.model_name, *(name for name in config.served_model_name or () if name != "*")]
+        own = [*(name for name in config.served_model_name or () if name != "*"), config.model_name]
         if config.async_schema:
             own.append(served_name(config))
         adapters = [entry.adapter.name for entry in self._model.adapters.registry]

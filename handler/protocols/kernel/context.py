@@ -118,6 +118,11 @@ class ServerContext:
     parsed: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
+    def own_name(self) -> str:
+        """The model's name in answers to bodies that name none: the first of option.served_model_name, as in vLLM."""
+        return next((name for name in self.config.served_model_name or () if name != "*"), self.model_names[0])
+
+    @property
     def reasoning_parser(self) -> str:
         """Name of the thoughts' family, or auto; "" leaves thoughts in the text."""
         return self.config.reasoning_parser or ("auto" if self.separates_thoughts else "")

@@ -172,14 +172,14 @@ def read_model(
     """Read `model`: the name in the answer, and the adapter of that name. An http address is the model itself.
 
     Args:
-        own: the model's name in answers to bodies that name none; "" for the first of `context.model_names`.
+        own: the model's name in answers to bodies that name none; "" for `context.own_name`.
         adapter: the one that the request names elsewhere, which replaces `model`; None for that of the headers.
 
     Raises:
         ModelNotFound: neither the model nor an adapter has that name.
         InvalidPayload: `model` names another adapter than the request does elsewhere.
     """
-    own = own or context.model_names[0]
+    own = own or context.own_name
     names = (own, *context.model_names)
     name = _read_name(body)
     if adapter := adapter or context.adapter:

@@ -92,7 +92,7 @@ def test_a_chats_stream_byte_by_byte(paced: LiveServer) -> None:
     first, second, third, *last = events_of(rest)
     id = re.match(rb'data: {"id":"(chatcmpl-[0-9a-f]{32})","object":"chat.completion.chunk","created":(\d{10}),', first)
     assert id is not None
-    before = b'data: {"id":"%b","object":"chat.completion.chunk","created":%b,"model":"model",' % id.groups()
+    before = b'data: {"id":"%b","object":"chat.completion.chunk","created":%b,"model":"first",' % id.groups()
     before += b'"system_fingerprint":"lmi-0.1.0-echo","choices":['
 
     def event(choices: str, usage: str) -> bytes:
@@ -208,15 +208,15 @@ def test_models_are_listed(paced: LiveServer, tmp_path: Path) -> None:
     listed = http.get(paced.url + "/v1/models").json()
     assert listed["object"] == "list"
     assert [(model["id"], model["object"], model["parent"]) for model in listed["data"]] == [
-        ("model", "model", None),
         ("first", "model", None),
         ("org/x", "model", None),
+        ("model", "model", None),
         ("one", "model", "model"),
     ]
     for model in listed["data"]:
         assert http.get(f"{paced.url}/v1/models/{model['id']}").json() == model
     assert error(http.get(paced.url + "/v1/models/two"), 404)["code"] == "model_not_found"
-    _check_anthropics_list(paced, ["model", "first", "org/x", "one"])
+    _check_anthropics_list(paced, ["first", "org/x", "model", "one"])
 
     def told(name: str) -> str:
         return str(paced.post({**COMPLETE, "model": name}, COMPLETIONS).json()["choices"][0]["text"])
@@ -234,20 +234,18 @@ def _check_anthropics_list(paced: LiveServer, ids: list[str]) -> None:
     told = page()
     assert ([model["id"] for model in told.pop("data")], told) == (
         ids,
-        {"has_more": False, "first_id": "model", "last_id": "one"},
+        {"has_more": False, "first_id": "first", "last_id": "one"},
     )
     for id in ids:
         found = http.get(f"{paced.url}/v1/models/{id}", headers=ANTHROPIC).json()
-        assert (
-            found == page(after_id=ids[ids.index(id) - 1], limit=1)["data"][0] if id != "model" else page()["data"][0]
-        )
+        assert found == page(after_id=ids[ids.index(id) - 1], limit=1)["data"][0] if id != ids[0] else page()["data"][0]
         assert (found["type"], found["id"], found["display_name"]) == ("model", id, id)
         assert datetime.strptime(found["created_at"], "%Y-%m-%dT%H:%M:%SZ").year >= 2026
-    pages = (page(limit=2), page(limit=2, after_id="first"), page(limit=2, before_id="one"), page(after_id="one"))
+    pages = (page(limit=2), page(limit=2, after_id="org/x"), page(limit=2, before_id="one"), page(after_id="one"))
     assert [([model["id"] for model in one["data"]], one["has_more"]) for one in pages] == [
-        (["model", "first"], True),
-        (["org/x", "one"], False),
         (["first", "org/x"], True),
+        (["model", "one"], False),
+        (["org/x", "model"], True),
         ([], False),
     ]
     for query, message in (

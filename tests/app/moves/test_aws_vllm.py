@@ -15,6 +15,7 @@ import pytest
 from tests.app.moves.exchanges import Ask, Reason, by_http, check_documented, compare
 from tests.app.moves.test_lmi_async import VLLMS
 from tests.app.server import serve
+from tests.servers import http
 
 USER = Path(__file__).parent / "users" / "aws_vllm"
 
@@ -94,6 +95,17 @@ HANDLER_REASONS = [
     *ALL,
     Reason(_PAGE, "a handler that raises", ("x-service: None -> questions",), "the handler raises"),
 ]
+
+
+def test_the_models_name_is_the_one_that_vllm_was_told() -> None:
+    named = {**ENVIRONMENT, "SM_VLLM_SERVED_MODEL_NAME": '["questions", "other"]', "SM_VLLM_MODEL": "some/model"}
+    chat = {"messages": CHAT["messages"], "max_tokens": 1}
+    with serve("--engine", "echo", env=named) as server:
+        assert http.get(server.url + "/v1/models").json()["data"][0]["id"] == "questions"
+        for path in ("/invocations", "/v1/chat/completions"):
+            assert server.post(chat, path).json()["model"] == "questions"
+            assert server.post({**chat, "model": "other"}, path).json()["model"] == "other"
+        assert server.post({"prompt": "a", "max_tokens": 1}, "/v1/completions").json()["model"] == "questions"
 
 
 @pytest.mark.parametrize("engine", ["echo", pytest.param("openvino", marks=pytest.mark.model)])
