@@ -176,3 +176,29 @@ def test_what_is_no_http_request_of_a_running_model_is_refused() -> None:
     assert sent == [{"type": "websocket.close"}]
     with pytest.raises(RuntimeError, match="lifespan"):
         asyncio.run(app({"type": "http"}, receive, send))
+
+
+def test_a_handle_of_a_model_py_works_too(tmp_path: Path) -> None:
+    text = """
+import json
+from djl_python import Output
+from djl_python.async_utils import create_stream_chunk_output
+
+
+async def chunks():
+    for word in ("one", "two"):
+        yield create_stream_chunk_output(word, word == "two")
+
+
+async def handle(inputs):
+    if inputs.is_empty():
+        return None
+    do = inputs.get_as_json().get("do")
+    return {"whole": Output().add("whole"), "stream": chunks()}.get(do)
+"""
+    (tmp_path / "model.py").write_text(text)
+    with hypercorn(f"option.model_id={tmp_path}") as server:
+        answers = {do: server.post({"do": do}).text for do in ("whole", "stream")}
+        assert answers == {"whole": "whole", "stream": "one\ntwo\n"}
+        engines = server.post({"inputs": "a b", "parameters": {"max_new_tokens": 2}})
+        assert engines.json() == {"generated_text": " a b"}
