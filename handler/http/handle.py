@@ -24,6 +24,7 @@ T = TypeVar("T")
 _ROUTES = (*INVOKE, "/v1/chat/completions")
 _FORM = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 10_000
+_WITHOUT_BODY = (204, 304)
 
 
 class HandleRoutes:
@@ -118,7 +119,9 @@ async def _send(scope: Scope, send: Send, answer: Answer, exchange: AnyExchange)
     if parts is not None and scope["http_version"] == "1.0":
         body, parts = await _whole(parts), None
     headers = _headers(scope, answer)
-    if parts is None:
+    if answer.status in _WITHOUT_BODY:
+        body, parts = b"", None
+    elif parts is None:
         headers.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     while parts is not None and (part := await _unless_gone(parts.next(), exchange)) is not None:

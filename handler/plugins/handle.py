@@ -17,6 +17,7 @@ from handler.core.errors import ConfigError, ServingError
 from handler.plugins.api import Content, Input
 from handler.plugins.functions import import_once
 from handler.plugins.stand_ins.djl import EngineAnswer, Output, binary_fields, encoded_json
+from handler.protocols.kernel.http_response import retry_headers
 
 log = logging.getLogger("handler.formatters")
 
@@ -211,7 +212,8 @@ def failure(handle: Handle, error: BaseException) -> Answer:
 def late(error: ServingError) -> Answer:
     """Return the answer of a call that was given up, or turned away, as DJL Serving's front end has it."""
     body = {"code": error.status, "type": error.type, "message": error.message}
-    return Answer(error.status, (("content-type", "application/json"),), json.dumps(body).encode())
+    headers = (("content-type", "application/json"), *retry_headers(error.status))
+    return Answer(error.status, headers, json.dumps(body).encode())
 
 
 def next_part(parts: Iterator[Any]) -> bytes | Broken | None:

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from handler.config.config import Config
 from handler.core.custom_handlers import Role
 from handler.core.errors import ConfigError, Overloaded, ServingError, Unavailable
+from handler.core.event_loop import run_in_daemon_thread
+from handler.engines import s3
 from handler.plugins.formatter_thread import FormatterThread
 from handler.plugins.handle import (
     TITLE,
@@ -65,10 +67,16 @@ class CustomHandle:
     async def begin(self) -> None:
         """Make the first call, which has no contents: the function loads what it needs.
 
+        A model on S3 is downloaded before, and named by its directory, as by LMI.
+
         Raises:
-            ConfigError: it failed, and there is nothing to answer in its place.
+            ConfigError: it failed, and there is nothing to answer in its place; or the model cannot be downloaded.
         """
-        first = Call({}, self._handle.properties)
+        properties = self._handle.properties
+        if s3.is_url(url := properties.get("model_id")):
+            directory = await run_in_daemon_thread(functools.partial(s3.download, url))
+            properties = {**properties, "model_id": str(directory)}
+        first = Call({}, properties)
         try:
             (result,) = await self._runs.call([first], self._start_limit)
         except ServingError as error:

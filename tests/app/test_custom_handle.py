@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from handler.engines import s3
 from tests.app.server import AppServer, refused_start, serve
 from tests.formatters_model import write_model
 from tests.servers import http, wait_for
@@ -62,6 +63,8 @@ def handle(inputs: Input) -> Optional[Output]:
             return None
         case "code":
             return Output(code=207, message="so").add("text").add_property("X-Mine", 7).add_property("Host", "x")
+        case "empty":
+            return Output(code=204).add("text")
         case "split":
             return Output().add("text").add_property("X-Mine", "a\\r\\nb: c")
         case "numpy":
@@ -147,6 +150,7 @@ def test_a_call_gets_body_query_form_headers_and_attributes(alone: AppServer) ->
     ("what", "status", "headers", "body"),
     [
         ("none", 204, {}, b""),
+        ("empty", 204, {}, b""),
         ("raise", 424, {"content-type": "application/json"},
          b'{\n  "code":424,\n  "message":"prediction failure",\n  "error":"as asked"\n}'),
         ("exit", 424, {}, b'{\n  "code":424,\n  "message":"prediction failure",\n  "error":"bye"\n}'),
@@ -201,6 +205,7 @@ def test_a_call_that_hangs_is_given_up_and_stops_no_other(alone: AppServer) -> N
         assert alone.ping() == 200
         assert (hung.result().status_code, later.result().status_code) == (503, 200)
     assert "handle of model.py did not end within 2 s" in hung.result().text
+    assert hung.result().headers["retry-after"]
 
 
 def test_the_end_of_a_client_is_noticed(alone: AppServer) -> None:
@@ -248,6 +253,23 @@ def test_a_first_call_that_raises_stops_the_start_with_its_traceback(tmp_path: P
         server.wait_ready()
         assert "OSError: no weights" in server.log
         assert server.post(ECHO).text == '{"error":"Custom handler failed: no weights","code":424}'
+
+
+def test_a_model_on_s3_is_its_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(s3, "download", lambda url: tmp_path / url.rpartition("/")[2])
+    text = """
+from djl_python import Output
+
+found = []
+
+
+def handle(inputs):
+    found.append(inputs.get_property("model_id"))
+    return None if inputs.is_empty() else Output().add(found[0])
+"""
+    with serve("--properties", str(properties(tmp_path, text, "option.model_id=s3://bucket/x\n"))) as server:
+        server.wait_ready()
+        assert server.post({}).text == str(tmp_path / "x")
 
 
 # -- batches -----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from handler.config.config import Config
 from handler.config.engines import ENGINES
 from handler.config.model_files import chat_template, find_task
 from handler.config.options.common import STAND_IN
+from handler.core.custom_handlers import Role
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.values import Task
 from handler.engines import s3
@@ -62,6 +63,9 @@ def _with_draft(config: Config, engine: str) -> Config:
 
 def downloads_of(config: Config, engine: str) -> dict[str, str]:
     """Return the models of S3 that a start downloads, by their options."""
+    if config.handle_role is Role.ALONE:
+        url = config.settings.get("option.model_id")
+        return {"option.model_id": url} if s3.is_url(url) else {}
     if not engines.fetches(engine):
         return {}
     named = {"option.model_id": config.model_id, f"option.{_DRAFT}": config.engine_options.get(_DRAFT)}

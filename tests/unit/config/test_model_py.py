@@ -10,6 +10,7 @@ from handler.config.loader import Reading, read_server_config
 from handler.config.model_py import describe_model_py
 from handler.core.custom_handlers import Role
 from handler.serving.loading.check import check
+from handler.serving.loading.engine_spec import downloads_of
 
 PLAIN = "def handle(inputs):\n    raise SystemExit\n"
 THEIRS = "from djl_python.huggingface import handle\n"
@@ -72,6 +73,7 @@ def test_where_it_answers_alone_options_are_its_own_and_no_engine_is_checked(tmp
     assert not check(found, handlers=True)
     assert (found.engine, found.config.model_id, found.config.batch_size) == ("echo", None, 2)
     assert found.config.settings["option.tgi_compt"] == "1"
+    assert downloads_of(found.config, found.engine) == {"option.model_id": "s3://bucket/x/"}
     (warning,) = found.config.warnings
     assert warning.startswith("no engine is loaded: the function handle of model.py answers alone")
     wrong = reading(tmp_path, PLAIN, "option.predict_timeout=soon\nbatch_size=none\n")
