@@ -25,6 +25,14 @@ _BEGIN = 0.1
 """Seconds that a step waits for the first word on its new requests where an empty first piece would settle their
 status; their neighbours' tokens wait along."""
 
+_SETTLED = 0.005
+"""Seconds after a request's opening in which no answer is handed over whole.
+
+Java asks whether an answer goes on when it has handed the request over, in about a millisecond. If just then a whole
+one arrives, it is marked as ended before its bytes are there (ChunkedBytesSupplier of 0.25 to 0.36): Java sends
+nothing, and the client waits. It mostly meets refusals.
+"""
+
 
 class Item(NamedTuple):
     """One request as it arrives; header names in lower case."""
@@ -45,6 +53,13 @@ class Piece(NamedTuple):
 def open_item(model: ServedModel, item: Item, on_bytes: Callable[[RequestTask], object]) -> RequestTask:
     """Open a request. DJL's front end reads SageMaker's custom attributes: `route` is one of its headers."""
     return model.open(item.headers, route=item.headers.get("route"), on_bytes=on_bytes)
+
+
+def seconds_early(task: RequestTask) -> float:
+    """Return how long an answer must wait that is whole before anything of it was handed over; 0 for any other."""
+    if not task.finished or task.committed:
+        return 0.0
+    return max(0.0, task.opened_at + _SETTLED - time.monotonic())
 
 
 def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -> Piece:
@@ -85,6 +100,7 @@ class RollingBatch:
         self._commits_early = commits_early
         self._max_piece = max_piece
         self._tasks: list[RequestTask] = []
+        self._unsettled: list[RequestTask] = []  # of them, those opened a moment ago
 
     @property
     def num_requests(self) -> int:
@@ -97,6 +113,7 @@ class RollingBatch:
         for task in self._tasks:
             task.close()
         self._tasks.clear()
+        self._unsettled.clear()
 
     def step(self, size: int, new: Mapping[int, Item]) -> list[Piece]:
         """Run one step of `size` requests; return a piece for each, in order.
@@ -117,6 +134,7 @@ class RollingBatch:
             for task, item in zip(opened, items, strict=True):
                 task.start(item.body)
         self._wait(tasks, opened)
+        self._settle(opened)
         pieces = [next_piece(task, self._max_piece, commits=self._commits_early) for task in tasks]
         self._tasks = [piece.task for piece in pieces if not piece.last]
         if len(self._tasks) < len(pieces):
@@ -150,6 +168,14 @@ class RollingBatch:
                 return
             else:
                 self._loop.wait(idle - now)
+
+    def _settle(self, opened: Sequence[RequestTask]) -> None:
+        """Wait where an answer would come too early for Java. The others' tokens gather meanwhile."""
+        latest = time.monotonic() - _SETTLED
+        unsettled = [task for task in (*self._unsettled, *opened) if task.opened_at > latest]
+        if early := max(map(seconds_early, unsettled), default=0.0):
+            time.sleep(early)
+        self._unsettled = [task for task in unsettled if not task.finished]
 
     def _disagreement(self, size: int, num_new: int) -> list[Piece]:
         """Never guess whose tokens these are: everybody is told, nobody gets another's."""

@@ -13,7 +13,7 @@ from djl_python import Input, Output
 from handler.core.errors import GenerationFailed, InternalError, InvalidPayload, serving_error
 from handler.core.framing import JSON, dumps
 from handler.djl.adapters import AdapterCalls
-from handler.djl.batches import DynamicBatch, Item, RollingBatch, next_piece, open_item
+from handler.djl.batches import DynamicBatch, Item, RollingBatch, next_piece, open_item, seconds_early
 from handler.djl.versions import MAX_FIELD, DjlVersion
 from handler.djl.wire import (
     PieceWriter,
@@ -243,7 +243,14 @@ class Async:
     def _take_pieces(self) -> bytes:
         """Take the bytes of all requests that have some."""
         tasks, self._with_bytes = self._with_bytes, {}
-        return b"".join(message for task in tasks for message in self._messages(task))
+        return b"".join(message for task in tasks if self._is_due(task) for message in self._messages(task))
+
+    def _is_due(self, task: RequestTask) -> bool:
+        """Whether its bytes may go now; if not, a timer comes back to them."""
+        early = seconds_early(task)
+        if early:
+            asyncio.get_running_loop().call_later(early, self._mark_ready, task)
+        return not early
 
     def _messages(self, task: RequestTask) -> Iterator[bytes]:
         """The last one ends the request, whatever happens: without it, Java lets the client wait."""

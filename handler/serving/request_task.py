@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,14 +46,15 @@ class RequestTask:
         committed: some bytes have been taken, or the host has sent the headers: the status cannot change any more.
         finished: nothing more comes.
         closed: the host is done with it.
+        opened_at: by time.monotonic().
         parsed: None until the body has been parsed.
     """
 
     __slots__ = (
         "__weakref__", "_admission", "_background", "_batches", "_channel", "_content_type", "_dialect", "_driver",
         "_error_headers", "_headers", "_ids", "_in_batch", "_on_close", "_receiver", "_reply", "_size", "_stats",
-        "_threaded", "begun", "closed", "committed", "error", "finished", "notified", "on_bytes", "parsed", "status",
-        "unsent",
+        "_threaded", "begun", "closed", "committed", "error", "finished", "notified", "on_bytes", "opened_at",
+        "parsed", "status", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +91,7 @@ class RequestTask:
         self.error: ServingError | None = None
         self.unsent: list[bytes] = []
         self.begun = self.committed = self.finished = self.closed = False
+        self.opened_at = time.monotonic()
 
     # -- what the host sends -------------------------------------------------------------------------------------
 

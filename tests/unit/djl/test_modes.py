@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -134,6 +135,31 @@ def test_java_gets_the_headers_of_a_refusal(modes: Any, monkeypatch: pytest.Monk
     assert call.properties["x-trial"] == "400", "no adapters are enabled"
     answer = modes.Rolling(rolling.model, rolling.loop, modes.installed_version()).answer(Input())
     assert (answer.code, answer.properties["x-trial"]) == (424, "424"), "it is no batch"
+
+
+def test_no_answer_is_whole_before_java_waits_for_it(modes: Any) -> None:
+    """It would take one that comes just then for an empty one, and its client would wait for ever."""
+    bench = Bench()
+    mode = modes.Async(bench.model, modes.installed_version())
+
+    async def story(body: Any) -> float:
+        outputs, java = mode.outputs(Output()), Connection()
+        await anext(outputs)
+        asked = time.monotonic()
+        await mode.answer(Input({"request_tracking_id": "one"}, item(body).body))
+        while b"true" not in java.written:
+            (await anext(outputs)).send(java)
+        await outputs.aclose()
+        return time.monotonic() - asked
+
+    rolling = modes.Rolling(bench.model, bench.loop, modes.installed_version())
+    for body in ({"inputs": 1}, ask("a b", 3)):
+        assert bench.loop.run(story(body)) >= 0.005
+        asked = time.monotonic()
+        (piece,) = rolling._batch.step(1, {0: item(body)})
+        while not piece.last:
+            (piece,) = rolling._batch.step(1, {})
+        assert time.monotonic() - asked >= 0.005
 
 
 def test_in_async_mode_a_request_is_open_until_its_last_piece_is_written(modes: Any) -> None:
