@@ -79,6 +79,9 @@ UNNAMED = {
     "a name that nobody knows": "tests/unit/config/test_lmi_files.py::test_names_that_nobody_has_get_one_line_together",
     "images by URL": "tests/app/media/test_refusals.py::test_urls_stay_where_the_options_allow_them",
     "audio, video": _LOADER + "test_only_images_may_have_a_limit_above_zero",
+    "`X-Amzn-SageMaker-Target-Model`, which LMI's page on adapters sends": (
+        "tests/app/test_http.py::test_sagemaker_headers_that_ask_for_what_is_not_there_are_refused"
+    ),
     "`decoding_strategy` of requests to `rolling_batch=scheduler`": (
         "tests/app/dialects/test_lmi_clients_028.py::test_a_strategy_of_lmis_scheduler_is_reported"
     ),
