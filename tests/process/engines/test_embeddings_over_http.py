@@ -123,3 +123,36 @@ def test_rerank(reranker: LiveServer) -> None:
     scores = {item["index"]: item["relevance_score"] for item in answer["results"]}
     assert scores == {index: pytest.approx(1 / (1 + numpy.exp(-score)), abs=1e-4) for index, score in together.items()}
     assert "'documents[3]' has" in ask(reranker, "/v1/rerank", documents, 400)["message"]
+
+
+# -- LMI's files for engines of DJL's own, and vLLM's routes ------------------------------------------------------
+
+
+def test_a_file_of_djls_rust_engine_is_served_unchanged(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "bert")
+    (model / "serving.properties").write_text(
+        "engine=Rust\nbatch_size=8\noption.task=text-embedding\nnormalize=False\n"
+    )
+    with serve(str(model), "-o", "option.dtype=fp32") as server:
+        server.wait_ready()
+        assert "DJL's own engines do not run here; openvino computes" in server.log
+        vectors = [ask(server, "/invocations", {"inputs": text}) for text in WORDS]
+        assert numpy.array(vectors) == pytest.approx(raw(server, WORDS), abs=1e-4)
+        assert numpy.linalg.norm(vectors[0]) != pytest.approx(1, abs=0.01)
+        assert len(ask(server, "/invocations", {"inputs": WORDS})) == len(WORDS)
+
+
+def test_a_reranker_of_djls_rust_engine_is_one_by_its_files(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "bert reranker")
+    (model / "serving.properties").write_text("engine=Rust\nreranking=true\noption.task=text-embedding\n")
+    with serve(str(model), "-o", "option.dtype=fp32") as server:
+        server.wait_ready()
+        assert ask(server, "/invocations", {"query": "w5", "texts": ["w7", "w8"]})
+
+
+def test_vllms_routes_have_the_same_numbers(embedding: LiveServer, classifier: LiveServer) -> None:
+    [item] = ask(embedding, "/pooling", {"input": WORDS[0], "use_activation": False})["data"]
+    assert numpy.array([item["data"]]) == pytest.approx(raw(embedding, WORDS[:1]), abs=1e-4)
+    [item] = ask(classifier, "/classify", {"input": WORDS[0]})["data"]
+    best = ask(classifier, "/predict", {"inputs": WORDS[0]})[0]
+    assert (item["label"], max(item["probs"])) == (best["label"], pytest.approx(best["score"], abs=1e-4))
