@@ -91,7 +91,8 @@ class SequenceState:
         """
         tokens: list[Token] = []
         for index, (id, logprob) in enumerate(zip(ids, logprobs, strict=True)):
-            token = self.push(id, logprob)
+            text = self.texts[id]
+            token = self.push(id, logprob) if text is None else new_token((id, text, logprob, id in self.special, ()))
             tokens.append(token if tops is None else token._replace(top=alternatives(self._vocabulary, tops[index])))
             if self.stopped:
                 return tokens, Finish.STOP

@@ -61,7 +61,11 @@ class TokenStream(Reply, ABC):
             tokens, last = delta.tokens, None
         else:
             *tokens, last = delta.tokens or (NO_TOKEN,)
-        for token in tokens:
+        for position, token in enumerate(tokens):
+            if (event := self._events[place]) is not None:  # the sequence has begun: the rest is plain
+                self._num_tokens += len(tokens) - position
+                parts.append(fill(event, tokens[position:]))
+                break
             self._num_tokens += token.id >= 0
             parts.append(self._token(place, token))
         if last is not None:
