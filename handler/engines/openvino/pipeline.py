@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from handler.engines.openvino.scorers.logit_scorer import LogitScorer, has_logit
 from handler.engines.openvino.scorers.pipeline_scorer import PipelineScorer
 
 TOKENS_PER_STEP = 256  # GenAI prefills all new prompts in one step: the limit keeps other requests' tokens coming
+
+_PROMPT = "The quick brown fox jumps over the lazy dog. 1 + 1 = 2"
 
 _PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
 
@@ -32,9 +35,36 @@ def make_pipeline(config: EngineConfig) -> Any:
     scheduler.enable_prefix_caching = bool(config.options.enable_prefix_caching)
     if config.options.kv_cache_gib:
         scheduler.cache_size = config.options.kv_cache_gib
-    return openvino_genai.ContinuousBatchingPipeline(
+    pipeline = openvino_genai.ContinuousBatchingPipeline(
         str(config.model), scheduler, "CPU", properties(config.options.dtype)
     )
+    if config.options.dtype == "fp16" and config.model is not None and has_logits(config.model):
+        _check_numbers(pipeline)
+    return pipeline
+
+
+def _check_numbers(pipeline: Any) -> None:
+    """Try a prompt: in fp16 the CPU plugin may compute no numbers, and answers would be noise.
+
+    Raises:
+        ConfigError: a token has no probability.
+    """
+    import openvino_genai
+
+    greedy = openvino_genai.GenerationConfig(max_new_tokens=1, logprobs=1, do_sample=False)
+    handle = pipeline.add_request(0, pipeline.get_tokenizer().encode(_PROMPT).input_ids, greedy)
+    try:
+        while pipeline.has_non_finished_requests():
+            pipeline.step()
+        is_noise = any(math.isnan(logprob) for output in handle.read_all() for logprob in output.generated_log_probs)
+    except RuntimeError as error:
+        is_noise = "isnan" in str(error)
+        if not is_noise:
+            raise
+    if is_noise:
+        raise ConfigError(
+            "option.dtype=fp16: on this CPU the model computes no numbers in it; write bf16 or leave it out"
+        )
 
 
 def properties(dtype: str) -> dict[str, str]:
