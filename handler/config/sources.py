@@ -145,7 +145,7 @@ def as_lmi_reads(
 
 def java_engine(last: Mapping[str, Setting]) -> Setting | None:
     """Return the setting that names an engine of DJL's own for a model that embeds texts or compares them."""
-    named, task = last.get("engine") or last.get("option.engine"), last.get("option.task")
+    named, task = last.get("engine"), last.get("option.task")
     if named is None or named.value.strip().lower() not in _OF_JAVA:
         return None
     translator = last.get("translatorFactory")

@@ -181,13 +181,12 @@ def test_a_format_of_weights_that_only_lmis_own_vllm_had_is_refused() -> None:
     "task", [(), ("option.task=text-embedding",), ("option.task=text_embedding",), ("option.task=rerank",)]
 )
 def test_an_engine_of_djls_own_that_embeds_is_replaced_with_one_line(name: str, task: tuple[str, ...]) -> None:
-    for key in ("engine", "option.engine"):
-        found = config(f"{key}={name}", *task, "option.model_id=owner/model", engine="openvino")
-        assert (found.task, found.engine) == ("pooling", "openvino")
-        (warning,) = found.warnings
-        assert warning.startswith(
-            f"{key}={name} (-o {key}={name}): DJL's own engines do not run here; openvino computes"
-        )
+    found = config(f"engine={name}", *task, "option.model_id=owner/model", engine="openvino")
+    assert (found.task, found.engine) == ("pooling", "openvino")
+    (warning,) = found.warnings
+    assert warning.startswith(
+        f"engine={name} (-o engine={name}): DJL's own engines do not run here; openvino computes "
+    )
 
 
 def test_lmis_file_of_the_rust_engine_starts() -> None:
