@@ -12,13 +12,16 @@ import java.util.stream.Stream;
 import java.util.stream.StreamSupport;
 
 /**
- * Options that DJL Serving sets itself for a model directory with a config.json: LmiConfigRecommender of 0.28 to 0.36.
+ * Options that DJL Serving sets itself for a model directory with a config.json: LmiConfigRecommender of 0.28 to 0.36,
+ * and its conversion for TensorRT-LLM.
  *
  * <p>`FRONT_RECOMMENDER` names another version than the engine's, and `FRONT_GPUS` the GPUs that it counts. What it asks
  * of AWS's Neuron devices is left out. 0.28 and 0.29 have a list of model types for lmi-dist; here it has them all.
  */
 final class Recommender {
     private static final Path SAGEMAKER = Path.of("/opt/ml/.sagemaker_infra/endpoint-metadata.json");
+
+    private static final Path CONVERSION = Path.of("/opt/djl/partition/trt_llm_partition.py");
 
     private final Map<String, String> settings;
     private final String version;
@@ -91,6 +94,25 @@ final class Recommender {
         if (version.startsWith("0.32")) {
             setPython(rollingBatch);
         }
+        if (isConverted()) {
+            convert();
+        }
+    }
+
+    /** 0.33 and 0.35 on: wherever the image has TensorRT-LLM, whatever the mode. */
+    private boolean isConverted() {
+        if (version.startsWith("0.33") || !before("0.35")) {
+            return features.contains("trtllm") && !"pytorch".equals(settings.get("option.backend"));
+        }
+        return settings.get("option.rolling_batch").equals("trtllm");
+    }
+
+    /** The script's work is left out: there is none in the tests. */
+    private void convert() {
+        if (!Files.exists(CONVERSION)) {
+            throw new IllegalStateException("Failed to execute: [python " + CONVERSION + "]");
+        }
+        settings.put("option.rolling_batch", "trtllm");
     }
 
     private void setRollingBatch() {

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.djl.launch import StartFailed
 from tests.djl.servers import djl, versions
 
 pytestmark = pytest.mark.djl
@@ -31,6 +32,9 @@ MODES = {
 SINCE = "0.31"  # async mode; every version with a recommender that Maven Central has is later
 PLACES = [(version, mode) for mode in MODES for version in versions(SINCE)]
 
+PYTORCH = {"option.backend": "pytorch"}
+TRTLLM = {"SERVING_FEATURES": "trtllm"}
+
 # Of every other version what its images' engines and machines make it write. MPI and AWS Neuron are not here.
 RECOMMENDERS: list[tuple[str, str, dict[str, str], dict[str, str]]] = [
     ("0.28.0", "rolling", {}, {}),
@@ -43,7 +47,12 @@ RECOMMENDERS: list[tuple[str, str, dict[str, str], dict[str, str]]] = [
     ("0.33.0", "async", {"FRONT_GPUS": "4"}, {"option.rolling_batch": "disable"}),
     ("0.34.0", "plain", {"SERVING_FEATURES": "vllm", "FRONT_GPUS": "4"}, {"option.tensor_parallel_degree": "max"}),
     ("0.35.0", "plain", {"SERVING_FEATURES": "vllm", "FRONT_GPUS": "4"}, {}),
-    ("0.36.0", "plain", {"SERVING_FEATURES": "trtllm", "FRONT_GPUS": "4"}, {"option.enable_stateful_sessions": "true"}),
+    (
+        "0.36.0",
+        "plain",
+        {"SERVING_FEATURES": "trtllm", "FRONT_GPUS": "4"},
+        {**PYTORCH, "option.enable_stateful_sessions": "true"},
+    ),
 ]
 
 
@@ -65,6 +74,16 @@ def test_echo_starts_with_what_each_version_recommends(
 ) -> None:
     said = answer(versions()[-1], {**MODES[mode], **options}, PEFT, {**env, "FRONT_RECOMMENDER": recommender})
     assert said in ({"generated_text": " a b"}, [{"generated_text": " a b"}])
+
+
+@pytest.mark.parametrize("version", versions("0.33"))
+def test_where_the_image_names_trtllm_java_converts_the_model_first(version: str) -> None:
+    """Whatever the mode: docs/djl.md says what prevents it."""
+    recommender = "0.36.0"  # of our front end
+    mode, env = {**MODES["async"], "option.rolling_batch": "disable"}, {**TRTLLM, "FRONT_RECOMMENDER": recommender}
+    with pytest.raises(StartFailed, match=r"trt_llm_partition\.py"):
+        answer(version, mode, CONFIG, env)
+    assert answer(version, {**mode, **PYTORCH}, CONFIG, env) == {"generated_text": " a b"}
 
 
 @pytest.mark.model

@@ -82,7 +82,9 @@ def test_a_request_is_refused_by_name(server: DjlServer, name: str) -> None:
 
 @pytest.mark.parametrize("version", versions("0.33"))
 def test_without_a_gpu_java_cannot_start_what_names_trtllm_itself(version: str, model: Path) -> None:
-    with pytest.raises(StartFailed, match="/ by zero"), started(version, NAMED, model, "version=1.3.0"):
+    """0.34 converts the model before it counts GPUs, and has no script for it here."""
+    reason = "/ by zero" if newer(version, "0.35") else r"trt_llm_partition\.py"
+    with pytest.raises(StartFailed, match=reason), started(version, NAMED, model, "version=1.3.0"):
         pass
 
 
