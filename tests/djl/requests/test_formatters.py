@@ -16,9 +16,11 @@ pytestmark = [pytest.mark.djl, pytest.mark.long]
 ECHO = {"option.entryPoint": "handler.entry", "option.llm_engine": "echo"}
 ROLLING = {**ECHO, "option.rolling_batch": "auto"}
 ASYNC = {**ECHO, "option.async_mode": "true", "option.rolling_batch": "disable"}
+SCHEMA = {**ASYNC, "option.lmi_version": "0.36"}  # LMI's own of the async mode
 CASES = [
     *(pytest.param(version, ROLLING, id=f"{version}-rolling") for version in versions()),
     *(pytest.param(version, ASYNC, id=f"{version}-async") for version in versions("0.31")),
+    *(pytest.param(version, SCHEMA, id=f"{version}-async schema") for version in versions("0.33")),
 ]
 
 
