@@ -413,7 +413,7 @@ BAD = [
     {"parameters": {}},
     b'{"inputs": "x',
     {"inputs": ["x", "  "]},
-    {"inputs": "x", "stream": True},
+    {"inputs": "x", "stream": "yes"},
     b"",
 ]
 
