@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
+import importlib.machinery
 import importlib.util
 import inspect
 import logging
@@ -15,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import ConfigError, FormatterFailed
@@ -222,6 +223,15 @@ def _find_imported(path: Path) -> ModuleType | None:
     return None
 
 
+class _SourceOnly(importlib.machinery.SourceFileLoader):
+    """Compiles the file as it is now. Python's cache knows a change by time in seconds and length alone."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
 def import_file(path: Path, name: str = "") -> ModuleType:
     """Import a user's file; ConfigError names file and line.
 
@@ -235,7 +245,7 @@ def import_file(path: Path, name: str = "") -> ModuleType:
         name = path.stem
         if name in sys.modules:
             name = f"{name}_{hashlib.sha1(directory.encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_SourceOnly(name, str(path)))
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
