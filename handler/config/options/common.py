@@ -148,6 +148,7 @@ class Options:
     tool_call_parser: str = option(_parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of the model's tool calls; auto: by its chat template")
     tool_parser_plugin: str | None = option(string, None, "a Python file with a parser of tool calls of one's own (models.md), relative to serving.properties, else to the working directory")
     reasoning_parser: str | None = option(_parser(REASONING_PARSERS, VLLM_REASONING_PARSERS, _NO_REASONING), None, "family of the model's reasoning, which chats then show apart from the text (documents: wire/reasoning); auto: by the chat template; by default it stays in the text, as in vLLM and LMI")
+    trim_answers: bool = option(boolean, False, "text and reasoning in the answers to chats, messages and responses have no white space at their beginning and end")
     chat_template: str | None = option(string, None, "a chat template in place of the model's own: its text, or a file (relative to serving.properties, else to the working directory)")
     default_chat_template_kwargs: Mapping[str, Any] | None = option(json_object, None, "arguments of the chat template for requests that do not set them: {\"enable_thinking\": false}")
     generation_config: str = option(string, "auto", "defaults for sampling parameters that clients leave out; auto: those of the model's generation_config.json; vllm: none; or the directory of another generation_config.json, relative to serving.properties, else to the working directory")

@@ -13,6 +13,7 @@ from handler.protocols.assistant.reasoning.parsing import ThinkingParser
 from handler.protocols.assistant.reasoning.request import Thinking
 from handler.protocols.assistant.tools.arguments import CheckedCalls
 from handler.protocols.assistant.tools.request import Tools
+from handler.protocols.assistant.trimming import PlainText, Trimmed
 from handler.protocols.kernel.context import ServerContext
 
 
@@ -24,20 +25,21 @@ class AnswerReader:
         thinking: the last token belonged to a thought.
     """
 
-    __slots__ = ("_calls", "_parser", "_thoughts", "num_thoughts", "thinking")
+    __slots__ = ("_calls", "_parser", "_thoughts", "_trimmed", "num_thoughts", "thinking")
 
-    def __init__(self, parser: Parser, thoughts: ThinkingParser | None) -> None:
+    def __init__(self, parser: Parser, thoughts: ThinkingParser | None, *, trims: bool = False) -> None:
         self._parser = parser
         self._thoughts = thoughts
+        self._trimmed = Trimmed() if trims else None
         self._calls = CheckedCalls()
         self.num_thoughts = 0
         self.thinking = False
 
     def feed(self, token: Token) -> list[Event]:
         if self._thoughts is None:
-            return self._calls.read(self._parser.feed(token.text)) if token.text else []
+            return self._events(token.text)
         before = self._thoughts.thinking
-        events = self._calls.read(self._parser.feed(token.text)) if token.text else []
+        events = self._events(token.text)
         self.thinking = before and self._thoughts.thinking
         self.num_thoughts += self.thinking and token.id >= 0 and token.text not in self._thoughts.begin
         return events
@@ -45,8 +47,8 @@ class AnswerReader:
     def read(self, tokens: list[Token], finish: Finish) -> tuple[list[Event], list[Token]]:
         """Read a whole answer; return its events, and the tokens that belong to no thought."""
         if self._thoughts is None:
-            found = self._parser.feed("".join([token.text for token in tokens]))
-            return [*self._calls.read(found), *self.flush(finish)], tokens
+            found = self._events("".join([token.text for token in tokens]))
+            return [*found, *self.flush(finish)], tokens
         events: list[Event] = []
         others: list[Token] = []
         for token in tokens:
@@ -57,7 +59,14 @@ class AnswerReader:
 
     def flush(self, finish: Finish) -> list[Event]:
         """Return the rest at the answer's end, with the ends of all calls; `finish` is why it ended."""
-        return self._calls.end(self._parser.flush(), finish)
+        events = self._calls.end(self._parser.flush(), finish)
+        return events if self._trimmed is None else self._trimmed.read(events)
+
+    def _events(self, text: str) -> list[Event]:
+        if not text:
+            return []
+        events = self._calls.read(self._parser.feed(text))
+        return events if self._trimmed is None else self._trimmed.read(events)
 
 
 class AnswerForm(NamedTuple):
@@ -65,23 +74,27 @@ class AnswerForm(NamedTuple):
 
     Attributes:
         thinking: None where thoughts are not separated from the text.
+        trims: text and reasoning have no white space at their ends.
     """
 
     tools: Tools = Tools()
     thinking: Thinking | None = None
+    trims: bool = False
 
     @property
     def is_text(self) -> bool:
-        """Whether answers are nothing but text."""
-        return self.thinking is None and self.tools.parser() is None
+        """Whether answers are nothing but text, as it comes."""
+        return self.thinking is None and not self.trims and self.tools.parser() is None
 
     def reader(self) -> AnswerReader | None:
         """Return a reader of one answer, once the prompt is known; None where answers are nothing but text."""
         inner = self.tools.parser()
         if self.thinking is not None:
             parser = self.thinking.parser(inner)
-            return AnswerReader(parser, parser)
-        return None if inner is None else AnswerReader(inner, None)
+            return AnswerReader(parser, parser, trims=self.trims)
+        if inner is None and self.trims:
+            inner = PlainText()
+        return None if inner is None else AnswerReader(inner, None, trims=self.trims)
 
     def sampling(self, sampling: Sampling, context: ServerContext) -> Sampling:
         """Keep the special tokens that are marks of this form in the text.
@@ -108,8 +121,9 @@ def answer_form(
         arguments: those of the chat template.
         prefix: the beginning of the answer, where the messages end with it.
     """
+    trims = context.config.trim_answers
     family = choose_family(context.reasoning_parser, context.chat_template)
     if family is None:
-        return AnswerForm(tools)
+        return AnswerForm(tools, trims=trims)
     lacks = context.unsupported.get("thinking_token_budget", "")
-    return AnswerForm(tools, Thinking(family, arguments or {}, prefix, context.vocabulary, lacks))
+    return AnswerForm(tools, Thinking(family, arguments or {}, prefix, context.vocabulary, lacks), trims)

@@ -45,6 +45,7 @@ class Chat(OpenAiChat):
     table = TABLE
     fields: Mapping[str, Shape] = {**OpenAiChat.fields, **ADAPTERS, "inputs": NULL}  # or the body would be no chat
     format = LmiChatFormat
+    refusal = False
 
     def __init__(self, mode: Lmi | DynamicBatch) -> None:
         self.name = f"{mode.name}_chat"

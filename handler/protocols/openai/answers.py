@@ -55,7 +55,10 @@ class ChosenLogprob(TokenLogprob):
 
 
 class ChatLogprobs(TypedDict):
+    """Those of OpenAI's dialect have `refusal` too."""
+
     content: list[ChosenLogprob]
+    refusal: NotRequired[None]
 
 
 class FunctionCall(TypedDict):

@@ -53,6 +53,7 @@ class OpenAiChat(Dialect):
         table: the fields that set parameters.
         fields: the others, with what they take.
         whole, stream: the framings of whole answers and of streams.
+        refusal: `logprobs` has the field, as OpenAI's have.
     """
 
     name = "openai_chat"
@@ -62,6 +63,7 @@ class OpenAiChat(Dialect):
     format: type[ChatFormat] = ChatFormat
     whole: Framing = JSON
     stream: Framing = SSE_DONE
+    refusal = True
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
@@ -97,7 +99,7 @@ class OpenAiChat(Dialect):
         )
         for_tgi = model == "tgi"
         format = self.format(
-            Logprobs(sampling.logprobs, bool(body.get("top_logprobs"))),
+            Logprobs(sampling.logprobs, bool(body.get("top_logprobs")), self.refusal),
             form,
             every_role=for_tgi,
             thoughts=parameters.others.get("include_reasoning", True),

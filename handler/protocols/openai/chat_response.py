@@ -31,13 +31,21 @@ from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usa
 
 
 class Logprobs(NamedTuple):
-    """The log-probabilities in an answer: of the chosen tokens, and of their alternatives."""
+    """The log-probabilities in an answer: of the chosen tokens, and of their alternatives.
+
+    Attributes:
+        refusal: the field `refusal` of OpenAI's stands beside them.
+    """
 
     chosen: bool = False
     alternatives: bool = False
+    refusal: bool = False
 
     def of(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
-        return {"content": [self._token(token) for token in tokens if token.id >= 0]} if self.chosen else None
+        if not self.chosen:
+            return None
+        content = [self._token(token) for token in tokens if token.id >= 0]
+        return {"content": content, "refusal": None} if self.refusal else {"content": content}
 
     def _token(self, token: Token) -> ChosenLogprob:
         """Render one token. An engine without alternatives reports the chosen token as the only one, as LMI does."""

@@ -81,10 +81,25 @@ def read_choice(value: Any, tools: Any) -> Any:
     """
     if not isinstance(value, dict):
         return value
+    if value.get("type") == "allowed_tools":
+        return _allowed(value)
     name = full_name(value.get("namespace"), str(value.get("name")))
     known = [tool["function"]["name"] for tool in tools] if isinstance(tools, list) else []
     if value.get("type") != "function" or name not in known:
         raise Named("tool_choice", value).refused(
-            "must be none, auto, required, or a 'function' with a 'name' in tools"
+            "must be none, auto, required, a 'function' with a 'name' in tools, or 'allowed_tools'"
         )
     return {"type": "function", "function": {"name": name}}
+
+
+def _allowed(value: Mapping[str, Any]) -> Any:
+    """Return the allowed tools in the form of a chat, whose reader checks them."""
+    tools = value.get("tools")
+    if isinstance(tools, list):
+        tools = [_function(tool) if isinstance(tool, dict) else tool for tool in tools]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": value.get("mode"), "tools": tools}}
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    name = tool.get("name")
+    return {"type": tool.get("type"), "function": {"name": full_name(tool.get("namespace"), str(name))}}

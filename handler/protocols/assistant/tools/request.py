@@ -24,8 +24,9 @@ MAX_TOOLS = 128  # OpenAI's limit
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 _CHOICES = (
     "must be none, auto, required, a name in tools, or an object with 'type': 'function' and 'function' with a 'name' "
-    "in tools"
+    "in tools, or with 'type': 'allowed_tools'"
 )
+_ALLOWED = "must be an object with 'mode', auto or required, and 'tools', a list that names some of tools"
 _REFERENCE = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)([^"]{0,64})')
 """A reference in a schema's JSON that means something else where its definitions move to another root."""
 
@@ -46,7 +47,7 @@ FIELDS: Mapping[str, Shape] = {
     "tools": nullable(listing({**record(_TOOL), "required": ["function"]}, maxItems=MAX_TOOLS)),
     "tool_choice": {
         "anyOf": [TEXT, {"type": "object"}, NULL],
-        "description": "none, auto, required, the name of a tool, or an object that names one",
+        "description": "none, auto, required, the name of a tool, or an object that names one or those allowed",
     },
     "parallel_tool_calls": nullable(FLAG),
 }
@@ -97,6 +98,7 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
     single = Named("parallel_tool_calls", body.get("parallel_tool_calls"))
     if single.value is not None and not isinstance(single.value, bool):
         raise single.refused("must be true or false")
+    choice, tools = _allowed(choice, tools)
     wanted, name = _choice(choice, [tool["function"]["name"] for tool in tools])
     if not tools:
         if wanted not in ("", "auto", "none"):
@@ -151,6 +153,32 @@ def choose_format(context: ServerContext) -> Format | None:
     if not takes_tools(context.chat_template):
         return SMOLLM2  # which our own words about the tools ask for
     return find(context.chat_template)
+
+
+def _allowed(choice: Named, tools: list[Mapping[str, Any]]) -> tuple[Named, list[Mapping[str, Any]]]:
+    """Return the mode of OpenAI's allowed tools as the choice, and these tools alone; else both as they are.
+
+    The model sees no other tool, so that it calls none.
+    """
+    if not isinstance(choice.value, dict) or choice.value.get("type") != "allowed_tools":
+        return choice, tools
+    allowed = choice.value.get("allowed_tools")
+    mode = allowed.get("mode") if isinstance(allowed, dict) else None
+    names = _allowed_names(allowed.get("tools")) if isinstance(allowed, dict) else None
+    known = {tool["function"]["name"] for tool in tools}
+    if mode not in ("auto", "required") or not names or not known.issuperset(names):
+        raise Named("tool_choice.allowed_tools", allowed).refused(_ALLOWED)
+    return Named(choice.name, mode), [tool for tool in tools if tool["function"]["name"] in names]
+
+
+def _allowed_names(tools: Any) -> set[str] | None:
+    """Return the names of a list of functions; None where it is none."""
+    if not isinstance(tools, list):
+        return None
+    functions = [tool.get("function") for tool in tools if isinstance(tool, dict) and tool.get("type") == "function"]
+    names = [function.get("name") for function in functions if isinstance(function, dict)]
+    known = {name for name in names if isinstance(name, str)}
+    return known if len(tools) == len([name for name in names if isinstance(name, str)]) else None
 
 
 def _choice(choice: Named, names: Sequence[str]) -> tuple[str, str]:

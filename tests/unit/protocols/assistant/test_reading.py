@@ -77,6 +77,41 @@ def test_required_is_a_guide_for_a_list_of_calls() -> None:
     assert single.single
 
 
+def allowed(mode: Any, *listed: Any) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(listed)}}
+
+
+def test_allowed_tools_alone_are_shown_and_called() -> None:
+    for mode in ("auto", "required"):
+        found = tools(tools=[WEATHER, TIME], tool_choice=allowed(mode, NAMED))
+        assert found == tools(tools=[WEATHER], tool_choice=mode)
+        assert [tool["function"]["name"] for tool in found.shown] == ["weather"]
+    both = allowed("auto", NAMED, TIME)
+    assert tools(tools=[WEATHER, TIME], tool_choice=both) == tools(tools=[WEATHER, TIME])
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        allowed("none", NAMED),
+        allowed(["auto"], NAMED),
+        allowed("auto"),
+        allowed("auto", {"type": "function", "function": {"name": "other"}}),
+        allowed("auto", NAMED, {"type": "function", "function": {"name": ["weather"]}}),
+        allowed("auto", NAMED, {"type": "custom", "custom": {"name": "weather"}}),
+        allowed("auto", NAMED, "weather"),
+        {"type": "allowed_tools"},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": NAMED}},
+    ],
+)
+def test_wrong_allowed_tools_are_refused(choice: dict[str, Any]) -> None:
+    found = refusal(tools=[WEATHER, TIME], tool_choice=choice)
+    assert found.startswith("tool_choice.allowed_tools=")
+    assert "must be an object with 'mode', auto or required, and 'tools'" in found
+    with pytest.raises(InvalidParameter):
+        tools(tool_choice=allowed("auto", NAMED))
+
+
 def test_definitions_move_to_where_references_look() -> None:
     def using(type: str, name: str) -> dict[str, Any]:
         parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": type}}}

@@ -73,6 +73,13 @@ def test_parameters() -> None:
     assert parse(ASK).requests[0].fill_context
 
 
+def test_allowed_tools_alone_are_shown() -> None:
+    other = {"type": "function", "name": "other"}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [other]}
+    (request,) = parse(body(tools=[WEATHER, other], tool_choice=choice)).requests
+    assert [tool["function"]["name"] for tool in request.tools] == ["other"]
+
+
 @pytest.mark.parametrize(
     ("more", "listed"),
     [
@@ -106,6 +113,12 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
         (body(tools=[{"type": "web_search"}]), 'tools[0].type="web_search": is not supported: hosted tools', None),
         (body(tools=[{"type": "custom", "name": "a"}]), 'tools[0].type="custom": is not supported: it must be', None),
         (body(tools=TOOLS, tool_choice={"type": "function", "name": "x"}), "tool_choice=", "tool_choice"),
+        (body(tools=TOOLS, tool_choice={"type": "allowed_tools"}), "tool_choice.allowed_tools=", None),
+        (
+            body(tools=TOOLS, tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [{"name": "weather"}]}),
+            "'mode', auto or required",
+            None,
+        ),
         (
             {"input": [{"type": "item_reference", "id": "x"}]},
             "'item_reference' is not supported: nothing is kept",
