@@ -66,9 +66,7 @@ def test_a_long_answer_is_written_on_a_thread_and_a_short_one_at_once(monkeypatc
     assert [thread is main for thread in document.threads] == [True, False]
 
 
-def test_a_failure_of_writing_is_the_answer(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failure_of_writing_is_the_answer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     document = Document(monkeypatch)
     document.error = ZeroDivisionError("secret")
 
