@@ -282,6 +282,7 @@ class ModelNotFound(NotFound):
     """A request for another model.
 
     Args:
+        name: what the client wrote; its beginning is kept.
         served: the names that are; the message has the first of them, but no paths of this machine.
 
     Attributes:
@@ -291,10 +292,15 @@ class ModelNotFound(NotFound):
     type = "ModelNotFoundException"
 
     _MOST = 16  # names in the message
+    _MOST_CHARACTERS = 200  # of each
 
     def __init__(self, name: str, version: str = "", served: Iterable[str] = ()) -> None:
         names = [one for one in dict.fromkeys(served) if one != "*" and not one.startswith("/")]
-        some = [*(one[:200] for one in names[: self._MOST]), *(["..."] if len(names) > self._MOST else [])]
+        name = name[: self._MOST_CHARACTERS]
+        some = [
+            *(one[: self._MOST_CHARACTERS] for one in names[: self._MOST]),
+            *(["..."] if len(names) > self._MOST else []),
+        ]
         self.name, self.version, self.served = name, version, f"; served here: {', '.join(some)}" if some else ""
         super().__init__(f"Model not found: {name}{self.served}")
 

@@ -34,6 +34,11 @@ def encoded(value: Any) -> Any:
     return orjson.Fragment(JSON.encode(value))
 
 
+def written(text: str) -> Any:
+    """Return what stands for a JSON text as it is, with all digits of its numbers."""
+    return orjson.Fragment(text)
+
+
 def _one_line(data: bytes) -> bytes:
     """Escape the three non-ASCII characters at which str.splitlines splits, as some clients (httpx) use it."""
     return (

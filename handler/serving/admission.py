@@ -91,6 +91,7 @@ class Admission:
         self.preprocessor = preprocessor
         self._media = MediaLoader(rules)
         self._num_tokenizing = 0
+        self._stepped = stepped
         self._tokenize_inline = _TOKENIZE_STEPPED if stepped else _TOKENIZE_INLINE
         self._threads = TurnThreads(TOKENIZER_THREADS, TOKENIZER_THREADS - 1, "tokenize")
         self._loop = asyncio.get_running_loop()
@@ -171,6 +172,10 @@ class Admission:
         if size < _PARSE_INLINE:
             return use()
         return await self._end(self._submit(use, size, apart=size >= LARGE))
+
+    def write(self, feed: Callable[[], bytes]) -> asyncio.Future[bytes] | None:
+        """Have a long answer written on a thread; None where the loop runs in steps, which wait for nobody."""
+        return None if self._stepped else self._end(self._threads.submit(feed, LARGE, slow=True))
 
     def _submit(self, call: Callable[[], T], size: int, *, apart: bool) -> Future[T]:
         """Have a call made on a thread; those for small bodies go first. Long ones are made apart."""

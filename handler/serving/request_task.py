@@ -240,16 +240,34 @@ class RequestTask:
         reply = self._reply
         if delta.error is not None or reply is None:
             return self._fail(index, delta)
-        if data := reply.feed(index, delta):
+        if delta.finish is not None and reply.takes_long(delta):
+            feed = functools.partial(reply.feed, index, delta)
+            if (writing := self._admission.write(feed)) is not None:
+                return writing.add_done_callback(functools.partial(self._finish_writing, delta.finish))
+        self._put(reply, reply.feed(index, delta), delta.finish)
+
+    def _put(self, reply: Reply, data: bytes, finish: Finish | None) -> None:
+        """Keep what the reply has written, and tell the host when the engine's step ends."""
+        if data:
             self.unsent.append(data)
         if reply.finished:
-            self._end("ok", delta.finish)
+            self._end("ok", finish)
         elif data and self._receiver is None:
             self._receive_tokens(reply)
         elif not data and self.begun:
             return
         self.begun = True
         self._driver.notify(self)
+
+    def _finish_writing(self, finish: Finish, writing: asyncio.Future[bytes]) -> None:
+        """Take an answer that a thread has written, unless the client has gone meanwhile."""
+        error = None if writing.cancelled() else writing.exception()
+        if self.finished or self._reply is None or writing.cancelled():
+            return
+        if error is not None:
+            return self.fail(serving_error(error))
+        self._put(self._reply, writing.result(), finish)
+        self._driver.flush()
 
     def _receive_tokens(self, reply: Reply) -> None:
         """Have the driver pass plain tokens by, as soon as the reply has a short way for them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +159,14 @@ def test_no_answer_stops_the_event_loop(model: Path, format: str) -> None:
                 assert answer.status_code == 200, answer.text[:500]
 
         hold(pings(server.url), attack)
+
+
+def test_long_answers_that_end_together_do_not_stop_the_event_loop(server: ServerProcess) -> None:
+    body = parameters(max_new_tokens=60_000, details=True)
+
+    def attack() -> None:
+        with ThreadPoolExecutor(16) as threads:
+            answers = [*threads.map(lambda _: server.post(body, INVOCATIONS), range(16))]
+        assert [answer.status_code for answer in answers] == [200] * 16
+
+    hold(pings(server.url), attack)

@@ -42,7 +42,7 @@ class ModelRoutes:
         ids = self._ids()
         if id not in ids:
             errors = ANTHROPIC_ERRORS if _is_anthropic(scope) else ERRORS
-            return await send_answer(scope, send, errors.whole(ModelNotFound(id[:200], served=ids)))
+            return await send_answer(scope, send, errors.whole(ModelNotFound(id, served=ids)))
         if _is_anthropic(scope):
             return await send_json(scope, send, 200, anthropic.model(id, self._model.started_at, self._max_tokens))
         return await send_json(scope, send, 200, self._describe(id, ids[id]))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from handler.core.framing import dumps
+from handler.core.framing import written
 from handler.core.identifiers import new_digits
 from handler.core.text import StopMatcher
 from handler.protocols.anthropic.answers import Block, BlockDelta, BlockEvent
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
-from handler.protocols.assistant.tools.json_text import refuse_constant
+from handler.protocols.assistant.tools.json_text import is_object
 
 SIGNATURE = "lmi"
 """Of every thinking block. Clients only send back thoughts that have one; it is not checked then."""
@@ -144,23 +142,8 @@ def gather(events: Iterable[BlockEvent]) -> list[Block]:
                 field = delta["type"].removesuffix("_delta")
                 content[-1][field] += delta[field]
         elif content[-1]["type"] == "tool_use":
-            input = _object(arguments)
-            said = {"type": "text", "text": f"{content[-1]['name']} {arguments}"}
-            content[-1] = said if input is None else {**content[-1], "input": input}
+            if is_object(arguments):
+                content[-1]["input"] = written(arguments)
+            else:
+                content[-1] = {"type": "text", "text": f"{content[-1]['name']} {arguments}"}
     return content
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    """Read a call's arguments; None where they are no object, or one that cannot be written as it is."""
-    try:
-        value = json.loads(text, parse_constant=refuse_constant, parse_float=_finite)
-        dumps([[[[value]]]])  # as deep as in a message
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _finite(text: str) -> float:
-    if math.isinf(value := float(text)):
-        raise ValueError("is too large")
-    return value

@@ -51,6 +51,10 @@ class Reply(Protocol):
     def feed(self, index: int, delta: Delta) -> bytes:
         """Return the bytes for the next delta of request number `index`. Only a stream is fed an error."""
 
+    def takes_long(self, delta: Delta) -> bool:
+        """Return whether `feed` takes long with this delta, so that a thread is to call it."""
+        return False
+
     def token_line(self) -> TokenLine | None:
         """Return an encoder of the only sequence's next tokens; None where, or while, `feed` has to be asked.
 

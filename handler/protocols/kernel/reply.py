@@ -11,6 +11,8 @@ from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, Sampling, Token
 from handler.protocols.kernel.base import Reply
 
+_LONG = 1 << 11  # tokens and their alternatives
+
 Vectors = Sequence[Any]
 """A vector of each request, or what `VectorReply` keeps of it."""
 
@@ -29,6 +31,11 @@ class SequenceOutput:
     @property
     def text(self) -> str:
         return "".join([token.text for token in self.tokens if self._special_in_text or not token.special])
+
+    @property
+    def num_values(self) -> int:
+        """Number of tokens and their alternatives, about."""
+        return sum(len(tokens) * (1 + len(tokens[-1].top)) for tokens in (self.tokens, self.prefill) if tokens)
 
     @property
     def logprob(self) -> float:
@@ -76,6 +83,10 @@ class WholeReply(Reply):
         self._unfinished -= 1
         self.finished = not self._unfinished
         return self._framing.encode(self._document()) if self.finished else b""
+
+    def takes_long(self, delta: Delta) -> bool:
+        ends = delta.finish is not None and self._unfinished == 1
+        return ends and sum(sequence.num_values for sequence in self._sequences) > _LONG
 
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
         """Return the sequence of a delta of request number `index`."""

@@ -192,7 +192,7 @@ def read_model(
         return own, None
     adapter = _find(name, context)
     if adapter is None and "*" not in names:
-        raise ModelNotFound(name[:200], served=(*names, *context.adapters.names()))
+        raise ModelNotFound(name, served=(*names, *context.adapters.names()))
     return name, adapter
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from handler.core.framing import loads
 from handler.core.nesting import is_too_deep
 
 
@@ -89,10 +90,13 @@ def dumps(value: Any) -> str:
 
 
 def is_object(text: str) -> bool:
-    """Return whether a text is a JSON object, nested no deeper than one in a request may be."""
+    """Return whether a text is a JSON object that every client can read, nested no deeper than one in a request may be.
+
+    Many readers refuse numbers beyond all floats, and halves of surrogate pairs.
+    """
     try:
-        value: Any = json.loads(text, parse_constant=refuse_constant)
-    except (ValueError, RecursionError):
+        value: Any = loads(text)
+    except ValueError:
         return False
     return isinstance(value, dict) and not is_too_deep(value, text)
 

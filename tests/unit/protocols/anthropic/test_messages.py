@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from handler.core.framing import dumps
 from handler.core.text import Vocabulary
 from handler.core.values import Finish, StructuredOutput
 from handler.protocols.anthropic.blocks import Blocks, gather
@@ -305,7 +306,7 @@ def test_events_become_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         (Blocks(["Done"]), [thought, *said[:3]]),
     ):
         found = [*blocks.feed(EVENTS), *blocks.end()]
-        assert gather(found) == content
+        assert json.loads(dumps(gather(found))) == content
         order = [(event["type"].removeprefix("content_block_"), event["index"]) for event in found]
         assert [index for kind, index in order if kind == "start"] == [*range(len(content))]
         assert order == sorted(order, key=lambda pair: (pair[1], ["start", "delta", "stop"].index(pair[0])))
