@@ -248,6 +248,8 @@ def _around(pre: Callable[..., Any] | None, post: Callable[..., Any] | None) -> 
                 request = await _called(pre, request) or request
             response = await call_next(request)
             return response if post is None else await _called(post, response) or response
+        except exceptions.HTTPException:  # a status of its own, as AWS's documents have it
+            raise
         except Exception as error:
             log.exception("custom pre or post processing failed")
             what = "Internal server error in combined_pre_post_process middleware"

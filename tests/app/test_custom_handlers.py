@@ -108,6 +108,7 @@ async def my_invocations(request: Request):
 AROUND = """
 import json
 import sys
+from fastapi import HTTPException
 from model_hosting_container_standards.common.fastapi.middleware import custom_middleware
 from model_hosting_container_standards.common.fastapi.middleware import input_formatter, output_formatter
 
@@ -127,6 +128,8 @@ async def before(request):
             raise ValueError("before")
         if body.get("fail") == "exit":
             sys.exit("before")
+        if body.get("fail") == "refuse":
+            raise HTTPException(status_code=400, detail="no prompt", headers={"x-why": "prompt"})
         body["inputs"] = body.pop("question", body.get("inputs"))
         request._body = json.dumps(body).encode()
 
@@ -272,6 +275,13 @@ def test_middleware_that_raises_is_500_with_awss_body(
     found = around.post(body, headers={"x-request-id": id})
     error = "Internal server error in combined_pre_post_process middleware"
     assert (found.status_code, found.json()) == (500, {"error": error, "message": message})
+
+
+def test_middleware_may_refuse_with_a_status_of_its_own(around: AppServer) -> None:
+    found = around.post({"fail": "refuse"})
+    error = {"message": "no prompt", "type": "Bad Request", "param": None, "code": 400}
+    assert (found.status_code, found.json()) == (400, {"error": error})
+    assert (found.headers["x-why"], found.headers["x-order"]) == ("prompt", "throttle")
 
 
 def test_middleware_that_exits_ends_its_request_alone(around: AppServer) -> None:
