@@ -54,6 +54,11 @@ async def my_invocations(request: Request):
             raise HTTPException(status_code=418, detail="no tea", headers={{"x-tea": "none"}})
         case "nonsense":
             return object()
+        case "engine":
+            return request.app.state.engine_client
+        case "own state":
+            request.app.state.mine = body["value"]
+            return request.app.state.mine
         case "slow stream":
             async def slow():
                 await asyncio.sleep(body["seconds"])
@@ -200,6 +205,19 @@ def test_a_failure_is_that_requests_and_is_named(handlers: AppServer, do: str, t
     assert f"custom handler 'my_invocations' {told}" in found.text
     assert "Traceback" in handlers.log
     assert handlers.post({"a": 1}).status_code == 200
+
+
+def test_the_state_has_what_a_handler_puts_there_and_nothing_of_vllm(handlers: AppServer) -> None:
+    assert handlers.post({"do": "own state", "value": 3}).json() == 3
+    found = handlers.post({"do": "engine"})
+    assert found.status_code == 500
+    assert "request.app.state.engine_client: vLLM's own objects are not here" in found.json()["error"]["message"]
+    assert f"line {_line_of('state.engine_client')}: request.app.state.engine_client: vLLM's own" in handlers.log
+    assert "app.state.mine" not in handlers.log
+
+
+def _line_of(text: str) -> int:
+    return next(number for number, line in enumerate(HANDLERS.splitlines(), 1) if text in line)
 
 
 def test_a_streams_head_does_not_wait_for_its_first_part(handlers: AppServer) -> None:

@@ -82,6 +82,23 @@ def test_a_check_runs_nothing_of_a_users_files(tmp_path: Path) -> None:
     assert f"{tmp_path}/requirements.txt: the start installs what it names" in ended.stdout
 
 
+def test_a_check_says_what_a_users_files_name_that_is_not_here(tmp_path: Path) -> None:
+    script = tmp_path / "handlers.py"
+    script.write_text("from fastapi import APIRouter, Request\nimport no_such_package.part\n")
+    (tmp_path / "model.py").write_text("import json, beside\n\ndef f():\n    from no_such_other import x\n")
+    (tmp_path / "beside.py").touch()
+    (tmp_path / "serving.properties").write_text("option.llm_engine=echo\n")
+    ended = serve("--properties", str(tmp_path / "serving.properties"), "--check", CUSTOM_SCRIPT_FILENAME=script.name)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines() == [
+        f"{tmp_path}/model.py: no handle, no formatter",
+        f"{tmp_path}/model.py, line 4: no_such_other is not installed here",
+        f"{script}, line 1: fastapi.APIRouter is not installed here",
+        f"{script}, line 2: no_such_package is not installed here",
+        "no problems; engine: echo, option.model_id: not set",
+    ]
+
+
 def test_a_check_says_what_of_model_py_is_called(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("def handle(inputs):\n    raise SystemExit\n")
     file = tmp_path / "serving.properties"
