@@ -92,8 +92,10 @@ def handlers_home(config: Config) -> Path:
 def users_files(config: Config) -> list[Path]:
     """Return the files of the user's code that a host imports which calls handlers."""
     own = model_py(model_py_directory(config))
-    files = files_of(handlers_home(config), environment.custom_code())
-    return list(dict.fromkeys(([own] if own is not None else []) + files))
+    files = [own, *files_of(handlers_home(config), environment.custom_code())]
+    if config.handle_role is not Role.ALONE:
+        files += [model_py(path) for path in adapters_in(adapter_directories(config, None)).values()]
+    return list(dict.fromkeys(path for path in files if path is not None))
 
 
 def plugin_directories(config: Config) -> tuple[Path | None, Path]:
