@@ -156,6 +156,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from handler.config.model_py import describe_model_py
     from handler.config.requirements import requirements_file
     from handler.core.custom_handlers import Role
+    from handler.http.custom import missing_of
     from handler.http.security.access import OPEN, read_access
     from handler.http.startup import serve
     from handler.plugins.functions import model_py
@@ -190,6 +191,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         print(f"{file}: the start installs what it names (option.install_requirements); not checked here")
     if (path := model_py(model_py_directory(config))) is not None:
         print(describe_model_py(path, config))
+    for told in missing_of(config):
+        print(told)
     engine = "none" if config.handle_role is Role.ALONE else reading.engine
     print(f"no problems; engine: {engine}, option.model_id: {config.model_id or 'not set'}")
     return 0

@@ -6,6 +6,7 @@ Starlette routes and nothing more: its wrappers around `send` would cost each st
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 import traceback
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Forbidden, InvalidPayload, ModelNotFound, RouteNotFound
 from handler.http.asgi import Endpoint, headers_by_name, send_answer, send_error, send_json
-from handler.http.custom import FASTAPI, CustomCode
+from handler.http.custom import FASTAPI, CustomCode, missing_of
 from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.routes.adapters import AdapterRoutes
 from handler.http.routes.inference import Inference
@@ -50,6 +51,8 @@ from handler.serving.loading.model_directory import model_formatters
 from handler.serving.loading.reading import read_sources
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import ATTRIBUTES, in_attributes, request_id
+
+log = logging.getLogger("handler.server")
 
 _TRANSFORM = 100
 """Megabytes that batch transform lets all concurrent payloads have together."""
@@ -246,7 +249,10 @@ def users_functions(config: Config) -> Formatters:
         ConfigError: they cannot be used.
     """
     FASTAPI.install()
-    return model_formatters(config, handlers=True)
+    found = model_formatters(config, handlers=True)  # which installs requirements.txt
+    for told in missing_of(config):
+        log.warning("%s", told)
+    return found
 
 
 class MountedApp:

@@ -16,12 +16,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from handler.config.config import Config
 from handler.core.errors import InternalError, ServingError
 from handler.http.asgi import SHARED, again, headers_by_name, left_of_body, read_body, send_error
 from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.handle import HandleRoutes
-from handler.plugins.aws import Handlers
+from handler.plugins.aws import STANDARDS, Handlers
+from handler.plugins.missing import VLLMS_OWN, missing
 from handler.plugins.stand_ins import StandIn
+from handler.plugins.stand_ins.djl import DJL_PYTHON
+from handler.serving.loading.model_directory import users_files
 from handler.serving.model import ServedModel
 
 log = logging.getLogger("handler.server")
@@ -43,6 +47,21 @@ FASTAPI = StandIn(
 """What handlers import of FastAPI: it hands on what is Starlette's."""
 
 
+def missing_of(config: Config) -> list[str]:
+    """Say what a user's files name that is not here."""
+    return [told for path in users_files(config) for told in missing(path, (FASTAPI, STANDARDS, DJL_PYTHON))]
+
+
+class _State(datastructures.State):
+    """`request.app.state`: what a user's code puts there; vLLM's own objects are refused by name."""
+
+    def __getattr__(self, key: str) -> Any:
+        try:
+            return super().__getattr__(key)
+        except AttributeError as error:
+            raise AttributeError(f"request.app.state.{key}: {VLLMS_OWN}") from error
+
+
 class CustomCode:
     """An ASGI application: a user's handlers, then the server's own; around both the user's middleware.
 
@@ -55,7 +74,7 @@ class CustomCode:
     def __init__(self, handlers: Handlers | None, model: ServedModel, app: ASGIApp) -> None:
         handlers = handlers or Handlers()
         self._model = model
-        self.state = datastructures.State()
+        self.state = _State()
         pre_post = handlers.pre_post_process
         if pre_post is None and (handlers.pre or handlers.post):
             pre_post = _around(handlers.pre, handlers.post)
@@ -248,6 +267,8 @@ def _around(pre: Callable[..., Any] | None, post: Callable[..., Any] | None) -> 
                 request = await _called(pre, request) or request
             response = await call_next(request)
             return response if post is None else await _called(post, response) or response
+        except exceptions.HTTPException:  # a status of its own, as AWS's documents have it
+            raise
         except Exception as error:
             log.exception("custom pre or post processing failed")
             what = "Internal server error in combined_pre_post_process middleware"

@@ -148,6 +148,14 @@ def script_of(home: Path, variables: Mapping[str, str]) -> Path:
     return home / variables.get(SCRIPT, "model.py")
 
 
+def files_of(home: Path, variables: Mapping[str, str]) -> list[Path]:
+    """Return the files that have handlers, or may have them: the script, and those that variables name."""
+    script = script_of(home, variables)
+    sources = [match[1] for name in VARIABLES.values() if (match := _SPEC.fullmatch(variables.get(name, "").strip()))]
+    paths = dict.fromkeys((script, *(path for source in sources if (path := _file(source, home, script)) is not None)))
+    return [path for path in paths if path.is_file()]
+
+
 def check_handlers(home: Path, variables: Mapping[str, str]) -> None:
     """Check the script and the variables without running anything.
 

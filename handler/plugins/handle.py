@@ -269,8 +269,23 @@ def _results(handle: Handle, value: Any, item: Call) -> list[Result]:
         answer = _answer(Output().error(f"Invalid output type: {type(value)}"))
         return [answer] * size
     if not item.is_batch() or value.code >= 300:
-        return [_answer(value)] * size
+        return [_whole(value)] * size
     return _split(value, size)
+
+
+def _whole(output: Any) -> Answer:
+    """Read an Output that is all of its answer.
+
+    Raises:
+        ValueError: it says that more follows.
+    """
+    answer = _answer(output)
+    if answer.status < 300 and _last(output) == "false":
+        raise ValueError(
+            "the Output is a part, with last=False: handle is called once a request, not once a token as in DJL "
+            "Serving's rolling batch; return the whole answer, or an asynchronous generator of Outputs"
+        )
+    return answer
 
 
 def _data(item: Input) -> bytes:
@@ -395,5 +410,10 @@ async def _bodies(first: bytes, outputs: Any) -> AsyncIterator[bytes]:
 
 
 def _is_last(output: Any) -> bool:
+    return _last(output) == "true"
+
+
+def _last(output: Any) -> str:
+    """Return what a part of an answer says of whether it is the last: true, false, or "" without a word."""
     fields = binary_fields(_first(output))
-    return fields is not None and fields.get("last", "").lower() == "true"
+    return "" if fields is None else fields.get("last", "").lower()

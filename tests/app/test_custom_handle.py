@@ -368,6 +368,8 @@ async def handle(inputs: Input):
             return Output().add_as_json({"by": "hand"})
         case "map":
             return Output().add(Output.binary_encode({"data": "mapped", "last": True}))
+        case "part":
+            return create_stream_chunk_output({"text": "one"}, False)
         case "chunks":
             return chunks(False)
         case "break":
@@ -404,11 +406,14 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppServer]:
         ("raise", 424, "application/json", b'{"error":"Custom handler failed: as asked","code":424}'),
         ("hand", 200, None, b'{\n  "by":"hand"\n}'),
         ("map", 200, None, b"mapped"),
+        ("part", 424, "application/json", b'{"error":"Custom handler failed: the Output is a part, with last=False: '
+         b"handle is called once a request, not once a token as in DJL Serving's rolling batch; return the whole "
+         b'answer, or an asynchronous generator of Outputs","code":424}'),
         ("chunks", 200, "application/jsonlines", b'{"text": "one"}\n{"text": "two"}\n'),
         ("stream", 200, "application/jsonlines", b"one\ntwo\n"),
         ("break", 200, "application/jsonlines", b'{"text": "one"}\n{"error":"amid","code":424}\n'),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("path", ["/invocations", "/v1/chat/completions"])
 def test_the_handle_is_tried_first(
     first: AppServer, what: str, status: int, media: str | None, body: bytes, path: str

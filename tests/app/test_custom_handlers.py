@@ -54,6 +54,11 @@ async def my_invocations(request: Request):
             raise HTTPException(status_code=418, detail="no tea", headers={{"x-tea": "none"}})
         case "nonsense":
             return object()
+        case "engine":
+            return request.app.state.engine_client
+        case "own state":
+            request.app.state.mine = body["value"]
+            return request.app.state.mine
         case "slow stream":
             async def slow():
                 await asyncio.sleep(body["seconds"])
@@ -108,6 +113,7 @@ async def my_invocations(request: Request):
 AROUND = """
 import json
 import sys
+from fastapi import HTTPException
 from model_hosting_container_standards.common.fastapi.middleware import custom_middleware
 from model_hosting_container_standards.common.fastapi.middleware import input_formatter, output_formatter
 
@@ -127,6 +133,8 @@ async def before(request):
             raise ValueError("before")
         if body.get("fail") == "exit":
             sys.exit("before")
+        if body.get("fail") == "refuse":
+            raise HTTPException(status_code=400, detail="no prompt", headers={"x-why": "prompt"})
         body["inputs"] = body.pop("question", body.get("inputs"))
         request._body = json.dumps(body).encode()
 
@@ -197,6 +205,19 @@ def test_a_failure_is_that_requests_and_is_named(handlers: AppServer, do: str, t
     assert f"custom handler 'my_invocations' {told}" in found.text
     assert "Traceback" in handlers.log
     assert handlers.post({"a": 1}).status_code == 200
+
+
+def test_the_state_has_what_a_handler_puts_there_and_nothing_of_vllm(handlers: AppServer) -> None:
+    assert handlers.post({"do": "own state", "value": 3}).json() == 3
+    found = handlers.post({"do": "engine"})
+    assert found.status_code == 500
+    assert "request.app.state.engine_client: vLLM's own objects are not here" in found.json()["error"]["message"]
+    assert f"line {_line_of('state.engine_client')}: request.app.state.engine_client: vLLM's own" in handlers.log
+    assert "app.state.mine" not in handlers.log
+
+
+def _line_of(text: str) -> int:
+    return next(number for number, line in enumerate(HANDLERS.splitlines(), 1) if text in line)
 
 
 def test_a_streams_head_does_not_wait_for_its_first_part(handlers: AppServer) -> None:
@@ -272,6 +293,13 @@ def test_middleware_that_raises_is_500_with_awss_body(
     found = around.post(body, headers={"x-request-id": id})
     error = "Internal server error in combined_pre_post_process middleware"
     assert (found.status_code, found.json()) == (500, {"error": error, "message": message})
+
+
+def test_middleware_may_refuse_with_a_status_of_its_own(around: AppServer) -> None:
+    found = around.post({"fail": "refuse"})
+    error = {"message": "no prompt", "type": "Bad Request", "param": None, "code": 400}
+    assert (found.status_code, found.json()) == (400, {"error": error})
+    assert (found.headers["x-why"], found.headers["x-order"]) == ("prompt", "throttle")
 
 
 def test_middleware_that_exits_ends_its_request_alone(around: AppServer) -> None:

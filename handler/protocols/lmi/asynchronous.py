@@ -50,7 +50,7 @@ _EVENTS = JSONLINES._replace(end=b"\n")
 """vLLM's events as lines: an empty one is in the place of its [DONE]."""
 
 _UNSHOWN = ("n", "top_n_tokens", "logprobs")
-"""Parameters that ask vLLM for what LMI's answer does not show: more than one choice, alternatives to a token."""
+"""Numbers that ask vLLM for what LMI's answer does not show: more than one choice, alternatives to a token."""
 
 _LMIS = {
     **{
@@ -166,6 +166,8 @@ def _ignored(body: Mapping[str, Any], given: Mapping[str, Any], context: ServerC
     unshown = [name for name in _UNSHOWN if given.get(name) not in (None, 0, 1)]
     if given.get("decoder_input_details") and not given.get("details"):
         unshown.append("decoder_input_details")
+    if given.get("return_token_ids"):
+        unshown.append("return_token_ids")
     names = [name for name in body if name not in FIELDS]
     names += [f"parameters.{name}" for name in given if name not in _KNOWN]
     return [*report_unknown(names, body, context), *(f"parameters.{name}" for name in unshown)]

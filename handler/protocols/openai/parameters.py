@@ -142,6 +142,7 @@ COMPLETIONS = Table(
         "echo": Parameter("echo", boolean),
         "return_token_ids": Parameter("return_token_ids", boolean),
         "suffix": unsupported("the engines only continue a prompt", ""),
+        "prompt_embeds": unsupported("a prompt is text or token ids", []),
         "add_special_tokens": unsupported("send token ids for a prompt without them", True),
     }
 )

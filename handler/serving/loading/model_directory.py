@@ -13,7 +13,7 @@ from handler.core.custom_handlers import Role
 from handler.core.errors import ConfigError
 from handler.core.framing import FRAMINGS
 from handler.engines.process.engine_loop import Spec
-from handler.plugins.aws import STANDARDS, Handlers, collecting, find_handlers
+from handler.plugins.aws import STANDARDS, Handlers, collecting, files_of, find_handlers
 from handler.plugins.functions import Formatters, choose, find_formatters, model_py
 from handler.plugins.handle import Handle, find_handle
 from handler.plugins.tool_parser import load_tool_format
@@ -87,6 +87,15 @@ def model_py_directory(config: Config) -> Path | None:
 def handlers_home(config: Config) -> Path:
     """Return where the script of AWS's vLLM image lies: where model.py does, else where SageMaker lays a model."""
     return model_py_directory(config) or environment.model_path()
+
+
+def users_files(config: Config) -> list[Path]:
+    """Return the files of the user's code that a host imports which calls handlers."""
+    own = model_py(model_py_directory(config))
+    files = [own, *files_of(handlers_home(config), environment.custom_code())]
+    if config.handle_role is not Role.ALONE:
+        files += [model_py(path) for path in adapters_in(adapter_directories(config, None)).values()]
+    return list(dict.fromkeys(path for path in files if path is not None))
 
 
 def plugin_directories(config: Config) -> tuple[Path | None, Path]:

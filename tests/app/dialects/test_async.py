@@ -59,9 +59,25 @@ def test_text_is_a_prompt(server: LiveServer) -> None:
 
 
 def test_what_has_no_effect_is_reported(server: LiveServer) -> None:
-    found = server.post({"inputs": "a", "parameters": {**TWO, "n": 2, "num_beams": 3, "topk": 1}})
+    parameters = {**TWO, "n": 2, "num_beams": 3, "topk": 1, "return_token_ids": True}
+    found = server.post({"inputs": "a", "parameters": parameters})
     assert found.status_code == 200
-    assert found.headers["x-lmi-ignored-parameters"] == "parameters.num_beams, parameters.topk, parameters.n"
+    told = "parameters.num_beams, parameters.topk, parameters.n, parameters.return_token_ids"
+    assert found.headers["x-lmi-ignored-parameters"] == told
+    assert "x-lmi-ignored-parameters" not in server.post({"prompt": "a", "return_token_ids": True}).headers
+
+
+def test_a_prompt_of_embeddings_is_refused(server: LiveServer) -> None:
+    for path, body, named in (
+        ("/invocations", {"inputs": "a", "parameters": {"prompt_embeds": "aa"}}, "parameters.prompt_embeds"),
+        ("/invocations", {"prompt": "a", "prompt_embeds": "aa"}, "prompt_embeds"),
+        ("/v1/completions", {"prompt": "a", "prompt_embeds": ["aa"]}, "prompt_embeds"),
+    ):
+        found = server.post(body, path)
+        assert found.status_code in (400, 424)
+        assert f"{named}=" in found.text
+        assert "is not supported: a prompt is text or token ids" in found.text
+    assert server.post({"prompt": "a", "prompt_embeds": None}).status_code == 200
 
 
 def test_refusals_have_vllms_statuses(server: LiveServer) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.adapter_files import write_adapter
 from tests.environment import clean_environment
 
 FILE = """option.dtype=int3
@@ -80,6 +81,26 @@ def test_a_check_runs_nothing_of_a_users_files(tmp_path: Path) -> None:
     ended = serve("--engine", "echo", "--properties", str(tmp_path / "serving.properties"), "--check")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert f"{tmp_path}/requirements.txt: the start installs what it names" in ended.stdout
+
+
+def test_a_check_says_what_a_users_files_name_that_is_not_here(tmp_path: Path) -> None:
+    script = tmp_path / "handlers.py"
+    script.write_text("from fastapi import APIRouter, Request\nimport no_such_package.part\n")
+    (tmp_path / "model.py").write_text("import json, beside\n\ndef f():\n    from no_such_other import x\n")
+    (tmp_path / "beside.py").touch()
+    (tmp_path / "serving.properties").write_text("option.llm_engine=echo\noption.enable_lora=true\n")
+    of_adapter = write_adapter(tmp_path / "adapters" / "a") / "model.py"
+    of_adapter.write_text("import no_such_package\n")
+    ended = serve("--properties", str(tmp_path / "serving.properties"), "--check", CUSTOM_SCRIPT_FILENAME=script.name)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines() == [
+        f"{tmp_path}/model.py: no handle, no formatter",
+        f"{tmp_path}/model.py, line 4: no_such_other is not installed here",
+        f"{script}, line 1: fastapi.APIRouter is not installed here",
+        f"{script}, line 2: no_such_package is not installed here",
+        f"{of_adapter}, line 1: no_such_package is not installed here",
+        "no problems; engine: echo, option.model_id: not set",
+    ]
 
 
 def test_a_check_says_what_of_model_py_is_called(tmp_path: Path) -> None:
