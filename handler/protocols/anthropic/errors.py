@@ -6,12 +6,30 @@ Source: Anthropic's API reference, "Errors".
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Literal, TypedDict
 
 from handler.core.errors import InvalidParameter, Overloaded, PromptTooLong, ServingError
-from handler.protocols.anthropic.answers import AnthropicError, AnthropicErrorDetail, AnthropicErrorDetails
 from handler.protocols.anthropic.words import in_own_words
 from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.schema.types import NotRequired
+
+
+class AnthropicErrorDetails(TypedDict):
+    error_code: str
+    unsupported: list[str]
+
+
+class AnthropicErrorDetail(TypedDict):
+    """`details` where a client knows what to do about the error."""
+
+    type: str
+    message: str
+    details: NotRequired[AnthropicErrorDetails]
+
+
+class AnthropicError(TypedDict):
+    type: Literal["error"]
+    error: AnthropicErrorDetail
 
 
 class ThreadsUnsupported(InvalidParameter):

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.framing import SSE
-from handler.protocols.anthropic.answers import AnthropicCount, AnthropicError, AnthropicMessage, Event
+from handler.protocols.anthropic.answers import AnthropicCount, AnthropicMessage, Event
+from handler.protocols.anthropic.errors import AnthropicError
 from handler.protocols.anthropic.parameters import TABLE
 from handler.protocols.anthropic.request import FIELDS
 from handler.protocols.kernel.description import Description, request_shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from types import MappingProxyType
+from typing import TypedDict
 
 from handler.core.errors import (
     InvalidParameter,
@@ -15,7 +16,18 @@ from handler.core.errors import (
     Unauthorized,
 )
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.openai.answers import OpenAiError
+
+
+class OpenAiErrorFields(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAiError(TypedDict):
+    error: OpenAiErrorFields
+
 
 _INVALID = "invalid_request_error"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from handler.core.framing import SSE
 from handler.protocols.kernel.description import Description, request_shape
-from handler.protocols.openai.answers import OpenAiError
+from handler.protocols.openai.errors import OpenAiError
 from handler.protocols.responses.answers import OpenAiResponse, OpenAiResponseEvent
 from handler.protocols.responses.parameters import TABLE
 from handler.protocols.responses.request import FIELDS
