@@ -118,6 +118,11 @@ def _task(text: str) -> str:
     return next((own for own, others in TASKS.items() if text in others), text)
 
 
+def _pooling(text: str) -> str:
+    one_of("auto", "cls", "last", "lasttoken", "mean", "max")(text)
+    return "last" if text == "lasttoken" else text
+
+
 @dataclass(frozen=True)
 class Options:
     """Options of all engines, a line each: name, type, parser, default, meaning, other names."""
@@ -132,6 +137,7 @@ class Options:
     async_mode: bool | None = option(boolean, None, "/invocations has the schema of LMI's async mode (wire/async.md), which option.lmi_version 0.33 and later have; by default with LMI's async handlers in option.entryPoint, and from 0.35 on unless option.rolling_batch or batch_size choose another mode; under DJL Serving as Java runs the worker")
     task: str = option(_task, "auto", "what the model computes (embeddings.md): text-generation, text-embedding (or feature-extraction), text-classification (or classify) or rerank (or score), or pooling, which is one of the last three; auto: by its configuration", "option.runner", "option.convert")
     normalize: bool = option(boolean, True, "embeddings have length 1 where a request does not say", "normalize")
+    pooling: str = option(_pooling, "auto", "how the vectors of a text's tokens become its embedding: cls (the first), last (or lasttoken), mean or max (vllm has no max); auto: as the model's files say", "pooling")
     dtype: str = option(precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available)", "option.data_type")
     tensor_parallel_degree: str = option(parallel_degree, "1", "number of devices for a model, or max; CPU engines have one", "option.tensor_parallel_size")
     replicas: str = option(number_or_auto, "1", "engines side by side, each a process with its own devices or its share of the cores, behind one queue (scaling.md); auto: as many as the devices allow; option.max_rolling_batch_size and option.kv_cache_gib are each one's")
