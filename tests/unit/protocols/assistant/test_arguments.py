@@ -203,7 +203,7 @@ WRONG = {
     "infinity": '{"text": -Infinity}',
     "a trailing comma": '{"text": "a",}',
     "no quotes": '{text: "a"}',
-    "too deep": '{"text": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    "too deep": '{"text": ' + "[" * 10_000 + "]" * 10_000 + "}",
     "a number too long": '{"text": 1' + "0" * 5000 + "}",
     "an end too early": '{"text": "a"]}',
 }
