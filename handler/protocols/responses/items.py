@@ -30,7 +30,7 @@ class Items:
 
     Args:
         namespaces: a tool's name in the prompt -> its namespace and its name there.
-        single: keep the first call only.
+        most_calls: how many are kept, the first ones; None: all.
 
     Attributes:
         output: the items so far; the last one may be open.
@@ -39,9 +39,9 @@ class Items:
         broken: a call is not whole.
     """
 
-    def __init__(self, namespaces: Mapping[str, tuple[str, str]], *, single: bool = False) -> None:
+    def __init__(self, namespaces: Mapping[str, tuple[str, str]], most_calls: int | None = None) -> None:
         self._namespaces = namespaces
-        self._single = single
+        self._most_calls = most_calls
         self._space = ""
         self._numbers = 0
         self.output: list[ResponseItem] = []
@@ -63,7 +63,7 @@ class Items:
                 if self.open is None or self.open["type"] != "reasoning":
                     self._begin(_reasoning(), found)
                 self._add(event.text, found)
-            elif self._single and event.number:
+            elif self._most_calls is not None and event.number >= self._most_calls:
                 continue
             elif isinstance(event, CallStart):
                 namespace, name = self._namespaces.get(event.name, ("", event.name))

@@ -27,11 +27,13 @@ _USAGE = {
     "total_tokens": 15,
 }
 _ANSWER = {
-    "id": "resp_0", "object": "response", "created_at": 1760000000, "model": "model", "instructions": None,
-    "max_output_tokens": 16, "metadata": {}, "parallel_tool_calls": True, "previous_response_id": None,
-    "reasoning": {"effort": None, "summary": None}, "store": False, "temperature": 1.0,
-    "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_p": 1.0, "truncation": "disabled",
-    "status": "completed", "error": None, "incomplete_details": None, "output": [_MESSAGE], "usage": _USAGE,
+    "id": "resp_0", "object": "response", "created_at": 1760000000, "model": "model", "background": False,
+    "frequency_penalty": 0.0, "instructions": None, "max_output_tokens": 16, "max_tool_calls": None, "metadata": {},
+    "parallel_tool_calls": True, "presence_penalty": 0.0, "previous_response_id": None, "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None}, "safety_identifier": None, "service_tier": "default",
+    "store": False, "temperature": 1.0, "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [],
+    "top_logprobs": 0, "top_p": 1.0, "truncation": "disabled", "user": None, "status": "completed",
+    "completed_at": 1760000001, "error": None, "incomplete_details": None, "output": [_MESSAGE], "usage": _USAGE,
 }  # fmt: skip
 
 DESCRIPTIONS: Mapping[str, Description] = {

@@ -11,11 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.framing import JSON, dumps
+from handler.core.framing import JSON
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.generation import GenerationDefaults
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.schema.shapes import Shape, nullable, record
@@ -25,6 +24,7 @@ from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import CHAT
 from handler.protocols.openai.request import streaming
 from handler.protocols.responses.answers import ResponseHead, ResponseStart
+from handler.protocols.responses.head import read_head, without_strict
 from handler.protocols.responses.items import new_id
 from handler.protocols.responses.messages import INPUT, InputReader
 from handler.protocols.responses.parameters import NO_EFFECT, TABLE
@@ -47,6 +47,9 @@ FIELDS: Mapping[str, Shape] = {
     **TOOLS,
     "reasoning": nullable(record({}, _REASONING, additionalProperties=False)),
 }
+_UNHEEDED = "tools[].function.strict"
+"""How the chat's reader says that nothing enforces the tools' schemas."""
+
 _READ = FIELDS.keys() | TABLE.parameters.keys() | NO_EFFECT
 
 
@@ -76,7 +79,7 @@ class OpenAiResponses(Dialect):
         unknown = [name for name in body if name not in _READ and body[name] is not None]
         ignored = report_unknown([*unknown, *reader.unknown], body, context)
         try:
-            parsed = _Chat(_head(body, context.generation), tools.namespaces).parse(translated, context)
+            parsed = _Chat(read_head(body, context.generation), tools.namespaces).parse(translated, context)
         except (InvalidParameter, InvalidPayload) as error:
             raise type(error)(_in_own_words(error.message)) from None
         no_effect = [name for name in body if name in NO_EFFECT and body[name] is not None]
@@ -109,6 +112,8 @@ class _Chat(OpenAiChat):
             "model": chat.head.model,
             **self._head,
         }
+        if _UNHEEDED in chat.ignored:
+            head["tools"] = without_strict(head["tools"])
         settings, requests = Settings(head, chat.format.form, self._namespaces), (chat.request,)
         if chat.framing is JSON:
             return ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored)
@@ -132,35 +137,3 @@ def _in_own_words(text: str) -> str:
     for name, own in _WORDS.items():
         text = text.replace(name, own)
     return text
-
-
-def _head(body: Mapping[str, Any], generation: GenerationDefaults) -> ResponseHead:
-    """Return what a response repeats of its request.
-
-    Raises:
-        InvalidPayload: it can be read, but not written.
-    """
-    reasoning = body.get("reasoning") or {}
-    parallel, text = body.get("parallel_tool_calls"), body.get("text")
-    defaults = {"temperature": 1.0, "top_p": 1.0, **generation.sampling}
-    head: ResponseHead = {
-        "instructions": body.get("instructions"),
-        "max_output_tokens": body.get("max_output_tokens"),
-        "metadata": body.get("metadata") or {},
-        "parallel_tool_calls": True if parallel is None else parallel,
-        "previous_response_id": None,
-        "reasoning": {"effort": reasoning.get("effort"), "summary": None},
-        "store": False,
-        "temperature": defaults["temperature"] if body.get("temperature") is None else body["temperature"],
-        "text": {"format": (text.get("format") if isinstance(text, dict) else None) or {"type": "text"}},
-        "tool_choice": body.get("tool_choice") or "auto",
-        "tools": body.get("tools") or [],
-        "top_p": defaults["top_p"] if body.get("top_p") is None else body["top_p"],
-        "truncation": "disabled",
-    }
-    for name, value in head.items():
-        try:
-            dumps([[[[value]]]])  # as deep as in an event: orjson writes fewer levels than it reads
-        except TypeError as error:
-            raise InvalidPayload(f"'{name}' cannot be repeated in the response: {error}") from None
-    return head

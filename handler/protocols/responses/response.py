@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -47,7 +48,8 @@ class Settings(NamedTuple):
     namespaces: Mapping[str, tuple[str, str]]
 
     def items(self) -> Items:
-        return Items(self.namespaces, single=self.form.tools.single)
+        most = self.head["max_tool_calls"]
+        return Items(self.namespaces, 1 if self.form.tools.single else most)
 
     def response(
         self,
@@ -65,14 +67,20 @@ class Settings(NamedTuple):
             Finish.LENGTH: "incomplete",
             Finish.ERROR: "failed",
         }
+        status = others.get(finish, ended)
         return {
             **self.head,
-            "status": others.get(finish, ended),
+            "status": status,
+            "completed_at": now() if status == "completed" else None,
             "error": error,
             "incomplete_details": {"reason": "max_output_tokens"} if finish is Finish.LENGTH else None,
             "output": [*output],
             "usage": usage,
         }
+
+
+def now() -> int:
+    return int(time.time())
 
 
 def usage(num_prompt_tokens: int, num_tokens: int, num_thoughts: int) -> ResponseUsage:
