@@ -208,3 +208,21 @@ class CallDone(_Event, CallPlace):
 
 Delta = TextDelta | ReasoningDelta | CallDelta
 OpenAiResponseEvent = ResponseEvent | ItemEvent | PartEvent | Delta | TextDone | ReasoningDone | CallDone
+
+# -- stored responses --------------------------------------------------------------------------------------------
+
+
+class DeletedResponse(TypedDict):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ResponseItems(TypedDict):
+    """A page of a response's input items."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str
+    last_id: str
+    has_more: bool

@@ -1,6 +1,7 @@
 """OpenAI's responses at /v1/responses.
 
-A body is translated to that of a chat, which the chat's own readers read. Nothing is kept between requests.
+A body is translated to that of a chat, which the chat's own readers read. A response is kept where the server keeps any
+and the body does not say otherwise: `stored.py`.
 Source: OpenAI's API reference, "Responses", and the types of its Python package.
 """
 
@@ -15,6 +16,7 @@ from handler.core.framing import JSON
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.kept import Keeping, Wanted
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.schema.shapes import Shape, nullable, record
@@ -29,6 +31,7 @@ from handler.protocols.responses.items import new_id
 from handler.protocols.responses.messages import INPUT, InputReader
 from handler.protocols.responses.parameters import NO_EFFECT, TABLE
 from handler.protocols.responses.response import ResponseDocument, ResponseStream, Settings
+from handler.protocols.responses.stored import KEPT, make_keeping, read_kept, read_wanted
 from handler.protocols.responses.tools import TOOLS, ToolsReader, read_choice
 
 _OWN = {"messages": "input", "reasoning_effort": "reasoning.effort"}
@@ -59,6 +62,9 @@ class OpenAiResponses(Dialect):
     name = "openai_responses"
     errors = ERRORS
 
+    def wanted(self, body: Any) -> Wanted | None:
+        return read_wanted(body)
+
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'input'")
@@ -66,11 +72,12 @@ class OpenAiResponses(Dialect):
         for name, own in _OWN.items():
             if body.get(name) is not None:
                 raise InvalidParameter(f"{name}: is not supported: write {own}")
+        keeps = read_kept(body, context)
         reader, tools, effort = InputReader(context), ToolsReader(), _effort(body)
         reader.read(body)
         tools.read(body.get("tools"))
         translated = {
-            **{name: body[name] for name in _SAME if name in body},
+            **{name: body[name] for name in _SAME if name in body and not (context.keeper and name in KEPT)},
             "messages": reader.chat,
             "tools": tools.tools,
             "tool_choice": read_choice(body.get("tool_choice"), tools.tools),
@@ -79,7 +86,9 @@ class OpenAiResponses(Dialect):
         unknown = [name for name in body if name not in _READ and body[name] is not None]
         ignored = report_unknown([*unknown, *reader.unknown], body, context)
         try:
-            parsed = _Chat(read_head(body, context.generation), tools.namespaces).parse(translated, context)
+            head = read_head(body, context.generation, store=keeps)
+            keeping = make_keeping(context.keeper, head, reader.items) if context.keeper and keeps else None
+            parsed = _Chat(head, tools.namespaces, keeping).parse(translated, context)
         except (InvalidParameter, InvalidPayload) as error:
             raise type(error)(_in_own_words(error.message)) from None
         no_effect = [name for name in body if name in NO_EFFECT and body[name] is not None]
@@ -92,6 +101,7 @@ class _Chat(OpenAiChat):
     Args:
         head: what a response repeats of its request.
         namespaces: a tool's name in the prompt -> its namespace and its name there.
+        keeping: keeps the response; None where it is not kept.
     """
 
     table = Table(
@@ -100,9 +110,12 @@ class _Chat(OpenAiChat):
     )
     fields: Mapping[str, Shape] = {name: shape for name, shape in OpenAiChat.fields.items() if name != "stream_options"}
 
-    def __init__(self, head: ResponseHead, namespaces: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(
+        self, head: ResponseHead, namespaces: Mapping[str, tuple[str, str]], keeping: Keeping | None = None
+    ) -> None:
         self._head = head
         self._namespaces = namespaces
+        self._keeping = keeping
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
         head: ResponseStart = {
@@ -114,7 +127,7 @@ class _Chat(OpenAiChat):
         }
         if _UNHEEDED in chat.ignored:
             head["tools"] = without_strict(head["tools"])
-        settings, requests = Settings(head, chat.format.form, self._namespaces), (chat.request,)
+        settings, requests = Settings(head, chat.format.form, self._namespaces, self._keeping), (chat.request,)
         if chat.framing is JSON:
             return ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored)
         return streaming(requests, ResponseStream(settings), self.errors, chat.ignored)
