@@ -152,7 +152,7 @@ class AnthropicMessageStop(TypedDict):
 
 class AnthropicErrorDetails(TypedDict):
     error_code: str
-    unsupported: list[str]
+    unsupported: NotRequired[list[str]]
 
 
 class AnthropicErrorDetail(TypedDict):

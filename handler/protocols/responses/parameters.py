@@ -12,7 +12,6 @@ from handler.protocols.kernel.schema.readers import accepts
 from handler.protocols.openai.parameters import CHAT
 
 _KEPT = "nothing is kept between requests, which several instances may answer: send all items as input"
-_STORED = "option.responses_store says whether responses are stored; here none is"
 
 
 @accepts(type="object", properties={"format": {"type": ["object", "null"]}, "verbosity": {}})
@@ -54,11 +53,11 @@ TABLE = Table(
         **named("responses"),
         "temperature": CHAT.parameters["temperature"],
         "text": Parameter("structured_output", _text),
-        "previous_response_id": unsupported(f"{_KEPT}; {_STORED}"),
+        "previous_response_id": unsupported(f"{_KEPT} (option.responses_store)"),
         "conversation": unsupported(_KEPT),
         "context_management": unsupported("the input is not cut or summarized", []),
         "prompt": unsupported("no prompts are kept here"),
-        "store": unsupported(f"nothing is kept; send store=false, or nothing, which means the same; {_STORED}", False),
+        "store": unsupported("nothing is kept (option.responses_store); send store=false, or leave it out", False),
         "background": unsupported("an answer comes with its request", False),
         "truncation": unsupported("the input is not cut", "disabled"),
         "top_logprobs": unsupported("ask for them on /v1/chat/completions", 0),
