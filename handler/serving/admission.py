@@ -16,7 +16,7 @@ from handler.core.text import Prompt
 from handler.core.values import Request
 from handler.plugins.formatter_thread import FormatterThread
 from handler.protocols.kernel.base import Dialect
-from handler.protocols.kernel.kept import Recalled
+from handler.protocols.kernel.kept import NOTHING, Recalled
 from handler.serving.large_bodies import LARGE, is_long
 from handler.serving.media.loader import MediaLoader, Reservation
 from handler.serving.media.rules import MediaRules
@@ -130,6 +130,9 @@ class Admission:
             raise InvalidPayload(
                 f"the request has {size} bytes; at most {store.most_bytes} are stored (option.responses_max_bytes)"
             )
+        if not wanted.previous and not wanted.items:
+            store.check_room()  # for its own
+            return NOTHING
         return await self._end(store.recall(owner_of(headers), wanted))
 
     async def encode(self, request: Request, size: int) -> tuple[Request, Prompt]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from handler.config.config import Config
-from handler.core.errors import ConfigError, Overloaded, Problem, Unavailable
+from handler.core.errors import ConfigError, Conflict, Overloaded, Problem, Unavailable
 from handler.core.framing import dumps, loads
 from handler.protocols.kernel.kept import KeptAnswer, Kind, Recalled, Wanted, kept_items
 
@@ -133,6 +133,11 @@ class ResponseStore:
         """Return what keeps an owner's answers."""
         return OwnersKeeper(self, owner)
 
+    def check_room(self) -> None:
+        """Raise Overloaded where too many calls wait, writes among them."""
+        if self._calls.qsize() >= _MOST_WAITING:
+            raise Overloaded(f"{_MOST_WAITING} calls wait for the stored responses")
+
     def recall(self, owner: str, wanted: Wanted) -> Future[Recalled]:
         """Recall what a request needs.
 
@@ -162,7 +167,14 @@ class ResponseStore:
         return self._submit(lambda: self._input_items(owner, id, limit, after, newest_first))
 
     def delete(self, owner: str, id: str) -> Future[bool]:
-        """Delete a response; whether there was one."""
+        """Delete a response; whether there was one.
+
+        Raises:
+            Conflict: it is in progress.
+        """
+        one = self._in_progress.get(id)
+        if one is not None and one.owner == owner:
+            raise Conflict(f"Response with id '{id}' is in progress; delete it when it has ended.")
         return self._submit(lambda: self._delete(owner, id))
 
     def begin(self, owner: str, id: str, answer: Mapping[str, Any]) -> object:
@@ -184,8 +196,7 @@ class ResponseStore:
     # -- the thread ----------------------------------------------------------------------------------------------
 
     def _submit(self, call: Callable[[], T]) -> Future[T]:
-        if self._calls.qsize() >= _MOST_WAITING:
-            raise Overloaded(f"{_MOST_WAITING} calls wait for the stored responses")
+        self.check_room()
         future: Future[T] = Future()
 
         def run() -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
+import sqlite3
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
@@ -170,6 +176,8 @@ def test_responses_that_are_in_progress_or_abandoned() -> None:
             assert call(server, "GET", head["id"]).json() == head
             assert head["status"] == "in_progress"
             assert call(server, "GET", head["id"], BOB).status_code == 404
+            assert call(server, "DELETE", head["id"]).status_code == 409
+            assert call(server, "DELETE", head["id"], BOB).status_code == 404
             message, param, _ = error(ask(server, "b", previous_response_id=head["id"]))
             assert param == "previous_response_id"
             assert "this response is still in progress" in message
@@ -246,6 +254,36 @@ def test_half_a_call_is_left_out_of_what_follows(server: LiveServer) -> None:
     kinds = [(item["type"], item["status"]) for item in broken["output"]]
     assert ("function_call", "incomplete") in kinds
     assert ask(server, "go on", previous_response_id=broken["id"])["status"] in ("completed", "incomplete")
+
+
+def test_a_file_that_is_locked_holds_up_nobody_else(tmp_path: Path) -> None:
+    options = ("-o", f"option.responses_store={tmp_path}", "-o", "option.responses_expiration=1000")
+    with serve("--engine", "echo", *options) as server, ThreadPoolExecutor(1) as one:
+        made = ask(server, "one")
+        assert call(server, "GET", made["id"]).status_code == 200  # it is written
+        with contextlib.closing(sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            waits = one.submit(ask, server, "two", previous_response_id=made["id"])
+            began = time.monotonic()
+            for _ in range(10):
+                assert ask(server, "three", max_output_tokens=2)["status"] == "incomplete"
+                assert server.ping() == 200
+            seconds = time.monotonic() - began
+            assert not waits.done()
+            other.execute("ROLLBACK")
+        assert waits.result(20)["previous_response_id"] == made["id"]
+        assert seconds < 4
+
+
+def test_ids_of_what_is_stored_cannot_be_guessed(server: LiveServer) -> None:
+    """The random numbers of other ids follow from each other."""
+    with mock.patch.object(random, "getrandbits", return_value=7):
+        made = [ask(server, "one") for _ in range(2)]
+        asked = {"messages": [user("one")], "max_tokens": 4, "thread": {"type": "create"}}
+        threads = [server.post(asked, "/v1/messages", headers=ANN).json()["id"] for _ in range(2)]
+    ids = [one["id"] for one in made] + [one["output"][0]["id"] for one in made] + threads
+    ids += [call(server, "GET", f"{one['id']}/input_items").json()["first_id"] for one in made]
+    assert len(set(ids)) == len(ids)
 
 
 def test_where_nothing_is_stored(echo_server: LiveServer) -> None:

@@ -39,7 +39,7 @@ def go_on(id: Any) -> dict[str, Any]:
     return {"thread": {"type": "continue", "previous_message_id": id}}
 
 
-CREATE = {"thread": {"type": "create"}}
+CREATE: dict[str, Any] = {"thread": {"type": "create"}}
 
 
 def events(answer: httpx.Response) -> list[dict[str, Any]]:
@@ -53,7 +53,7 @@ def without_ids(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_thread_is_the_conversation_of_all_its_messages(server: LiveServer, stream: bool) -> None:
     """The echo engine says its prompt: equal answers are to equal prompts."""
-    start = {"system": "Be brief.", "tools": [TOOL]}
+    start: dict[str, Any] = {"system": "Be brief.", "tools": [TOOL]}
     if stream:
         found = events(send(server, user("one two"), **start, **CREATE, max_tokens=9, stream=True))
         first = {

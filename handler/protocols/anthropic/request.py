@@ -12,6 +12,7 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.framing import JSON
+from handler.core.identifiers import new_secret
 from handler.core.text import Prompt
 from handler.protocols.anthropic.answers import AnthropicCount as AnthropicTokens
 from handler.protocols.anthropic.errors import ERRORS
@@ -120,7 +121,7 @@ class _Chat(OpenAiChat):
     def answer(self, chat: ParsedChat) -> ParsedRequest:
         sampling, form = chat.request.sampling, chat.format.form
         request = chat.request._replace(sampling=sampling._replace(include_stop=bool(sampling.stop)), min_free_tokens=1)
-        id = chat.head.id.replace("chatcmpl-", "msg_")
+        id = chat.head.id.replace("chatcmpl-", "msg_") if self._keeping is None else f"msg_{new_secret()}"
         settings = Settings(
             id, chat.head.model, form, sampling.max_new_tokens, sampling.stop, self._thinking.show, self._keeping
         )

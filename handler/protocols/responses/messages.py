@@ -13,7 +13,7 @@ from handler.protocols.kernel.readers.messages import MAX_ARGUMENTS, read_argume
 from handler.protocols.kernel.readers.turns import Chat, add_to_turn, join_turns
 from handler.protocols.kernel.schema.shapes import TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.validation import show
-from handler.protocols.responses.items import new_id
+from handler.protocols.responses.items import secret_id
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
@@ -208,7 +208,7 @@ def with_ids(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
     kind = item.get("type") or "message"
     id = item.get("id")
-    found = {**item, "type": kind, "id": id if isinstance(id, str) and id else new_id(_PREFIXES[kind])}
+    found = {**item, "type": kind, "id": id if isinstance(id, str) and id else secret_id(_PREFIXES[kind])}
     if kind == "message" and isinstance(item["content"], str):
         part = {"type": "output_text", "annotations": []} if item["role"] == "assistant" else {"type": "input_text"}
         found["content"] = [{**part, "text": item["content"]}]

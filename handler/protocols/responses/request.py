@@ -27,7 +27,7 @@ from handler.protocols.openai.parameters import CHAT
 from handler.protocols.openai.request import streaming
 from handler.protocols.responses.answers import ResponseHead, ResponseStart
 from handler.protocols.responses.head import read_head, without_strict
-from handler.protocols.responses.items import new_id
+from handler.protocols.responses.items import new_id, secret_id
 from handler.protocols.responses.messages import INPUT, InputReader
 from handler.protocols.responses.parameters import NO_EFFECT, TABLE
 from handler.protocols.responses.response import ResponseDocument, ResponseStream, Settings
@@ -119,7 +119,7 @@ class _Chat(OpenAiChat):
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
         head: ResponseStart = {
-            "id": new_id("resp"),
+            "id": new_id("resp") if self._keeping is None else secret_id("resp"),
             "object": "response",
             "created_at": chat.head.created,
             "model": chat.head.model,

@@ -52,7 +52,7 @@ class Settings(NamedTuple):
 
     def items(self) -> Items:
         most = self.head["max_tool_calls"]
-        return Items(self.namespaces, 1 if self.form.tools.single else most)
+        return Items(self.namespaces, 1 if self.form.tools.single else most, secret=self.keeping is not None)
 
     def response(
         self,
