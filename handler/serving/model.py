@@ -38,6 +38,7 @@ from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.metrics.tracing import Tracer
 from handler.serving.preprocess import NO_FORMATTERS, Headers, Preprocessor, request_id
 from handler.serving.request_task import RequestTask
+from handler.serving.response_store import ResponseStore
 from handler.serving.sessions import Sessions
 
 
@@ -49,6 +50,7 @@ class ServedModel:
         tokenizer: used on threads.
         validator: tries clients' structured output; None where nothing has to be tried.
         sessions: None where they are off.
+        store: keeps answers for later requests; None where nothing is kept.
         stepped: the loop runs in a host's steps only. The host batches requests itself where batching is dynamic.
 
     Attributes:
@@ -66,11 +68,13 @@ class ServedModel:
         formatters: Formatters = NO_FORMATTERS,
         validator: StructuredOutputValidator | None = None,
         sessions: Sessions | None = None,
+        store: ResponseStore | None = None,
         *,
         stepped: bool = False,
         tracer: Tracer | None = None,
     ) -> None:
         self.config = config
+        self.store = store
         self.dialect = registry.choose(
             config.rolling_batch,
             config.tgi_compat,
@@ -83,7 +87,7 @@ class ServedModel:
         whole = stepped and config.rolling_batch == "disable" and not config.enable_streaming
         of_adapters = AdapterFormatters()
         self.preprocessor = Preprocessor(
-            self.dialect, context, tokenizer, lambda: engine.info, formatters, validator, sessions, of_adapters,
+            self.dialect, context, tokenizer, lambda: engine.info, formatters, validator, sessions, of_adapters, store,
             whole=whole,
         )  # fmt: skip
         self.context = self.preprocessor.context

@@ -12,6 +12,7 @@ from handler.config.config import Config
 from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Task
 from handler.protocols.kernel.generation import NO_DEFAULTS, GenerationDefaults
+from handler.protocols.kernel.kept import NOTHING, Keeper, Recalled
 
 log = logging.getLogger("handler.requests")
 
@@ -88,6 +89,8 @@ class ServerContext:
         prompts: the model's own prompts for embeddings by name, each the beginning of a text.
         tokenizer_config: the model's tokenizer_config.json, where `option.enable_tokenizer_info_endpoint` shows it.
         notices: what the log has said.
+        keeper: keeps this request's answer; None where nothing is kept.
+        recalled: what is kept of the answers that this request goes on from.
         parsed: what `read_all` keeps; a context that is made of another begins anew.
     """
 
@@ -115,6 +118,8 @@ class ServerContext:
     prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     tokenizer_config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     notices: Notices = field(default_factory=Notices, compare=False)
+    keeper: Keeper | None = None
+    recalled: Recalled = NOTHING
     parsed: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property

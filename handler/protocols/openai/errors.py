@@ -10,6 +10,7 @@ from handler.core.errors import (
     InvalidParameter,
     InvalidPayload,
     ModelNotFound,
+    NotKept,
     Overloaded,
     ServingError,
     TooLong,
@@ -55,6 +56,9 @@ class OpenAiErrors(ErrorFormat):
             code = "context_length_exceeded"
         elif isinstance(error, ModelNotFound):
             param, code = "model", "model_not_found"
+        elif isinstance(error, NotKept):
+            param = error.param or None
+            code = "previous_response_not_found" if param == "previous_response_id" else None
         elif isinstance(error, Unauthorized):
             code = "invalid_api_key"
         elif number == 429:

@@ -151,4 +151,5 @@ PATH_PARAMETERS: dict[str, str] = {
     "version": "1, the only one",
     "adapter": "The adapter's name",
     "id": "The model's name or an adapter's",
+    "response": "The id of a stored response",
 }

@@ -25,6 +25,7 @@ from handler.serving.loading.model_directory import adapter_home
 from handler.serving.loading.replicas import start_engine
 from handler.serving.metrics.tracing import make_tracer
 from handler.serving.model import ServedModel
+from handler.serving.response_store import configured_store
 from handler.serving.sessions import configured_sessions
 
 
@@ -56,18 +57,20 @@ async def load_model(
         raise ConfigError(f"model.py's output formatter {write.name!r} writes generated text; option.task={task.value}")
     adapters = adapter_home(spec.config.options, spec, directory)
     announce(spec)
-    sessions = configured_sessions(config)
+    sessions, store = configured_sessions(config), configured_store(config)
     engine = start_engine(config, spec)
     with contextlib.ExitStack() as on_failure:
         on_failure.callback(engine.close)
         if sessions is not None:
             on_failure.callback(sessions.end)
+        if store is not None:
+            on_failure.callback(store.close)
         tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
         context = replace(server_context(config, spec, adapters.registry), tool_format=formatters.tool_format)
         warn_of_unread(config.default_chat_template_kwargs or (), tokenizer.chat_template)
         validator = make_validator(spec, engine)
         make = functools.partial(ServedModel, stepped=stepped, tracer=tracer)
-        model = make(config, engine, tokenizer, context, adapters, formatters, validator, sessions)
+        model = make(config, engine, tokenizer, context, adapters, formatters, validator, sessions, store)
         on_failure.pop_all()
     return model
 

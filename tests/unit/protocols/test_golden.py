@@ -23,7 +23,7 @@ from handler.core.errors import AnswerTooLong, PromptTooLong
 from handler.core.values import Delta, Task
 from handler.protocols.anthropic import blocks
 from handler.protocols.openai import chat, chat_response, completions
-from handler.protocols.responses import items
+from handler.protocols.responses import items, response
 from handler.protocols.responses import request as response_request
 from handler.protocols.vllm import pooling, score
 from tests.unit.protocols.answers import (
@@ -191,6 +191,7 @@ def schema_of(name: str) -> str:
 def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     for dialect in (chat, completions):
         monkeypatch.setattr(dialect, "identity", lambda prefix: (f"{prefix}-0", 1711997860))
+    monkeypatch.setattr(response, "now", lambda: 1711997861)
     monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
     monkeypatch.setattr(blocks, "tool_use_id", lambda: "toolu_0")
     for module in (items, response_request):
