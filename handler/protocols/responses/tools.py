@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidParameter
@@ -81,19 +81,10 @@ def read_choice(value: Any, tools: Any) -> Any:
     """
     if not isinstance(value, dict):
         return value
-    choice = Named("tool_choice", value)
-    names = [tool["function"]["name"] for tool in tools] if isinstance(tools, list) else []
-    known = {name for name in names if isinstance(name, str)}
-    if value.get("type") != "allowed_tools":
-        return _function(value, known, choice)
-    given = value.get("tools")
-    allowed = [_function(one, known, choice) for one in given] if isinstance(given, list) else given
-    return {"type": "allowed_tools", "allowed_tools": {"mode": value.get("mode", "auto"), "tools": allowed}}
-
-
-def _function(value: Any, known: Collection[str], choice: Named) -> dict[str, Any]:
-    """Read a tool that `tool_choice` names."""
-    name = full_name(value.get("namespace"), str(value.get("name"))) if isinstance(value, dict) else ""
-    if not name or value.get("type") != "function" or name not in known:
-        raise choice.refused("must be none, auto, required, or a 'function' with a 'name' in tools")
+    name = full_name(value.get("namespace"), str(value.get("name")))
+    known = [tool["function"]["name"] for tool in tools] if isinstance(tools, list) else []
+    if value.get("type") != "function" or name not in known:
+        raise Named("tool_choice", value).refused(
+            "must be none, auto, required, or a 'function' with a 'name' in tools"
+        )
     return {"type": "function", "function": {"name": name}}
