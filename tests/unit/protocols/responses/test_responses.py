@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from handler.core.errors import InvalidParameter
 from handler.core.values import StructuredOutput
 from handler.protocols.kernel.base import ParsedRequest
-from handler.protocols.responses.tools import read_choice
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, answer
 from tests.unit.protocols.openai.requests import CITY
 from tests.unit.protocols.responses.golden import ASK, TOOLS, WEATHER, body
@@ -113,11 +111,6 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
         (body(tools=[{**WEATHER, "name": "a b"}]), "tools[0].name: must be 1 to 64 letters", None),
         (body(text="x"), "text=", "text"),
         (body(tools=[{"type": "web_search"}]), 'tools[0].type="web_search": is not supported: hosted tools', None),
-        (
-            body(tools=[{**WEATHER, "name": []}], tool_choice={"type": "function", "name": "x"}),
-            "tool_choice=",
-            "tool_choice",
-        ),
         (body(tools=[{"type": "custom", "name": "a"}]), 'tools[0].type="custom": is not supported: it must be', None),
         (body(tools=TOOLS, tool_choice={"type": "function", "name": "x"}), "tool_choice=", "tool_choice"),
         (body(tools=TOOLS, tool_choice={"type": "allowed_tools"}), "tool_choice.allowed_tools=", None),
@@ -150,14 +143,3 @@ def test_what_is_too_deep_to_be_repeated_is_refused_at_once(levels: int, stream:
         found = answer("openai_responses", body(**more, stream=stream), context=HERMES)
         assert found.status == (200 if levels == 190 else 400)
         assert levels == 190 or "nested too deeply" in json.loads(found.body)["error"]["message"], name
-
-
-def test_allowed_tools_become_those_of_a_chat() -> None:
-    tools = [{"type": "function", "function": {"name": name}} for name in ("a", "agents.b", "c")]
-    given = [{"type": "function", "name": "a"}, {"type": "function", "namespace": "agents", "name": "b"}]
-    for mode in ("auto", "required"):
-        choice = read_choice({"type": "allowed_tools", "mode": mode, "tools": given}, tools)
-        assert choice == {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools[:2]}}
-    for wrong in ([{"type": "function", "name": "x"}], ["a"], [{"type": "allowed_tools", "tools": given}]):
-        with pytest.raises(InvalidParameter):
-            read_choice({"type": "allowed_tools", "tools": wrong}, tools)
