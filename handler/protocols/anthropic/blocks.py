@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from handler.core.framing import written
+from handler.core.framing import rewritten
 from handler.core.identifiers import new_digits
 from handler.core.text import StopMatcher
 from handler.protocols.anthropic.answers import Block, BlockDelta, BlockEvent
@@ -144,5 +144,5 @@ def gather(events: Iterable[BlockEvent]) -> list[Block]:
             if content[-1]["type"] == "tool_use":
                 whole = is_object(arguments)
                 said = {"type": "text", "text": f"{content[-1]['name']} {arguments}"}
-                content[-1] = {**content[-1], "input": written(arguments)} if whole else said
+                content[-1] = {**content[-1], "input": rewritten(arguments)} if whole else said
     return content
