@@ -73,6 +73,53 @@ BEGUN = {
     "granite": ('<|tool_call|>[{"name": "time", "arguments": {', '"a": 1, ', "<|tool"),
     "llama3_json": ('{"name": "time", "parameters": {', '"a": 1, ', "<|py"),
     "phi4_mini_json": ('functools[{"name": "time", "arguments": {', '"a": 1, ', "func"),
+    "jamba": ('<tool_calls>[{"name": "time", "arguments": {', '"a": 1, ', "</too"),
+    "nemotron_json": ('<TOOLCALL>[{"name": "time", "arguments": {', '"a": 1, ', "</TOO"),
+    "longcat": ('<longcat_tool_call>{"name": "time", "arguments": {', '"a": 1, ', "</long"),
+    "granite-20b-fc": ('<function_call> {"name": "time", "arguments": {', '"a": 1, ', "<func"),
+    "gigachat3": ('<|function_call|>{"name": "time", "arguments": {', '"a": 1, ', "<|mess"),
+    "internlm": ('<|action_start|><|plugin|>{"name": "time", "parameters": {', '"a": 1, ', "<|act"),
+    "apertus": ('<|tools_prefix|>[{"time": {', '"a": 1, ', "<|too"),
+    **dict.fromkeys(
+        ("cohere_command3", "cohere_command4"),
+        ('<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "time", "parameters": {', '"a": 1, ', "<|END"),
+    ),
+    "xlam": ('[{"name": "time", "arguments": {', '"a": 1, ', "</too"),
+    "lfm2": ("<|tool_call_start|>[time(", "a=1, ", ")"),
+    "olmo3": ("<function_calls>time(", "a=1, ", ")"),
+    "functiongemma": ("<start_function_call>call:time{", "a:1,", "<end_func"),
+    "hy_v3": (
+        "<tool_calls:opensource>\n<tool_call:opensource>time<tool_sep:opensource>\n",
+        "<arg_key:opensource>a</arg_key:opensource><arg_value:opensource>1</arg_value:opensource>",
+        "</tool",
+    ),
+    "hy_v4": ("<tool_calls>\n<tool_call>time", "<arg_key>a</arg_key><arg_value>1</arg_value>", "</tool"),
+    "k2_horizon": (
+        "<ifm|tool_calls><ifm|tool_call>time",
+        "<ifm|arg_key>a</ifm|arg_key><ifm|arg_value>1</ifm|arg_value>",
+        "</ifm|tool",
+    ),
+    "kimi_k3": (
+        '<|open|>tools<|sep|><|open|>call tool="time" index="1"<|sep|>',
+        '<|open|>argument key="a" type="number"<|sep|>1<|close|>argument<|sep|>',
+        "<|close|>cal",
+    ),
+    "minimax_m3": (
+        ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="time">',
+        "]<]minimax[>[<a>1]<]minimax[>[</a>",
+        "]<]minimax[>[</inv",
+    ),
+    "deepseek_v41": (
+        '<｜DSML｜ calls><｜DSML｜ invoke name="time">',
+        '<｜DSML｜ parameter name="a">1</｜DSML｜ parameter>',
+        "</｜DSML｜ inv",
+    ),
+    "step3": (
+        '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="time">',
+        '<steptml:parameter name="a">1</steptml:parameter>',
+        "</steptml:inv",
+    ),
+    "dots": ('<dots_function_call><invoke name="time">', '<parameter name="a">1</parameter>', "</inv"),
     **dict.fromkeys(
         ("hermes", "granite4", "smollm2"), ('<tool_call>{"name": "time", "arguments": {', '"a": 1, ', "</too")
     ),
