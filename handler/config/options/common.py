@@ -29,7 +29,10 @@ ROLLING_BATCHES = ("auto", "disable", "trtllm", "vllm", "lmi-dist", "scheduler")
 REASONING_PARSERS = (
     "auto", "deepseek_r1", "deepseek_v3", "qwen3", "glm45", "glm47", "minimax_m2", "minimax_m2_append_think", "kimi_k2",
     "mistral", "gemma4", "openai_gptoss", "granite", "nemotron_v3", "seed_oss", "deepseek_v4",
-    *("granite_thinking_parser", "holo2", "ling3", "mimo", "poolside_v1", "step3p5", "step5"),
+    *("kimi_k3", "minimax_m3", "deepseek_v41", "hy_v3", "hunyuan_a13b", "cohere_command3", "olmo3", "ernie45"),
+    "k2_horizon",
+    *("granite_thinking_parser", "holo2", "ling3", "mimo", "poolside_v1", "step3p5", "step5", "step3", "hy_v4"),
+    "cohere_command4",
 )  # fmt: skip
 
 TOOL_CALL_PARSERS = (
@@ -42,11 +45,7 @@ TOOL_CALL_PARSERS = (
     *("llama4_json", "qwen3_json", "step3p5", "step5", "poolside_v1", "ling3", "ernie45", "hunyuan_a13b"),
 )
 
-VLLM_REASONING_PARSERS = (
-    *("beam", "cohere_command3", "cohere_command4", "deepseek_v41", "ernie45", "hf", "hunyuan_a13b", "hy_v3", "hy_v4"),
-    *("inkling", "k2_horizon", "kimi_k3", "minicpmv", "minimax_m3", "muse", "muse_glimmer", "musespark1x", "olmo3"),
-    *("plamo3", "step3"),
-)
+VLLM_REASONING_PARSERS = (*("beam", "hf", "inkling", "minicpmv", "muse", "muse_glimmer", "musespark1x", "plamo3"),)
 """Names of vLLM 0.33 for reasoning that is not known here."""
 
 VLLM_TOOL_CALL_PARSERS = (*("beam", "hf", "inkling", "minicpm5", "muse", "muse_glimmer", "musespark1x", "plamo3"),)

@@ -112,4 +112,6 @@ def answer_form(
     if family is None:
         return AnswerForm(tools)
     lacks = context.unsupported.get("thinking_token_budget", "")
-    return AnswerForm(tools, Thinking(family, arguments or {}, prefix, context.vocabulary, lacks))
+    return AnswerForm(
+        tools, Thinking(family.of(context.vocabulary), arguments or {}, prefix, context.vocabulary, lacks)
+    )
