@@ -67,6 +67,7 @@ WANTED = {
     "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
     "moonshotai-Kimi-K2": "kimi_k2",
     "openai-gpt-oss-120b": "openai",
+    "openbmb-MiniCPM5-1B": "minicpm5",
     "poolside-Laguna-S-2.1": "glm45",
     "poolside-Laguna-XS-2.1": "glm45",
     "poolside-Laguna-XS.2": "glm45",
@@ -80,7 +81,6 @@ OTHERS = (
     "meetkai-functionary-medium-v3.1",
     "meetkai-functionary-medium-v3.2",
     "muse-glimmer",
-    "openbmb-MiniCPM5-1B",
     "upstage-Solar-Open-100B",
 )
 """Templates with tools in forms that are not known here: `tools` are refused."""

@@ -41,14 +41,14 @@ TOOL_CALL_PARSERS = (
     *("granite", "granite4", "phi4_mini_json", "seed_oss", "deepseek_v4", "mimo"),
     *("kimi_k3", "minimax_m3", "deepseek_v41", "hy_v3", "hy_v4", "jamba", "cohere_command3", "cohere_command4", "lfm2"),
     *("olmo3", "functiongemma", "gigachat3", "apertus", "xlam", "internlm", "granite-20b-fc", "step3", "nemotron_json"),
-    *("longcat", "dots", "k2_horizon"),
+    *("longcat", "dots", "k2_horizon", "minicpm5"),
     *("llama4_json", "qwen3_json", "step3p5", "step5", "poolside_v1", "ling3", "ernie45", "hunyuan_a13b"),
 )
 
 VLLM_REASONING_PARSERS = (*("beam", "hf", "inkling", "minicpmv", "muse", "muse_glimmer", "musespark1x", "plamo3"),)
 """Names of vLLM 0.33 for reasoning that is not known here."""
 
-VLLM_TOOL_CALL_PARSERS = (*("beam", "hf", "inkling", "minicpm5", "muse", "muse_glimmer", "musespark1x", "plamo3"),)
+VLLM_TOOL_CALL_PARSERS = (*("beam", "hf", "inkling", "muse", "muse_glimmer", "musespark1x", "plamo3"),)
 """Names of vLLM 0.33 for tool calls of forms that are not known here."""
 
 

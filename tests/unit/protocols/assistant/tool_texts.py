@@ -119,6 +119,7 @@ BEGUN = {
         '<steptml:parameter name="a">1</steptml:parameter>',
         "</steptml:inv",
     ),
+    "minicpm5": ('<function name="time">', '<param name="a">1</param>', "</func"),
     "dots": ('<dots_function_call><invoke name="time">', '<parameter name="a">1</parameter>', "</inv"),
     **dict.fromkeys(
         ("hermes", "granite4", "smollm2"), ('<tool_call>{"name": "time", "arguments": {', '"a": 1, ', "</too")

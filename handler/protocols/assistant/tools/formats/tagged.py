@@ -70,9 +70,13 @@ class TaggedCalls(CallParser):
         self.write_key(schema, key)
         value = ParameterValue(types, self.write, trim=self.trim)
         ends = (self.parameter_end, self.parameter, self.call_end, self.block_end, self.call, *self.begins)
-        end = yield from self.stream_until(value.feed, *ends)
+        end = yield from self.value(value, ends)
         value.close()
         return self._until_call(end)
+
+    def value(self, value: ParameterValue, ends: tuple[str, ...]) -> Steps[str]:
+        """Read a value up to one of the marks, and return that."""
+        return (yield from self.stream_until(value.feed, *ends))
 
     def write_key(self, schema: ToolSchema, key: str) -> None:
         """Begin a parameter of the call."""
@@ -229,6 +233,27 @@ class Dots(TaggedCalls, JsonCalls):
         yield from form.calls(self, begin)
 
 
+class MiniCpm5(TaggedCalls):
+    """Nothing is around the calls. A value may be a block of character data."""
+
+    call, call_end = "<function name=", "</function>"
+    block_end = call_end
+    parameter, parameter_end = "<param name=", "</param>"
+    begins = (call,)
+
+    def calls(self, begin: str) -> Steps[None]:
+        yield from self._call()
+        yield from self.take(self.call_end)
+
+    def value(self, value: ParameterValue, ends: tuple[str, ...]) -> Steps[str]:
+        if not (yield from self.take(_DATA)):
+            return (yield from super().value(value, ends))
+        yield from self.stream_until(value.feed, _DATA_END)
+        return (yield from self.stream_until(_drop, *ends))
+
+
+_DATA, _DATA_END = "<![CDATA[", "]]>"
+
 _QWEN = Notation(
     ("<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>"), between="\n", mark="<tool_call>", style="qwen_xml"
 )
@@ -284,3 +309,6 @@ STEP3 = Format("step3", Step3, (Step3.block, Step3.block_end, *_STEP3_MARKS[:3])
 
 DOTS = Format("dots", Dots, (Dots.block, Dots.block_end), "<dots_function_call>", _invocations(Dots, "minimax_xml"))
 """vLLM 0.33."""
+
+MINICPM5 = Format("minicpm5", MiniCpm5, (MiniCpm5.call_end, MiniCpm5.parameter_end), "<function name=")
+"""The template of MiniCPM5."""
