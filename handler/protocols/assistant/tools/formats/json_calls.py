@@ -369,11 +369,11 @@ GIGACHAT3 = Format(
     ("<|message_sep|>", "<|role_sep|>", "<|function_call|>"),
     r"<\|function_call\|>|(?s:'function call'.*<\|message_sep\|>)|(?s:<\|message_sep\|>.*'function call')",
     {
-        "<|function_call|>": Notation((f"<|function_call|>{_OBJECT[0]}", "}"), mark="<|function_call|>", several=False),
-        "": Notation((f"{GigaChat3.begins[0]}{_OBJECT[0]}", "}"), mark=GigaChat3.begins[0], several=False),
+        "<|function_call|>": Notation((f"<|function_call|>{_OBJECT[0]}", "}"), mark="<|function_call|>"),
+        "": Notation((f"{GigaChat3.begins[0]}{_OBJECT[0]}", "}"), mark=GigaChat3.begins[0]),
     },
 )
-"""An object in a message of its own (GigaChat 3), or after a mark (3.1): the templates have one call a message."""
+"""An object in a message of its own (GigaChat 3), or after a mark (3.1; both templates)."""
 
 INTERNLM = Format(
     "internlm",
