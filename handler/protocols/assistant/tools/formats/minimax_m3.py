@@ -28,6 +28,7 @@ class MinimaxM3(CallParser):
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         super().__init__(tools)
         self._buffers: list[list[str]] = []  # the texts of members that are not written yet, the innermost last
+        self._nested = 0  # objects in others that are open: their members are not written yet
 
     def write(self, text: str) -> None:
         if self._buffers:
@@ -35,8 +36,15 @@ class MinimaxM3(CallParser):
         else:
             super().write(text)
 
+    def _open(self) -> Steps[None]:
+        if self._nested:
+            yield  # what came is not all written
+        else:
+            yield from super()._open()
+
     def begin(self, name: str) -> None:
         self._buffers.clear()
+        self._nested = 0
         super().begin(name)
 
     def calls(self, begin: str) -> Steps[None]:
@@ -60,10 +68,12 @@ class MinimaxM3(CallParser):
         if depth > _DEPTH:
             raise Broken
         self.write("[" if listed else "{")
+        nested = not listed and depth > 0
+        self._nested += nested
         before = ""
         members: dict[str, list[str]] = {}  # of an object in another one
         while (child := (yield from self._child(name))) is not None:
-            if listed or not depth:
+            if not nested:
                 self.write(before if listed else f"{before}{dumps(child)}: ")
                 before = ", "
                 member = schemas.items(schema) if listed else schemas.property(schema, child)
@@ -72,6 +82,7 @@ class MinimaxM3(CallParser):
                 self._buffers.append([])
                 yield from self._value(child, schemas, schemas.property(schema, child), depth)
                 members.setdefault(child, []).append("".join(self._buffers.pop()))
+        self._nested -= nested
         self.write(", ".join(f"{dumps(key)}: {_joined(values)}" for key, values in members.items()))
         self.write("]" if listed else "}")
 
