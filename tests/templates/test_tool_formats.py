@@ -145,6 +145,20 @@ def test_calls_of_a_template_are_read(name: str, directory: Path) -> None:
     assert wanted in [[[e[0], json.loads(e[1])] for e in events if isinstance(e, list)] for events in found]
 
 
+@pytest.mark.parametrize("name", WANTED)
+def test_a_template_prints_calls_and_their_results(name: str, directory: Path) -> None:
+    template = source(directory, name)
+    results = [
+        {"role": "tool", "content": f"result-{number}", "tool_call_id": CALLS[number]["id"]} for number in (0, 1)
+    ]
+    asked = [USER, {"role": "assistant", "content": "", "tool_calls": CALLS}, *results]
+    messages, tools = lay_out(asked, TOOLS, template)
+    whole = render(template, messages, tools, prompt=True).replace("\\u00f6", "ö")
+    places = [whole.find(text) for text in ("Köln", "result-0", "result-1")]
+    assert places == sorted(places)
+    assert places[0] > 0
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_template_in_another_form_shows_no_known_one(name: str, directory: Path) -> None:
     template = source(directory, name)
