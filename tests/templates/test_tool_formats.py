@@ -151,7 +151,7 @@ def test_a_template_prints_calls_and_their_results(name: str, directory: Path) -
     results = [
         {"role": "tool", "content": f"result-{number}", "tool_call_id": CALLS[number]["id"]} for number in (0, 1)
     ]
-    asked = [USER, {"role": "assistant", "content": "", "tool_calls": CALLS}, *results]
+    asked: list[dict[str, Any]] = [USER, {"role": "assistant", "content": "", "tool_calls": CALLS}, *results]
     messages, tools = lay_out(asked, TOOLS, template)
     whole = render(template, messages, tools, prompt=True).replace("\\u00f6", "ö")
     places = [whole.find(text) for text in ("Köln", "result-0", "result-1")]

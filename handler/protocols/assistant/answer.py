@@ -113,5 +113,8 @@ def answer_form(
         return AnswerForm(tools)
     lacks = context.unsupported.get("thinking_token_budget", "")
     return AnswerForm(
-        tools, Thinking(family.of(context.vocabulary), arguments or {}, prefix, context.vocabulary, lacks)
+        tools,
+        Thinking(
+            family.of(context.vocabulary, context.chat_template), arguments or {}, prefix, context.vocabulary, lacks
+        ),
     )

@@ -49,11 +49,12 @@ class Family(NamedTuple):
     def marks(self) -> tuple[str, ...]:
         return (*self.begin, *self.end, *self.calls, *self.others, *self.opening, *self.closing_text)
 
-    def of(self, vocabulary: Vocabulary | None) -> Family:
-        """Return the family with the marks that a vocabulary has."""
-        if not self.own_ending or vocabulary is None:
+    def of(self, vocabulary: Vocabulary | None, template: str) -> Family:
+        """Return the family with the marks that a vocabulary has, or else the chat template."""
+        if not self.own_ending:
             return self
-        found = next((match[1] for mark in vocabulary.marks if (match := _OWN_ENDING.fullmatch(mark))), "")
+        texts = [] if vocabulary is None else vocabulary.marks
+        found = next((match[1] for mark in texts if (match := _OWN_ENDING.fullmatch(mark))), _ending(template))
         begin, end, calls = (
             tuple(mark.replace(">", f"{found}>") for mark in marks) for marks in (self.begin, self.end, self.calls)
         )
@@ -89,6 +90,14 @@ class Family(NamedTuple):
 
 
 _OWN_ENDING = re.compile(r"<think(:[^\s>]{1,32})>")
+_SET_ENDING = re.compile(r"""<think(:[^\s>'"]{1,32})>|\bset \w+ = ['"](:[^\s>'"]{1,32})['"]""")
+
+
+@functools.lru_cache
+def _ending(template: str) -> str:
+    match = _SET_ENDING.search(template)
+    return (match[1] or match[2]) if match else ""
+
 
 _TAIL = 256  # characters of a prompt's end that hold its last mark
 

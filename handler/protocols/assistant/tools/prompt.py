@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handler.protocols.assistant.tools.formats import find
+from handler.protocols.assistant.tools.formats.json_calls import GRANITE
 from handler.protocols.assistant.tools.formats.pythonic import LFM2, write_lfm2
 from handler.protocols.assistant.tools.grammar import write_json
 from handler.protocols.assistant.tools.json_text import dumps
@@ -30,7 +31,7 @@ _FIRST_CALL = re.compile(r"\A(?s:(?!.* in (?:message|m)(?:\.|\[['\"])tool_calls)
 """The templates of GigaChat 3, gpt-oss and Llama 3 print the first call of a message, or refuse several."""
 
 _CALLS = re.compile(r"\btool_calls\b")
-"""Templates of LFM2 and of Granite 3.3 have no word of calls: they print a message's text alone."""
+"""Templates of LFM2 and of Granite 3.3 have no word of calls: they print a message's role and text alone."""
 
 _DESCRIPTION = re.compile(r"[+~]\s*\w+\.description")
 """gpt-oss's template, and some others, fail for a tool without a description."""
@@ -110,9 +111,9 @@ def _one_call_a_message(messages: Sequence[Message]) -> list[Message]:
 def _with_written_calls(message: Message, template: str) -> Message:
     """Put calls into a message's text, for a template that prints none."""
     calls, format = message.get("tool_calls"), find(template)
-    notation = None if format is None else format.notation(template)
-    if not calls or format is None or not (format is LFM2 or (notation and notation.style == "json")):
+    if not calls or (format is not LFM2 and format is not GRANITE):
         return message
+    notation = format.notation(template)
     pairs = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
     written = write_lfm2(pairs) if notation is None else write_json(notation, pairs)
     others = {name: value for name, value in message.items() if name != "tool_calls"}

@@ -145,10 +145,13 @@ def test_every_family_is_an_option_and_has_an_answer_here() -> None:
 def test_a_checkpoints_own_ending_of_the_marks_is_its_vocabularys() -> None:
     family = FAMILIES["hy_v3"]
     texts = [b"<think:x1>", b"</think:x1>", b"<tool_calls:x1>", b"<think>", b"a"]
-    fitted = family.of(Vocabulary(texts, special=frozenset(range(4))))
+    fitted = family.of(Vocabulary(texts, special=frozenset(range(4))), "{% set a = ':x2' %}")
     assert (fitted.begin, fitted.end, fitted.calls) == (("<think:x1>",), ("</think:x1>",), ("<tool_calls:x1>",))
-    assert family.of(Vocabulary([b"<think>"], special=frozenset({0}))) == family.of(None) == family
-    assert FAMILIES["qwen3"].of(Vocabulary(texts, special=frozenset(range(4)))) is FAMILIES["qwen3"]
+    plain = Vocabulary([b"<think>"], special=frozenset({0}))
+    assert family.of(plain, "{{ x }}") == family.of(None, "") == family
+    for template in ("{%- set HYTK = ':x1' %}{{ '<think{}>'.format(HYTK) }}", "<think:x1>"):
+        assert family.of(plain, template) == family.of(None, template) == fitted
+    assert FAMILIES["qwen3"].of(None, "<think:x1>") is FAMILIES["qwen3"]
     marks = FORMATS["hy_v3"].special(Vocabulary(texts, special=frozenset(range(4))))
     assert marks == {"<tool_calls:x1>"}
 
