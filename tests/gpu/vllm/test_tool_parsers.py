@@ -89,7 +89,19 @@ DIFFERENT = {
 
 OTHERS = {
     *("apertus", "cohere_command3", "cohere_command4", "deepseek_v41", "dots", "functiongemma", "gigachat3"),
-    *("granite-20b-fc", "hy_v3", "hy_v4", "internlm", "jamba", "k2_horizon", "kimi_k3", "lfm2", "longcat", "minicpm5"),
+    *(
+        "granite-20b-fc",
+        "hy_v3",
+        "hy_v4",
+        "inkling",
+        "internlm",
+        "jamba",
+        "k2_horizon",
+        "kimi_k3",
+        "lfm2",
+        "longcat",
+        "minicpm5",
+    ),
     *("minimax_m3", "olmo3", "step3", "xlam"),
 }
 """Formats that tests/templates/vllm compares with vLLM 0.33's parsers, on the cases of vLLM's own tests."""

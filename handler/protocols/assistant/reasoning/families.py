@@ -157,6 +157,19 @@ FAMILIES = {
         ),
         Family("hy_v3", calls=("<tool_calls>",), thinks=False, own_ending=True),
         Family("olmo3", calls=("<function_calls>",)),
+        Family(
+            "inkling",
+            ("<|content_thinking|>",),
+            ("<|end_message|>", "<|content_model_end_sampling|>"),
+            ("<|content_invoke_tool_json|>",),
+            "<|end_message|>",
+            thinks=False,
+            reopens=True,
+            others=(
+                *("<|message_model|>", "<|content_text|>", "<|content_invoke_tool_text|>", "<|content_tool_error|>"),
+                *("<|end_message|>", "<|content_model_end_sampling|>"),
+            ),
+        ),
         Family("k2_horizon", ("<ifm|think>",), ("</ifm|think>",), ("<ifm|tool_calls>",)),
         Family(
             "kimi_k3",
@@ -207,6 +220,7 @@ _BY_MARK = {
     "<mm:think>": "minimax_m3",
     "<|START_THINKING|>": "cohere_command3",
     "<ifm|think>": "k2_horizon",
+    "<|content_thinking|>": "inkling",
     "<think{}>": "hy_v3",
     "<|channel|>analysis": HARMONY,
     "<|channel>": "gemma4",

@@ -112,10 +112,12 @@ class ThoughtParser(ThinkingParser):
             if not start.startswith(family.begin):
                 self._over = final or not any(mark.startswith(start) for mark in family.begin)
                 return self._over
-        text, mark, self._held = split(self._held, (*family.begin, *family.calls), final=final)
+        text, mark, self._held = split(self._held, (*family.begin, *family.calls, *family.others), final=final)
         events += self._beside(text)
         if mark in family.begin:
             self.thinking = True
+        elif mark in family.others:
+            events += self._beside(mark if self._inner is not None else "")  # the parser of the calls knows them
         elif mark:
             self._leave(mark, events)  # a mark in a call's arguments begins no thought
         return bool(mark)

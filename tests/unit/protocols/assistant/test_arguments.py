@@ -80,6 +80,7 @@ JSON_FORMATS = {
     "granite-20b-fc": '<function_call> {"name": "write", "arguments": %s}',
     "gigachat3": '<|function_call|>{"name": "write", "arguments": %s}',
     "internlm": '<|action_start|><|plugin|>{"name": "write", "parameters": %s}<|action_end|>',
+    "inkling": '<|content_invoke_tool_json|>{"name": "write", "args": %s}<|end_message|>',
     "apertus": '<|tools_prefix|>[{"write": %s}]<|tools_suffix|>',
     "cohere_command3": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "write", "parameters": %s}]<|END_ACTION|>',
     "xlam": '[{"name": "write", "arguments": %s}]',

@@ -78,6 +78,7 @@ BEGUN = {
     "longcat": ('<longcat_tool_call>{"name": "time", "arguments": {', '"a": 1, ', "</long"),
     "granite-20b-fc": ('<function_call> {"name": "time", "arguments": {', '"a": 1, ', "<func"),
     "gigachat3": ('<|function_call|>{"name": "time", "arguments": {', '"a": 1, ', "<|mess"),
+    "inkling": ('<|content_invoke_tool_json|>{"name": "time", "args": {', '"a": 1, ', "<|end_m"),
     "internlm": ('<|action_start|><|plugin|>{"name": "time", "parameters": {', '"a": 1, ', "<|act"),
     "apertus": ('<|tools_prefix|>[{"time": {', '"a": 1, ', "<|too"),
     **dict.fromkeys(

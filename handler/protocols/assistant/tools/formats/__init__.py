@@ -8,6 +8,7 @@ import re
 from handler.protocols.assistant.tools.formats.deepseek_v3 import DEEPSEEK_V3, DEEPSEEK_V31
 from handler.protocols.assistant.tools.formats.gemma4 import FUNCTIONGEMMA, GEMMA4
 from handler.protocols.assistant.tools.formats.glm import GLM45, GLM47, HY_V3, HY_V4, K2_HORIZON
+from handler.protocols.assistant.tools.formats.inkling import INKLING
 from handler.protocols.assistant.tools.formats.json_calls import (
     APERTUS,
     COHERE3,
@@ -61,6 +62,7 @@ FORMATS = {
         COHERE4,
         GIGACHAT3,
         INTERNLM,
+        INKLING,
         LFM2,
         OLMO3,
         FUNCTIONGEMMA,
