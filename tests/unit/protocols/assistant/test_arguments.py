@@ -93,6 +93,7 @@ JSON_FORMATS = {
 }
 
 
+V32_WRITE = '<｜DSML｜function_calls><｜DSML｜invoke name="write">'
 K3_WRITE = '<|open|>tools<|sep|><|open|>call tool="write" index="1"<|sep|>'
 M3_WRITE = ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="write">'
 
@@ -183,6 +184,9 @@ def test_only_the_models_own_end_closes(format: str, finish: Finish) -> None:
         ("glm45", "<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>ab", ("write", '{"text": "ab"}', True)),
         ("glm45", "<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>ab</arg_value>\n<arg_key>pa",
          ("write", '{"text": "ab"', False)),
+        ("deepseek_v32", f'{V32_WRITE}<｜DSML｜parameter name="input" string="true">{{"path": "a", "te',
+         ("write", '{"input": "{\\"path\\": \\"a\\", \\"te', False)),
+        ("deepseek_v32", f'{V32_WRITE}<｜DSML｜parameter name="path" string="true">a', ("write", '{"path": "a"}', True)),
         ("hy_v3", "<tool_calls:x><tool_call:x>write<arg_key:x>text</arg_key:x><arg_value:x>ab",
          ("write", '{"text": "ab"}', True)),
         ("hy_v3", "<tool_calls:x><tool_call:x>write<arg_key:x>text</arg_key:x><arg_value:x>ab</arg",

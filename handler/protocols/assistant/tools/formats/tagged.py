@@ -161,6 +161,8 @@ class DeepSeekV32(TaggedCalls):
     def end_call(self, ending: Ending = Ending.WHOLE) -> None:
         if self._wrapper is not None:
             self._wrapped = [_unwrap("".join(self._wrapped), *self._wrapper)]
+            if ending is Ending.OPEN:  # what is in the wrapper would have been the arguments
+                ending = Ending.BROKEN
         self._write_wrapped()
         super().end_call(ending)
 
