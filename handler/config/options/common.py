@@ -29,29 +29,26 @@ ROLLING_BATCHES = ("auto", "disable", "trtllm", "vllm", "lmi-dist", "scheduler")
 REASONING_PARSERS = (
     "auto", "deepseek_r1", "deepseek_v3", "qwen3", "glm45", "glm47", "minimax_m2", "minimax_m2_append_think", "kimi_k2",
     "mistral", "gemma4", "openai_gptoss", "granite", "nemotron_v3", "seed_oss", "deepseek_v4",
-    *("granite_thinking_parser", "holo2", "ling3", "mimo", "poolside_v1", "step3p5", "step5"),
+    *("kimi_k3", "minimax_m3", "deepseek_v41", "hy_v3", "hunyuan_a13b", "cohere_command3", "olmo3", "ernie45"),
+    *("k2_horizon", "inkling"),
+    *("granite_thinking_parser", "holo2", "ling3", "mimo", "poolside_v1", "step3p5", "step5", "step3", "hy_v4"),
+    "cohere_command4",
 )  # fmt: skip
 
 TOOL_CALL_PARSERS = (
     *("auto", "hermes", "smollm2", "llama3_json", "pythonic", "llama4_pythonic", "mistral", "qwen3_coder", "qwen3_xml"),
     *("deepseek_v3", "deepseek_v31", "deepseek_v32", "kimi_k2", "glm45", "glm47", "minimax_m2", "openai", "gemma4"),
     *("granite", "granite4", "phi4_mini_json", "seed_oss", "deepseek_v4", "mimo"),
-    *("llama4_json", "qwen3_json", "step3p5", "step5", "poolside_v1", "ling3"),
+    *("kimi_k3", "minimax_m3", "deepseek_v41", "hy_v3", "hy_v4", "jamba", "cohere_command3", "cohere_command4", "lfm2"),
+    *("olmo3", "functiongemma", "gigachat3", "apertus", "xlam", "internlm", "granite-20b-fc", "step3", "nemotron_json"),
+    *("longcat", "dots", "k2_horizon", "minicpm5", "inkling"),
+    *("llama4_json", "qwen3_json", "step3p5", "step5", "poolside_v1", "ling3", "ernie45", "hunyuan_a13b"),
 )
 
-VLLM_REASONING_PARSERS = (
-    *("beam", "cohere_command3", "cohere_command4", "deepseek_v41", "ernie45", "hf", "hunyuan_a13b", "hy_v3", "hy_v4"),
-    *("inkling", "k2_horizon", "kimi_k3", "minicpmv", "minimax_m3", "muse", "muse_glimmer", "musespark1x", "olmo3"),
-    *("plamo3", "step3"),
-)
+VLLM_REASONING_PARSERS = (*("beam", "hf", "minicpmv", "muse", "muse_glimmer", "musespark1x", "plamo3"),)
 """Names of vLLM 0.33 for reasoning that is not known here."""
 
-VLLM_TOOL_CALL_PARSERS = (
-    *("apertus", "beam", "cohere_command3", "cohere_command4", "deepseek_v41", "dots", "ernie45", "functiongemma"),
-    *("gigachat3", "granite-20b-fc", "hf", "hunyuan_a13b", "hy_v3", "hy_v4", "inkling", "internlm", "jamba"),
-    *("k2_horizon", "kimi_k3", "lfm2", "longcat", "minicpm5", "minimax_m3", "muse", "muse_glimmer", "musespark1x"),
-    *("olmo3", "plamo3", "step3", "xlam"),
-)
+VLLM_TOOL_CALL_PARSERS = (*("beam", "hf", "muse", "muse_glimmer", "musespark1x", "plamo3"),)
 """Names of vLLM 0.33 for tool calls of forms that are not known here."""
 
 

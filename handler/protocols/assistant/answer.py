@@ -126,4 +126,5 @@ def answer_form(
     if family is None:
         return AnswerForm(tools, trims=trims)
     lacks = context.unsupported.get("thinking_token_budget", "")
+    family = family.of(context.vocabulary, context.chat_template)
     return AnswerForm(tools, Thinking(family, arguments or {}, prefix, context.vocabulary, lacks), trims)

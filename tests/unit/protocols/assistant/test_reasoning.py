@@ -35,6 +35,8 @@ HARMONY = (
     "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
 )
 
+K3 = ("<|close|>think<|sep|>", "<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")
+
 ANSWERS: Sequence[tuple[str, bool, str, str, str]] = (
     # family, whether the prompt leaves a thought open, the answer, its thoughts, its text
     ("deepseek_r1", True, "Hm.\n</think>\n\nYes.", "Hm.\n", "\n\nYes."),
@@ -70,6 +72,51 @@ ANSWERS: Sequence[tuple[str, bool, str, str, str]] = (
     ("granite", False, "Here is my house", "", "Here is my house"),
     ("nemotron_v3", True, "Hm.\n</think>\nYes.", "Hm.", "\nYes."),
     ("seed_oss", True, "<seed:think>Hm.</seed:think>Yes.", "Hm.", "Yes."),
+    ("deepseek_v41", True, "Hm. <｜DSML｜ calls>x", "Hm.", "<｜DSML｜ calls>x"),
+    ("ernie45", True, "Hm.\n</think>\n\n<response>\nYes.\n</response>\n", "Hm.\n", "\n\n\nYes.\n"),
+    ("ernie45", True, "Hm.</think>Yes, <response>a</response> b", "Hm.", "Yes, <response>a</response> b"),
+    ("ernie45", True, f"Hm.</think>\n{CALL}", "Hm.", f"\n{CALL}"),
+    ("ernie45", True, "Hm.</think><resp", "Hm.", "<resp"),
+    ("ernie45", True, "Hm.</think><response>a</respon", "Hm.", "a</respon"),
+    ("ernie45", True, "Hm.</think><response> </response>\n b </response>", "Hm.", " </response>\n b "),
+    ("hunyuan_a13b", False, "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", "\nHm.\n", "\n\nYes.\n"),
+    ("hunyuan_a13b", False, "Yes.", "", "Yes."),
+    ("hunyuan_a13b", True, "Hm.<tool_calls>x", "Hm.", "<tool_calls>x"),
+    ("hy_v3", False, "Yes </think>.", "", "Yes </think>."),
+    ("hy_v3", True, "Hm.</think>Yes.", "Hm.", "Yes."),
+    ("olmo3", True, "<think>Hm.</think>Yes.", "Hm.", "Yes."),
+    ("olmo3", True, "Hm.<function_calls>x", "Hm.", "<function_calls>x"),
+    (
+        "inkling",
+        False,
+        "<|content_thinking|>Hm.<|end_message|><|message_model|><|content_text|>Yes.<|end_message|>",
+        "Hm.",
+        "Yes.",
+    ),
+    (
+        "inkling",
+        False,
+        "<|content_text|>A<|end_message|><|message_model|><|content_thinking|>Hm.<|end_mess",
+        "Hm.<|end_mess",
+        "A",
+    ),
+    ("k2_horizon", True, "<ifm|think>Hm.</ifm|think>Yes.", "Hm.", "Yes."),
+    ("kimi_k3", True, f"Hm.{K3[0]}{K3[1]}Yes.{K3[2]}{K3[3]}", "Hm.", "Yes."),
+    ("kimi_k3", True, f"Hm.{K3[1]}Yes.", "Hm.", "Yes."),
+    ("kimi_k3", True, f"Hm.{K3[0]}{K3[1]}Yes.{K3[2]}<|open|>", "Hm.", f"Yes.{K3[2]}<|open|>"),
+    ("kimi_k3", True, "Hm.<|open|>tools<|sep|>x", "Hm.", "<|open|>tools<|sep|>x"),
+    ("minimax_m3", False, "<mm:think>Hm.</mm:think>Yes.", "Hm.", "Yes."),
+    ("minimax_m3", False, "</mm:think>Yes.", "", "Yes."),
+    ("minimax_m3", False, "Hm.</mm:think>Yes.", "", "Hm.</mm:think>Yes."),
+    (
+        "cohere_command3",
+        False,
+        "<|START_THINKING|>Hm.<|END_THINKING|>\n<|START_RESPONSE|>Yes.<|END_RESPONSE|>",
+        "Hm.",
+        "\nYes.",
+    ),
+    ("cohere_command3", True, "Hm.<|END_THINKING|><|START_TEXT|>Yes.<|END_TEXT|>\n", "Hm.", "Yes."),
+    ("cohere_command3", True, "Hm.<|START_ACTION|>x", "Hm.", "<|START_ACTION|>x"),
 )
 
 
@@ -109,6 +156,20 @@ def test_every_family_is_an_option_and_has_an_answer_here() -> None:
     assert all(choose_family(alias, "") is FAMILIES[name] for alias, name in ALIASES.items())
 
 
+def test_a_checkpoints_own_ending_of_the_marks_is_its_vocabularys() -> None:
+    family = FAMILIES["hy_v3"]
+    texts = [b"<think:x1>", b"</think:x1>", b"<tool_calls:x1>", b"<think>", b"a"]
+    fitted = family.of(Vocabulary(texts, special=frozenset(range(4))), "{% set a = ':x2' %}")
+    assert (fitted.begin, fitted.end, fitted.calls) == (("<think:x1>",), ("</think:x1>",), ("<tool_calls:x1>",))
+    plain = Vocabulary([b"<think>"], special=frozenset({0}))
+    assert family.of(plain, "{{ x }}") == family.of(None, "") == family
+    for template in ("{%- set HYTK = ':x1' %}{{ '<think{}>'.format(HYTK) }}", "<think:x1>"):
+        assert family.of(plain, template) == family.of(None, template) == fitted
+    assert FAMILIES["qwen3"].of(None, "<think:x1>") is FAMILIES["qwen3"]
+    marks = FORMATS["hy_v3"].special(Vocabulary(texts, special=frozenset(range(4))))
+    assert marks == {"<tool_calls:x1>"}
+
+
 def test_calls_follow_thoughts() -> None:
     answer = f"Hm.</think>So: {CALL}"
     for pieces in ([answer], answer, [answer[:9], answer[9:30], answer[30:]]):
@@ -144,6 +205,16 @@ COMPANIES = {
     "granite": "granite",
     "nemotron_v3": "qwen3_coder",
     "seed_oss": "seed_oss",
+    "deepseek_v41": "deepseek_v41",
+    "ernie45": "hermes",
+    "hunyuan_a13b": "jamba",
+    "hy_v3": "hy_v4",
+    "olmo3": "olmo3",
+    "k2_horizon": "k2_horizon",
+    "inkling": "inkling",
+    "minimax_m3": "minimax_m3",
+    "cohere_command3": "cohere_command3",
+    "kimi_k3": "kimi_k3",
 }
 """The format of each family's calls."""
 
@@ -327,6 +398,13 @@ def test_a_thought_without_an_end_leaves_no_content() -> None:
         ("<think></think>", "qwen3"),
         ("<think></think> <arg_key>", "glm45"),
         ("<｜Assistant｜><think></think>", "deepseek_r1"),
+        ("'<|open|>' + tag", "kimi_k3"),
+        ("<mm:think> ]<]minimax[>[", "minimax_m3"),
+        ("<|START_THINKING|>", "cohere_command3"),
+        ("'<think{}>'.format(x)", "hy_v3"),
+        ("</think> <function_calls>", "olmo3"),
+        ("</think> <answer>", "hunyuan_a13b"),
+        ("</think> <response>", "ernie45"),
     ],
 )
 def test_auto_goes_by_the_template(template: str, family: str | None) -> None:
