@@ -27,7 +27,8 @@ from handler.config.options.option import (
 ROLLING_BATCHES = ("auto", "disable", "trtllm", "vllm", "lmi-dist", "scheduler")
 
 REASONING_PARSERS = (
-    "auto", "deepseek_r1", "deepseek_v3", "qwen3", "glm45", "glm47", "minimax_m2", "minimax_m2_append_think", "kimi_k2",
+    "auto", "none", "hf", "deepseek_r1", "deepseek_v3", "qwen3", "glm45", "glm47", "minimax_m2",
+    "minimax_m2_append_think", "kimi_k2",
     "mistral", "gemma4", "openai_gptoss", "granite", "nemotron_v3", "seed_oss", "deepseek_v4",
     *("kimi_k3", "minimax_m3", "deepseek_v41", "hy_v3", "hunyuan_a13b", "cohere_command3", "olmo3", "ernie45"),
     *("k2_horizon", "inkling"),
@@ -36,7 +37,8 @@ REASONING_PARSERS = (
 )  # fmt: skip
 
 TOOL_CALL_PARSERS = (
-    *("auto", "hermes", "smollm2", "llama3_json", "pythonic", "llama4_pythonic", "mistral", "qwen3_coder", "qwen3_xml"),
+    *("auto", "none", "hf", "hermes", "smollm2", "llama3_json", "pythonic", "llama4_pythonic", "mistral"),
+    *("qwen3_coder", "qwen3_xml"),
     *("deepseek_v3", "deepseek_v31", "deepseek_v32", "kimi_k2", "glm45", "glm47", "minimax_m2", "openai", "gemma4"),
     *("granite", "granite4", "phi4_mini_json", "seed_oss", "deepseek_v4", "mimo"),
     *("kimi_k3", "minimax_m3", "deepseek_v41", "hy_v3", "hy_v4", "jamba", "cohere_command3", "cohere_command4", "lfm2"),
@@ -45,10 +47,10 @@ TOOL_CALL_PARSERS = (
     *("llama4_json", "qwen3_json", "step3p5", "step5", "poolside_v1", "ling3", "ernie45", "hunyuan_a13b"),
 )
 
-VLLM_REASONING_PARSERS = (*("beam", "hf", "minicpmv", "muse", "muse_glimmer", "musespark1x", "plamo3"),)
+VLLM_REASONING_PARSERS = ("beam", "minicpmv", "muse", "muse_glimmer", "musespark1x", "plamo3")
 """Names of vLLM 0.33 for reasoning that is not known here."""
 
-VLLM_TOOL_CALL_PARSERS = (*("beam", "hf", "muse", "muse_glimmer", "musespark1x", "plamo3"),)
+VLLM_TOOL_CALL_PARSERS = ("beam", "muse", "muse_glimmer", "musespark1x", "plamo3")
 """Names of vLLM 0.33 for tool calls of forms that are not known here."""
 
 
@@ -64,7 +66,7 @@ def _parser(known: Collection[str], vllm: Collection[str], remedy: str) -> Calla
 
 
 _NO_TOOLS = "leave the option out, and send tools with tool_choice 'required' or a tool's name, or set option.tool_parser_plugin"
-_NO_REASONING = "leave the option out, and the model's reasoning stays in the text"
+_NO_REASONING = "leave the option out for auto; with none the model's reasoning stays in the text"
 
 
 STAND_IN = "echo"
@@ -148,9 +150,9 @@ class Options:
     enable_streaming: bool = option(_streaming, False, "dynamic batching only: answers as {\"outputs\": [...]} lines")
     enable_force_include_usage: bool = option(_switch, False, "every streamed chat and completion ends with its token counts, as with stream_options.include_usage")
     enable_tokenizer_info_endpoint: bool = option(_switch, False, "the embedded server has vLLM's /tokenizer_info, which shows the model's tokenizer_config.json and chat template")
-    tool_call_parser: str = option(_parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of the model's tool calls; auto: by its chat template")
+    tool_call_parser: str = option(_parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of the model's tool calls; auto: by its response template, else by its chat template; hf: by its response template; none: calls stay in the text")
     tool_parser_plugin: str | None = option(string, None, "a Python file with a parser of tool calls of one's own (models.md), relative to serving.properties, else to the working directory")
-    reasoning_parser: str | None = option(_parser(REASONING_PARSERS, VLLM_REASONING_PARSERS, _NO_REASONING), None, "family of the model's reasoning, which chats then show apart from the text (documents: wire/reasoning); auto: by the chat template; by default it stays in the text, as in vLLM and LMI")
+    reasoning_parser: str | None = option(_parser(REASONING_PARSERS, VLLM_REASONING_PARSERS, _NO_REASONING), None, "family of the model's reasoning, which chats show apart from the text (documents: wire/reasoning); auto: by its response template, else by its chat template; hf: by its response template; none: it stays in the text; by default as auto")
     trim_answers: bool = option(boolean, False, "text and reasoning in the answers to chats, messages and responses have no white space at their beginning and end")
     chat_template: str | None = option(string, None, "a chat template in place of the model's own: its text, or a file (relative to serving.properties, else to the working directory)")
     default_chat_template_kwargs: Mapping[str, Any] | None = option(json_object, None, "arguments of the chat template for requests that do not set them: {\"enable_thinking\": false}")

@@ -7,7 +7,6 @@ Source: Anthropic's API reference, "Messages", and the types of its Python packa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import InvalidPayload
@@ -66,7 +65,6 @@ class AnthropicMessages(Dialect):
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'messages' and 'max_tokens'")
         own, body = body, continued(body, context)
-        context = replace(context, separates_thoughts=True)
         thinking = read_thinking(body.get("thinking"))
         reader = MessagesReader(context)
         reader.read(body)

@@ -80,7 +80,7 @@ class ServerContext:
         fingerprint: the `system_fingerprint` of answers.
         tool_format: a `Format` of `assistant/`, that of `option.tool_parser_plugin`, which comes before
             `option.tool_call_parser`; or None.
-        separates_thoughts: thoughts are never part of the text, whatever `option.reasoning_parser` says.
+        response_template: a `ResponseTemplate` of `assistant/`, the model's own, where it reads the answers; or None.
         structural_tags: xgrammar's styles of arguments that the engine's structural tags have.
         task: what the model computes; requests for anything else are refused when they have been parsed.
         labels: names of the numbers of a classification.
@@ -109,7 +109,7 @@ class ServerContext:
     model_names: Sequence[str] = ("model",)
     fingerprint: str = "lmi"
     tool_format: Any = None
-    separates_thoughts: bool = False
+    response_template: Any = None
     structural_tags: frozenset[str] = frozenset()
     task: Task = Task.GENERATION
     labels: Sequence[str] = ()
@@ -126,8 +126,3 @@ class ServerContext:
     def own_name(self) -> str:
         """The model's name in answers to bodies that name none: the first of option.served_model_name, as in vLLM."""
         return next((name for name in self.config.served_model_name or () if name != "*"), self.model_names[0])
-
-    @property
-    def reasoning_parser(self) -> str:
-        """Name of the thoughts' family, or auto; "" leaves thoughts in the text."""
-        return self.config.reasoning_parser or ("auto" if self.separates_thoughts else "")

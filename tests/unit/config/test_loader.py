@@ -225,7 +225,7 @@ def test_several_names_have_commas_between_them() -> None:
 
 
 def test_tool_call_parsers_are_those_that_there_are() -> None:
-    assert set(TOOL_CALL_PARSERS) == {"auto", *FORMATS, *formats.ALIASES}
+    assert set(TOOL_CALL_PARSERS) == {"auto", "none", "hf", *FORMATS, *formats.ALIASES}
 
 
 @pytest.mark.parametrize("option", ["tool_call_parser", "reasoning_parser"])

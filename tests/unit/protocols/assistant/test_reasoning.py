@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +18,18 @@ from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload
 from handler.core.sequence import SequenceState
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Token
+from handler.protocols.assistant.choice import found
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
 from handler.protocols.assistant.reasoning.families import ALIASES, FAMILIES, choose_family
 from handler.protocols.assistant.reasoning.parsing import thinking_parser
 from handler.protocols.assistant.reasoning.request import Thinking
 from handler.protocols.assistant.template import check_defaults
 from handler.protocols.assistant.tools.formats import FORMATS
+from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.context import ServerContext
+from handler.protocols.lmi.asynchronous import AsyncChat, AsyncPrompt
+from handler.protocols.registry import INVOCATIONS, ROUTES
+from tests.unit.protocols.answers import answer as dialect_answer
 from tests.unit.protocols.answers import with_options
 from tests.unit.protocols.assistant import tool_texts
 from tests.unit.protocols.openai.requests import CHAT, NAMED, TOOLS, USER, chat, choices, events, saying
@@ -151,7 +156,7 @@ def test_thoughts_are_found_in_any_cutting(family: str, thinking: bool, answer: 
 
 
 def test_every_family_is_an_option_and_has_an_answer_here() -> None:
-    assert set(REASONING_PARSERS) == {"auto", *FAMILIES, *ALIASES}
+    assert set(REASONING_PARSERS) == {"auto", "none", "hf", *FAMILIES, *ALIASES}
     assert set(FAMILIES) == {answer[0] for answer in ANSWERS}
     assert all(choose_family(alias, "") is FAMILIES[name] for alias, name in ALIASES.items())
 
@@ -411,6 +416,69 @@ def test_auto_goes_by_the_template(template: str, family: str | None) -> None:
     found = choose_family("auto", template)
     assert (found and found.name) == family
     assert choose_family("", template) is None
+
+
+BY_DEFAULT = replace(NAMED, chat_template="{{ tools }} <tool_call> <think></think>")
+
+
+MESSAGES = {"messages": [USER]}
+CHATS: Mapping[str, tuple[Dialect, dict[str, Any]]] = {
+    "OpenAI's": (ROUTES["/v1/chat/completions"], MESSAGES),
+    "Messages": (ROUTES["/v1/messages"], {**MESSAGES, "max_tokens": 9}),
+    "Responses": (ROUTES["/v1/responses"], {"input": "hi"}),
+    "LMI's": (INVOCATIONS["lmi"], MESSAGES),
+    "LMI's of async mode": (AsyncChat(), MESSAGES),
+}
+PROMPTS: Mapping[str, tuple[Dialect, dict[str, Any]]] = {
+    "LMI": (INVOCATIONS["lmi"], {"inputs": "hi"}),
+    "LMI's async mode": (AsyncPrompt(), {"inputs": "hi"}),
+    "completions": (ROUTES["/v1/completions"], {"prompt": "hi"}),
+    "TGI": (ROUTES["/generate"], {"inputs": "hi"}),
+}
+
+
+@pytest.mark.parametrize("name", [None, "auto", "none"])
+@pytest.mark.parametrize("api", [*CHATS, *PROMPTS])
+def test_by_default_reasoning_is_apart_where_the_template_shows_it(api: str, name: str | None) -> None:
+    context = with_options(BY_DEFAULT, reasoning_parser=name)
+    dialect, body = {**CHATS, **PROMPTS}[api]
+    shown = dialect_answer(dialect, body, saying("<think>Hm.</think>Yes."), context).body.decode()
+    assert ("<think>Hm.</think>Yes." in shown) is (name == "none" or api in PROMPTS)
+    assert ("Hm." in shown, "Yes." in shown) == (True, True)
+
+
+def test_a_model_whose_template_shows_no_reasoning_is_read_as_ever() -> None:
+    (choice,) = json.loads(chat({}, saying("<think>Hm.</think>Yes."), NAMED).body)["choices"]
+    assert choice["message"]["content"] == "<think>Hm.</think>Yes."
+    assert "reasoning" not in choice["message"]
+
+
+def test_by_default_a_rule_that_cannot_follow_a_thought_holds_from_the_start() -> None:
+    for sampling, lacks in ((GUIDED, "it cannot"), (GUIDED._replace(presence_penalty=0.5), "")):
+        thinking = Thinking(FAMILIES["qwen3"], {}, None, BYTES, lacks, named=False)
+        assert thinking.read_prompt(Request("", sampling), "<think>\n").sampling == sampling
+        assert parts(thinking.parser().feed("a")) == ("", "a", [])
+    budgeted = GUIDED._replace(thinking_token_budget=2)
+    with pytest.raises(InvalidParameter, match="it cannot"):
+        Thinking(FAMILIES["qwen3"], {}, None, BYTES, "it cannot", named=False).read_prompt(Request("", budgeted), "")
+
+
+def test_the_start_says_which_parsers_read_the_answers() -> None:
+    assert found(BY_DEFAULT) == (
+        "reasoning: qwen3, by the chat template (option.reasoning_parser=none leaves it in the text); "
+        "tool calls: hermes, by the chat template"
+    )
+    assert found(NAMED) == "reasoning: none, by the chat template; tool calls: smollm2, by the chat template"
+    named = with_options(BY_DEFAULT, reasoning_parser="none", tool_call_parser="mistral")
+    assert found(named) == "reasoning: by option.reasoning_parser=none; tool calls: by option.tool_call_parser=mistral"
+
+
+def test_without_a_parser_calls_stay_in_the_text() -> None:
+    context = with_options(BY_DEFAULT, tool_call_parser="none")
+    (choice,) = json.loads(chat({"tools": TOOLS}, saying(f"Well. {CALL}"), context).body)["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (f"Well. {CALL}", "stop")
+    (request,) = CHAT.parse({"messages": [USER], "tools": TOOLS}, context).requests
+    assert request.tools, "the prompt shows them all the same"
 
 
 # -- the template's arguments -----------------------------------------------------------------------------------------
