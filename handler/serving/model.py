@@ -114,7 +114,7 @@ class ServedModel:
             time_limit=config.request_time_limit or 0.0,
         )
         self.driver = EngineDriver(self._batcher, rests=not stepped)
-        self.adapters = ServedAdapters(adapters, self._check_open, of_adapters)
+        self.adapters = ServedAdapters(adapters, self.check_open, of_adapters)
         gauges = Gauges(
             queued=lambda: self.num_queued,
             active=lambda: self._batcher.num_active,
@@ -187,7 +187,7 @@ class ServedModel:
         """Raise `Unavailable` where a new request would be turned away."""
         if self._engine.state is State.CLOSED and not self.draining:
             raise Unavailable(f"the engine is down: {self.reason}")
-        self._check_open()
+        self.check_open()
         (self._batches or self._batcher).check_room()
 
     def _check_engine(self) -> None:
@@ -304,7 +304,7 @@ class ServedModel:
     def _is_open(self) -> bool:
         return self.opened.done() and self.opened.exception() is None
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         """Raise `Unavailable` while it stops, or while adapters beside the model load: they get the first numbers."""
         if self.draining:
             raise Unavailable("the server is stopping")

@@ -24,7 +24,7 @@ Answer = Callable[[ResponseStore, str, str, QueryParams], Awaitable[Any]]
 class ResponseRoutes:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
-        one = {"GET": self._handler(_retrieve), "DELETE": self._handler(_delete)}
+        one = {"GET": self._handler(_retrieve), "DELETE": self._handler(_delete, changes=True)}
         self.routes = [
             Route("/v1/responses/{response}", Endpoint(one, errors=ERRORS)),
             Route(
@@ -33,10 +33,12 @@ class ResponseRoutes:
             ),
         ]
 
-    def _handler(self, answer: Answer) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    def _handler(self, answer: Answer, *, changes: bool = False) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             store, id = self._model.store, scope["path_params"]["response"]
             try:
+                if changes:
+                    self._model.check_open()
                 if store is None:
                     raise NotFound("no responses are stored here (option.responses_store)")
                 query = QueryParams(scope["query_string"])
