@@ -454,3 +454,11 @@ def test_the_key_is_sent_over_https(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         with engine(server) as found:
             assert one(found) == ([5, 6, 7], Finish.LENGTH, "")
         assert server.received[0].headers["authorization"] == "Bearer secret"
+
+
+def test_without_https_no_authorities_are_read() -> None:
+    """Reading them takes 20 ms and more."""
+    with listening() as server, mock.patch.object(ssl, "create_default_context", side_effect=AssertionError):
+        assert find_kind((server.url,)) == "vllm"
+        with engine(server) as found:
+            assert one(found) == ([5, 6, 7], Finish.LENGTH, "")
