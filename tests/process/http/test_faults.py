@@ -70,6 +70,7 @@ def test_a_request_whose_body_never_comes_is_told_at_the_end(path: str) -> None:
         assert "Traceback" not in server.log
 
 
+@pytest.mark.model
 def test_sigterm_before_it_serves_exits_0_as_well(demo_model: Path) -> None:
     command = [sys.executable, "-m", "handler", "serve", str(demo_model), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
