@@ -15,36 +15,6 @@ def exported(case: str, **changes: Any) -> dict[str, Any]:
     return cloudformation_template(resources(spec(case, **changes), decision(case)))
 
 
-def linted(template: dict[str, Any]) -> list[str]:
-    from cfnlint.api import lint  # a second, which no other worker needs
-    from cfnlint.config import ManualArgs
-
-    matches = lint(json.dumps(template), config=ManualArgs(regions=["eu-west-1"], ignore_checks=["E3019"]))
-    return [f"{match.rule.id}: {match.message}" for match in matches]
-
-
-def test_awss_own_linter_finds_nothing_but_what_is_wrong() -> None:
-    """All cases in one template, as the linter takes a second for each; so names stand there twice (E3019)."""
-    every = exported("plain")
-    every["Resources"], every["Outputs"] = {}, {}
-    for number, case in enumerate(CASES):
-        for name, resource in named_apart(exported(case)["Resources"], number).items():
-            every["Resources"][name] = resource
-    assert len(every["Resources"]) == sum(len(exported(case)["Resources"]) for case in CASES)
-    every["Resources"]["EndpointConfigOf0"]["Properties"]["ProductionVariants"][0]["InstanceKind"] = "ml.g5.xlarge"
-    (only,) = linted(every)
-    assert only.startswith("E3002")
-    assert "InstanceKind" in only
-
-
-def named_apart(resources: dict[str, Any], number: int) -> dict[str, Any]:
-    text = json.dumps(resources)
-    for name in resources:
-        text = text.replace(f'"{name}"', f'"{name}Of{number}"')
-    found: dict[str, Any] = json.loads(text)
-    return found
-
-
 def test_names_within_are_the_same_in_every_version() -> None:
     before, after = exported("components"), exported("components", options={"dtype": "fp16"})
     assert list(before["Resources"]) == list(after["Resources"])
