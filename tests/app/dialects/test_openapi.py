@@ -35,6 +35,7 @@ from handler.protocols.openapi.document import (
 from handler.protocols.registry import INVOCATIONS, POOLED_ROUTES, ROUTES, DispatchByField, dialects
 from handler.protocols.tensors import inputs as tensors
 from tests.app.server import serve
+from tests.one_test import in_one_test
 from tests.parameter_matrix import CHAT_VALUES, TENSOR_VALUES, VALUES
 from tests.servers import LiveServer, http
 from tests.unit.protocols.answers import DIALECTS
@@ -122,7 +123,7 @@ def test_every_example_has_its_shape() -> None:
             validator(operation.body).validate(operation.body["example"])
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "options",
     [
         (),
@@ -288,7 +289,7 @@ EXAMPLES = {"lmi.chat.TABLE": CHAT_VALUES, "lmi.body.TABLE": {**VALUES, **TENSOR
 """Values that are right."""
 
 
-@pytest.mark.parametrize("name", TABLES)
+@in_one_test("name", TABLES)
 def test_every_parameter_says_what_it_takes(name: str) -> None:
     values = EXAMPLES.get(name, {})
     for parameter, found in TABLES[name].items():

@@ -9,6 +9,7 @@ from deploy.errors import Refused
 from deploy.export.cloudformation import cloudformation_template, terraform_configuration
 from deploy.resources.build import resources
 from tests.deploy.cases import CASES, decision, spec
+from tests.one_test import in_one_test
 
 
 def exported(case: str, **changes: Any) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def stack_of(configuration: dict[str, Any]) -> dict[str, Any]:
     return dict(stack)
 
 
-@pytest.mark.parametrize("case", CASES)
+@in_one_test("case", CASES)
 def test_terraform_holds_the_template_in_one_stack(case: str) -> None:
     found = terraform(case)
     assert json.loads(stack_of(found)["template_body"]) == exported(case)
