@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 from unittest import mock
 
 import pytest
@@ -152,6 +153,23 @@ def serve(*arguments: str, env: Mapping[str, str] | None = None, seconds: float 
     try:
         server.start(arguments, {**clean_environment(), **(env or {})}, seconds)
         yield server
+    finally:
+        server.stop()
+
+
+class Ended(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run_to_end(*arguments: str, env: Mapping[str, str] | None = None) -> Ended:
+    """What `lmi serve` prints that ends by itself, as after `--check`."""
+    server, printed = AppServer(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed), pytest.raises(AssertionError, match="the server ended"):
+            server.start(arguments, {**clean_environment(), **(env or {})}, 60)
+        return Ended(server.stop(), printed.getvalue(), server.log)
     finally:
         server.stop()
 

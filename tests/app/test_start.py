@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.app.server import refused_start, serve
+from tests.one_test import in_one_test
 from tests.servers import http
 
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("arguments", "wanted"),
     [
         (("/no/such/model",), "there is no model at '/no/such/model'"),

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.docs.pages import ROOT, anchors, bars, links, outside_assets, pages, section, separate, slug
+from tests.one_test import in_one_test
 
 INDEX = "docs/README.md"
 TASKS = {
@@ -46,7 +47,7 @@ def followed(page: str) -> set[str]:
     return {os.path.normpath(Path(page).parent / target) for target in targets if target}
 
 
-@pytest.mark.parametrize("page", pages())
+@in_one_test("page", pages())
 def test_links_lead_to_files_and_headings(page: str) -> None:
     targets = [target for target in links(text(page)) if not re.match(r"(https?|mailto):", target)]
     assert [target for target in targets if dead(page, target)] == []
@@ -78,7 +79,7 @@ def test_every_page_of_docs_is_two_clicks_from_the_index() -> None:
     assert {page for page in pages() if page.startswith("docs/")} - near == {INDEX}
 
 
-@pytest.mark.parametrize("task", TASKS)
+@in_one_test("task", TASKS)
 def test_a_newcomer_finds(task: str) -> None:
     path, heading, words = TASKS[task]
     assert len(path) <= MAX_PAGES
@@ -100,7 +101,7 @@ def test_anchors_are_those_of_github(heading: str, anchor: str) -> None:
     assert slug(heading) == anchor
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("page", "expected"),
     [
         ("A list:\n* one\n  more\n* two", "A list:\n\n* one\n  more\n* two"),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from handler.config.engines import ENGINES
 from handler.config.options import SERVER_ENVIRONMENT
 from handler.config.options.lookup import find_option, key_of
 from handler.config.options.option import Gone
 from tests.docs.pages import ROOT, pages
+from tests.one_test import in_one_test
 
 EXCEPTIONS = {
     "option.entryPoint": "DJL Serving reads it; the embedded server takes a few values",
@@ -46,7 +45,7 @@ def is_option(key: str) -> bool:
     return key in SERVER_ENVIRONMENT or any(not isinstance(option.parse, Gone) for option in options)
 
 
-@pytest.mark.parametrize("page", pages())
+@in_one_test("page", pages())
 def test_the_options_of_a_page_exist(page: str) -> None:
     keys = named((ROOT / page).read_text()) - EXCEPTIONS.keys()
     assert {key for key in keys if not is_option(key)} == set()

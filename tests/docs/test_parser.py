@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.docs.blocks import Block, Command, Server, difference, json_difference, parse, programs
+from tests.one_test import in_one_test
 
 PAGE = """# Page
 <!-- server: echo -o 'option.x=a b' -->
@@ -55,7 +56,7 @@ def test_a_page() -> None:
     assert [item.runs for item in page.items if isinstance(item, Block)] == [False, True, False, False]
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("text", "fault"),
     [
         ("```\na\n```", "1: the language '' must be one of console, "),
@@ -89,7 +90,7 @@ def test_programs(command: str, words: list[list[str]]) -> None:
     assert list(programs(command)) == words
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("expected", "actual", "diff"),
     [
         ("a\nb", "a  \nb\n\n", []),
@@ -107,7 +108,7 @@ def test_outputs(expected: str, actual: str, diff: list[str]) -> None:
     assert [line for line in found if line[0] in "+-" and line[1:4] not in ("-- ", "++ ")] == diff
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("expected", "actual", "same"),
     [
         ('{"a": 1, "b": [2]}', '{"b":[2],"a":1}', True),

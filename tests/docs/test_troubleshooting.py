@@ -32,6 +32,7 @@ from handler.serving.loading.replicas import replica_places
 from tests.app.server import serve
 from tests.docs.blocks import ANY
 from tests.docs.pages import ROOT, section
+from tests.one_test import in_one_test
 from tests.servers import LiveServer, http, options, wait_for
 
 TEXT = (ROOT / "docs" / "troubleshooting.md").read_text()
@@ -234,7 +235,7 @@ def test_a_failed_request_is_on_the_page(name: str, limited: LiveServer) -> None
     assert any(matches(json.dumps(message, ensure_ascii=False)[1:-1], text) for message in MESSAGES), text
 
 
-@pytest.mark.parametrize("message", MESSAGES)
+@in_one_test("message", MESSAGES)
 def test_a_message_is_the_codes_own(message: str) -> None:
     assert len(message.replace(ANY, "")) >= VAGUE
     if message in FOREIGN:
@@ -307,7 +308,7 @@ def test_every_state_of_ping_is_on_the_page() -> None:
 AFTER = rows("After the start")
 
 
-@pytest.mark.parametrize(("cell", "cure"), AFTER)
+@in_one_test(("cell", "cure"), AFTER)
 def test_a_text_of_aws_has_the_advice_of_the_code(cell: str, cure: str) -> None:
     recognized = [causes(span.replace(ANY, "10")) for span in spans(cell)]
     assert all(recognized)

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.docs.pages import MAX_WORDS, ROOT, pages, sentences
+from tests.one_test import in_one_test
 
 BANNED = {
     r"\bdoors?\b": "a metaphor: name the thing",
@@ -32,7 +33,7 @@ def texts() -> dict[str, str]:
     return {name: (ROOT / name).read_text() for name in (*pages(), *names)}
 
 
-@pytest.mark.parametrize("word", BANNED)
+@in_one_test("word", BANNED)
 def test_no_page_comment_or_message_has_a_banned_word(word: str) -> None:
     expression = re.compile(word, re.IGNORECASE)
     places = {
@@ -43,7 +44,7 @@ def test_no_page_comment_or_message_has_a_banned_word(word: str) -> None:
     assert places == set(), BANNED[word]
 
 
-@pytest.mark.parametrize("page", pages())
+@in_one_test("page", pages())
 def test_sentences_are_short_and_begin_with_their_subject(page: str) -> None:
     text = (ROOT / page).read_text()
     faults = [f"{words} words: {sentence}" for sentence, words in sentences(text) if is_hard(sentence, words)]

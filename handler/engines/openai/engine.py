@@ -25,7 +25,7 @@ from handler.engines.huggingface.hub import fetch_descriptions as fetch
 from handler.engines.huggingface.hub import is_fetched
 from handler.engines.huggingface.model_files import check_tokenizer
 from handler.engines.openai.answer import Answer, Failed, Part, Refused
-from handler.engines.openai.client import Client, find_kind, find_model, suitable
+from handler.engines.openai.client import Client, find_kind, find_model, has_tls, suitable
 from handler.engines.openai.kinds import KINDS, completion
 from handler.engines.openai.servers import Server, choose
 from handler.engines.silence import Silence
@@ -73,12 +73,12 @@ class UrlEngine:
         self._max_silence = float(options["base_url_timeout"])
         self._servers = [Server(url) for url in options["base_url"]]
         self._secrets = (*secrets(), *_names(options["base_url"]))
-        self._has_tls = any(url.startswith("https:") for url in options["base_url"])
+        self._has_tls = has_tls(options["base_url"])
         self._running: dict[int, _Running] = {}
         self._parts: dict[int, Part] = {}  # by key; what came since the last step
         self._interrupted = False
         self._listen_at = 0.0  # the time of the next look for silent servers
-        self._client: Client = self._complete(_new_client(options["base_url_connect_timeout"]))
+        self._client: Client = self._complete(_new_client(options["base_url_connect_timeout"], self._has_tls))
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
             asked = find_model(self._client, options["base_url"], options.get("base_url_model"), self._wanted_kind)
@@ -386,8 +386,8 @@ def _names(urls: Sequence[str]) -> list[str]:
     return [*(host.netloc for host in hosts), *names]
 
 
-async def _new_client(connect_timeout: float) -> Client:
-    return Client(connect_timeout)  # aiohttp wants a running loop
+async def _new_client(connect_timeout: float, tls: bool) -> Client:
+    return Client(connect_timeout, tls=tls)  # aiohttp wants a running loop
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

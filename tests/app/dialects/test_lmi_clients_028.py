@@ -17,6 +17,7 @@ import pytest
 
 from tests.adapter_files import write_adapter
 from tests.app.server import serve
+from tests.one_test import in_one_test
 from tests.servers import LiveServer, http, options
 
 ECHO = ("--engine", "echo")
@@ -79,8 +80,8 @@ def read_lines(answer: httpx.Response, most: int = 5) -> dict[str, Any]:
 # -- rolling batch: vllm, lmi-dist, trtllm, scheduler, and no configuration but the model's name -----------------------
 
 
-@pytest.mark.parametrize("version", ["0.28", "0.29"])
-@pytest.mark.parametrize("name", ["auto", "vllm", "lmi-dist", "trtllm", "scheduler"])
+@in_one_test("version", ["0.28", "0.29"])
+@in_one_test("name", ["auto", "vllm", "lmi-dist", "trtllm", "scheduler"])
 def test_a_rolling_batch_streams_lines_by_its_output_formatter(name: str, version: str) -> None:
     """Those tests set the formatter, so that a request without `stream` is answered by lines."""
     settings = ("option.output_formatter=jsonlines", f"option.rolling_batch={name}", f"option.lmi_version={version}")

@@ -117,6 +117,7 @@ def test_an_image_in_a_chat(server: LiveServer, stream: bool) -> None:
     assert choice["finish_reason"] == "length"
 
 
+@pytest.mark.model
 def test_the_prompts_tokens_are_scored(demo_model: Path) -> None:
     """The client asks for them in whole answers alone, as vLLM has none in streams."""
     parameters = {"do_sample": True, "max_new_tokens": 4, "details": True, "decoder_input_details": True}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, ValidationError
 
 from handler import protocols
 from handler.core.framing import dumps
@@ -35,6 +35,7 @@ from handler.protocols.openapi.document import (
 from handler.protocols.registry import INVOCATIONS, POOLED_ROUTES, ROUTES, DispatchByField, dialects
 from handler.protocols.tensors import inputs as tensors
 from tests.app.server import serve
+from tests.one_test import in_one_test
 from tests.parameter_matrix import CHAT_VALUES, TENSOR_VALUES, VALUES
 from tests.servers import LiveServer, http
 from tests.unit.protocols.answers import DIALECTS
@@ -122,7 +123,7 @@ def test_every_example_has_its_shape() -> None:
             validator(operation.body).validate(operation.body["example"])
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "options",
     [
         (),
@@ -227,8 +228,17 @@ def test_every_dialect_has_golden_files() -> None:
     assert not without, f"{sorted(without)}: `golden.py` in the folder of their tests, see handler/protocols/README.md"
 
 
-@pytest.mark.parametrize("name", DIALECT_OF_FILE)
-def test_golden_files_are_as_described(name: str) -> None:
+def test_golden_files_are_as_described() -> None:
+    failed = {}
+    for name in DIALECT_OF_FILE:
+        try:
+            _check_golden_file(name)
+        except (AssertionError, ValidationError) as error:
+            failed[name] = str(error)
+    assert not failed, "\n\n".join(f"{name}: {told}" for name, told in failed.items())
+
+
+def _check_golden_file(name: str) -> None:
     asked, _, answered = (GOLDEN / f"{name}.txt").read_text().partition("\n< ")
     head, _, body = answered.partition("\n")
     status, kind = head.partition(";")[0].split(" ", 1)
@@ -279,7 +289,7 @@ EXAMPLES = {"lmi.chat.TABLE": CHAT_VALUES, "lmi.body.TABLE": {**VALUES, **TENSOR
 """Values that are right."""
 
 
-@pytest.mark.parametrize("name", TABLES)
+@in_one_test("name", TABLES)
 def test_every_parameter_says_what_it_takes(name: str) -> None:
     values = EXAMPLES.get(name, {})
     for parameter, found in TABLES[name].items():

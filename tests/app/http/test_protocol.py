@@ -13,6 +13,7 @@ from handler.http import protocol
 from handler.http.exchange import EXCHANGE
 from tests.app.http.connection import DEADLINE, Connection, answer, connected, exchange, mirror, settle
 from tests.app.http.test_upgrade import bodies
+from tests.one_test import in_one_test
 
 CHUNKED = b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
 GET = b"GET /b HTTP/1.1\r\n\r\n"
@@ -155,9 +156,9 @@ def test_a_body_that_ends_after_its_early_answer_leaves_the_connection_usable() 
 # -- size --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("field", [b"a: b\r\n", b"a: " + b"b" * 1000 + b"\r\n", b"a: " + b"b" * 100_000])
-@pytest.mark.parametrize("packet", [1 << 12, 1 << 18])
-@pytest.mark.parametrize("before", [b"GET / HTTP/1.1\r\n", CHUNKED], ids=["headers", "trailers"])
+@in_one_test("field", [b"a: b\r\n", b"a: " + b"b" * 1000 + b"\r\n", b"a: " + b"b" * 100_000])
+@in_one_test("packet", [1 << 12, 1 << 18])
+@in_one_test("before", [b"GET / HTTP/1.1\r\n", CHUNKED], ids=["headers", "trailers"])
 def test_endless_heads_and_trailers_are_431(before: bytes, packet: int, field: bytes) -> None:
     data = before + field * (400_000 // len(field))
     parts = [data[start : start + packet] for start in range(0, len(data), packet)]

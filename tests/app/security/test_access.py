@@ -17,6 +17,7 @@ from handler.core.errors import ConfigError
 from handler.http.security.access import Access, read_access
 from tests.app.server import serve
 from tests.environment import clean_environment
+from tests.one_test import in_one_test
 from tests.servers import http
 
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
@@ -33,7 +34,7 @@ def test_keys_come_from_both_sources_and_leave_the_environment() -> None:
     assert "hidden-key" not in repr(read("hidden-key"))
 
 
-@pytest.mark.parametrize("key", ["", "with space", "a,b", "\u00e9", "x" * 1025, "line\n"])
+@in_one_test("key", ["", "with space", "a,b", "\u00e9", "x" * 1025, "line\n"])
 def test_a_key_that_no_header_could_bear(key: str) -> None:
     with pytest.raises(ConfigError, match="--api-key: a key is 1 to 1024 visible ASCII") as found:
         read(key)
@@ -54,9 +55,7 @@ def test_origins(origin: str) -> None:
     assert read(origins=[origin]).origins == {origin.lower()}
 
 
-@pytest.mark.parametrize(
-    "origin", ["", "example.com", "https://example.com/", "https://a.b/c", "https://u@a.b", "null"]
-)
+@in_one_test("origin", ["", "example.com", "https://example.com/", "https://a.b/c", "https://u@a.b", "null"])
 def test_what_is_no_origin(origin: str) -> None:
     with pytest.raises(ConfigError, match="--allow-origin"):
         read(origins=[origin])

@@ -10,6 +10,7 @@ from handler.core.errors import ConfigError
 from handler.http.security.access import Access, read_access
 from handler.http.security.allowed_hosts import AllowedHosts
 from tests.app.server import serve
+from tests.one_test import in_one_test
 from tests.servers import LiveServer, http, raw
 
 OWN = [
@@ -27,14 +28,14 @@ def hosts(*allowed: str, keys: tuple[str, ...] = (), host: str = "127.0.0.1", at
     return AllowedHosts.of(Access(keys=keys, hosts=frozenset(allowed)), host, at)
 
 
-@pytest.mark.parametrize("header", OWN)
-@pytest.mark.parametrize("at", ["127.0.0.1", "127.0.1.1", "::1"])
+@in_one_test("header", OWN)
+@in_one_test("at", ["127.0.0.1", "127.0.1.1", "::1"])
 def test_names_of_this_machine(at: str, header: str) -> None:
     assert hosts(at=at).admits(header)
 
 
-@pytest.mark.parametrize("header", FOREIGN)
-@pytest.mark.parametrize("at", ["127.0.0.1", "127.0.1.1", "::1"])
+@in_one_test("header", FOREIGN)
+@in_one_test("at", ["127.0.0.1", "127.0.1.1", "::1"])
 def test_other_names(at: str, header: str) -> None:
     assert not hosts(at=at).admits(header)
 

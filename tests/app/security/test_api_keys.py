@@ -19,6 +19,7 @@ from handler.http.routes.pages import ASSETS
 from handler.http.security.api_keys import ApiKeys, Keys
 from handler.protocols.registry import INVOCATIONS
 from tests.app.server import serve
+from tests.one_test import in_one_test
 from tests.servers import LiveServer, http, wait_for
 
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
@@ -39,7 +40,7 @@ def locked() -> Iterator[LiveServer]:
 # -- the comparison ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("header", "let_in"),
     [
         ("Bearer one", True),
@@ -63,7 +64,7 @@ def test_admission(header: str, let_in: bool) -> None:
     assert Keys(["one", "two"]).admit(header) is let_in
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("authorization", "api_key", "let_in"),
     [
         ("", "two", True),

@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 
 from deploy.redaction import is_secret, redact
+from tests.one_test import in_one_test
 
 
-@pytest.mark.parametrize("name", [
+@in_one_test("name", [
     "HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN", "hfToken", "token", "DB_PASSWORD", "API_KEY", "apiKey", "MY_API_KEYS",
     "AWS_SECRET_ACCESS_KEY", "CLIENT_SECRET", "SECRET_VALUE", "SSH_PRIVATE_KEY", "option.hf_token",
 ])  # fmt: skip
@@ -13,7 +14,7 @@ def test_names_that_hide_something(name: str) -> None:
     assert is_secret(name, "abcdef")
 
 
-@pytest.mark.parametrize("name", [
+@in_one_test("name", [
     "MAX_TOKENS", "max_num_batched_tokens", "tokens_per_block", "tokenizer_mode", "sink_token_length", "Key",
     "KmsKeyId", "HF_TOKEN_SECRET_ARN", "SECRET_ARN", "SECRET_NAME", "S3Uri", "monkey",
 ])  # fmt: skip
@@ -36,7 +37,7 @@ def test_numbers_hide_nothing(value: str) -> None:
     assert not is_secret("MAX_TOKEN", value)
 
 
-@pytest.mark.parametrize("value", [
+@in_one_test("value", [
     "hf_" + "a1B2" * 8, "AKIA" + "ABCD1234" * 2, "Bearer sk-" + "x" * 24, "ghp_" + "a" * 36,
     "sagemaker-api-key-" + "aGVsbG8" * 4, "github_pat_" + "11ABcd_" * 6, "nvapi-" + "aB3-" * 10, "xoxb-" + "123-ab" * 6,
     "postgres://user:hunter2@database/x", "http://:hunter2@proxy:80", "https://b/?X-Amz-Signature=0a1b2c",

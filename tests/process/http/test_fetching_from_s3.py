@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.app.server import run_to_end
 from tests.doubles.bucket import Bucket, serve_bucket
 from tests.environment import clean_environment
 from tests.ports import free_port
@@ -105,8 +106,6 @@ def test_hf_model_id_is_the_directory_whose_options_count(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("engine", ["openvino", "echo"])
 def test_a_check_says_what_a_start_downloads(tmp_path: Path, engine: str) -> None:
-    environ = {**clean_environment(), "OPTION_MODEL_ID": "s3://b/a"}
-    checking = [sys.executable, "-m", "handler", "serve", "--engine", engine, "--check"]
-    ended = subprocess.run(checking, env=environ, capture_output=True, text=True, timeout=60)
+    ended = run_to_end("--engine", engine, "--check", env={"OPTION_MODEL_ID": "s3://b/a"})
     assert ended.returncode == 0
     assert ("option.model_id=s3://b/a: the start downloads it" in ended.stdout) is (engine == "openvino")

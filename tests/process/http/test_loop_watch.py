@@ -16,15 +16,16 @@ from tests.servers import PATIENCE, ServerProcess, serve, wait_for
 
 pytestmark = pytest.mark.long
 
-PROCESS = ("--engine", "echo", "-o", "option.engine_isolation=process")
+ECHO = ("--engine", "echo")
+PROCESS = (*ECHO, "-o", "option.engine_isolation=process")
 
 
 @contextlib.contextmanager
-def blocked(kind: str, seconds: float, directory: Path) -> Iterator[ServerProcess]:
+def blocked(kind: str, seconds: float, directory: Path, *arguments: str) -> Iterator[ServerProcess]:
     """A ready server whose loop begins to stand still."""
     file = directory / "block"
     program = ("-m", "tests.process.http.blocking", kind, str(file))
-    with serve(*PROCESS, "-o", f"option.event_loop_timeout={seconds}", program=program) as server:
+    with serve(*(arguments or ECHO), "-o", f"option.event_loop_timeout={seconds}", program=program) as server:
         server.wait_ready()
         file.touch()
         wait_for(lambda: "the loop stands still" in server.log, PATIENCE, "it goes on")
@@ -33,7 +34,7 @@ def blocked(kind: str, seconds: float, directory: Path) -> Iterator[ServerProces
 
 @pytest.mark.parametrize(("kind", "where"), [("sleep", "in sleeping"), ("regex", "in matching"), ("gil", "in holding")])
 def test_a_loop_that_stands_still_ends_the_server(kind: str, where: str, tmp_path: Path) -> None:
-    with blocked(kind, 2, tmp_path) as server:
+    with blocked(kind, 2, tmp_path, *PROCESS) as server:
         children = descendants(server.process.pid)
         assert children
         assert server.wait(PATIENCE) == -signal.SIGABRT
@@ -72,7 +73,7 @@ def test_a_debugger_may_take_its_time(tmp_path: Path) -> None:
 
 
 def test_a_stopped_process_is_not_ended() -> None:
-    with serve(*PROCESS, "-o", "option.event_loop_timeout=1") as server:
+    with serve(*ECHO, "-o", "option.event_loop_timeout=1") as server:
         server.wait_ready()
         server.send_signal(signal.SIGSTOP)
         time.sleep(3)

@@ -16,6 +16,7 @@ from handler.config.options import OPTIONS
 from handler.config.options.engine_arguments import engine_arguments, parser, read_class, shipped
 from handler.core.errors import ConfigError
 from handler.engines.vllm.arguments import construct
+from tests.one_test import in_one_test
 from tests.unit.config.engine_arguments import merge
 
 SOURCE = """
@@ -45,7 +46,7 @@ def test_a_class_is_read_from_its_source() -> None:
     assert read_class(SOURCE, "Other") == {}
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("types", "text", "value"),
     [
         ("bool", "True", True),
@@ -96,7 +97,7 @@ def test_the_installed_engine_is_asked_first(tmp_path: Path, monkeypatch: pytest
     ]
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("engine", "given", "wanted"),
     [
         ("vllm", ['kv_transfer_config={"kv_connector": "C"}'], {"kv_transfer_config": {"kv_connector": "C"}}),

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-import pytest
-
 from handler.config.options import KNOWN
 from handler.config.options.foreign import FOREIGN, JAVA, VARIABLES_OF
 from handler.config.options.lookup import key_of
 from handler.config.options.variables import _CONVERSIONS, SECRET, VARIABLES
+from tests.one_test import in_one_test
 
 TEXT = (files("handler.config.options") / "foreign.json").read_text(encoding="utf-8")
 DATA = json.loads(TEXT)
@@ -41,7 +40,7 @@ def test_each_name_has_a_line_of_its_own() -> None:
     assert wanted <= written
 
 
-@pytest.mark.parametrize("group", [*DATA["options"], *DATA["variables"]])
+@in_one_test("group", [*DATA["options"], *DATA["variables"]])
 def test_each_line_says_one_thing(group: str) -> None:
     for of, name, line in lines():
         if of == group:

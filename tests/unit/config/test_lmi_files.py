@@ -10,6 +10,7 @@ import pytest
 from handler.config.config import Config
 from handler.config.loader import Reading, read_config
 from handler.config.options.listing import describe
+from tests.one_test import in_one_test
 
 
 def read(*lines: str, engine: str = "vllm", **environ: str) -> Reading:
@@ -30,7 +31,7 @@ option.enable_reasoning option.skops_trusted_types option.speculative_telemetry
 """
 
 
-@pytest.mark.parametrize("name", IGNORED.split())
+@in_one_test("name", IGNORED.split())
 def test_a_name_that_lmi_ignores_gets_one_line(name: str) -> None:
     (warning,) = config(f"{name}=1").warnings
     assert warning.startswith(f"without effect here: {name} (-o {name}=1); ")
@@ -72,7 +73,7 @@ def test_a_variable_refuses_every_unknown_name() -> None:
 # -- values ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("lines", "wanted"),
     [
         (["option.task=image-text-to-text"], {"task": "auto"}),
@@ -176,10 +177,8 @@ def test_a_format_of_weights_that_only_lmis_own_vllm_had_is_refused() -> None:
 # -- engines of DJL's own ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["Rust", "OnnxRuntime", "PyTorch"])
-@pytest.mark.parametrize(
-    "task", [(), ("option.task=text-embedding",), ("option.task=text_embedding",), ("option.task=rerank",)]
-)
+@in_one_test("name", ["Rust", "OnnxRuntime", "PyTorch"])
+@in_one_test("task", [(), ("option.task=text-embedding",), ("option.task=text_embedding",), ("option.task=rerank",)])
 def test_an_engine_of_djls_own_that_embeds_is_replaced_with_one_line(name: str, task: tuple[str, ...]) -> None:
     found = config(f"engine={name}", *task, "option.model_id=owner/model", engine="openvino")
     assert (found.task, found.engine) == ("pooling", "openvino")

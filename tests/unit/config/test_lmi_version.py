@@ -12,6 +12,7 @@ from handler.config.config import Config
 from handler.config.lmi_version import VERSIONS, LmiVersion, release_of
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
+from tests.one_test import in_one_test
 
 ASYNC = "option.async_mode=true"
 HANDLER = "option.entryPoint=djl_python.lmi_vllm.vllm_async_service"
@@ -41,7 +42,7 @@ def test_each_release_is_comparable(release: LmiVersion) -> None:
     assert pickle.loads(pickle.dumps(found.lmi_version)) == release
 
 
-@pytest.mark.parametrize("text", ["0.27", "0.39", "28", "1.0", "0.28.x", "latest", "", "0.4", "9" * 5000 + ".1"])
+@in_one_test("text", ["0.27", "0.39", "28", "1.0", "0.28.x", "latest", "", "0.4", "9" * 5000 + ".1"])
 def test_a_release_that_does_not_exist_is_refused_with_those_that_do(text: str) -> None:
     with pytest.raises(ConfigError, match=r"option\.lmi_version.*must be one of 0\.28, 0\.29, .*, 0\.37, 0\.38"):
         read_config(environ={"OPTION_LMI_VERSION": text}).checked()
@@ -83,7 +84,7 @@ def test_the_option_beats_whatever_tells(tmp_path: Path) -> None:
     assert (found.lmi_version, found.where("option.lmi_version")) == ((0, 33), "serving.properties, line 2")
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("tag", "wanted"),
     [
         ("0.28.0-lmi10.0.0-cu124", (0, 28)), ("0.36.0-lmi18.0.0-cu128", (0, 36)), ("0.36.0-lmi25.0.0-cu130", (0, 36)),
@@ -96,7 +97,7 @@ def test_an_images_tag_tells_its_release(tag: str, wanted: tuple[int, int] | Non
     assert release_of(tag) == wanted
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("overrides", "wanted"),
     [
         ([], False),

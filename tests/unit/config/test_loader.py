@@ -16,6 +16,7 @@ from handler.core.errors import ConfigError
 from handler.protocols.assistant.tools import formats
 from handler.protocols.assistant.tools.formats import FORMATS
 from handler.serving.loading.engine_spec import choose_engine
+from tests.one_test import in_one_test
 
 ROOT = Path(__file__).parents[3]
 
@@ -76,7 +77,7 @@ def test_a_key_without_its_prefix_is_pointed_right() -> None:
     assert "did you mean 'option.tgi_compat'" in refused("tgi_compat=true")
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("override", "wanted"),
     [
         ("option.tgi_compat=yes", "must be true or false"),
@@ -126,7 +127,7 @@ def test_another_handler_or_task_stops_the_embedded_server(key: str, harmless: s
         read_config(overrides=[f"{key}={other}"], environ={}, java=True).checked()  # Java has read it
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("text", "limits"),
     [("image=0", {"image": 0}), ('{"image": 0, "video": 0}', {"image": 0, "video": 0}), ("image=4", {"image": 4}),
      ("image=0,video=1", None), ('{"image": 4, "video": 2}', None), ("audio:8", None)],
@@ -173,22 +174,22 @@ def test_one_stage_is_what_every_engine_has(engine: str) -> None:
     assert "must be a whole number of at least 1" in str(problem)
 
 
-@pytest.mark.parametrize("option", ["is_peft_model=true", "default_accept=text/csv", 'kwargs={"a": 1}'])
-@pytest.mark.parametrize("engine", ["echo", "vllm"])
+@in_one_test("option", ["is_peft_model=true", "default_accept=text/csv", 'kwargs={"a": 1}'])
+@in_one_test("engine", ["echo", "vllm"])
 def test_what_lmi_s_other_handlers_read_is_refused_with_its_reason(option: str, engine: str) -> None:
     overrides = [f"option.llm_engine={engine}", f"option.{option}"]
     (problem,) = read_config(overrides=overrides, environ={}).problems
     assert "unknown" not in str(problem)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("line", "why"),
     [
         ("option.adapters=adapters", "LoRA adapters lie in the model's directory adapters"),
         ("option.max_new_tokens=100", "the server reads it from each request's parameters"),
     ],
 )
-@pytest.mark.parametrize("engine", ["echo", "openvino", "openai", "vllm", "trtllm"])
+@in_one_test("engine", ["echo", "openvino", "openai", "vllm", "trtllm"])
 def test_what_lmi_itself_reads_nowhere_is_reported_and_no_reason_to_stop(line: str, why: str, engine: str) -> None:
     """LMI's own test configurations write both lines."""
     found = read_config(overrides=[f"option.llm_engine={engine}", line], environ={})
@@ -209,7 +210,7 @@ def test_every_engine_has_a_folder_of_its_name() -> None:
             assert callable(getattr(module, function)), name
 
 
-@pytest.mark.parametrize("engine", LLM_ENGINES)
+@in_one_test("engine", LLM_ENGINES)
 def test_no_option_of_an_engine_hides_another_of_its_own(engine: str) -> None:
     own = [option for option in OPTIONS if engine in option.engines or not option.engines]
     names = [name for option in own for name in (option.key, *option.aliases)]

@@ -12,6 +12,7 @@ from handler.config.options import KNOWN
 from handler.config.options.lookup import Unknown, unknown_option
 from handler.config.options.option import Gone, shown
 from handler.core.errors import ConfigError, Problem, Problems
+from tests.one_test import in_one_test
 
 ECHO = "option.llm_engine=echo\n"
 
@@ -136,8 +137,8 @@ def test_steps_go_on_after_a_problem() -> None:
     Problems().check()
 
 
-@pytest.mark.parametrize("engine", ["", "openvino", "vllm"])
-@pytest.mark.parametrize("key", ["swap_space", "max_batch_size", "enable_block_reuse", "cuda_graph_batch_sizes"])
+@in_one_test("engine", ["", "openvino", "vllm"])
+@in_one_test("key", ["swap_space", "max_batch_size", "enable_block_reuse", "cuda_graph_batch_sizes"])
 def test_a_suggestion_is_no_option_that_is_refused(engine: str, key: str) -> None:
     _, _, hint = unknown_option(f"option.{key}s", engine).message.partition("did you mean '")
     for option in KNOWN.get(hint.removesuffix("'?"), []):
@@ -235,7 +236,7 @@ def test_an_address_that_is_none_is_refused_before_the_start(url: str) -> None:
 _DEEP = '{"a":' * 100_000
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("setting", "told"),
     [
         (f"option.engine_args={_DEEP}", "must be a JSON object: it is nested too deeply"),

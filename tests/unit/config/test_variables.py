@@ -11,13 +11,14 @@ from handler.config.config import Config
 from handler.config.environment import name_hub_token
 from handler.config.loader import Reading, read_config
 from handler.config.options.variables import VARIABLES
+from tests.one_test import in_one_test
 
 
 def reading(environ: dict[str, str], *overrides: str) -> Reading:
     return read_config(overrides=overrides, environ=environ)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("environ", "wanted"),
     [
         # TGI and Hugging Face
@@ -69,7 +70,7 @@ def value(config: Config, name: str) -> Any:
     return getattr(config, name, None) or config.engine_options.get(name, getattr(config, name, None))
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("environ", "wanted"),
     [
         ({"SM_NUM_GPUS": "x"}, "environment variable SM_NUM_GPUS: option.tensor_parallel_degree=x: must be a whole"),
@@ -106,7 +107,7 @@ def test_options_beat_foreign_names() -> None:
     assert (config.dtype, problems) == ("bf16", ())
 
 
-@pytest.mark.parametrize("name", sorted(VARIABLES))
+@in_one_test("name", sorted(VARIABLES))
 def test_no_variable_is_passed_over(name: str) -> None:
     """It sets something, is refused, or has no effect and says so; those that others or a host read say nothing."""
     config, problems, _ = reading({name: "7"})

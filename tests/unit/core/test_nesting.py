@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from handler.core.nesting import MAX_DEPTH, is_too_deep
+from tests.one_test import in_one_test
 
 
-@pytest.mark.parametrize(("begin", "end"), [("[", "]"), ('{"a":', "}")])
-@pytest.mark.parametrize("levels", [1, MAX_DEPTH, MAX_DEPTH + 1, 2 * MAX_DEPTH])
+@in_one_test(("begin", "end"), [("[", "]"), ('{"a":', "}")])
+@in_one_test("levels", [1, MAX_DEPTH, MAX_DEPTH + 1, 2 * MAX_DEPTH])
 def test_levels_are_counted(begin: str, end: str, levels: int) -> None:
     text = begin * levels + "1" + end * levels
     assert is_too_deep(json.loads(text), text) == (levels > MAX_DEPTH)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.text import Detokenizer, Prompt, StopMatcher, Vocabulary, spans
+from tests.one_test import in_one_test
 
 BYTES = Vocabulary([bytes([value]) for value in range(256)] + [b"<|end|>"], special=[256])
 
@@ -122,7 +122,7 @@ def test_what_is_included_is_never_held_back() -> None:
 WORDS = Vocabulary([b"Hi", b" you", "é".encode()[:1], "é".encode()[1:], b"<s>", b"\n"], special={4})
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("text", "ids", "found"),
     [
         ("Hi you\n", [0, 1, 5], [(0, 2), (2, 6), (6, 7)]),

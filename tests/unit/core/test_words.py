@@ -12,6 +12,7 @@ from handler.core.errors import AdapterFailed, GenerationFailed, RefusedByEngine
 from handler.core.values import Finish
 from handler.core.words import client_words, log_words
 from handler.engines.base import Output, engine_failure, failed
+from tests.one_test import in_one_test
 
 SAME = [
     "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens",
@@ -43,12 +44,12 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("text", SAME)
+@in_one_test("text", SAME)
 def test_what_helps_a_client_stays(text: str) -> None:
     assert client_words(text) == log_words(text) == text
 
 
-@pytest.mark.parametrize(("text", "words"), CHANGED.items())
+@in_one_test(("text", "words"), CHANGED.items())
 def test_what_no_client_should_read_goes(text: str, words: str) -> None:
     assert client_words(text) == words
 
@@ -62,7 +63,7 @@ def test_known_keys_go_in_any_form_and_long_words_are_cut() -> None:
         assert words.endswith("…")
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "piece",
     [
         "/a",
@@ -89,8 +90,8 @@ def test_the_work_is_bounded(piece: str) -> None:
     assert time.process_time() - began < 0.5
 
 
-@pytest.mark.parametrize("text", ["eyJ-" * 25_000, "AError('" * 200 + "'," * 1500, ".D" * 9_000, "a.A" * 9_000])
-@pytest.mark.parametrize("words", [client_words, log_words])
+@in_one_test("text", ["eyJ-" * 25_000, "AError('" * 200 + "'," * 1500, ".D" * 9_000, "a.A" * 9_000])
+@in_one_test("words", [client_words, log_words])
 def test_no_pattern_begins_its_search_again_at_each_character(words: Callable[[str], str], text: str) -> None:
     began = time.process_time()
     words(text)

@@ -11,6 +11,7 @@ from handler.core.values import StructuredOutput
 from handler.engines.structured_output.ebnf import Unreadable, acyclic
 from handler.engines.structured_output.json_grammar import json_grammar
 from handler.engines.trtllm.structured_output import check
+from tests.one_test import in_one_test
 
 HIDDEN = 'root ::= [a-z]{300} s\ns ::= s s s s | [a-z] | ""'
 
@@ -39,7 +40,7 @@ FINE = {
 }
 
 
-@pytest.mark.parametrize("name", CYCLIC)
+@in_one_test("name", CYCLIC)
 def test_a_cyclic_rule_is_refused_by_its_name(name: str) -> None:
     text, rule = CYCLIC[name]
     with pytest.raises(ValueError, match="is cyclic") as refusal:
@@ -47,12 +48,12 @@ def test_a_cyclic_rule_is_refused_by_its_name(name: str) -> None:
     assert str(refusal.value).startswith(f"the rule '{rule}' ") or name in ("by way of others", "in a macro")
 
 
-@pytest.mark.parametrize("name", FINE)
+@in_one_test("name", FINE)
 def test_recursion_with_text_beside_it_is_fine(name: str) -> None:
     acyclic(FINE[name])
 
 
-@pytest.mark.parametrize("text", ["", 'start: "a"', "root ::= x", 'root ::= ("a"', "root ::= a{}\na ::= [b]", "a\0"])
+@in_one_test("text", ["", 'start: "a"', "root ::= x", 'root ::= ("a"', "root ::= a{}\na ::= [b]", "a\0"])
 def test_what_is_no_grammar_is_unreadable(text: str) -> None:
     if text:
         with pytest.raises(Unreadable, match="EBNF"):
@@ -61,7 +62,7 @@ def test_what_is_no_grammar_is_unreadable(text: str) -> None:
         assert acyclic(text).abridged() == [""]
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("text", "abridged"),
     [
         ("root ::= [a-z]{300} s", '([a-z] { 300 } | "~") (s | "~")'),

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 
-import pytest
-
 from handler.core.values import StructuredOutput
 from handler.engines.structured_output.expressions import abridged, abridged_parts
+from tests.one_test import in_one_test
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("expression", "wanted"),
     [
         ("[a-z]{300}(([a-z]+ ?)+,?)+", "(?:[a-z]{300}|~)(?:((?:((?:[a-z]+|~) ?)+|~),?)+|~)"),
@@ -29,7 +28,7 @@ def test_what_can_be_long_can_be_passed_by(expression: str, wanted: str) -> None
     re.compile(wanted)
 
 
-@pytest.mark.parametrize("expression", ["((((a))", "a)+", "{", "a{", "\\", "[", "(?", "a{5,x}"])
+@in_one_test("expression", ["((((a))", "a)+", "{", "a{", "\\", "[", "(?", "a{5,x}"])
 def test_what_is_no_expression_is_left_to_the_engine(expression: str) -> None:
     abridged(expression)
 

@@ -12,6 +12,7 @@ from handler.core.media import Medium, SharedMedia
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Pooling, Request
 from handler.engines.process.routing import Load, Router
+from tests.one_test import in_one_test
 
 NO_WORDS = Vocabulary([])
 IDLE = [Load(0, 0, 0), Load(1, 0, 0)]
@@ -91,8 +92,8 @@ def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not router._prompts
 
 
-@pytest.mark.parametrize("shared", ["", "system: You are a helpful assistant that answers at length\n"])
-@pytest.mark.parametrize("order", ["one after another", "in turns", "at random"])
+@in_one_test("shared", ["", "system: You are a helpful assistant that answers at length\n"])
+@in_one_test("order", ["one after another", "in turns", "at random"])
 def test_ten_conversations_of_ten_turns_stay_and_spread(order: str, shared: str) -> None:
     router, rng = Router(16), random.Random(order)
     turns = [number for number in range(10) for _ in range(10)]

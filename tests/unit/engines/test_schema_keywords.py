@@ -12,18 +12,19 @@ import pytest
 
 from handler.engines.structured_output import schema_keywords
 from handler.engines.structured_output.schema_keywords import XgrammarSupport, cyclic_reference, ignored
+from tests.one_test import in_one_test
 from tests.unit.engines.schema_cases import CASES, Case
 
 ALL = XgrammarSupport(bounds=True, others=True)
 NEITHER = XgrammarSupport(bounds=False, others=False)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: json.dumps(case.schema)[:80])
+@in_one_test("case", CASES, ids=lambda case: json.dumps(case.schema)[:80])
 def test_a_keyword_is_found(case: Case) -> None:
     assert (ignored(case.schema, ALL) or "") == case.lost
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.lost_openvino], ids=lambda case: case.lost_openvino)
+@in_one_test("case", [case for case in CASES if case.lost_openvino], ids=lambda case: case.lost_openvino)
 def test_what_an_older_one_loses_is_found(case: Case) -> None:
     assert ignored(case.schema, NEITHER) == case.lost_openvino
 

@@ -17,6 +17,7 @@ from handler.plugins.functions import InputFormatter, OutputFormatter, Style
 from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.readers.body import decode
 from handler.protocols.registry import INVOCATIONS
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CONTEXT, deltas, with_tops
 
 Function = Callable[..., Any]
@@ -246,8 +247,8 @@ def test_bad_code_is_named(function: Function, wanted: str) -> None:
     assert json.loads(found.errors.whole(caught.value).body)["error"] == caught.value.message
 
 
-@pytest.mark.parametrize("function", [lambda value: None, lambda value: {"x": object()}, fails])
-@pytest.mark.parametrize("body", [{}, STREAM])
+@in_one_test("function", [lambda value: None, lambda value: {"x": object()}, fails])
+@in_one_test("body", [{}, STREAM])
 def test_bad_changes_are_named(function: Function, body: dict[str, Any]) -> None:
     with pytest.raises(FormatterFailed):
         call(function, body, Style.VALUE).reply.feed(0, text("a", Finish.EOS))
@@ -338,7 +339,7 @@ def test_keywords_go_only_to_who_takes_them() -> None:
     assert found == ({"inputs": "x"}, None)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("function", "wanted"),
     [
         (fails, "raised KeyError: 'secret'"),
@@ -379,7 +380,7 @@ def raises(error: BaseException) -> Any:
     raise error
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "change",
     [
         lambda output: output.sequences.clear(),

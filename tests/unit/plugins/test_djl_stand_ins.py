@@ -15,6 +15,7 @@ from handler.formatters import Input
 from handler.plugins.stand_ins.djl import MODULES, Output
 from handler.plugins.stand_ins.nd_list import from_nd_list, to_nd_list
 from handler.plugins.stand_ins.sessions import Session, SessionManager
+from tests.one_test import in_one_test
 
 # -- sessions ----------------------------------------------------------------------------------------------------
 
@@ -94,8 +95,8 @@ def test_an_array_has_djls_form() -> None:
     assert (found.tolist(), found.dtype) == ([[7, -1]], numpy.dtype("int32"))
 
 
-@pytest.mark.parametrize("kind", ["float32", "float16", "int64", "uint8", "bool", ">i4"])
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3, 1)])
+@in_one_test("kind", ["float32", "float16", "int64", "uint8", "bool", ">i4"])
+@in_one_test("shape", [(), (0,), (3,), (2, 3, 1)])
 def test_arrays_come_back(kind: str, shape: tuple[int, ...]) -> None:
     array = numpy.arange(numpy.prod(shape, dtype=int)).reshape(shape).astype(kind)
     found = from_nd_list(to_nd_list([array, array.T]))
@@ -111,7 +112,7 @@ def test_names_and_npz_are_read() -> None:
     assert found.tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("cut", range(4, len(WIRE)))
+@in_one_test("cut", range(4, len(WIRE)))
 def test_what_is_cut_off_is_an_error(cut: int) -> None:
     with pytest.raises(ValueError, match="ends amid an array"):
         from_nd_list(WIRE[:cut])

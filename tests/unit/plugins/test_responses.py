@@ -15,6 +15,7 @@ from handler.plugins.custom_response import with_formatter
 from handler.plugins.functions import OutputFormatter, Style
 from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.registry import INVOCATIONS
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CONTEXT
 
 PROMPT = {"inputs": "hi"}
@@ -123,9 +124,9 @@ def test_a_chunk_may_become_a_dict() -> None:
     assert sent == '{"a": true}\n{"a": true}\n{"a": false}\n\n'
 
 
-@pytest.mark.parametrize("body", [PROMPT, CHAT])
-@pytest.mark.parametrize("stream", [{}, STREAM])
-@pytest.mark.parametrize("result", [None, 3, object(), {"a": object()}, {"a": float("nan")}, [1], "\ud800"])
+@in_one_test("body", [PROMPT, CHAT])
+@in_one_test("stream", [{}, STREAM])
+@in_one_test("result", [None, 3, object(), {"a": object()}, {"a": float("nan")}, [1], "\ud800"])
 def test_nonsense_is_named(body: dict[str, Any], stream: dict[str, Any], result: Any) -> None:
     with pytest.raises(FormatterFailed, match=r"^output formatter 'f' of model\.py (returned|left)"):
         pieces(call(lambda output: result, {**body, **stream}))
@@ -139,8 +140,8 @@ def test_a_failure_of_the_engine_never_goes_through_the_function() -> None:
     assert found.reply.finished
 
 
-@pytest.mark.parametrize("schema", ["lmi", "lmi_async"])
-@pytest.mark.parametrize("style", [Style.RESPONSE, Style.VALUE, Style.OUTPUT])
+@in_one_test("schema", ["lmi", "lmi_async"])
+@in_one_test("style", [Style.RESPONSE, Style.VALUE, Style.OUTPUT])
 def test_a_stream_that_breaks_off_ends_as_without_a_formatter(schema: str, style: Style) -> None:
     plain = INVOCATIONS[schema].parse({**PROMPT, **STREAM}, CONTEXT)
     formatter = OutputFormatter("f", lambda output: output if style is not Style.OUTPUT else "x", style)

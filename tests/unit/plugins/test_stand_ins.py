@@ -17,6 +17,7 @@ from handler.plugins.functions import find_formatters
 from handler.plugins.stand_ins.djl import DJL_PYTHON, MODULES, binary_fields
 from handler.serving.loading.check import check
 from tests.formatters_model import DJL, LINES, write_model
+from tests.one_test import in_one_test
 
 
 def test_a_model_py_with_djl_pythons_imports_is_found(tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def module(name: str) -> ModuleType:
     return importlib.import_module(f"djl_python.{name}")
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("media", "body", "wanted"),
     [
         ("", b'{"a": 1}', {"a": 1}),
@@ -116,9 +117,7 @@ def test_an_output_has_what_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
     assert binary_fields(data) == {"data": '{"a": "é"}\n', "last": "True"}
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\0", b"\0\1\0\0", b"\0\1\0\0\0\1a\0\0\0\1b", b'{"data": 1}', bytes(99), b"\0\0"]
-)
+@in_one_test("data", [b"", b"\0", b"\0\1\0\0", b"\0\1\0\0\0\1a\0\0\0\1b", b'{"data": 1}', bytes(99), b"\0\0"])
 def test_another_body_is_no_binary_map(data: bytes) -> None:
     assert binary_fields(data) is None
 

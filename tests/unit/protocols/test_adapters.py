@@ -10,6 +10,7 @@ import pytest
 from handler.core.errors import ServingError
 from handler.core.values import Adapter
 from handler.protocols.registry import INVOCATIONS
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE
 
 
@@ -39,7 +40,7 @@ def names(schema: str, body: dict[str, Any]) -> list[str | None]:
     return [request.adapter.name if request.adapter else None for request in found.requests]
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("schema", "body", "wanted"),
     [
         ("lmi", {"inputs": "x"}, [None]),
@@ -63,7 +64,7 @@ def test_it_is_found(schema: str, body: dict[str, Any], wanted: list[str | None]
     assert names(schema, body) == wanted
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("schema", "body", "wanted"),
     [
         ("lmi", {"inputs": "x", "adapters": "c"}, "'adapters': 'c': no adapter of that name is registered"),

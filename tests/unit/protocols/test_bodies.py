@@ -15,6 +15,7 @@ from handler.core.values import Task
 from handler.protocols import registry
 from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.readers.body import decode, decode_in_python
+from tests.one_test import in_one_test
 
 TWICE = b'{"a":1,"b":2,"a":{"c":3,"c":4}}'
 STRICT = ("anthropic_", "mindie", "tei_", "tgi", "triton")
@@ -46,7 +47,7 @@ EDGES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("body", EDGES, ids=lambda body: repr(body[:24]))
+@in_one_test("body", EDGES, ids=lambda body: repr(body[:24]))
 def test_odd_bodies_are_read_as_by_the_standard_library(body: bytes) -> None:
     assert outcome(body, by_json=False) == outcome(body, by_json=True)
 
@@ -97,7 +98,7 @@ DIALECTS = [
 ]
 
 
-@pytest.mark.parametrize("dialect", {dialect.name: dialect for dialect in DIALECTS}.values(), ids=lambda one: one.name)
+@in_one_test("dialect", {dialect.name: dialect for dialect in DIALECTS}.values(), ids=lambda one: one.name)
 def test_a_key_that_stands_twice_is_read_as_the_original_does(dialect: Dialect) -> None:
     is_strict = dialect.name.startswith(STRICT) and dialect.name != "tgi_compat"  # that is LMI's
     if is_strict:

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import pytest
-
 from handler.core.nesting import is_too_deep
 from handler.core.values import Finish
+from tests.one_test import in_one_test
 from tests.unit.protocols import answers
 from tests.unit.protocols.answers import CAPABLE, answer
 from tests.unit.protocols.openai.requests import CITY, saying
@@ -80,8 +79,8 @@ DIALECTS: dict[str, tuple[str, dict[str, Any], Callable[[list[dict[str, Any]]], 
     "responses": ("openai_responses", RESPONSE, responses),
     "messages": ("anthropic_messages", MESSAGE, messages),
 }
-_each = pytest.mark.parametrize("dialect", DIALECTS)
-_both = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+_each = in_one_test("dialect", DIALECTS)
+_both = in_one_test("stream", [False, True], ids=["whole", "stream"])
 
 BEGIN = '<tool_call>{"name": "weather", "arguments": '
 
@@ -142,7 +141,7 @@ BROKEN = {
 
 @_both
 @_each
-@pytest.mark.parametrize("broken", BROKEN)
+@in_one_test("broken", BROKEN)
 def test_what_is_no_json_is_not_said_to_be_whole(dialect: str, broken: str, stream: bool) -> None:
     text, finish = BROKEN[broken]
     said = ask(dialect, BEGIN + text, finish, stream=stream)
@@ -163,7 +162,7 @@ def test_a_cut_before_the_arguments_is_no_call(dialect: str, stream: bool) -> No
 
 
 @_both
-@pytest.mark.parametrize("dialect", ["openai", "tgi", "lmi", "tgi_compat"])
+@in_one_test("dialect", ["openai", "tgi", "lmi", "tgi_compat"])
 def test_a_named_function_ends_with_stop_only_where_it_is_whole(dialect: str, stream: bool) -> None:
     named: dict[str, Any] = {"tool_choice": {"type": "function", "function": {"name": "weather"}}}
     whole = ask(dialect, '{"city": "a"}', stream=stream, **named)
@@ -191,14 +190,14 @@ def test_a_long_number_arrives_with_all_its_digits(dialect: str, stream: bool) -
     assert [load(text) for text in said.arguments] == [{"city": int("7" * 30)}]
 
 
-@pytest.mark.parametrize("city", ["1e999", '"\\ud800"'])
+@in_one_test("city", ["1e999", '"\\ud800"'])
 def test_an_input_that_many_readers_refuse_is_text(city: str) -> None:
     said = BEGIN + '{"city": %s}}</tool_call>' % city  # noqa: UP031 braces
     value = json.loads(answer("anthropic_messages", MESSAGE, saying(said), CAPABLE).body)
     assert (value["stop_reason"], value["content"][0]["text"]) == ("end_turn", f'weather {{"city": {city}}}')
 
 
-@pytest.mark.parametrize("text", ['{"city": "Kö', "[]", "{'city': 1}", '{"city": "\\ud800"}', "[" * 5000])
+@in_one_test("text", ['{"city": "Kö', "[]", "{'city': 1}", '{"city": "\\ud800"}', "[" * 5000])
 def test_a_broken_call_in_the_history_ends_no_conversation(text: str) -> None:
     """A client sends back what it got, with the error that it met."""
     call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": text}}

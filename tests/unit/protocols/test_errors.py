@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from handler.core import errors
 from handler.core.errors import GenerationFailed, InvalidParameter, InvalidPayload, Overloaded, ServingError, TooLong
 from handler.core.values import Task
 from handler.protocols import registry
 from handler.protocols.kernel.errors import FRONT_END, ErrorFormat
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import DIALECTS
 
 FORMATS: dict[str, ErrorFormat] = {"front end": FRONT_END, **{name: one.errors for name, one in DIALECTS.items()}}
 STREAMS = {"tgi", "tgi_generate_stream"}  # whose clients read errors as events, under status 200
 
 
-@pytest.mark.parametrize(
-    "base", [ServingError, InvalidPayload, InvalidParameter, TooLong, GenerationFailed, Overloaded]
-)
+@in_one_test("base", [ServingError, InvalidPayload, InvalidParameter, TooLong, GenerationFailed, Overloaded])
 def test_a_new_class_of_errors_has_its_own_status_in_every_dialect(base: type[ServingError]) -> None:
     class Teapot(base):  # type: ignore[misc, valid-type]
         status = 418
@@ -36,7 +33,7 @@ def test_a_new_class_of_errors_has_its_own_status_in_every_dialect(base: type[Se
             assert json.loads(json.dumps(form.tail(error))), name
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@in_one_test("name", FORMATS)
 def test_an_error_without_a_status_of_its_own_has_that_of_the_class_above(name: str) -> None:
     class Wrong(InvalidPayload):
         pass

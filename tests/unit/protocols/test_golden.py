@@ -26,6 +26,7 @@ from handler.protocols.openai import chat, chat_response, completions
 from handler.protocols.responses import items, response
 from handler.protocols.responses import request as response_request
 from handler.protocols.vllm import pooling, score
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import (
     CONTEXT,
     VOCABULARY,
@@ -187,7 +188,7 @@ def schema_of(name: str) -> str:
     return re.sub("_(streaming|sse|newest|thinking|reasoning)$", "", CASES[name][0])
 
 
-@pytest.mark.parametrize("name", CASES)
+@in_one_test("name", CASES)
 def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     for dialect in (chat, completions):
         monkeypatch.setattr(dialect, "identity", lambda prefix: (f"{prefix}-0", 1711997860))
@@ -229,7 +230,7 @@ def test_every_golden_file_has_its_case() -> None:
     assert files == set(CASES)
 
 
-@pytest.mark.parametrize(("name", "tops"), [("mindie", 0), *itertools.product(("lmi", "tgi_compat", "tgi"), (0, 1))])
+@in_one_test(("name", "tops"), [("mindie", 0), *itertools.product(("lmi", "tgi_compat", "tgi"), (0, 1))])
 def test_a_streams_text_is_that_of_the_whole_answer(name: str, tops: int) -> None:
     """A special token within the answer is in both, or in neither: tokens with alternatives are written another way."""
     parameters = {"details": True, "max_new_tokens": 9, **({"top_n_tokens": tops} if tops else {})}

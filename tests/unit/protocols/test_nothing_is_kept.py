@@ -7,10 +7,9 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from handler.protocols.openapi.document import DESCRIPTIONS
 from handler.protocols.tgi.tokenize import CHAT_TOKENIZE, TOKENIZE
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, EXAMPLES, answer
 
 NAMES = (
@@ -30,7 +29,7 @@ def said(dialect: str, body: Any) -> str:
     return found.body.decode().replace("\\", "")
 
 
-@pytest.mark.parametrize(("route", "dialect"), EXAMPLES)
+@in_one_test(("route", "dialect"), EXAMPLES)
 def test_a_part_of_a_request_that_is_elsewhere_is_refused_by_name(route: str, dialect: str) -> None:
     values = ("x_1", 7, {"type": "continue"}, [{"type": "compaction"}], True)
     for name, value in itertools.product(NAMES, values):
@@ -39,13 +38,13 @@ def test_a_part_of_a_request_that_is_elsewhere_is_refused_by_name(route: str, di
         assert "has invalid type" in message or "is not supported" in message or "must be an object with" in message
 
 
-@pytest.mark.parametrize("dialect", ["lmi", "tgi_compat", "dynamic_batch", "tgi_generate", "mindie", "lmi_embedding"])
+@in_one_test("dialect", ["lmi", "tgi_compat", "dynamic_batch", "tgi_generate", "mindie", "lmi_embedding"])
 def test_under_parameters_too(dialect: str) -> None:
     message = said(dialect, {"inputs": "a", "parameters": {"cached_prompt": "You are"}})
     assert "parameters.cached_prompt: is not supported: nothing is kept between requests" in message
 
 
-@pytest.mark.parametrize("value", [None, "", [], {}, 0, False])
+@in_one_test("value", [None, "", [], {}, 0, False])
 def test_a_value_that_asks_for_nothing_is_no_refusal(value: Any) -> None:
     asked = {"messages": [{"role": "user", "content": "a"}], "kv_transfer_params": value, "cached_content": value}
     assert answer("openai_chat", asked).status == 200
@@ -61,7 +60,7 @@ def user(part: Any) -> dict[str, Any]:
     return {"role": "user", "content": [part]}
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("dialect", "body", "message"),
     [
         ("openai_chat", talk({"role": "assistant", "audio": {"id": "audio_1"}}), "messages[1].audio is not supported"),
@@ -93,7 +92,7 @@ def test_parts_of_messages_that_are_elsewhere(dialect: str, body: Any, message: 
     assert message in said(dialect, body)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@in_one_test("name", NAMES)
 def test_nor_are_the_tokens_of_a_part_counted(name: str) -> None:
     for schema, body in ((TOKENIZE, {"inputs": "a"}), (CHAT_TOKENIZE, talk())):
         found = answer(schema, {**body, name: "x_1"}, context=CAPABLE)

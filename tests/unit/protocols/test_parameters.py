@@ -25,6 +25,7 @@ from handler.protocols.registry import INVOCATIONS, ROOTS
 from handler.protocols.tensors import inputs
 from tests import parameter_matrix as matrix
 from tests.doubles import using
+from tests.one_test import in_one_test
 
 LORA = {"option.enable_lora": "true"}
 TRTLLM = {**LORA, "option.gather_generation_logits": "true"}
@@ -114,8 +115,8 @@ def outcome(heading: str, name: str, server: ServerContext) -> str:
     return "ignored" if any(one.rpartition(".")[2] == name for one in parsed.ignored) else "accepted"
 
 
-@pytest.mark.parametrize("heading", DIALECTS)
-@pytest.mark.parametrize("setting", SETTINGS)
+@in_one_test("heading", DIALECTS)
+@in_one_test("setting", SETTINGS)
 def test_every_cell_is_true(setting: str, heading: str) -> None:
     engine, version, options = SETTINGS[setting]
     double = using.tensorrt_llm(f"version={version}") if version else contextlib.nullcontext()

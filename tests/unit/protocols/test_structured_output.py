@@ -13,6 +13,7 @@ from handler.core.errors import InvalidParameter
 from handler.core.values import StructuredOutput
 from handler.protocols.registry import INVOCATIONS
 from handler.serving.preprocess import check_structured_output
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS
 
 SCHEMA = {"type": "object", "properties": {"\u00fc": {"type": "integer"}}}
@@ -27,7 +28,7 @@ def guide(name: str, given: Any, **others: Any) -> StructuredOutput | None:
     return INVOCATIONS["lmi"].parse(body, CAPABLE).requests[0].sampling.structured_output
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("name", "given", "wanted"),
     [
         ("guided_json", SCHEMA, AS_SCHEMA),
@@ -57,7 +58,7 @@ def test_what_it_comes_to(name: str, given: Any, wanted: StructuredOutput | None
     assert guide(name, given) == wanted
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("name", "given", "wanted"),
     [
         ("guided_json", [], "a JSON schema, which is an object"),
@@ -100,7 +101,7 @@ _CHAT = {"messages": [{"role": "user", "content": "a"}]}
 _FORMAT = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("dialect", "body", "wanted"),
     [
         ("lmi", {"inputs": "a", "parameters": {"guided_regex": "a"}}, "parameters.guided_regex"),

@@ -20,6 +20,7 @@ from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.openai import chat_response
 from handler.protocols.openapi.document import DESCRIPTIONS
 from handler.protocols.responses import items
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, STREAMED, with_options
 from tests.unit.protocols.anthropic.golden import TOOLS as ANTHROPIC_TOOLS
 from tests.unit.protocols.openai.requests import NAME_IT, TOOLS, USER
@@ -202,7 +203,7 @@ def render(reply: Reply, errors: ErrorFormat, deltas: list[tuple[int, Delta]]) -
     return data, reply.finished
 
 
-@pytest.mark.parametrize("name", CASES)
+@in_one_test("name", CASES)
 def test_tokens_that_come_at_once_have_the_same_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
     monkeypatch.setattr(blocks, "tool_use_id", lambda: "toolu_0")
@@ -219,7 +220,7 @@ def test_tokens_that_come_at_once_have_the_same_bytes(name: str, monkeypatch: py
         assert one == other
 
 
-@pytest.mark.parametrize("name", CASES)
+@in_one_test("name", CASES)
 def test_a_line_of_a_token_is_what_feeding_it_returns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
     monkeypatch.setattr(blocks, "tool_use_id", lambda: "toolu_0")

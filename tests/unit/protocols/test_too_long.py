@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from handler.core.errors import AnswerTooLong, PromptTooLong
 from handler.protocols.openapi.document import DESCRIPTIONS
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import EXAMPLES, STREAMED, answer, refused
 
 PROMPT = PromptTooLong("inputs", 9000, 8191)
@@ -25,8 +24,8 @@ def form(value: Any) -> Any:
     }
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("route", "dialect"), EXAMPLES)
+@in_one_test("stream", [False, True])
+@in_one_test(("route", "dialect"), EXAMPLES)
 def test_both_have_one_form(route: str, dialect: str, stream: bool) -> None:
     example = DESCRIPTIONS[dialect].example
     body = {**example, "stream": True} if stream and dialect in STREAMED else example

@@ -10,8 +10,6 @@ import json
 import re
 from collections.abc import Container, Iterable, Iterator
 
-import pytest
-
 from handler.config.options.common import REASONING_PARSERS
 from handler.core.errors import (
     FormatterFailed,
@@ -35,6 +33,7 @@ from handler.protocols.kernel.schema.types import components_of
 from handler.protocols.openapi.document import DESCRIPTIONS, OPERATIONS
 from handler.protocols.registry import INVOCATIONS, POOLED_INVOCATIONS, POOLED_ROUTES, ROOTS, ROUTES, DispatchByField
 from tests.docs.pages import fill, table
+from tests.one_test import in_one_test
 from tests.parameter_matrix import DOCUMENTS, section
 
 DOCUMENT = DOCUMENTS / "README.md"
@@ -191,7 +190,7 @@ def test_the_document_is_up_to_date() -> None:
     assert DOCUMENT.read_text() == render(DOCUMENT.read_text()), WRITTEN
 
 
-@pytest.mark.parametrize("page", pages())
+@in_one_test("page", pages())
 def test_the_fields_of_answers_are_up_to_date(page: str) -> None:
     text = (DOCUMENTS / page).read_text()
     assert text == fill(text, "fields", answers(pages()[page])), WRITTEN

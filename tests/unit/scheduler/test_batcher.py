@@ -13,6 +13,7 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Finish, Request, Sampling
 from handler.engines.base import EngineRequest, Output, Step
 from handler.scheduler.batcher import Batcher
+from tests.one_test import in_one_test
 
 LETTERS = Vocabulary([bytes([code]) for code in range(256)])
 
@@ -296,7 +297,7 @@ def test_seeds_of_several_sequences_wrap_at_64_bits() -> None:
     assert engine.seeds == [2**64 - 1, 0]
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "malformed",
     [
         Output(1, [97, 98], [-0.1]),

@@ -18,6 +18,7 @@ from handler.core.values import Adapter, Finish, Request, Sampling, StructuredOu
 from handler.engines.base import EngineRequest, Output, Step
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.thinking import ThinkingEngine
+from tests.one_test import in_one_test
 
 PIECES = [*map(chr, range(128)), "<think>", "</think>", "<call>", "<end>", "k>{", "</thin", "<call>f"]
 VOCABULARY = Vocabulary([piece.encode() for piece in PIECES], special=[131])
@@ -112,8 +113,8 @@ END = [*ANSWER, "<end>"]
 BEGUN = ["<think>", *CLOSED]
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 9])
-@pytest.mark.parametrize(
+@in_one_test("at_once", [1, 2, 9])
+@in_one_test(
     ("is_open", "thought", "budget", "first"),
     [
         (True, CLOSED, None, CLOSED),
@@ -158,8 +159,8 @@ def test_the_rule_holds_from_the_thoughts_end(
     assert [one.structured_output for _, one, _ in script.requests[:-1]] == [None] * (len(script.requests) - 1)
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 9])
-@pytest.mark.parametrize(
+@in_one_test("at_once", [1, 2, 9])
+@in_one_test(
     ("is_open", "thought", "budget", "first", "parts"),
     [
         (True, "Hmmmm", 2, CLOSED, 2),
@@ -179,8 +180,8 @@ def test_a_thought_ends_at_its_budget(
     assert len(script.cancelled) == parts - 1
 
 
-@pytest.mark.parametrize("at_once", [1, 9])
-@pytest.mark.parametrize(
+@in_one_test("at_once", [1, 9])
+@in_one_test(
     ("most", "budget", "shown", "finish"),
     [
         (2, None, HM, Finish.LENGTH),  # it ends within the thought

@@ -30,6 +30,7 @@ from handler.serving.media.rules import media_rules
 from handler.serving.request_task import RequestTask
 from handler.serving.turns import Quota
 from tests.app.media.files import data_url, image_file
+from tests.one_test import in_one_test
 from tests.servers import PATIENCE, wait_for
 from tests.stepped import Bench, benches
 
@@ -86,7 +87,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+@in_one_test("name", CASES)
 def test_images_are_decoded_as_vllm_does(name: str) -> None:
     data, size, pixels = CASES[name]
     found = decoded(data)
@@ -104,7 +105,7 @@ def test_equal_pixels_have_equal_digests() -> None:
     assert len({decoded(saved(image)).digest for image in (one, *others)}) == 5
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("address", "public"),
     [("93.184.216.34", True), ("8.8.8.8", True), ("2606:2800:220:1::1", True), ("::ffff:8.8.8.8", True),
      ("64:ff9b::808:808", True), ("172.15.255.255", True), ("172.32.0.1", True), ("100.128.0.0", True),
@@ -220,8 +221,8 @@ def test_an_image_that_is_small_and_slow_gets_its_time_apart(images: MediaLoader
     assert [call.kwargs["slow"] for call in turn.call_args_list] == [False, True]
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
-@pytest.mark.parametrize("options", [{}, {"lossless": True, "progressive": True}])
+@in_one_test("kind", ["PNG", "JPEG", "WEBP", "GIF"])
+@in_one_test("options", [{}, {"lossless": True, "progressive": True}])
 def test_headers_say_the_size(kind: str, options: dict[str, Any]) -> None:
     data = saved(PIL.Image.new("RGB", (300, 7)), kind, **options)
     assert read_size(data) == (300, 7)
@@ -276,7 +277,7 @@ def refused(*settings: str) -> str:
     return " ".join(problem.message for problem in read_config(overrides=settings, environ={}).problems)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("text", "hosts"),
     [("example.com, B.example:8443", ("example.com", "b.example:8443")), ("*", ("*",)),
      ('["a.example"]', ("a.example",)), ("[2606:2800::1]:8080", ("[2606:2800::1]:8080",)),

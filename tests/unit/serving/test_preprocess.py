@@ -33,6 +33,7 @@ from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import INVOCATIONS, ROUTES
 from handler.serving.large_bodies import LONG, is_long
 from handler.serving.preprocess import ATTRIBUTES, MAX_LOGITS, QUERY_ADAPTER, Preprocessor, request_id
+from tests.one_test import in_one_test
 
 IDENTIFIER = "x-amzn-sagemaker-adapter-identifier"
 BIG = Vocabulary([b"a", b"b"] * 10_000)
@@ -120,8 +121,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("schema", "body"), [(schema, body) for schema, bodies in BODIES.items() for body in bodies])
-@pytest.mark.parametrize("model", [{}, {"model": "model"}, {"model": "one"}, {"model": "other"}])
+@in_one_test(("schema", "body"), [(schema, body) for schema, bodies in BODIES.items() for body in bodies])
+@in_one_test("model", [{}, {"model": "model"}, {"model": "one"}, {"model": "other"}])
 def test_the_adapter_of_a_header_is_the_answers_model(schema: str, body: dict[str, Any], model: dict[str, str]) -> None:
     """LMI puts it in the place of the body's `model`, whatever that says."""
     dialect = {**INVOCATIONS, **ROUTES}[schema]
@@ -143,7 +144,7 @@ def test_a_model_that_is_another_adapter_contradicts_the_header(schema: str) -> 
         adapters(body, {IDENTIFIER: "one"}, schema)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("body", "headers", "wanted"),
     [
         ({}, {IDENTIFIER: "three"}, f"header {IDENTIFIER}: 'three': no adapter of that name is registered"),

@@ -17,6 +17,7 @@ from handler.engines.process.places import Place, on_cores, on_devices
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.engines.vllm.arguments import engine_arguments
 from handler.serving.loading.replicas import check_replicas, replica_places
+from tests.one_test import in_one_test
 
 FOUR = ["0", "1", "2", "3"]
 
@@ -25,7 +26,7 @@ def config(*options: str, engine: str = "vllm") -> Config:
     return read_config(overrides=[f"option.{one}" for one in (f"llm_engine={engine}", *options)], environ={}).checked()
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("options", "devices", "wanted"),
     [
         (["replicas=auto"], FOUR, ["0", "1", "2", "3"]),

@@ -15,6 +15,7 @@ from handler.core.text import Prompt
 from handler.djl.batches import Item
 from handler.engines.base import EngineInfo
 from handler.engines.echo.tokenizer import EchoTokenizer
+from tests.one_test import in_one_test
 from tests.stepped import Bench, ask, benches, item, text_of
 
 __all__ = ["benches"]
@@ -115,7 +116,7 @@ def test_an_engine_that_died_in_between_takes_no_newcomer_along() -> None:
     assert json.loads(piece.data) == {"generated_text": " a b"}
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("size", "new"),
     [
         (1, {}),

@@ -8,6 +8,7 @@ from handler.core.errors import InvalidPayload
 from handler.protocols.registry import routes
 from handler.serving.admission import InferenceRoutes
 from handler.serving.preprocess import in_attributes
+from tests.one_test import in_one_test
 
 ALL = routes("mindie")
 
@@ -29,13 +30,13 @@ def test_every_route_can_be_named() -> None:
     assert found("/v2/models/mine/generate_stream") == "triton_generate_stream"
 
 
-@pytest.mark.parametrize("path", ["", "/ping", "/adapters", "/v2/models/other/generate", "/v2/models/mine", "x"])
+@in_one_test("path", ["", "/ping", "/adapters", "/v2/models/other/generate", "/v2/models/mine", "x"])
 def test_what_is_no_route_for_inference_is_refused(path: str) -> None:
     with pytest.raises(InvalidPayload, match=r"is no route for inference; these are: /invocations, .*/v1/completions"):
         found(path)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("attributes", "path"),
     [
         ("route=/v1/completions", "/v1/completions"),

@@ -24,6 +24,7 @@ from handler.plugins.custom_request import CustomReader
 from handler.plugins.functions import InputFormatter
 from handler.serving import sessions
 from handler.serving.sessions import Sessions, configured_sessions, session_call, sessions_root
+from tests.one_test import in_one_test
 from tests.stepped import Bench, ask, benches, item, text_of
 
 __all__ = ["benches"]
@@ -322,7 +323,7 @@ def test_a_session_that_another_worker_removes_is_forgotten(tmp_path: Path, cloc
 # -- calls and options -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("body", "call"),
     [
         (b'{"requestType": "NEW_SESSION"}', "NEW_SESSION"),

@@ -14,6 +14,7 @@ from deploy.client.errors import ModelFailed, RequestFailed, StreamBroken
 from deploy.client.streaming.answer import AnswerReader
 from deploy.client.streaming.events import Event, Finish, Raw, Token
 from tests.deploy.aws.client.wire import Wire, golden, golden_streams
+from tests.one_test import in_one_test
 
 SHOWN = 'Deep "Learning" 😀\n'
 
@@ -114,7 +115,7 @@ def test_tritons_events() -> None:
     assert text(whole(golden("triton/stream"))) == SHOWN
 
 
-@pytest.mark.parametrize("name", ["lmi/stream_fails", "lmi/stream_fails_sse", "tgi_compat/stream_fails",
+@in_one_test("name", ["lmi/stream_fails", "lmi/stream_fails_sse", "tgi_compat/stream_fails",
                                   "triton/stream_fails", "openai/chat/stream_fails", "openai/completion/stream_fails",
                                   "chat/stream_fails", "chat/stream_fails_sse"])  # fmt: skip
 def test_a_failure_within_comes_after_what_had_arrived(name: str) -> None:
@@ -138,7 +139,7 @@ def test_every_golden_stream_is_read() -> None:
         assert failing or any(isinstance(event, Token) for event in events) or name.endswith("named_tool"), name
 
 
-@pytest.mark.parametrize("name", golden_streams())
+@in_one_test("name", golden_streams())
 def test_byte_by_byte_is_the_same(name: str) -> None:
     wire = golden(name)
     for content_type in (wire.content_type, ""):
@@ -173,7 +174,7 @@ def test_pretty_json_is_one_answer() -> None:
     assert whole(OTHERS["pretty JSON"]) == [Finish(None, 'a "}\\" é')]
 
 
-@pytest.mark.parametrize("name", ["JSON without line ends", "CRLF lines", "CRLF events", "CR events", "no empty line",
+@in_one_test("name", ["JSON without line ends", "CRLF lines", "CRLF events", "CR events", "no empty line",
                                   "lines with a mark", "a wrong type"])  # fmt: skip
 def test_framings(name: str) -> None:
     tokens = [event.text for event in whole(OTHERS[name]) if isinstance(event, Token)]

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import time
 
-import pytest
-
 from deploy.client.streaming.answer import AnswerReader
 from deploy.client.streaming.events import Raw
+from tests.one_test import in_one_test
 
 _WRONG = [{"message": 5}, {"delta": [1]}, {"index": [], "text": "a"}]
 
 
-@pytest.mark.parametrize("choice", [None, 1, "text", [1], *_WRONG])
+@in_one_test("choice", [None, 1, "text", [1], *_WRONG])
 def test_choices_that_are_none(choice: object) -> None:
     reader = AnswerReader("text/event-stream")
     text = f"data: {json.dumps({'choices': [choice]})}\n\n".encode()

@@ -11,6 +11,7 @@ from deploy.aws import as_deploy_error
 from deploy.diagnostics import CAUSES
 from deploy.diagnostics.advice import advice, causes
 from deploy.spec.reading import schema
+from tests.one_test import in_one_test
 
 PING = (
     "The primary container for production variant main did not pass the ping health check. "
@@ -85,7 +86,7 @@ TABLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("reason", "log", "name", "fields"), TABLE, ids=[name for _, _, name, _ in TABLE])
+@in_one_test(("reason", "log", "name", "fields"), TABLE, ids=[name for _, _, name, _ in TABLE])
 def test_each_failure_gives_its_advice(reason: str, log: list[str], name: str, fields: list[str]) -> None:
     found = causes(reason, log)
     assert [cause.name for cause in found] == [name]

@@ -9,40 +9,11 @@ from deploy.errors import Refused
 from deploy.export.cloudformation import cloudformation_template, terraform_configuration
 from deploy.resources.build import resources
 from tests.deploy.cases import CASES, decision, spec
+from tests.one_test import in_one_test
 
 
 def exported(case: str, **changes: Any) -> dict[str, Any]:
     return cloudformation_template(resources(spec(case, **changes), decision(case)))
-
-
-def linted(template: dict[str, Any]) -> list[str]:
-    from cfnlint.api import lint  # a second, which no other worker needs
-    from cfnlint.config import ManualArgs
-
-    matches = lint(json.dumps(template), config=ManualArgs(regions=["eu-west-1"], ignore_checks=["E3019"]))
-    return [f"{match.rule.id}: {match.message}" for match in matches]
-
-
-def test_awss_own_linter_finds_nothing_but_what_is_wrong() -> None:
-    """All cases in one template, as the linter takes a second for each; so names stand there twice (E3019)."""
-    every = exported("plain")
-    every["Resources"], every["Outputs"] = {}, {}
-    for number, case in enumerate(CASES):
-        for name, resource in named_apart(exported(case)["Resources"], number).items():
-            every["Resources"][name] = resource
-    assert len(every["Resources"]) == sum(len(exported(case)["Resources"]) for case in CASES)
-    every["Resources"]["EndpointConfigOf0"]["Properties"]["ProductionVariants"][0]["InstanceKind"] = "ml.g5.xlarge"
-    (only,) = linted(every)
-    assert only.startswith("E3002")
-    assert "InstanceKind" in only
-
-
-def named_apart(resources: dict[str, Any], number: int) -> dict[str, Any]:
-    text = json.dumps(resources)
-    for name in resources:
-        text = text.replace(f'"{name}"', f'"{name}Of{number}"')
-    found: dict[str, Any] = json.loads(text)
-    return found
 
 
 def test_names_within_are_the_same_in_every_version() -> None:
@@ -85,7 +56,7 @@ def stack_of(configuration: dict[str, Any]) -> dict[str, Any]:
     return dict(stack)
 
 
-@pytest.mark.parametrize("case", CASES)
+@in_one_test("case", CASES)
 def test_terraform_holds_the_template_in_one_stack(case: str) -> None:
     found = terraform(case)
     assert json.loads(stack_of(found)["template_body"]) == exported(case)

@@ -18,6 +18,7 @@ from deploy.export.manifests import setting_paths, to_yaml
 from deploy.resolve.decision import Pool
 from tests.deploy.cases import decision, spec
 from tests.deploy.unit.spec.document import names
+from tests.one_test import in_one_test
 
 FORMATS = ("kserve", "hyperpod", "kubernetes")
 S3 = {"model": {"s3": "s3://models/llama-3-8b/"}}
@@ -208,7 +209,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("format", "case", "changes", "message"), REFUSED)
+@in_one_test(("format", "case", "changes", "message"), REFUSED)
 def test_what_would_do_harm_is_refused_by_name(format: str, case: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises((Refused, SpecError), match=message):
         exported(case, format, **changes)

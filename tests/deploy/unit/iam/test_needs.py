@@ -19,6 +19,7 @@ from tests.deploy.doubles.authorization import (
     reference,
 )
 from tests.deploy.doubles.identity_policy import Need, allowed
+from tests.one_test import in_one_test
 
 ACCOUNT = "123456789012"
 IRELAND = Where("eu-west-1", ACCOUNT)
@@ -42,7 +43,7 @@ def statement(**changes: Any) -> dict[str, Any]:
 OBJECT = Need("s3:GetObject", "arn:aws:s3:::b/k", {"s3:authType": "REST"})
 
 
-@pytest.mark.parametrize(("changes", "yes"), [
+@in_one_test(("changes", "yes"), [
     ({}, True),
     ({"Action": ["S3:getobject"]}, True),  # IAM heeds no case of actions,
     ({"Action": ["s3:Get*"]}, True),
@@ -84,7 +85,7 @@ def test_an_action_that_is_none_and_a_resource_that_is_not_told_are_errors() -> 
         list(needs_of_action("sagemaker:DescribeEndpoint", {}, IRELAND))
 
 
-@pytest.mark.parametrize("case", CASES)
+@in_one_test("case", CASES)
 def test_every_printed_action_is_one(case: str) -> None:
     """IAM takes a policy with a misspelt action without a word."""
     said = spec(case)
@@ -138,14 +139,14 @@ def of_the_role(case: str, where: Where, image: str, **changes: Any) -> Iterator
         yield from needs_of_action("kms:CreateGrant", {"KeyId": said.encryption.volume_key}, where, **grant)
 
 
-@pytest.mark.parametrize("case", CASES)
+@in_one_test("case", CASES)
 def test_the_role_may_do_what_is_done_with_it(case: str) -> None:
     policy = execution_role(spec(case), decision(case))
     needs = list(of_the_role(case, IRELAND, decision(case).image))
     assert [str(need) for need in needs if not allowed([policy], need)] == []
 
 
-@pytest.mark.parametrize("region", PARTITIONS)
+@in_one_test("region", PARTITIONS)
 def test_the_role_in_every_partition(region: str) -> None:
     where = Where(region, ACCOUNT)
     assert where.partition == PARTITIONS[region]
@@ -158,7 +159,7 @@ def test_the_role_in_every_partition(region: str) -> None:
     assert [str(need) for need in needs if not allowed([policy], need)] == []
 
 
-@pytest.mark.parametrize("region", PARTITIONS)
+@in_one_test("region", PARTITIONS)
 def test_the_role_of_an_asynchronous_endpoint_in_every_partition(region: str) -> None:
     """With a key for each thing that it reads, writes and publishes."""
     where = Where(region, ACCOUNT)

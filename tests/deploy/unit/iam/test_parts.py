@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-import pytest
-
 from deploy.iam.parts import MOST, length, parts
 from deploy.iam.policies import Policy, policies
 from deploy.resolve.decision import Decision
 from deploy.resolve.ecr import registry_suffix
 from deploy.spec import Spec
 from tests.deploy.cases import decision, spec
+from tests.one_test import in_one_test
 
 ACCOUNT = "123456789012"
 REGION, PARTITION = "us-isof-south-1", "aws-iso-f"
@@ -83,8 +82,8 @@ def triples(policy: Policy) -> Iterator[tuple[str, str, str]]:
             yield action, resource, str(condition)
 
 
-@pytest.mark.parametrize("who", ["execution-role", "deployer", "invoker"])
-@pytest.mark.parametrize("case", ["components", "asynchronous"])
+@in_one_test("who", ["execution-role", "deployer", "invoker"])
+@in_one_test("case", ["components", "asynchronous"])
 def test_a_usual_deployment_with_all_its_keys_fits_into_one(case: str, who: str) -> None:
     """In the partition and the region with the longest names. Beyond it would be two policies to attach."""
     role = f"arn:{PARTITION}:iam::{ACCOUNT}:role/lmi"
@@ -106,8 +105,8 @@ def test_everything_at_once_comes_in_two_parts() -> None:
     assert parts(whole) == [whole]
 
 
-@pytest.mark.parametrize("who", ["execution-role", "deployer", "invoker"])
-@pytest.mark.parametrize("adapters", [20, 100])
+@in_one_test("who", ["execution-role", "deployer", "invoker"])
+@in_one_test("adapters", [20, 100])
 def test_many_long_names_come_in_parts_that_allow_the_same(adapters: int, who: str) -> None:
     policy = policies(*with_components(adapters, long=True))[who]
     found = parts(policy)

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import deploy
 from deploy.deployer.calls import CALLS
 from deploy.iam.policies import Policy, deployer, execution_role, invoker, policies, trust
 from tests.deploy.cases import CASES, KEY, ROLE, SECRET, TOPIC, decision, spec
+from tests.one_test import in_one_test
 
 ACCOUNT = "123456789012"
 
@@ -140,7 +139,7 @@ def test_names_with_capitals_are_allowed_as_arns_spell_them() -> None:
     assert {one.rsplit(":", 1)[1] for one in resources} >= {"endpoint/Llama", "endpoint/llama", "model/llama-*"}
 
 
-@pytest.mark.parametrize("kind", CALLS)
+@in_one_test("kind", CALLS)
 def test_the_deployer_may_make_every_call_of_the_table(kind: Any) -> None:
     calls = CALLS[kind]
     allowed = {action.lower() for action in actions(deployer(spec("components"), decision("components")))}
@@ -233,7 +232,7 @@ def test_chinas_partition_is_kept() -> None:
     assert all(one.startswith("arn:aws-cn:") for one in resources)
 
 
-@pytest.mark.parametrize("case", CASES)
+@in_one_test("case", CASES)
 def test_statements_have_names_of_their_own(case: str) -> None:
     for policy in policies(spec(case), decision(case)).values():
         names = [one["Sid"] for one in policy["Statement"] if "Sid" in one]

@@ -13,6 +13,7 @@ from deploy.resolve.fit import Fit, Need, fit
 from deploy.resolve.instances import InstanceType, find
 from deploy.resolve.model_shape import known_model
 from deploy.spec.sections import Shape
+from tests.one_test import in_one_test
 
 GIB = 1 << 30
 
@@ -61,7 +62,7 @@ def test_kv_heads_are_copied_where_there_are_fewer_than_gpus() -> None:
     assert few.kv_gib(1000, 2) == few.kv_gib(1000, 8) == few.kv_gib(1000, 1) / 2
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("dtype", "gib"),
     [("fp32", 29.92), ("bf16", 14.96), ("fp8", 8.46), ("int8", 8.46), ("int4", 5.61), ("fp4", 5.61)],
 )
@@ -165,7 +166,7 @@ def test_a_cpu_type_holds_it_in_ram() -> None:
     assert fit(need, instance("ml.m5.large")).remarks == ("no AMX: bf16 is slow", "few cores")
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("need", "name"),
     [
         (LLAMA_8B, "ml.g6.2xlarge"),

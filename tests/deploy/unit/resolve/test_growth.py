@@ -12,6 +12,7 @@ from deploy.resolve.candidates import Resolution
 from deploy.resolve.resolver import resolve
 from deploy.resources.environment import environment
 from tests.deploy.unit.resolve.test_resolver import GIVEN, spec
+from tests.one_test import in_one_test
 
 FOUR = {"type": "ml.g6e.12xlarge"}
 """Four GPUs."""
@@ -26,7 +27,7 @@ def component(**changes: Any) -> list[dict[str, Any]]:
     return [{"name": "chat", **changes}]
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("options", "degree", "idle"),
     [
         ({}, 4, None),
@@ -47,7 +48,7 @@ def test_replicas_divide_an_instances_gpus(options: dict[str, Any], degree: int,
     assert all(f"{idle} of 4 GPUs" in sentence for sentence in said)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("changes", "message"),
     [
         ({"options": {"replicas": 5}}, "options.replicas: 5 engines of 1 GPU need 5 GPUs, and ml.g6e.12xlarge has 4"),
@@ -88,7 +89,7 @@ def test_replicas_have_the_front_end_that_knows_them() -> None:
         environment(said, resolve(said, "us-east-1").decision)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("changes", "sentence"),
     [
         (

@@ -22,6 +22,7 @@ from deploy.resolve.images import (
 )
 from deploy.resolve.instances import find
 from deploy.spec.sections import Image
+from tests.one_test import in_one_test
 
 ACCOUNT = "123456789012"  # moto's
 
@@ -29,7 +30,7 @@ ACCOUNT = "123456789012"  # moto's
 HERE = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com"
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("image", "region", "uri"),
     [
         (Image(repository="lmi", tag="1-cu130"), "us-east-1", f"{HERE}/lmi:1-cu130"),
@@ -82,7 +83,7 @@ def test_aws_has_no_image_everywhere() -> None:
     assert "image.uri" in caught.value.advice
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("tag", "cuda"),
     [
         ("0.33.0-tensorrtllm0.21.0-cu128", (12, 8)),
@@ -98,7 +99,7 @@ def test_the_tag_says_the_cuda(tag: str, cuda: tuple[int, int] | None) -> None:
     assert cuda_of(tag) == cuda
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("image", "cuda"),
     [
         (Image(repository="lmi", tag="1-cu128", cuda="13.0"), (13, 0)),
@@ -113,7 +114,7 @@ def test_the_images_cuda(image: Image, cuda: tuple[int, int] | None) -> None:
     assert image_cuda(image) == cuda
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("asked", "instance", "cuda", "ami", "warning"),
     [
         ("auto", "ml.g5.xlarge", (13, 0), AMI_CUDA_13, ""),

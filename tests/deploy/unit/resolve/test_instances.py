@@ -8,6 +8,7 @@ import pytest
 from deploy.errors import SpecError
 from deploy.resolve.instances import all_types, find, refuse_mistyped
 from deploy.resolve.prices import Price, price_of, source_note
+from tests.one_test import in_one_test
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def test_types_that_the_tables_lack_are_not_known(name: str) -> None:
     assert find(name) is None
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("name", "text"),
     [
         ("ml.g5.xlarge", "$1-2/h"),

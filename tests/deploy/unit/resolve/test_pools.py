@@ -14,6 +14,7 @@ from deploy.resources.build import resources
 from deploy.resources.resource import Kind
 from deploy.spec import Spec
 from tests.deploy.unit.resolve.test_resolver import GIVEN, spec
+from tests.one_test import in_one_test
 
 
 def decision(*types: str | dict[str, Any], **changes: Any) -> Decision:
@@ -30,7 +31,7 @@ def test_each_type_has_its_own_degree_and_the_first_is_the_deployments() -> None
     assert (found.instance_type, found.gpus, found.tensor_parallel) == ("ml.g6e.xlarge", 1, 1)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("types", "changes", "message"),
     [
         (("ml.g6e.xlarge", "ml.g4dn.xlarge"), {}, r"instance.pools\[1\]: instance.type: ml.g4dn.xlarge: bf16 needs"),
@@ -67,7 +68,7 @@ def test_a_pool_whose_environment_differs_has_its_own_model() -> None:
     assert set(config.needs) == {item.key for item in models}
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("instance", "message"),
     [
         ({"type": "ml.g6e.xlarge", "pools": [{"type": "ml.g6.xlarge"}]}, "instance.type does not go with"),

@@ -15,6 +15,7 @@ from deploy.resolve.resolver import find_size, resolve
 from deploy.spec import Spec
 from deploy.spec.sections import Shape
 from tests.deploy.cases import LLAMA_CONFIG
+from tests.one_test import in_one_test
 
 GIVEN: dict[str, Any] = {
     "name": "llama",
@@ -107,7 +108,7 @@ def test_auto_needs_a_size() -> None:
     assert "model.shape" in caught.value.advice
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("changes", "warning"),
     [
         ({"model": {"id": "me/mine"}, "instance": {"type": "ml.g5.xlarge"}}, "The model's size is not known"),
@@ -130,7 +131,7 @@ def test_a_volume_beside_nvme_is_refused() -> None:
         decision(instance={"type": "ml.g5.2xlarge", "volume_gb": 100})
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("changes", "instance"),
     [
         ({"model": {"id": "meta-llama/Llama-3.1-8B"}}, "ml.g6e.xlarge"),  # its own context, 131072
@@ -221,12 +222,12 @@ TINY = {"id": "org/tiny", "dtype": "fp16", "context": 1024,
         "shape": {"parameters": 1e9, "layers": 16, "kv_heads": 8, "head_dim": 64}}  # fmt: skip
 
 
-@pytest.mark.parametrize("image", [
+@in_one_test("image", [
     {"aws": "djl-lmi"},
     {"aws": "djl-lmi", "tag": "0.36.0-lmi28.0.0-cu130"},
     {"uri": "763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.38.0-lmi29.0.0-cu130"},
 ])  # fmt: skip
-@pytest.mark.parametrize("model", [TINY, {"id": "org/unknown"}])
+@in_one_test("model", [TINY, {"id": "org/unknown"}])
 def test_an_image_without_kernels_for_the_gpu_is_refused(image: dict[str, str], model: dict[str, Any]) -> None:
     """vLLM of AWS's LMI image is built for Ampere and newer: on a T4 it does not start."""
     with pytest.raises(DoesNotFit, match=r"built for compute capability 8\.0 and newer, the T4 has 7\.5"):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from deploy.resolve.timeouts import times
+from tests.one_test import in_one_test
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("gib", "engine", "from_hub", "download", "startup"),
     [
         (15, "vllm", False, 660, 720),  # 300 + 15360 / 50; 600 + 15360 / 200

@@ -12,6 +12,7 @@ from deploy.resources.resource import Kind, Resource, refs
 from deploy.resources.updating import endpoint_deployment, num_batches
 from deploy.spec import Spec
 from tests.deploy.cases import TOPIC, decision, spec
+from tests.one_test import in_one_test
 
 
 def made(case: str, said: Spec | None = None, **changes: Any) -> dict[Kind, list[Resource]]:
@@ -141,8 +142,8 @@ def test_secrets_are_refused_unless_allowed() -> None:
     assert resources(said, decision("plain"), allow_plaintext_secret=True)
 
 
-@pytest.mark.parametrize("count", [2, 3, 5, 19, 21, 39, 41, 99, 1000])
-@pytest.mark.parametrize("percent", [5, 7, 49, 50])
+@in_one_test("count", [2, 3, 5, 19, 21, 39, 41, 99, 1000])
+@in_one_test("percent", [5, 7, 49, 50])
 def test_a_batch_is_5_to_50_percent_of_the_instances(count: int, percent: int) -> None:
     """RollingUpdatePolicy refuses what is less or more: 1 of 39 is."""
     said = spec("plain", instance={"type": "ml.g6e.xlarge", "count": count}, update={"batch_percent": percent})

@@ -11,6 +11,7 @@ from deploy.resources.environment import environment
 from deploy.spec import Spec
 from handler.config.loader import read_config
 from tests.deploy.cases import SECRET, decision, spec
+from tests.one_test import in_one_test
 
 
 def variables(case: str = "plain", *, allow: bool = False, **changes: object) -> dict[str, str]:
@@ -74,7 +75,7 @@ def test_an_option_is_any_engines_where_the_image_chooses_the_engine() -> None:
     assert variables(options={"sampler_type": "auto", "load_format": "dummy"})["OPTION_LOAD_FORMAT"] == "dummy"
 
 
-@pytest.mark.parametrize(("case", "name", "value"), [
+@in_one_test(("case", "name", "value"), [
     ("plain", "OPTION_MODEL_ID", "meta-llama/Meta-Llama-3-8B-Instruct"),
     ("components", "OPTION_MODEL_ID", "/opt/ml/model"),
     ("isolated", "OPTION_MODEL_ID", "/opt/ml/model"),
@@ -104,7 +105,7 @@ def test_a_model_is_spread_as_decided_unless_an_option_says_otherwise() -> None:
     assert "OPTION_TENSOR_PARALLEL_DEGREE" not in variables()
 
 
-@pytest.mark.parametrize(("changes", "places"), [
+@in_one_test(("changes", "places"), [
     ({"options": {"max_model_len": 4096}}, ("options.max_model_len", "model.context")),
     ({"options": {"max_seq_len": 4096}}, ("options.max_seq_len", "model.context")),
     ({"environment": {"OPTION_MAX_MODEL_LEN": "1"}}, ("environment.OPTION_MAX_MODEL_LEN", "model.context")),

@@ -19,6 +19,7 @@ from botocore.validate import ParamValidator
 from deploy.resources.build import resources
 from deploy.resources.resource import Kind, Resource, resolved
 from tests.deploy.cases import CASES, decision, spec
+from tests.one_test import in_one_test
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "deploy"
 
@@ -46,7 +47,7 @@ def test_every_golden_file_has_its_case() -> None:
     assert {path.stem for path in GOLDEN.glob("*.json")} == set(CASES)
 
 
-@pytest.mark.parametrize("case", CASES)
+@in_one_test("case", CASES)
 def test_botocore_takes_every_request(case: str) -> None:
     for resource in resources(spec(case), decision(case)):
         service, create, update = OPERATIONS[resource.kind]
@@ -56,7 +57,7 @@ def test_botocore_takes_every_request(case: str) -> None:
             _validate(service, update, resource.update)
 
 
-@pytest.mark.parametrize("case", CASES)
+@in_one_test("case", CASES)
 def test_every_word_and_name_is_one_that_aws_takes(case: str) -> None:
     """botocore's validation lets any text pass, of any length; its model says which AWS takes."""
     for resource in resources(spec(case), decision(case)):
@@ -77,7 +78,7 @@ def test_a_wrong_word_would_be_found() -> None:
     ]
 
 
-@pytest.mark.parametrize("case", CASES)
+@in_one_test("case", CASES)
 def test_what_a_resource_needs_comes_before_it(case: str) -> None:
     made = resources(spec(case), decision(case))
     keys = [resource.key for resource in made]

@@ -11,6 +11,7 @@ import pytest
 
 from deploy.errors import Refused
 from deploy.s3.prefix_lint import Entry, Finding, Level, errors, lint, list_directory, refuse
+from tests.one_test import in_one_test
 
 GOOD = {"config.json": "{}", "tokenizer.json": "{}", "model.safetensors": "weights"}
 
@@ -29,7 +30,7 @@ def test_a_complete_model_has_nothing_wrong() -> None:
     assert found({"openvino_model.bin": "w", "config.json": "{}", "openvino_tokenizer.xml": "<x/>"}) == []
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("files", "place", "says"),
     [
         ({**GOOD, "sub/": ""}, "sub/", "0-byte object"),

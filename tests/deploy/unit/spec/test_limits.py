@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from deploy.resolve.images import KNOWN_AMIS
 from deploy.spec import Spec, sections, values
+from tests.one_test import in_one_test
 
 SERVICE = botocore.session.Session().get_service_model("sagemaker")
 
@@ -26,7 +27,7 @@ def _branches(field: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield from one.items()
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("section", "name", "shape"),
     [
         (sections.Timeouts, "download", "ProductionVariantModelDataDownloadTimeoutInSeconds"),
@@ -54,7 +55,7 @@ def test_prefix_aware_routing_has_its_bounds() -> None:
         assert numbers(sections.PrefixAware, name) == (told[member].metadata["min"], told[member].metadata["max"])
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("annotation", "shape", "right"),
     [
         (values.Name, "EndpointName", "a-1"),

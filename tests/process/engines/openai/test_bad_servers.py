@@ -20,6 +20,7 @@ from handler.engines.base import EngineConfig, EngineRequest, Output
 from handler.engines.openai import events, servers
 from handler.engines.openai.client import find_kind
 from handler.engines.openai.engine import UrlEngine
+from tests.one_test import in_one_test
 from tests.process.engines.openai.server import CHUNKED, DONE, GOOD, HANG, HEAD, Server, event, listening, status
 
 PATIENCE = 30.0
@@ -106,7 +107,7 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize("script", WHOLE.values(), ids=WHOLE)
+@in_one_test("script", WHOLE.values(), ids=WHOLE)
 def test_events_come_in_any_pieces(script: tuple[bytes, ...]) -> None:
     with listening(script) as server, engine(server) as found:
         assert one(found) == ([5, 6], Finish.LENGTH, "")
@@ -152,7 +153,7 @@ OF_THE_OPERATOR = {
 }
 
 
-@pytest.mark.parametrize("answer", OF_THE_REQUEST.values(), ids=OF_THE_REQUEST)
+@in_one_test("answer", OF_THE_REQUEST.values(), ids=OF_THE_REQUEST)
 def test_a_request_that_the_server_refuses_ends_with_its_words_alone(answer: bytes) -> None:
     code = next(code for code in (413, 422, 400) if f" {code} ".encode() in answer or code == 400)
     with listening((answer,)) as server, engine(server) as found:
@@ -171,7 +172,7 @@ def test_after_the_first_token_a_refusal_is_a_failure() -> None:
         assert result.error.log == log
 
 
-@pytest.mark.parametrize(("answer", "plain", "words"), OF_THE_OPERATOR.values(), ids=OF_THE_OPERATOR)
+@in_one_test(("answer", "plain", "words"), OF_THE_OPERATOR.values(), ids=OF_THE_OPERATOR)
 def test_what_the_operator_has_to_change_is_in_the_log_and_another_server_answers(
     answer: bytes, plain: str, words: str
 ) -> None:
@@ -218,7 +219,7 @@ FAILED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("answer", "plain", "words"), FAILED.values(), ids=FAILED)
+@in_one_test(("answer", "plain", "words"), FAILED.values(), ids=FAILED)
 def test_a_failure_is_tried_again_before_the_first_token(answer: bytes, plain: str, words: str) -> None:
     with listening((answer,), GOOD, *[(answer,)] * 3) as server, engine(server) as found:
         assert one(found) == ([5, 6, 7], Finish.LENGTH, "")
@@ -242,7 +243,7 @@ BUSY = {
 }
 
 
-@pytest.mark.parametrize(("answer", "code"), BUSY.values(), ids=BUSY)
+@in_one_test(("answer", "code"), BUSY.values(), ids=BUSY)
 def test_a_busy_server_is_tried_again_and_then_the_client_may_come_again(answer: bytes, code: int) -> None:
     with listening((answer,), GOOD, *[(answer,)] * 3) as server, engine(server) as found:
         assert one(found) == ([5, 6, 7], Finish.LENGTH, "")
@@ -269,8 +270,8 @@ BROKEN = {
 """The answers that can have begun."""
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-@pytest.mark.parametrize(("answer", "plain", "words"), BROKEN.values(), ids=BROKEN)
+@in_one_test("at_once", [False, True])
+@in_one_test(("answer", "plain", "words"), BROKEN.values(), ids=BROKEN)
 def test_after_the_first_token_a_failure_ends_the_request_and_no_other(
     answer: bytes, plain: str, words: str, at_once: bool
 ) -> None:
@@ -454,3 +455,11 @@ def test_the_key_is_sent_over_https(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         with engine(server) as found:
             assert one(found) == ([5, 6, 7], Finish.LENGTH, "")
         assert server.received[0].headers["authorization"] == "Bearer secret"
+
+
+def test_without_https_no_authorities_are_read() -> None:
+    """Reading them takes 20 ms and more."""
+    with listening() as server, mock.patch.object(ssl, "create_default_context", side_effect=AssertionError):
+        assert find_kind((server.url,)) == "vllm"
+        with engine(server) as found:
+            assert one(found) == ([5, 6, 7], Finish.LENGTH, "")

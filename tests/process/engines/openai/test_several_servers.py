@@ -16,6 +16,7 @@ from handler.engines.openai import engine as url_engine
 from handler.engines.openai.client import find_kind
 from handler.engines.openai.engine import UrlEngine
 from handler.engines.openai.events import EventReader
+from tests.one_test import in_one_test
 from tests.process.engines.openai.server import CHUNKED, GOOD, HANG, HEAD, event, listening, status
 from tests.process.engines.openai.test_bad_servers import PATIENCE, SAMPLING, engine, failed, one, run
 
@@ -208,7 +209,7 @@ WAITS = {
 }
 
 
-@pytest.mark.parametrize("value", WAITS)
+@in_one_test("value", WAITS)
 def test_a_client_is_told_to_wait_as_long_as_the_server_says(value: str) -> None:
     again = [busy(value, more=DATE)] * 3
     with listening(*again) as server, engine(server) as found:
@@ -322,7 +323,7 @@ def test_a_line_in_small_pieces_costs_what_a_line_costs() -> None:
     assert cost(2_000_000) < 8 * cost(500_000) + 0.05
 
 
-@pytest.mark.parametrize("cut", range(12))
+@in_one_test("cut", range(12))
 def test_a_byte_order_mark_costs_no_event(cut: int) -> None:
     reader, stream = EventReader(), b"\xef\xbb\xbfdata: a\n\ndata: b\n\n"
     assert [one.data for part in (stream[:cut], stream[cut:]) for one in reader.feed(part)] == [b"a", b"b"]

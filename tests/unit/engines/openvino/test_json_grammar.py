@@ -16,6 +16,7 @@ from handler.engines.base import EngineConfig
 from handler.engines.openvino.model import prepare_model
 from handler.engines.openvino.structured_output import OpenVinoCheck, genai_arguments
 from handler.engines.structured_output.json_grammar import json_grammar, literal
+from tests.one_test import in_one_test
 
 LIST = {
     "$defs": {
@@ -82,13 +83,13 @@ ENDING: list[tuple[Any, Callable[[Any], bool]]] = [
 """Schemas whose answers end soon even where each token is drawn by lot."""
 
 
-@pytest.mark.parametrize("schema", [schema for schema, _ in ENDING], ids=json.dumps)
+@in_one_test("schema", [schema for schema, _ in ENDING], ids=json.dumps)
 def test_these_are_known(schema: Any) -> None:
     assert json_grammar(schema) is not None
     assert set(genai_arguments(StructuredOutput("json_schema", json.dumps(schema)))) == {"grammar"}
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "schema",
     [
         {"type": "string", "pattern": "a+"},
@@ -109,7 +110,7 @@ def test_what_is_beyond_it_is_left_to_xgrammar(schema: Any) -> None:
     assert genai_arguments(structured_output) == {"json_schema": structured_output.value}
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "schema",
     [
         {"type": "integer", "multipleOf": 3},

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from handler.engines.structured_output.number_grammar import integers, numbers
+from tests.one_test import in_one_test
 
 HOLDS = {
     "minimum": lambda value, bound: value >= bound,
@@ -42,7 +43,7 @@ SMALL = [str(number) for number in range(-1100, 1101)]
 EDGES = [-1000, -101, -100, -99, -10, -9, -1, 0, 1, 5, 9, 10, 11, 99, 100, 109, 110, 999, 1000]
 
 
-@pytest.mark.parametrize("low", [None, *EDGES])
+@in_one_test("low", [None, *EDGES])
 def test_integers_are_those_between(low: int | None) -> None:
     for high in [None, *EDGES]:
         said = {name: bound for name, bound in (("minimum", low), ("maximum", high)) if bound is not None}

@@ -24,6 +24,7 @@ from handler.engines.process.supervisor import EngineSupervisor
 from handler.protocols.kernel.validation import check_task
 from handler.scheduler.batcher import Batcher
 from handler.serving.loading.check import check
+from tests.one_test import in_one_test
 
 INFO = EngineInfo("able", "1", "none", "none", 8, 4)
 FILES = PoolingFiles("mean", normalize=False, most_tokens=None, exclusive=True)
@@ -151,7 +152,7 @@ def test_the_least_limit_counts(tmp_path: Path, config: Any, beside: dict[str, A
     assert read_pooling(model(tmp_path, config=config, **beside)).most_tokens == wanted
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("pooling", "exclusive", "wanted"),
     [
         (Pooling("embed", normalize=False), True, [3.0, 4.0, 12.0]),
@@ -269,8 +270,8 @@ def test_ids_are_cut_as_they_are(tokenizer: HfPoolingTokenizer, side: str, kept:
     assert tuple(encode_pooled(ids, tokenizer, INFO)[1].ids) == kept
 
 
-@pytest.mark.parametrize("task", Task)
-@pytest.mark.parametrize("kind", [None, "embed", "score", "classify"])
+@in_one_test("task", Task)
+@in_one_test("kind", [None, "embed", "score", "classify"])
 def test_a_server_answers_its_own_task_only(task: Task, kind: str | None) -> None:
     wanted = {None: Task.GENERATION, "embed": Task.EMBEDDING, "score": Task.RERANK, "classify": Task.CLASSIFICATION}
     request = Request("a", pooling=Pooling(kind) if kind else None)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from handler.core.values import Finish
 from handler.engines.base import Step
 from handler.engines.trtllm.results import RequestOptions, RunningRequest
+from tests.one_test import in_one_test
 
 
 def running(ids: list[int], *, finish: str | None = None, logprobs: Any = None, **asked: Any) -> RunningRequest:
@@ -39,7 +38,7 @@ def test_a_token_without_a_log_probability_has_none() -> None:
     assert step.logprobs == [None, None]
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "other",
     [
         running([5, 6]),

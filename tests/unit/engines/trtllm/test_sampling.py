@@ -10,6 +10,7 @@ import pytest
 
 from handler.core.values import Sampling, StructuredOutput
 from handler.engines.trtllm.sampling import Model, guided_decoding_arguments, own_stops, sampling_arguments
+from tests.one_test import in_one_test
 
 TORCH = Model(vocabulary=10, eos=frozenset({3, 4}), tokenizer_eos=3, torch_sampler=True, max_beam_width=1)
 TRTLLM = Model(vocabulary=10, eos=frozenset({3}), tokenizer_eos=3, torch_sampler=False, max_beam_width=4)
@@ -26,7 +27,7 @@ GREEDY = {**PLAIN, "top_k": 1}
 SAMPLED = {**PLAIN, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("sampling", "wanted"),
     [
         ({}, GREEDY),
@@ -133,7 +134,7 @@ def test_a_least_length_holds_back_stop_ids_by_our_own_look() -> None:
     assert "min_tokens" not in sampling_arguments(Sampling(min_new_tokens=6, ignore_eos=True), TRTLLM)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("sampling", "message"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),

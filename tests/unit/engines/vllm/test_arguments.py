@@ -16,6 +16,7 @@ from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
 from handler.engines.vllm.arguments import engine_arguments, environment
 from handler.engines.vllm.engine import capabilities
+from tests.one_test import in_one_test
 
 CONFIG = EngineConfig(Config(max_rolling_batch_size=7), model=Path("model"))
 
@@ -103,7 +104,7 @@ def test_every_option_of_vllm_has_its_row_or_is_refused() -> None:
     assert rest == set(ROWS) | {f"option.{name}" for name in elsewhere}
 
 
-@pytest.mark.parametrize("key", ROWS)
+@in_one_test("key", ROWS)
 def test_an_option_becomes_an_argument(key: str) -> None:
     text, added = ROWS[key]
     assert arguments(f"{key}={text}") == {**PLAIN, **added}

@@ -12,6 +12,7 @@ import pytest
 
 from handler.core.values import Finish, Sampling
 from handler.engines.vllm.beam import Beam, BeamSearch
+from tests.one_test import in_one_test
 
 EOS = 0
 Answer = tuple[tuple[int, ...], float]
@@ -48,8 +49,8 @@ def everything(model: Model, length: int) -> list[Answer]:
     return found + open_
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+@in_one_test("seed", range(8))
+@in_one_test("penalty", [0.0, 1.0, 2.0])
 def test_beams_wide_enough_for_everything_find_the_best(seed: int, penalty: float) -> None:
     model = language(seed)
     ranked = sorted(everything(model, 4), key=lambda answer: -answer[1] / len(answer[0]) ** penalty)
@@ -99,7 +100,7 @@ def test_a_search_in_which_everything_ends_has_ended() -> None:
     assert [(beam.ids, beam.finish) for beam in found] == [((1,), Finish.STOP), ((2,), Finish.STOP)]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@in_one_test("seed", range(30))
 def test_any_tokens_may_end_a_beam(seed: int) -> None:
     draw = random.Random(seed)
     stops = tuple(id for id in range(6) if draw.random() < 0.7)

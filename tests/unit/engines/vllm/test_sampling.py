@@ -8,6 +8,7 @@ import pytest
 
 from handler.core.values import Sampling, StructuredOutput
 from handler.engines.vllm.sampling import sampling_arguments, structured_output_arguments
+from tests.one_test import in_one_test
 
 
 def test_a_token_is_forbidden_by_its_weight() -> None:
@@ -44,7 +45,7 @@ def test_the_rest_of_the_parameters() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("structured_output", "theirs"),
     [
         (StructuredOutput("json_schema", '{"type": "object"}'), {"json": '{"type": "object"}'}),

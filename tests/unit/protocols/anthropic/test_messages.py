@@ -14,6 +14,7 @@ from handler.core.values import Finish, StructuredOutput
 from handler.protocols.anthropic.blocks import Blocks, gather
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
 from handler.protocols.kernel.base import ParsedRequest
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, DIALECTS, answer, with_options
 from tests.unit.protocols.anthropic.golden import ASK, CALL, TOOLS, body
 from tests.unit.protocols.openai.requests import CITY, saying
@@ -95,7 +96,7 @@ def test_a_system_message_amid_the_others_is_the_users() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("template", "thinking", "arguments", "listed"),
     [
         ("{% if enable_thinking %}<think></think>", {"type": "disabled"}, {"enable_thinking": False}, []),
@@ -157,7 +158,7 @@ def test_parameters() -> None:
     assert not parse(body(temperature=0)).requests[0].sampling.do_sample
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("more", "listed"),
     [
         ({"metadata": {"user_id": "u"}, "service_tier": "auto"}, ["metadata", "service_tier"]),
@@ -176,7 +177,7 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
     assert parse(body(**more)).ignored == listed
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("asked", "message"),
     [
         ({"messages": ASK["messages"]}, "'max_tokens' is required"),
@@ -240,9 +241,9 @@ def test_refusals_name_what_is_wrong(asked: dict[str, Any], message: str) -> Non
     assert message in value["error"]["message"]
 
 
-@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
-@pytest.mark.parametrize("schema", ["anthropic_messages", "anthropic_count"])
-@pytest.mark.parametrize("stream", [True, False])
+@in_one_test("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+@in_one_test("schema", ["anthropic_messages", "anthropic_count"])
+@in_one_test("stream", [True, False])
 def test_a_thread_is_refused_as_anthropics_client_recovers_from(
     schema: str, thread: dict[str, Any], stream: bool
 ) -> None:
@@ -319,7 +320,7 @@ def test_a_stop_string_is_held_back_within_its_block() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("said", "finish", "stop", "which"),
     [
         ("One.", Finish.EOS, "end_turn", None),
@@ -329,7 +330,7 @@ def test_a_stop_string_is_held_back_within_its_block() -> None:
         (CALL, Finish.LENGTH, "model_context_window_exceeded", None),
     ],
 )
-@pytest.mark.parametrize("stream", [False, True])
+@in_one_test("stream", [False, True])
 def test_why_an_answer_ends(said: str, finish: Finish, stop: str, which: str | None, stream: bool) -> None:
     asked = body(tools=TOOLS, stop_sequences=["END", "XEND"], max_tokens=100, stream=stream)
     found = answer("anthropic_messages", asked, saying(said, 5, finish)).body.decode()

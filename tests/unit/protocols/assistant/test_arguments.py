@@ -17,6 +17,7 @@ from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, En
 from handler.protocols.assistant.tools.arguments import ArgumentsText, CheckedCalls
 from handler.protocols.assistant.tools.formats import FORMATS
 from handler.protocols.assistant.tools.parsing import NamedCall
+from tests.one_test import in_one_test
 from tests.unit.protocols.assistant.tool_texts import TOOLS, golden
 
 Call = tuple[str, str, bool]
@@ -98,7 +99,7 @@ K3_WRITE = '<|open|>tools<|sep|><|open|>call tool="write" index="1"<|sep|>'
 M3_WRITE = ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="write">'
 
 
-@pytest.mark.parametrize("format", JSON_FORMATS)
+@in_one_test("format", JSON_FORMATS)
 def test_control_characters_in_strings_are_escaped(format: str) -> None:
     (call,) = calls(format, JSON_FORMATS[format] % ('{\n\t"text": "' + RAW + '", "path": "\\"\\\\"\n}'))
     assert (call[0], call[2]) == ("write", True)
@@ -121,7 +122,7 @@ def test_an_objects_parameter_may_have_them_too() -> None:
 # -- what is open at the end ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("begun", "rest"),
     [
         ('{"a": "b', '"}'),
@@ -160,8 +161,8 @@ def test_what_is_open_is_closed_where_nothing_else_could_come(begun: str, rest: 
     assert text.closing() == rest
 
 
-@pytest.mark.parametrize("format", JSON_FORMATS)
-@pytest.mark.parametrize("finish", [Finish.EOS, Finish.LENGTH, Finish.STOP, Finish.ERROR])
+@in_one_test("format", JSON_FORMATS)
+@in_one_test("finish", [Finish.EOS, Finish.LENGTH, Finish.STOP, Finish.ERROR])
 def test_only_the_models_own_end_closes(format: str, finish: Finish) -> None:
     if format == "smollm2":  # the name comes last
         return
@@ -170,7 +171,7 @@ def test_only_the_models_own_end_closes(format: str, finish: Finish) -> None:
     assert call == (("write", '{"text": "ab"}', True) if finish is Finish.EOS else ("write", begun, False))
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("format", "text", "said"),
     [
         ("qwen3_coder", "<tool_call><function=write><parameter=text>\nab\n", ("write", '{"text": "ab"}', True)),
@@ -250,8 +251,8 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-@pytest.mark.parametrize("format", JSON_FORMATS)
+@in_one_test("wrong", WRONG.values(), ids=WRONG)
+@in_one_test("format", JSON_FORMATS)
 def test_what_is_no_json_is_never_whole(format: str, wrong: str) -> None:
     text = JSON_FORMATS[format] % wrong
     for finish in (Finish.EOS, Finish.LENGTH):

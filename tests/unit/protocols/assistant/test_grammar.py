@@ -17,6 +17,7 @@ from handler.protocols.assistant.tools.grammar import calls
 from handler.protocols.assistant.tools.parsing import NamedCall
 from handler.protocols.assistant.tools.request import Tools, read_tools
 from handler.protocols.openai.chat import OpenAiChat
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, with_options
 from tests.unit.protocols.assistant.tool_texts import TOOLS, read, write
 
@@ -119,7 +120,7 @@ def test_another_guide_precedes_strict() -> None:
         chat(ignore_eos=True)
 
 
-@pytest.mark.parametrize("name", [name for name, format in FORMATS.items() if format.notations])
+@in_one_test("name", [name for name, format in FORMATS.items() if format.notations])
 def test_the_formats_parser_reads_what_its_notation_writes(name: str) -> None:
     for notation in FORMATS[name].notations.values():
         told = [("weather", {"city": "Köln", "days": 3}), ("time", {})][: 2 if notation.several else 1]

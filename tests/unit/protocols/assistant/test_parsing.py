@@ -10,6 +10,7 @@ from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, En
 from handler.protocols.assistant.tools.formats.json_calls import Hermes, List, Llama3
 from handler.protocols.assistant.tools.json_text import JsonEnd
 from handler.protocols.assistant.tools.parsing import CallParser, NamedCall
+from tests.one_test import in_one_test
 
 ONE = '{"name": "f", "arguments": {"a": "x}]\\"</tool_call>", "b": [1, {"c": {}}]}}'
 TWO = '{"name":"g_2","parameters":{}}'
@@ -104,8 +105,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-@pytest.mark.parametrize("case", CASES)
+@in_one_test("size", [1, 2, 3, 7, 1000])
+@in_one_test("case", CASES)
 def test_calls_are_read_however_the_text_comes(case: str, size: int) -> None:
     kind, text, shown, calls = CASES[case]
     assert read(kind, text, size) == (shown, calls)

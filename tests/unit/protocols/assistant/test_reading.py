@@ -15,6 +15,7 @@ from handler.protocols.assistant.tools.formats.json_calls import HERMES, LLAMA3_
 from handler.protocols.assistant.tools.parsing import Format
 from handler.protocols.assistant.tools.prompt import lay_out, plain_messages
 from handler.protocols.assistant.tools.request import Tools, choose_format, read_tools
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, with_options
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -90,7 +91,7 @@ def test_allowed_tools_alone_are_shown_and_called() -> None:
     assert tools(tools=[WEATHER, TIME], tool_choice=both) == tools(tools=[WEATHER, TIME])
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "choice",
     [
         allowed("none", NAMED),
@@ -132,7 +133,7 @@ def test_unknown_names_are_reported() -> None:
     assert tools(tools=[odd]).unknown == ["tools[].x", "tools[].function.y"]
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("body", "wanted"),
     [
         ({"tools": {}}, "tools={}: must be a list"),
@@ -154,7 +155,7 @@ def test_what_is_wrong_is_named(body: dict[str, Any], wanted: str) -> None:
     assert wanted in refusal(**body)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("name", "template", "format"),
     [
         ("auto", "", SMOLLM2),

@@ -29,6 +29,7 @@ from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.lmi.asynchronous import AsyncChat, AsyncPrompt
 from handler.protocols.registry import INVOCATIONS, ROUTES
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import answer as dialect_answer
 from tests.unit.protocols.answers import with_options
 from tests.unit.protocols.assistant import tool_texts
@@ -146,7 +147,7 @@ def read(family: str, pieces: Iterable[str], *, thinking: bool, tools: bool = Fa
     return [*(event for piece in pieces for event in parser.feed(piece)), *parser.flush()]
 
 
-@pytest.mark.parametrize(("family", "thinking", "answer", "thoughts", "text"), ANSWERS)
+@in_one_test(("family", "thinking", "answer", "thoughts", "text"), ANSWERS)
 def test_thoughts_are_found_in_any_cutting(family: str, thinking: bool, answer: str, thoughts: str, text: str) -> None:
     wanted: tuple[str, str, list[tuple[str, str]]] = (thoughts, text, [])
     assert parts(read(family, [answer], thinking=thinking)) == wanted
@@ -224,7 +225,7 @@ COMPANIES = {
 """The format of each family's calls."""
 
 
-@pytest.mark.parametrize("family", COMPANIES)
+@in_one_test("family", COMPANIES)
 def test_calls_of_every_format_are_found_after_a_thought(family: str) -> None:
     format, form = FORMATS[COMPANIES[family]], FAMILIES[family]
     thought = f"{form.begin[0]}Hm.{form.end[0]}" if form.begin else "<|channel|>analysis<|message|>Hm.<|end|>"
@@ -266,7 +267,7 @@ def test_any_cutting_of_anything_gives_the_same_parts(family: str, words: list[s
 # -- the prompt -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("name", "prompt", "arguments", "answer", "thoughts"),
     [
         ("qwen3", "<|im_start|>assistant\n", {}, "Hm.</think>Yes.", "Hm."),
@@ -491,7 +492,7 @@ THOUGHT = {"role": "assistant", "content": None, "reasoning_content": "Hm."}
 OFF = {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": 0}}
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("context", "body", "wanted", "unknown"),
     [
         (SHOWN, {}, {"a": 1}, []),

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from handler.protocols.assistant.tools.formats import FORMATS
 from handler.protocols.assistant.tools.schema import ToolSchema
+from tests.one_test import in_one_test
 from tests.unit.protocols.assistant.tool_texts import BEGUN
 
 
@@ -58,8 +57,8 @@ SCHEMAS = {
 }
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("schema", SCHEMAS)
+@in_one_test("format", FORMATS)
+@in_one_test("schema", SCHEMAS)
 def test_a_schema_that_names_itself_costs_nothing(format: str, schema: str) -> None:
     tools = [{"type": "function", "function": {"name": "time", "parameters": SCHEMAS[schema]()}}]
     begin, argument, _ = BEGUN[format]

@@ -19,6 +19,7 @@ from handler.protocols.assistant.events import Arguments, CallEnd, CallStart
 from handler.protocols.assistant.tools.formats import FORMATS, find
 from handler.protocols.assistant.tools.json_text import as_json
 from handler.protocols.assistant.tools.schema import ToolSchema
+from tests.one_test import in_one_test
 from tests.unit.protocols.assistant.tool_texts import GOLDEN, TOOLS, Read, golden, read
 
 
@@ -49,7 +50,7 @@ def test_golden_answers_are_read_however_they_come(format: str, request: pytest.
             assert parse(format, *decode(data[:cut], data[cut:])) == events, (name, cut)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@in_one_test("format", FORMATS)
 def test_golden_answers_call_the_tools_with_json(format: str) -> None:
     """Whatever a format writes, `weather` and `write` get the same arguments."""
     calls = {
@@ -126,7 +127,7 @@ STREAMS = {
 }
 
 
-@pytest.mark.parametrize("format", STREAMS)
+@in_one_test("format", STREAMS)
 def test_strings_come_as_they_are_written(format: str) -> None:
     """Text before a mark is not held back."""
     parser, stream = FORMATS[format].make(TOOLS), STREAMS[format]
@@ -138,7 +139,7 @@ def test_strings_come_as_they_are_written(format: str) -> None:
     assert parser.flush() == []
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("text", "types", "wanted"),
     [
         ("5", "integer", "5"),
@@ -166,7 +167,7 @@ def test_plain_text_becomes_json_by_its_types(text: str, types: str, wanted: str
     assert as_json(text, frozenset(types.split())) == wanted
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("schema", "types"),
     [
         ({"type": "string"}, "string"),

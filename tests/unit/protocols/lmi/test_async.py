@@ -14,6 +14,7 @@ from handler.protocols.kernel.context import Notices, ServerContext
 from handler.protocols.lmi.asynchronous import TABLE
 from handler.protocols.openai.parameters import COMPLETIONS, FOREIGN
 from handler.protocols.registry import INVOCATIONS, choose
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, VOCABULARY, answer, value, with_options
 
 ASYNC = INVOCATIONS["lmi_async"]
@@ -71,7 +72,7 @@ def test_every_name_of_vllms_completions_is_known() -> None:
     assert COMPLETIONS.parameters.keys() - FOREIGN - TABLE.parameters.keys() == {"best_of"}
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("parameters", "names"),
     [
         ({"n": 2, "top_n_tokens": 3, "logprobs": 5}, ["n", "top_n_tokens", "logprobs"]),
@@ -137,7 +138,7 @@ def test_a_wrong_body_is_refused_by_name(body: dict[str, Any], message: str) -> 
         parse(**body)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "parameters",
     [{"max_new_tokens": 0}, {"do_sample": "no"}, {"details": 1}, {"truncate": 0}, {"n": 0}, {"use_beam_search": True}],
 )

@@ -14,6 +14,7 @@ from handler.protocols.kernel.context import NoAdapters
 from handler.protocols.lmi.chat import TABLE
 from handler.protocols.openai.parameters import CHAT, FOREIGN
 from handler.protocols.registry import INVOCATIONS
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CONTEXT, answer, deltas, value, with_options
 
 USER = {"role": "user", "content": "hi"}
@@ -55,7 +56,7 @@ def test_parameters_are_openais_but_for_the_name_of_the_model_and_of_adapters() 
     assert not parse(model="any", user="any").ignored
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("body", "wanted"),
     [
         ({"temperature": 2.1}, "temperature=2.1: must be a number of at least 0 and at most 2"),
@@ -139,8 +140,8 @@ def test_choices_keep_the_order_of_their_seeds() -> None:
     assert first["logprobs"]["content"][0]["logprob"] < second["logprobs"]["content"][0]["logprob"]
 
 
-@pytest.mark.parametrize("option", [None, "json", "jsonlines", "sse", "mine"])
-@pytest.mark.parametrize(
+@in_one_test("option", [None, "json", "jsonlines", "sse", "mine"])
+@in_one_test(
     ("schema", "stream", "wanted"),
     [
         ("lmi", None, "application/json"),

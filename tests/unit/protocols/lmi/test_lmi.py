@@ -15,6 +15,7 @@ from handler.protocols.kernel.parameters import PARAMETERS
 from handler.protocols.kernel.readers.body import decode
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
 from handler.protocols.registry import INVOCATIONS
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CONTEXT, answer, deltas, value, with_options
 
 
@@ -44,7 +45,7 @@ def test_null_means_absent() -> None:
     assert [name for name in names if request(**{name: None}) != request()] == []
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("name", "given", "field", "wanted"),
     [
         ("temperature", 0, "temperature", 0.0),
@@ -77,7 +78,7 @@ def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: A
     assert getattr(request(**{name: given}).sampling, field) == wanted
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("name", "given", "wanted"),
     [
         ("max_new_tokens", 0, "an integer from 1"),
@@ -156,7 +157,7 @@ def test_greedy_ignores_sampling_values_but_checks_their_range() -> None:
 TENSORRT = replace(CONTEXT, sampling_defaults={"top_k": 5, "top_p": 0.85, "temperature": 0.8}, unsupported={})
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("given", "k", "p", "temperature"),
     [
         ({"do_sample": True}, 5, 0.85, 0.8),
@@ -168,7 +169,7 @@ TENSORRT = replace(CONTEXT, sampling_defaults={"top_k": 5, "top_p": 0.85, "tempe
         ({"runtime_top_k": [40]}, 40, 1.0, 1.0),  # GptManager's own defaults: LMI's come with LMI's do_sample
     ],
 )
-@pytest.mark.parametrize("schema", ["lmi", "tgi_compat", "dynamic_batch"])
+@in_one_test("schema", ["lmi", "tgi_compat", "dynamic_batch"])
 def test_an_engines_sampling_defaults_stand_for_what_is_not_named(
     schema: str, given: dict[str, Any], k: int, p: float, temperature: float
 ) -> None:
@@ -190,7 +191,7 @@ def test_one_most_likely_token_is_an_alternative_where_the_choice_is_drawn() -> 
     INVOCATIONS["lmi"].parse({"inputs": "a", "parameters": {"top_n_tokens": 0, "logprobs": 1}}, context)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "parameters",
     [
         {"logprobs": 2},
@@ -238,7 +239,7 @@ def test_several_sequences_do_not_stream() -> None:
         parse({"n": 2}, stream=True)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("body", "wanted"),
     [
         ([], "must be a JSON object"),
@@ -263,7 +264,7 @@ def test_a_wrong_payload_is_refused(body: Any, wanted: str) -> None:
     assert wanted in error["error"]
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("raw", "wanted"),
     [
         (b"", "the body is empty"),
@@ -293,7 +294,7 @@ def test_unknown_names_are_refused_where_that_is_asked() -> None:
         )
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("option", "parameter", "stream", "wanted"),
     [
         (None, None, False, "application/json"),
@@ -367,7 +368,7 @@ def test_tgi_keeps_the_stop_string_unless_told_otherwise() -> None:
     assert not include("lmi")
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("body", "wanted"),
     [
         ({"inputs": ["a", ""]}, "non-empty"),

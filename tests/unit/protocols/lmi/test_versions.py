@@ -13,6 +13,7 @@ from handler.core.values import Request
 from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.context import Notices, ServerContext
 from handler.protocols.registry import INVOCATIONS
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, answer, value, with_options
 from tests.unit.protocols.openai.requests import TOOLS, saying
 
@@ -44,8 +45,8 @@ def test_an_absent_do_sample_is_greedy_before_0_32(version: str) -> None:
     assert samples(of(version), do_sample=True)
 
 
-@pytest.mark.parametrize("dialect", ["lmi", "tgi_compat"])
-@pytest.mark.parametrize("version", SINCE)
+@in_one_test("dialect", ["lmi", "tgi_compat"])
+@in_one_test("version", SINCE)
 def test_a_temperature_alone_samples_since_0_32(version: str, dialect: str) -> None:
     context = of(version)
     found = parse(context, dialect, temperature=0.7, top_p=0.9).requests[0].sampling
@@ -55,7 +56,7 @@ def test_a_temperature_alone_samples_since_0_32(version: str, dialect: str) -> N
     assert parse(context, dialect, temperature=0.7, top_p=0.9).ignored == []
 
 
-@pytest.mark.parametrize("given", [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"seed": 1}, {"temperature": 0}])
+@in_one_test("given", [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"seed": 1}, {"temperature": 0}])
 def test_nothing_else_samples_since_0_32(given: dict[str, Any]) -> None:
     assert not samples(of("0.32"), **given)
     assert parse(of("0.32"), **given).ignored == [f"parameters.{name}" for name in given if name != "temperature"]
@@ -200,7 +201,7 @@ def test_a_dynamic_batchs_stream_has_no_prompt_unless_asked() -> None:
     assert answer("dynamic_batch", body, context=context).body.startswith(b'{"outputs":["hiDeep"]}')
 
 
-@pytest.mark.parametrize("version", [str(version) for version in VERSIONS])
+@in_one_test("version", [str(version) for version in VERSIONS])
 def test_what_later_releases_brought_is_there_in_every_release(version: str) -> None:
     context = of(version, replace(CAPABLE, no_media={"image": ""}))
     assert parse(context, details=True, top_n_tokens=2).requests[0].sampling.top_logprobs == 2

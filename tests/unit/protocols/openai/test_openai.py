@@ -41,6 +41,7 @@ from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
 from handler.protocols.openai.parameters import COMPLETIONS as COMPLETIONS_TABLE
 from handler.protocols.openai.parameters import HARMLESS
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CONTEXT, answer, with_options
 from tests.unit.protocols.openai.requests import (
     CHAT,
@@ -132,7 +133,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 JSON_SCHEMA = StructuredOutput("json_schema", json.dumps(SCHEMA))
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("name", "given", "field", "wanted"),
     [
         ("max_tokens", 7, "max_new_tokens", 7),
@@ -211,7 +212,7 @@ def content(given: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": given}]}
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("body", "wanted"),
     [
         ({"temperature": 2.1}, "temperature=2.1: must be a number of at least 0 and at most 2"),
@@ -303,7 +304,7 @@ def test_what_is_wrong_in_a_chat_is_named(body: dict[str, Any], wanted: str) -> 
     assert error(found)["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("body", "wanted"),
     [
         ({"prompt": None}, "'prompt' must be a string, a list of strings"),
@@ -509,7 +510,7 @@ def test_a_streams_text_is_the_whole_answers() -> None:
 # -- errors ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("failure", "status", "kind", "code"),
     [
         (InvalidParameter("x=1: no"), 400, "invalid_request_error", None),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from handler.core.values import Delta, Finish, Token
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import TOKENS
 from tests.unit.protocols.openai.requests import COMPLETIONS, NAMED, completion, events
 
@@ -76,8 +77,8 @@ def test_an_engine_without_a_prompts_alternatives_refuses_by_name() -> None:
     assert refused["param"] == "logprobs"
 
 
-@pytest.mark.parametrize("script", [ONE_TOKEN, IN_TWO], ids=["one-delta", "two"])
-@pytest.mark.parametrize("logprobs", [None, 0, 2])
+@in_one_test("script", [ONE_TOKEN, IN_TWO], ids=["one-delta", "two"])
+@in_one_test("logprobs", [None, 0, 2])
 def test_no_new_tokens_are_the_prompt_alone(script: list[Delta], logprobs: int | None) -> None:
     """The engines generate one at least: it is not shown, nor counted."""
     body = {**ASK, "logprobs": logprobs, "max_tokens": 0}

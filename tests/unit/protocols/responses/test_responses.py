@@ -10,6 +10,7 @@ import pytest
 
 from handler.core.values import StructuredOutput
 from handler.protocols.kernel.base import ParsedRequest
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, answer
 from tests.unit.protocols.openai.requests import CITY
 from tests.unit.protocols.responses.golden import ASK, TOOLS, WEATHER, body
@@ -94,7 +95,7 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
     assert parse(body(**more)).ignored == listed
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("asked", "message", "param"),
     [
         ({}, "'input' must be a non-empty string or list of items", "input"),
@@ -132,8 +133,8 @@ def test_refusals_name_what_is_wrong(asked: dict[str, Any], message: str, param:
     assert param is None or error["param"] == param
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("levels", [190, 200, 248, 254, 400])
+@in_one_test("stream", [True, False])
+@in_one_test("levels", [190, 200, 248, 254, 400])
 def test_what_is_too_deep_to_be_repeated_is_refused_at_once(levels: int, stream: bool) -> None:
     deep: Any = {}
     for _ in range(levels):

@@ -11,6 +11,7 @@ import pytest
 from handler.config.lmi_version import VERSIONS, LmiVersion
 from handler.core.values import Pooling, Truncation
 from handler.protocols.kernel.context import ServerContext
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import DIALECTS, VECTORS, VOCABULARY, answer, with_options
 
 CONTEXT = ServerContext("echo", vocabulary=VOCABULARY, prompts={"query": "query: "}, most_tokens=lambda: 512)
@@ -78,7 +79,7 @@ def test_option_normalize_is_for_requests_that_do_not_say(
     assert request.pooling == Pooling("embed")
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@in_one_test("version", VERSIONS)
 def test_embeddings_of_async_mode_are_lists_since_0_36(version: LmiVersion) -> None:
     context = with_options(CONTEXT, lmi_version=version, async_mode=True)
     since = version >= (0, 36)
@@ -141,7 +142,7 @@ def _id(value: Any) -> str:
     return str(value)[:60]
 
 
-@pytest.mark.parametrize(("dialect", "body", "message"), REFUSED, ids=_id)
+@in_one_test(("dialect", "body", "message"), REFUSED, ids=_id)
 def test_what_is_refused_by_name(dialect: str, body: Any, message: str) -> None:
     found = answer(dialect, body, context=CONTEXT)
     assert 400 <= found.status < 500

@@ -16,6 +16,7 @@ from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import INVOCATIONS
 from handler.protocols.tensors.inputs import TENSORS
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, answer, deltas, value
 
 SEED_000 = (
@@ -62,7 +63,7 @@ def test_the_table_is_the_seeds() -> None:
     assert tuple(TENSORS) == SEED_000
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("name", "tensor", "lmis", "plain"),
     [
         ("request_output_len", 7, "max_new_tokens", 7),
@@ -84,8 +85,8 @@ def test_a_scalar_is_lmis_parameter_bare_or_as_a_tensor(name: str, tensor: Any, 
         assert request(**{name: shape, lmis: plain}).sampling == wanted.sampling  # both, when they agree
 
 
-@pytest.mark.parametrize("name", ["temperature", "min_length", "random_seed", "beam_width", "streaming", "end_id"])
-@pytest.mark.parametrize("shape", [[], [1, 1], [[1]], {"a": 1}])
+@in_one_test("name", ["temperature", "min_length", "random_seed", "beam_width", "streaming", "end_id"])
+@in_one_test("shape", [[], [1, 1], [[1]], {"a": 1}])
 def test_another_shape_is_refused(name: str, shape: Any) -> None:
     assert refusal(**{name: shape}).startswith(f"parameters.{name}=")
 
@@ -101,7 +102,7 @@ def test_a_beam_search_has_its_own() -> None:
     assert refusal(beam_width=[33]).startswith("parameters.beam_width=[33]: must be at most 32")
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("given", "k", "p", "samples"),
     [
         ({"runtime_top_k": [50]}, 50, 1.0, True),
@@ -156,7 +157,7 @@ def test_ids_are_a_batch_of_one_under_dynamic_batching() -> None:
     assert (found.prompt_ids, found.prompt) == ((4,), "c")
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("ids", "wanted"),
     [
         ([], "must hold a token"),
@@ -248,7 +249,7 @@ def test_no_words_are_none(empty: Any) -> None:
     assert request(stop_words_list=empty, bad_words_list=empty).sampling == request().sampling
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("words", "wanted"),
     [
         ([], "a tensor of shape [2, N] or [1, 2, N]"),
@@ -270,7 +271,7 @@ def test_no_words_are_none(empty: Any) -> None:
         ([[0, "1"], [1, 2]], "integers from -1"),
     ],
 )
-@pytest.mark.parametrize("name", ["stop_words_list", "bad_words_list"])
+@in_one_test("name", ["stop_words_list", "bad_words_list"])
 def test_wrong_words_are_refused(name: str, words: Any, wanted: str) -> None:
     message = refusal(**{name: words})
     assert message.startswith(f"parameters.{name}=")
@@ -294,7 +295,7 @@ def test_a_bias_for_each_token_of_the_vocabulary() -> None:
 # -- what is not there, and adapters -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("name", "given", "why"),
     [
         ("prompt_embedding_table", [[0.5]], "P-tuning"),

@@ -12,6 +12,7 @@ from handler.core.errors import Overloaded, Unavailable
 from handler.core.values import Request
 from handler.protocols.registry import routes
 from handler.protocols.tgi.errors import OutOfRange, WrongType
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, answer, deltas, value
 
 ROOT = routes("mindie")["/"]
@@ -93,7 +94,7 @@ def test_names_that_it_does_not_have_are_reported() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("parameters", "message"),
     [
         ({"max_new_tokens": 0}, "`max_new_tokens` must be strictly positive"),
@@ -115,7 +116,7 @@ def test_values_out_of_range_are_refused(parameters: dict[str, Any], message: st
     assert found.value.message == message
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "parameters",
     [{"typical_p": 1.0}, {"top_k": 5}, {"seed": 1}, {"max_new_tokens": 80}, {"truncate": 99}, None, {"details": None}],
 )

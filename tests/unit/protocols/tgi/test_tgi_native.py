@@ -26,6 +26,7 @@ from handler.protocols.kernel.base import Timing
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import ROUTES, routes
 from handler.protocols.tgi.errors import OutOfRange, WrongType
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, deltas, value, with_options
 
 ROOT, GENERATE, STREAM = routes("tgi")["/"], ROUTES["/generate"], ROUTES["/generate_stream"]
@@ -62,7 +63,7 @@ def test_null_stands_for_the_others_default() -> None:
     assert read(dict.fromkeys(nulls)) == read({})
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("body", "message"),
     [
         ([], "the body: invalid type: sequence, expected an object"),
@@ -102,7 +103,7 @@ def test_a_wrong_type_is_named_with_its_place(body: Any, message: str) -> None:
 BEST = {"do_sample": True, "best_of": 2}
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("parameters", "message"),
     [
         ({"best_of": 3, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 3"),
@@ -197,9 +198,9 @@ def test_no_parameters_at_all_samples_and_empty_ones_do_not() -> None:
     assert not read({}).sampling.do_sample
 
 
-@pytest.mark.parametrize("said", [{}, {"do_sample": False}])
-@pytest.mark.parametrize("route", [ROOT, GENERATE, STREAM])
-@pytest.mark.parametrize("given", [{"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.5}, {"typical_p": 0.95}])
+@in_one_test("said", [{}, {"do_sample": False}])
+@in_one_test("route", [ROOT, GENERATE, STREAM])
+@in_one_test("given", [{"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.5}, {"typical_p": 0.95}])
 def test_whatever_shapes_the_distribution_samples(route: Any, given: dict[str, Any], said: dict[str, Any]) -> None:
     found = route.parse({"inputs": "a", "parameters": {**given, **said}}, ABLE)
     sampling = found.requests[0].sampling
@@ -301,7 +302,7 @@ def test_length_comes_before_other_ends(most: int, finish: str) -> None:
 # -- failures ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("error", "status", "kind", "text", "in_stream"),
     [
         (Overloaded("full"), 429, "overloaded", "Model is overloaded", True),

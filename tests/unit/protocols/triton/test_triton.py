@@ -25,6 +25,7 @@ from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.context import NoAdapters, ServerContext
 from handler.protocols.triton.inputs import INPUTS
 from handler.protocols.triton.request import Route, Triton, inputs, outputs
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, value, with_options
 
 GENERATE, STREAM, SHAPE = (Triton(route) for route in Route)
@@ -55,7 +56,7 @@ def refused(body: Any, context: ServerContext = CAPABLE, schema: Triton = GENERA
 # -- names ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("names", "fields"),
     [
         ({"max_tokens": 7}, {"max_new_tokens": 7}),
@@ -92,7 +93,7 @@ def test_each_name_sets_its_field_flat_and_under_parameters(names: dict[str, Any
         assert {name: getattr(found, name) for name in fields} == fields
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("names", "drawn"),
     [
         ({}, False),
@@ -144,7 +145,7 @@ def test_guided_decoding(kind: Any, structured_output: Any, wanted: StructuredOu
         assert sampling(guided_decoding_guide_type="json").structured_output == wanted
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("names", "says"),
     [
         ({"guided_decoding_guide": "a+"}, 'guided_decoding_guide="a+": needs guided_decoding_guide_type'),
@@ -204,7 +205,7 @@ def test_every_input_is_described() -> None:
 _KINDS = "has invalid type. It should be either 'int', 'bool', or 'string'."
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("body", "says"),
     [
         ([], "attempt to get members for non-object"),
@@ -267,7 +268,7 @@ def test_a_stream_has_one_sequence(field: str) -> None:
     assert not call({field: 2, "stream": False}, schema=STREAM).reply.finished
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("error", "status", "says"),
     [
         (ModelNotFound("x"), 404, "Request for unknown model: 'x' is not found"),
@@ -328,7 +329,7 @@ def test_one_route_for_both_goes_by_the_body() -> None:
 # -- the text ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("names", "echoed"),
     [
         ({}, True),

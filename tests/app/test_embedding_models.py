@@ -10,8 +10,9 @@ from typing import Any
 import numpy
 import pytest
 
+from tests.app.server import serve
 from tests.doubles.hub import files_of, serve_hub
-from tests.servers import LiveServer, http, serve
+from tests.servers import LiveServer, http
 from tests.unit.engines.pooling.models import CONFIGS, DOCUMENTS, GOLDEN, QUERY, RANKED, TEXTS, write_model
 
 WANTED = json.loads(GOLDEN.read_text())

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.adapter_files import write_adapter
+from tests.app.server import Ended, run_to_end
 from tests.environment import clean_environment
 
 FILE = """option.dtype=int3
@@ -22,11 +23,16 @@ option.enable_streaming=true
 """
 
 
-def serve(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Of a process of its own."""
     command = [sys.executable, "-m", "handler", "serve", *arguments]
     return subprocess.run(
         command, env=clean_environment() | environ, capture_output=True, text=True, timeout=60, check=False
     )
+
+
+def serve(*arguments: str, **environ: str) -> Ended:
+    return run_to_end(*arguments, env=environ)
 
 
 @pytest.mark.parametrize("checking", [True, False], ids=["check", "start"])
@@ -40,7 +46,7 @@ def test_all_problems_are_listed_in_one_round(tmp_path: Path, checking: bool) ->
         port = str(taken.getsockname()[1])
         more = ["--engine", "vllm", "--port", port, "--allow-host", "a/b", *(["--check"] if checking else [])]
         environ = {"OPTION_JOB_QUEUE_SIZE": "1", "OPTION_MAX_LORAS": "0", "LMI_LOG_LEVEL": "loud"}
-        ended = serve(str(tmp_path), *more, **environ)
+        ended = run(str(tmp_path), *more, **environ)
     of_start = [f"cannot listen on 127.0.0.1:{port}", f"{tmp_path / 'model.py'}, line 1: ModuleNotFoundError"]
     told = [
         "environment variable OPTION_JOB_QUEUE_SIZE: unknown option 'option.job_queue_size'; did you mean",
