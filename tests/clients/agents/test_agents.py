@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.clients.agents.scripted import Model, call, said_by, scripted
+from tests.clients.agents.scripted import Model, call, said_by
 from tests.clients.driver import Driver, python_client
 from tests.clients.emulator import emulated
 
@@ -25,12 +25,6 @@ ANSWER = "So: "
 _OBSERVED = re.compile(
     r"\n(?:Observation|Error):\n(.*?)(?=\n(?:Error:|New task:|Now let's retry)|<\|im_end\|>)", re.DOTALL
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    with scripted(tmp_path_factory.mktemp("model")) as model:
-        yield model
 
 
 @pytest.fixture(scope="module")
