@@ -159,13 +159,16 @@ def agent(request: pytest.FixtureRequest, tmp_path: Path, model: Model, trap: Tr
 
 
 def test_a_loop_of_calls(agent: CodingAgent, model: Model) -> None:
-    """Two calls in one answer, then one that fails; the model says what it read. Nobody else is asked for anything."""
+    """Two calls in one answer, then one that fails; the model reads results in the calls' order, and nobody else is
+    asked for anything.
+    """
 
     def answer(prompt: str) -> str:
         found = said_by("tool", prompt)
         match len(found):
             case 0:
-                return "I look. " + agent.runs("cat fact.txt") + agent.runs("echo $((6 * 7))")
+                # Claude Code sends results as they come: here the second one first.
+                return "I look. " + agent.runs("sleep 0.2; cat fact.txt") + agent.runs("echo $((6 * 7))")
             case 2:
                 return agent.runs("cat missing.txt")
             case _:
@@ -188,11 +191,11 @@ def test_a_long_conversation(agent: CodingAgent, model: Model) -> None:
     def answer(prompt: str) -> str:
         found = said_by("tool", prompt)
         if len(found) < 10:
-            return agent.runs(f"echo $(({len(found)} * 1001))")
-        return f"FOUND {re.findall(r'[1-9]00[1-9]', ' '.join(found))}, ASKED {'And now?' in prompt}"
+            return agent.runs(f"echo step $(({len(found)} * 1001))")
+        return f"FOUND {re.findall(r'step ([0-9]+)', ' '.join(found))}, ASKED {'And now?' in prompt}"
 
     model.says(answer)
-    wanted = [f"{number}00{number}" for number in range(1, 10)]
+    wanted = [str(number * 1001) for number in range(10)]
     assert f"FOUND {wanted}, ASKED False" in agent.answers("Count.")
     assert f"FOUND {wanted}, ASKED True" in agent.answers("And now?", again=True)
     assert len(model.prompts) == 12
