@@ -49,7 +49,8 @@ class Model:
 
     def __init__(self, upstream: Server, front: LiveServer, tokenizer: Tokenizer) -> None:
         self.front, self.url, self.prompts = front, front.url, list[str]()
-        self._tokenizer, self._answer = tokenizer, str
+        self._tokenizer = tokenizer
+        self._answer: Callable[[str], str] = str
         upstream.always = self._events
 
     def says(self, answer: Callable[[str], str]) -> None:

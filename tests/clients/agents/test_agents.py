@@ -100,7 +100,11 @@ def test_parallel_calls(agent: Agent, model: Model, how: str) -> None:
     def answer(prompt: str) -> str:
         found = agent.results(prompt)
         cities = ("Paris", "Rome", "Oslo")
-        return agent.says(f"{ANSWER}{'; '.join(found)}.") if found else "".join(call("weather", city=one) for one in cities)
+        return (
+            agent.says(f"{ANSWER}{'; '.join(found)}.")
+            if found
+            else "".join(call("weather", city=one) for one in cities)
+        )
 
     model.says(answer)
     text = agent.answers(QUESTION) if how == "whole" else "".join(agent.streams(QUESTION))
@@ -130,7 +134,11 @@ def test_a_long_conversation(agent: Agent, model: Model) -> None:
 
     def answer(prompt: str) -> str:
         found, said = agent.results(prompt), len(turns_in(prompt))
-        return agent.says(f"{ANSWER}{' '.join(found)}.") if len(found) == 2 * said else call("weather", city=f"C{len(found)}")
+        return (
+            agent.says(f"{ANSWER}{' '.join(found)}.")
+            if len(found) == 2 * said
+            else call("weather", city=f"C{len(found)}")
+        )
 
     def turns_in(prompt: str) -> list[str]:
         return [turn for turn in turns if any(f"in {turn}?" in text for text in said_by("user", prompt))]
@@ -145,12 +153,13 @@ def test_a_long_conversation(agent: Agent, model: Model) -> None:
 
 @both
 def test_an_agent_that_writes_code(model: Model, how: str) -> None:
+    agent = Agent("smolagents", "code", python_client("agents", "drive_smolagents"), model.url)
+
     def answer(prompt: str) -> str:
         found = agent.results(prompt)
         code = f"final_answer({found[0]!r})" if found else "print(weather('Paris'))"
         return f"Thought: I look.\n<code>\n{code}\n</code> and no more"
 
-    agent = Agent("smolagents", "code", python_client("agents", "drive_smolagents"), model.url)
     model.says(answer)
     text = agent.answers(QUESTION) if how == "whole" else "".join(agent.streams(QUESTION))
     assert "5 °C in Paris" in text

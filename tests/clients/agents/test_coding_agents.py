@@ -42,7 +42,7 @@ class Trap:
     def variables(self) -> dict[str, str]:
         """For a program, which then goes to the server itself and here for all else."""
         names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-        proxies = {name: self.url for name in (*names, *map(str.lower, names))}
+        proxies = dict.fromkeys((*names, *map(str.lower, names)), self.url)
         return {**proxies, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 
     def _listen(self) -> None:
@@ -107,7 +107,8 @@ class CodingAgent:
 class ClaudeCode(CodingAgent):
     def command(self, *, again: bool) -> list[str]:
         program = [str(toolchains.claude_code()), *(["--continue"] if again else [])]
-        return [*program, "--allowedTools=Bash", "--print"]
+        # In this form, that of its SDK, it asks for updates of thoughts too.
+        return [*program, "--allowedTools=Bash", "--output-format=stream-json", "--verbose", "--print"]
 
     def variables(self) -> Mapping[str, str]:
         lines = [line for line in documented("sh", "claude").splitlines() if line.startswith("export ")]
