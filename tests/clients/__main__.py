@@ -9,7 +9,7 @@ if __name__ == "__main__":
     for name in venvs.environments():
         print(venvs.python(name), flush=True)
     print(environment.python(), flush=True)
-    for build in (toolchains.node_modules, toolchains.java_classpath):
+    for build in (toolchains.node_modules, toolchains.claude_code, toolchains.codex, toolchains.java_classpath):
         try:
             build()
         except toolchains.Unavailable as error:

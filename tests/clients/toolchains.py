@@ -15,6 +15,7 @@ from handler.config.model_files import cache_directory
 from tests.clients.venvs import built_once
 
 NPM = Path(__file__).parent / "npm"
+CODING_AGENTS = NPM / "coding-agents"
 JAVA = Path(__file__).parent / "java"
 
 
@@ -22,17 +23,35 @@ class Unavailable(Exception):
     """This machine lacks a program, for the reason given."""
 
 
-def node_modules() -> Path:
-    """The packages of npm/package-lock.json."""
+def node_modules(folder: Path = NPM) -> Path:
+    """The packages of the folder's package-lock.json."""
     require("node", "nodejs npm")
     require("npm", "nodejs npm")
+    files = [folder / name for name in ("package.json", "package-lock.json")]
 
     def build(directory: Path) -> None:
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(NPM / name, directory)
+        for file in files:
+            shutil.copy(file, directory)
         _run("npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(directory))
 
-    return _built("npm", [NPM / "package.json", NPM / "package-lock.json"], build) / "node_modules"
+    return _built(folder.name, files, build) / "node_modules"
+
+
+def claude_code() -> Path:
+    """Claude Code's program."""
+    return _program("@anthropic-ai/claude-code-*/claude")
+
+
+def codex() -> Path:
+    """Codex' program."""
+    return _program("@openai/codex-*/vendor/*/bin/codex")
+
+
+def _program(pattern: str) -> Path:
+    found = [*node_modules(CODING_AGENTS).glob(pattern)]
+    if not found:
+        raise Unavailable(f"npm has no {pattern} for this platform")
+    return found[0]
 
 
 def java_classpath() -> str:

@@ -12,7 +12,7 @@ from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.schema.shapes import Shape, listing, nullable, record
 from handler.protocols.kernel.validation import Named
 
-_DISPLAYS = (None, "summarized", "omitted")
+_DISPLAYS = (None, "summarized", "updates", "omitted")  # all but the last show the thought as it is
 
 _ENABLED = {"enabled": True, "adaptive": None, "disabled": False}
 _FIELDS: Mapping[str, Shape] = {
@@ -83,7 +83,7 @@ def read_thinking(value: Any) -> Thinking:
     if kind == "enabled" and budget is None:
         raise given.refused("'budget_tokens' is required")
     if value.get("display") not in _DISPLAYS:
-        raise given.refused("'display' must be summarized or omitted")
+        raise given.refused("'display' must be summarized, updates or omitted")
     return Thinking(_ENABLED[kind], budget if kind == "enabled" else None, value.get("display") != "omitted")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,7 @@ def lay_out(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], template: str
 ) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]:
     """Return messages and tools as the model's chat template takes them."""
+    messages = _results_in_order(messages)
     if not takes_tools(template):
         return tuple(plain_messages(messages, tools)), ()
     if _shows(_SHORT_ID, template):
@@ -168,3 +170,17 @@ def _instructions(tools: Sequence[Mapping[str, Any]]) -> str:
         f"{_BEGIN}{example}{_END}\n"
         "If none is of use, or an argument that is needed is missing, answer in words."
     )
+
+
+def _results_in_order(messages: Sequence[Message]) -> list[Message]:
+    """Put the results of a message's calls into the calls' order: agents send them as tools end, and most templates
+    print no ids, by which a model could tell whose each is.
+    """
+    found: list[Message] = []
+    for are_results, run in itertools.groupby(messages, lambda message: message["role"] == "tool"):
+        together = list(run)
+        if are_results and found:
+            places = {call.get("id"): place for place, call in enumerate(found[-1].get("tool_calls") or ())}
+            together.sort(key=lambda result: places.get(result.get("tool_call_id"), len(places)))
+        found += together
+    return found

@@ -7,7 +7,7 @@ import contextlib
 import json
 import ssl
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
@@ -50,7 +50,7 @@ class Server:
         received: the completions' requests.
         models: the body of /models; or that answer, byte for byte.
         num_asked: how often it was asked for them.
-        always: answers each completion without a script of its own.
+        always: answers each completion without a script of its own; or makes the answer to one from its request.
         resets: it resets a connection that has had an answer as soon as another request comes by it.
         left: how many clients have left a script that hangs.
         ended: how many scripts have ended, and their connections.
@@ -63,7 +63,7 @@ class Server:
         self.ended = threading.Semaphore(0)
         self.models: Any = {"data": [{"id": "served", "owned_by": owner, "max_model_len": 64}]}
         self.num_asked = 0
-        self.always: Sequence[bytes] = GOOD
+        self.always: Sequence[bytes] | Callable[[Received], Sequence[bytes]] = GOOD
         self.resets = False
         self.url = ""
 
@@ -81,7 +81,7 @@ class Server:
                 await writer.drain()
                 return
             self.received.append(Received(headers, json.loads(body)))
-            for part in self.scripts.pop(0) if self.scripts else self.always:
+            for part in self.scripts.pop(0) if self.scripts else self._usual():
                 if part is HANG:
                     await reader.read()
                     self.left.release()
@@ -97,6 +97,9 @@ class Server:
             writer.close()
             await writer.wait_closed()
             self.ended.release()
+
+    def _usual(self) -> Sequence[bytes]:
+        return self.always(self.received[-1]) if callable(self.always) else self.always
 
 
 @contextlib.contextmanager

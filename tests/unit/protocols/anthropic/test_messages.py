@@ -103,6 +103,7 @@ def test_a_system_message_amid_the_others_is_the_users() -> None:
         ("{% if not thinking is defined %}", {"type": "disabled"}, {"thinking": False}, []),
         ("{% if enable_thinking %}", {"type": "adaptive"}, {}, []),
         ("<think></think>", {"type": "adaptive", "display": "omitted"}, {}, []),
+        ("<think></think>", {"type": "adaptive", "display": "updates"}, {}, []),
         ("<think></think>", {"type": "disabled"}, {}, ["thinking"]),
         ("{{ message.thinking }}", {"type": "disabled"}, {}, []),
         ("", {"type": "enabled", "budget_tokens": 1024}, {}, ["thinking.budget_tokens", "thinking"]),
@@ -221,6 +222,10 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
         (body(tools=TOOLS, tool_choice={"type": "tool", "name": "x"}), "'name' must be that of one of the tools"),
         (body(tools=TOOLS, tool_choice={"type": "required"}), "'type' that is auto, any, tool or none"),
         (body(thinking={"type": "enabled"}), "'budget_tokens' is required"),
+        (
+            body(thinking={"type": "adaptive", "display": "all"}),
+            "'display' must be summarized, updates or omitted",
+        ),
         (body(thinking={"type": "much"}), 'thinking={"type": "much"}: must be an object with a \'type\''),
         (body(output_config={"effort": "huge"}), "must have an 'effort' that is one of low"),
         (body(stop=["x"]), 'stop=["x"]: is not supported: write stop_sequences'),

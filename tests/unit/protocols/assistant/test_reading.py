@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -219,10 +220,33 @@ def test_kimis_templates_get_ids_with_the_name_and_an_index_over_the_whole_histo
     ]
     found, _ = lay_out(messages, [], "{{ tools }}<|tool_calls_section_begin|>{{ tool_call['id'] }}")
     assert [[one["id"] for one in message.get("tool_calls", ())] or message["tool_call_id"] for message in found] == [
-        ["functions.time:0", "functions.weather:1"], "functions.weather:1", "functions.time:0", ["functions.time:2"],
+        ["functions.time:0", "functions.weather:1"], "functions.time:0", "functions.weather:1", ["functions.time:2"],
         "functions.time:2", "other",
     ]  # fmt: skip
     assert messages[1]["tool_call_id"] == "b", "the client's messages stay as they are"
+
+
+@pytest.mark.parametrize("template", ["{{ tools }}", ""])
+@pytest.mark.parametrize(
+    ("calls", "results", "order"),
+    [
+        ("abc", "cab", "120"),
+        ("abc", "b", "0"),
+        ("ab", "xba", "210"),  # that of another call
+        ("aa", "aa", "01"),
+        ("", "ba", "01"),
+    ],
+)
+def test_results_are_in_the_order_of_their_calls(template: str, calls: str, results: str, order: str) -> None:
+    called = [{"id": id, "type": "function", "function": {"name": "f", "arguments": {}}} for id in calls]
+    turn: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "", "tool_calls": called},
+        *({"role": "tool", "tool_call_id": id, "content": str(place)} for place, id in enumerate(results)),
+        {"role": "user", "content": "x"},
+    ]
+    found, _ = lay_out(turn * 2, [], template)
+    for half in (found[: len(turn)], found[len(turn) :]):
+        assert [re.sub(r"\s*</?tool_response>\s*", "", message["content"]) for message in half[1:]] == [*order, "x"]
 
 
 def test_ids_have_the_length_that_mistrals_templates_ask_for() -> None:
