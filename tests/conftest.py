@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ from tests.servers import LiveServer, serve
 
 with contextlib.suppress(ImportError):  # a Python that an engine came with may lack hypothesis
     import tests.profiles  # noqa: F401
+
+gc.disable()  # what is imported and collected stays: `pytest_collection_finish` begins anew
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, whose children would not hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -99,6 +102,13 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, beside which others fill the other workers' time."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Freeze ten thousand tests and the libraries, which each full collection would visit, in every worker."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

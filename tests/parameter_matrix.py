@@ -194,7 +194,9 @@ def expected(heading: str, engine: str, name: str, unmet: Collection[str]) -> st
     Args:
         unmet: parameters whose condition the server does not meet; they must have one.
     """
-    word, _, condition = table(heading)[name][engine].partition(", ")
+    rows = table(heading)
+    assert name in rows, f"docs/wire/{heading} needs a row for `{name}`"
+    word, _, condition = rows[name][engine].partition(", ")
     assert word in ("supported", "emulated", "refused", "ignored"), word
     if name in unmet:
         assert condition, f"{name} is on no condition with {engine}"

@@ -22,6 +22,7 @@ from handler.plugins.functions import Formatters
 from handler.protocols.kernel.context import ServerContext
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
 from handler.serving.model import ServedModel
+from handler.serving.response_store import ResponseStore
 from handler.serving.sessions import Sessions
 from tests.unit.scheduler.test_batcher import Scripted
 
@@ -64,6 +65,7 @@ class Bench:
         formatters: Formatters | None = None,
         validator: StructuredOutputValidator | None = None,
         sessions: Sessions | None = None,
+        store: ResponseStore | None = None,
         **options: Any,
     ) -> None:
         self.engine = Readable(info)
@@ -80,6 +82,7 @@ class Bench:
                 formatters or Formatters(),
                 validator,
                 sessions,
+                store,
                 stepped=True,
             )
             model.start()

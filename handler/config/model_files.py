@@ -86,7 +86,8 @@ def tokenizer_config(model: Path | None) -> dict[str, Any]:
     """Return what tokenizer_config.json says, a token as its text, without names of files."""
     if model is None or not model.is_dir():
         return {}
-    found = _texts_of_tokens(read_json(model / "tokenizer_config.json"))
+    given = read_json(model / "tokenizer_config.json")
+    found = {name: value if name == "response_template" else _texts_of_tokens(value) for name, value in given.items()}
     return {name: value for name, value in found.items() if name not in ("vocab_file", "merges_file")}
 
 

@@ -20,6 +20,7 @@
         │   └── InvalidSession      a session that is not there, or a wrong call about one
         ├── NotFound         404    a call about an unknown adapter
         │   ├── ModelNotFound       a request for another model
+        │   ├── NotKept             a response that is not stored here
         │   └── RouteNotFound       a path that the server does not have
         ├── Unauthorized     401    no key, or a wrong one
         ├── Forbidden        403    a host's name or a page's origin that is not let in
@@ -307,6 +308,18 @@ class ModelNotFound(NotFound):
 
 class RouteNotFound(NotFound):
     type = "ResourceNotFoundException"
+
+
+class NotKept(NotFound):
+    """An answer, or an item of one, that is not stored here, or not any more.
+
+    Args:
+        param: the client's field that names it; "" for the path.
+    """
+
+    def __init__(self, message: str, param: str = "") -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class Forbidden(BadRequest):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,9 +35,13 @@ def encoded(value: Any) -> Any:
     return orjson.Fragment(JSON.encode(value))
 
 
-def written(text: str) -> Any:
-    """Return what stands for a JSON text as it is, with all digits of its numbers."""
-    return orjson.Fragment(text)
+def rewritten(text: str) -> Any:
+    """Return what stands for a JSON text written compactly, with all digits of its integers."""
+    value = json.loads(text)
+    try:
+        return orjson.Fragment(dumps(value))
+    except TypeError:  # an integer of more than 64 bits
+        return orjson.Fragment(json.dumps(value, separators=(",", ":"), ensure_ascii=False))
 
 
 def _one_line(data: bytes) -> bytes:

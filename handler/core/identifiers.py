@@ -1,8 +1,9 @@
-"""Random identifiers of requests, answers and shared memory, drawn without a system call."""
+"""Random identifiers of requests, answers and shared memory, drawn without a system call but for secrets."""
 
 from __future__ import annotations
 
 import random
+import secrets
 
 
 def new_uuid() -> str:
@@ -14,3 +15,8 @@ def new_uuid() -> str:
 def new_digits() -> str:
     """Draw 128 random bits as 32 hexadecimal digits."""
     return f"{random.getrandbits(128):032x}"
+
+
+def new_secret() -> str:
+    """Draw 128 bits, as digits, that nobody can guess from others: for ids by which something is read."""
+    return secrets.token_hex(16)

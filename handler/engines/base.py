@@ -194,6 +194,21 @@ class EngineRequest(NamedTuple):
         return None if self.media is None else self.media.read()
 
 
+PackedRequest = tuple[int, Sequence[int], tuple[Any, ...] | Pooling, Adapter | None, MediaFile | None]
+"""An EngineRequest without class names, which cost more to send than what they name."""
+
+
+def pack(request: EngineRequest) -> PackedRequest:
+    key, ids, parameters, adapter, media = request
+    return key, ids, tuple(parameters) if isinstance(parameters, Sampling) else parameters, adapter, media
+
+
+def unpack(packed: PackedRequest) -> EngineRequest:
+    key, ids, parameters, adapter, media = packed
+    sampling = parameters if isinstance(parameters, Pooling) else Sampling._make(parameters)
+    return EngineRequest(key, ids, sampling, adapter, media)
+
+
 class Engine(Protocol):
     """Steps many sequences at once; used by one thread, which it may block while it holds the GIL.
 

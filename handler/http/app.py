@@ -23,6 +23,7 @@ from handler.http.routes.adapters import AdapterRoutes
 from handler.http.routes.inference import Inference
 from handler.http.routes.models import ModelRoutes
 from handler.http.routes.pages import OPEN_PATHS, PageRoutes
+from handler.http.routes.responses import ResponseRoutes
 from handler.http.routes.tgi import TgiRoutes
 from handler.http.routes.triton import TritonRoutes
 from handler.http.routes.vllm import VllmRoutes
@@ -94,6 +95,7 @@ class App:
             *AdapterRoutes(model).routes,
             *TgiRoutes(model).routes,
             *ModelRoutes(model).routes,
+            *ResponseRoutes(model).routes,
             *TritonRoutes(model).routes,
             *VllmRoutes(model).routes,
         ]

@@ -12,6 +12,7 @@ from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.http_response import HttpResponse
+from handler.protocols.kernel.kept import Wanted
 from handler.protocols.lmi.asynchronous import AsyncChat, AsyncCompletions, AsyncPrompt
 from handler.protocols.lmi.chat import Chat
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
@@ -72,6 +73,9 @@ class DispatchByField(Dialect):
                 if body.get(field) is not None:
                     return dialect
         return self._otherwise
+
+    def wanted(self, body: Any) -> Wanted | None:
+        return self.dialect_of(body).wanted(body)
 
     def errors_of(self, body: Any, context: ServerContext) -> ErrorFormat:
         return self.dialect_of(body).errors_of(body, context)

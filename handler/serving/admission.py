@@ -16,10 +16,12 @@ from handler.core.text import Prompt
 from handler.core.values import Request
 from handler.plugins.formatter_thread import FormatterThread
 from handler.protocols.kernel.base import Dialect
+from handler.protocols.kernel.kept import NOTHING, Recalled
 from handler.serving.large_bodies import LARGE, is_long
 from handler.serving.media.loader import MediaLoader, Reservation
 from handler.serving.media.rules import MediaRules
 from handler.serving.preprocess import Decoded, Headers, Preprocessor, check_structured_output
+from handler.serving.response_store import owner_of
 from handler.serving.turns import TurnThreads
 
 T = TypeVar("T")
@@ -115,6 +117,24 @@ class Admission:
             decoded: Decoded = await self._end(self.formatters.submit(title, decode))
             return decoded
         return await self.run(len(body), decode)
+
+    async def recall(self, body: Decoded, size: int, headers: Headers, dialect: Dialect | None) -> Recalled | None:
+        """Recall what a body of `size` bytes needs of the answers that are kept; None: nothing.
+
+        Raises:
+            ServingError: too many wait for them, or its own could not be kept.
+        """
+        store, dialect = self.preprocessor.store, dialect or self.preprocessor.dialect
+        if store is None or (wanted := await self.run(size, functools.partial(dialect.wanted, body.value))) is None:
+            return None
+        if wanted.keeps and size > store.most_bytes:
+            raise InvalidPayload(
+                f"the request has {size} bytes; at most {store.most_bytes} are stored (option.responses_max_bytes)"
+            )
+        if not wanted.previous and not wanted.items:
+            store.check_room()  # for its own
+            return NOTHING
+        return await self._end(store.recall(owner_of(headers), wanted))
 
     async def encode(self, request: Request, size: int) -> tuple[Request, Prompt]:
         """Load the media of a request of a body of `size` bytes, tokenize it, and try its structured output.

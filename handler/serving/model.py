@@ -38,6 +38,7 @@ from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.metrics.tracing import Tracer
 from handler.serving.preprocess import NO_FORMATTERS, Headers, Preprocessor, request_id
 from handler.serving.request_task import RequestTask
+from handler.serving.response_store import ResponseStore
 from handler.serving.sessions import Sessions
 
 
@@ -49,6 +50,7 @@ class ServedModel:
         tokenizer: used on threads.
         validator: tries clients' structured output; None where nothing has to be tried.
         sessions: None where they are off.
+        store: keeps answers for later requests; None where nothing is kept.
         stepped: the loop runs in a host's steps only. The host batches requests itself where batching is dynamic.
 
     Attributes:
@@ -66,11 +68,13 @@ class ServedModel:
         formatters: Formatters = NO_FORMATTERS,
         validator: StructuredOutputValidator | None = None,
         sessions: Sessions | None = None,
+        store: ResponseStore | None = None,
         *,
         stepped: bool = False,
         tracer: Tracer | None = None,
     ) -> None:
         self.config = config
+        self.store = store
         self.dialect = registry.choose(
             config.rolling_batch,
             config.tgi_compat,
@@ -83,7 +87,7 @@ class ServedModel:
         whole = stepped and config.rolling_batch == "disable" and not config.enable_streaming
         of_adapters = AdapterFormatters()
         self.preprocessor = Preprocessor(
-            self.dialect, context, tokenizer, lambda: engine.info, formatters, validator, sessions, of_adapters,
+            self.dialect, context, tokenizer, lambda: engine.info, formatters, validator, sessions, of_adapters, store,
             whole=whole,
         )  # fmt: skip
         self.context = self.preprocessor.context
@@ -110,7 +114,7 @@ class ServedModel:
             time_limit=config.request_time_limit or 0.0,
         )
         self.driver = EngineDriver(self._batcher, rests=not stepped)
-        self.adapters = ServedAdapters(adapters, self._check_open, of_adapters)
+        self.adapters = ServedAdapters(adapters, self.check_open, of_adapters)
         gauges = Gauges(
             queued=lambda: self.num_queued,
             active=lambda: self._batcher.num_active,
@@ -183,7 +187,7 @@ class ServedModel:
         """Raise `Unavailable` where a new request would be turned away."""
         if self._engine.state is State.CLOSED and not self.draining:
             raise Unavailable(f"the engine is down: {self.reason}")
-        self._check_open()
+        self.check_open()
         (self._batches or self._batcher).check_room()
 
     def _check_engine(self) -> None:
@@ -300,7 +304,7 @@ class ServedModel:
     def _is_open(self) -> bool:
         return self.opened.done() and self.opened.exception() is None
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         """Raise `Unavailable` while it stops, or while adapters beside the model load: they get the first numbers."""
         if self.draining:
             raise Unavailable("the server is stopping")

@@ -32,11 +32,13 @@ from handler.plugins.custom_response import with_formatter
 from handler.plugins.functions import Formatters, InputFormatter
 from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.kept import Recalled
 from handler.protocols.kernel.readers.adapters import merge_adapters, named_adapter, quote
 from handler.protocols.kernel.readers.body import decode, decode_text
 from handler.protocols.kernel.validation import check_task
 from handler.serving.large_bodies import LARGE, LargeBodies
 from handler.serving.media.placing import place_media
+from handler.serving.response_store import ResponseStore, owner_of
 from handler.serving.sessions import Sessions, answer_call, session_call, session_of
 
 NO_FORMATTERS = Formatters()
@@ -103,6 +105,7 @@ class Preprocessor:
         validator: tries what clients send; None where nothing has to be tried.
         sessions: None where they are off.
         of_adapters: formatters of adapters' own.
+        store: keeps answers for later requests; None where nothing is kept.
         whole: the host sends whole answers only: a batch of DJL's has one content type.
     """
 
@@ -116,11 +119,13 @@ class Preprocessor:
         validator: StructuredOutputValidator | None = None,
         sessions: Sessions | None = None,
         of_adapters: AdapterFormatters | None = None,
+        store: ResponseStore | None = None,
         *,
         whole: bool = False,
     ) -> None:
         self.dialect = dialect
         self._sessions = sessions
+        self.store = store
         self.large_bodies = LargeBodies()
         self._formatters = formatters
         self._of_adapters = of_adapters or AdapterFormatters()
@@ -234,9 +239,16 @@ class Preprocessor:
         self.large_bodies.close()
         if self._sessions is not None:
             self._sessions.end()
+        if self.store is not None:
+            self.store.close()
 
-    def parse(self, body: Decoded, headers: Headers, dialect: Dialect | None = None) -> ParsedRequest:
+    def parse(
+        self, body: Decoded, headers: Headers, dialect: Dialect | None = None, recalled: Recalled | None = None
+    ) -> ParsedRequest:
         """What a decoded body asks for.
+
+        Args:
+            recalled: what it needs of the answers that are kept; None: nothing, nor is its own kept.
 
         Raises:
             ServingError: what the dialect says of a body that it refuses.
@@ -245,6 +257,8 @@ class Preprocessor:
             return answer_call(self._sessions, body.session_call, headers, self.dialect.errors)
         adapter = self._adapter(headers)
         context = self.context if adapter is None else replace(self.context, adapter=adapter)
+        if recalled is not None and self.store is not None:
+            context = replace(context, keeper=self.store.keeper(owner_of(headers)), recalled=recalled)
         call = (dialect or self.dialect).parse(body.value, context)
         if call.take_prompt is None:  # every model has a prompt's tokens
             for request in call.requests:

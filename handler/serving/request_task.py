@@ -164,7 +164,12 @@ class RequestTask:
         try:
             decoded = await admission.decode(body, self._headers, self._dialect)
             value = decoded.value
-            parse = functools.partial(admission.preprocessor.parse, decoded, self._headers, self._dialect)
+            recalled = None
+            if admission.preprocessor.store is not None:
+                recalled = await admission.recall(decoded, self._size, self._headers, self._dialect)
+            if recalled is not None:
+                self._size += recalled.size
+            parse = functools.partial(admission.preprocessor.parse, decoded, self._headers, self._dialect, recalled)
             parsed = await admission.run(self._size, parse)
         except Exception as error:  # one client's body must not stop the others
             return self.refuse(serving_error(error), value)

@@ -16,7 +16,10 @@ from handler.core.thoughts import Thoughts
 from handler.protocols.assistant.events import Parser
 from handler.protocols.assistant.reasoning.families import FAMILIES
 from handler.protocols.assistant.reasoning.parsing import thinking_parser
+from handler.protocols.assistant.response_template.parsing import ResponseParser
+from handler.protocols.assistant.response_template.template import read_response_template
 from handler.protocols.assistant.tools.formats import FORMATS
+from tests.unit.protocols.assistant.response_templates import TEMPLATES, answers
 from tests.unit.protocols.assistant.tool_texts import BEGUN, TOOLS, golden
 
 LENGTH = 20_000  # characters, and four times as many
@@ -117,3 +120,67 @@ def draw_answers(parsers: dict[str, Callable[[], Parser]], texts: dict[str, list
 def test_whatever_a_model_repeats_the_work_is_linear(drawn: tuple[str, str, str]) -> None:
     name, begin, unit = drawn
     assert_linear(lambda: FORMATS[name].make(TOOLS), begin, unit)
+
+
+# -- a model's own response template -----------------------------------------------------------------------------------
+
+READ = {name: read_response_template(template) for name, template in TEMPLATES.items()}
+HEAD = "<|channel|>commentary to=functions.f"
+
+
+@pytest.mark.parametrize(
+    ("template", "begin", "unit"),
+    [
+        *((name, "", unit) for name in READ for unit in ("so it is; ", " \n", "<", "<|", "<tool_call>", "<call:f>")),
+        ("channels", "", HEAD),  # a mark that never ends, in each of which others begin
+        ("channels", f"{HEAD}<|message|>", '{"a": "\\n'),
+        ("channels", f'{HEAD}<|message|>{{"a": "', "<|call|>"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "', "x</tool_call>"),
+        ("hermes", "<tool_call>", "[" * 10),
+        ("tags", "<tool_call><function=f>", "<parameter=a>"),
+        ("tags", "<tool_call><function=f><parameter=a>", " "),
+        ("tags", "<tool_call><function=f>", "<parameter=a>1</parameter>"),
+        ("own strings", "<|tool_call>call:f{", 'a:<|"|>b<|"|>,'),
+        ("own strings", "<|tool_call>call:f{", '<|"|'),
+        ("own strings", "<|tool_call>call:f{", '{"{'),
+        ("own strings", "<|tool_call>call:f{", "{a"),
+        ("lines", "</think><call:f>", "a=1\n"),
+        ("messages", "", "a"),
+        ("messages", "", "<|message|>a"),
+    ],
+)
+def test_the_work_is_linear_by_a_response_template(template: str, begin: str, unit: str) -> None:
+    assert_linear(lambda: ResponseParser(READ[template], "", TOOLS), begin, unit)
+
+
+HOSTILE = [r"<(?:a+)+b>", r"<(?:a|a)+b>", r"<(?:a?){64}a{64}>", r"<.*.*.*.*b>", r"<(?:\w+\s?)+>", r"<[^b]*[^c]*[^d]*>"]
+
+
+@pytest.mark.parametrize("pattern", HOSTILE)
+def test_the_work_of_a_hostile_template_is_linear(pattern: str) -> None:
+    fields = {
+        "thinking": {"open_pattern": pattern, "close_pattern": pattern},
+        "content": {},
+        "tool_calls": {
+            "open": "{",
+            "close": "}",
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": f"(?P<key>{pattern})"},
+            "transform": {"name": "f", "arguments": "{content}"},
+        },
+    }
+    template = read_response_template({"start_anchor": "a", "fields": fields})
+    for begin, unit in (("", "<a"), ("", "<" + "a" * 200), ("<", "a"), ("{", "<a"), ("{<", "a")):
+        assert_linear(lambda: ResponseParser(template, "", TOOLS), begin, unit)
+
+
+@settings(deadline=None)
+@given(
+    draw_answers(
+        {name: (lambda read=read: ResponseParser(read, "", TOOLS)) for name, read in READ.items()},  # type: ignore[misc]
+        {name: [answer.text for answer in answers() if answer.template == name] for name in READ},
+    )
+)
+def test_whatever_a_model_repeats_the_work_is_linear_by_its_template(drawn: tuple[str, str, str]) -> None:
+    name, begin, unit = drawn
+    assert_linear(lambda: ResponseParser(READ[name], "", TOOLS), begin, unit)

@@ -131,6 +131,14 @@ def openai_server(demo_model: Path) -> Iterator[LiveServer]:
 
 
 @pytest.fixture(scope="session")
+def storing_server(demo_model: Path) -> Iterator[LiveServer]:
+    """The same model, with stored responses and threads."""
+    with serve(str(demo_model), "-o", "option.dtype=fp32", "-o", "option.responses_store=memory") as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="session")
 def sagemaker_url(openai_server: LiveServer) -> Iterator[str]:
     """SageMaker Runtime before the demo model; the parts end within lines, and within characters."""
     with emulated(openai_server, part_bytes=11) as url:

@@ -77,6 +77,10 @@ UNNAMED = {
     "`option.tensor_parallel_degree`": _LOADER + "test_more_devices_than_the_engine_uses_are_refused",
     "a degree of 2 on 4 GPUs": "tests/unit/serving/test_replica_places.py::test_devices",
     "a name that nobody knows": "tests/unit/config/test_lmi_files.py::test_names_that_nobody_has_get_one_line_together",
+    "reasoning in chats": (
+        "tests/unit/protocols/assistant/test_reasoning.py::"
+        "test_by_default_reasoning_is_apart_where_the_template_shows_it"
+    ),
     "images by URL": "tests/app/media/test_refusals.py::test_urls_stay_where_the_options_allow_them",
     "audio, video": _LOADER + "test_only_images_may_have_a_limit_above_zero",
     "`X-Amzn-SageMaker-Target-Model`, which LMI's page on adapters sends": (

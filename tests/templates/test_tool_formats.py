@@ -17,15 +17,29 @@ from handler.protocols.assistant.tools.prompt import lay_out, takes_tools
 from tests.unit.protocols.assistant.tool_texts import TOOLS, read
 
 WANTED = {
+    "Apertus-8B-Instruct": "apertus",
+    "Apriel-1.6-15b-Thinker-fixed": "jamba",
+    "Bielik-11B-v3.0-Instruct": "hermes",
     "ByteDance-Seed-OSS": "seed_oss",
+    "Cohere2MoE": "cohere_command3",
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "cohere_command3",
     "GLM-4.6": "glm45",
     "GLM-4.7-Flash": "glm45",
+    "GigaChat3-10B-A1.8B": "gigachat3",
+    "GigaChat3.1-10B-A1.8B": "gigachat3",
     "Kimi-K2-Instruct": "kimi_k2",
     "Kimi-K2-Thinking": "kimi_k2",
+    "Kimi-K3": "kimi_k3",
+    "LFM2-8B-A1B": "lfm2",
+    "LFM2.5-8B-A1B": "lfm2",
+    "LFM2.5-Instruct": "lfm2",
     "MiMo-VL": "hermes",
+    "MiniMax-M1": "jamba",
     "MiniMax-M2": "minimax_m2",
+    "MiniMax-M3": "minimax_m3",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral",
     "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "qwen3_coder",
+    "NVIDIA-Nemotron-Nano-v2": "nemotron_json",
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "hermes",
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": "hermes",
     "Qwen-QwQ-32B": "hermes",
@@ -33,13 +47,18 @@ WANTED = {
     "Qwen-Qwen3-0.6B": "hermes",
     "Qwen3-Coder": "qwen3_coder",
     "Qwen3.5-4B": "qwen3_coder",
+    "Reka-Edge": "hermes",
+    "Spark2.5": "glm45",
     "StepFun3.5-Flash": "qwen3_coder",
     "deepseek-ai-DeepSeek-V3.2": "deepseek_v32",
     "deepseek-ai-DeepSeek-V4": "deepseek_v4",
+    "deepseek-ai-DeepSeek-V4-Flash-0731": "deepseek_v4",
     "google-gemma-4-31B-it": "gemma4",
     "google-gemma-4-31B-it-interleaved": "gemma4",
+    "ibm-granite-granite-3.3-2B-Instruct": "granite",
     "ibm-granite-granite-4.0": "hermes",
     "ibm-granite-granite-4.1": "hermes",
+    "inclusionai-ling-3.0-flash": "glm45",
     "llama-cpp-deepseek-r1": "deepseek_v3",
     "meta-llama-Llama-3.1-8B-Instruct": "llama3_json",
     "meta-llama-Llama-3.2-3B-Instruct": "llama3_json",
@@ -48,21 +67,21 @@ WANTED = {
     "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
     "moonshotai-Kimi-K2": "kimi_k2",
     "openai-gpt-oss-120b": "openai",
+    "openbmb-MiniCPM5-1B": "minicpm5",
+    "poolside-Laguna-S-2.1": "glm45",
     "poolside-Laguna-XS-2.1": "glm45",
+    "poolside-Laguna-XS.2": "glm45",
+    "tencent-Hy3": "hy_v3",
+    "unsloth-Apriel-1.5": "jamba",
     "unsloth-mistral-Devstral-Small-2507": "mistral",
 }
 
 OTHERS = (
-    *(
-        "Apertus-8B-Instruct",
-        "Cohere2MoE",
-        "GigaChat3-10B-A1.8B",
-        "Kimi-K3",
-        "LFM2.5-Instruct",
-        "MiniMax-M1",
-        "MiniMax-M3",
-    ),
-    *("NVIDIA-Nemotron-Nano-v2", "meetkai-functionary-medium-v3.1", "unsloth-Apriel-1.5", "upstage-Solar-Open-100B"),
+    "CohereForAI-c4ai-command-r-plus-tool_use",
+    "meetkai-functionary-medium-v3.1",
+    "meetkai-functionary-medium-v3.2",
+    "muse-glimmer",
+    "upstage-Solar-Open-100B",
 )
 """Templates with tools in forms that are not known here: `tools` are refused."""
 
@@ -117,14 +136,27 @@ def test_calls_of_a_template_are_read(name: str, directory: Path) -> None:
     format = find(template)
     assert takes_tools(template)
     assert format is FORMATS[WANTED[name]]
-    single = "single tool-calls" in template or name == "openai-gpt-oss-120b"
-    calls = CALLS[:1] if single else CALLS
-    messages, tools = lay_out([USER, {"role": "assistant", "content": "", "tool_calls": calls}], TOOLS, template)
-    whole = render(template, messages, tools)
+    messages, tools = lay_out([USER, {"role": "assistant", "content": "", "tool_calls": CALLS}], TOOLS, template)
+    calls = CALLS[: len(messages[1].get("tool_calls", CALLS))]  # some templates have one call a message
+    whole = render(template, messages[:2], tools)
     prompts = [render(template, messages[:1], tools, prompt=prompt) for prompt in (True, False)]
     wanted = [[one["function"]["name"], one["function"]["arguments"]] for one in calls]
     found = [read(format.make(TOOLS), [answer_after(prompt, whole)]) for prompt in prompts]
     assert wanted in [[[e[0], json.loads(e[1])] for e in events if isinstance(e, list)] for events in found]
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_a_template_prints_calls_and_their_results(name: str, directory: Path) -> None:
+    template = source(directory, name)
+    results = [
+        {"role": "tool", "content": f"result-{number}", "tool_call_id": CALLS[number]["id"]} for number in (0, 1)
+    ]
+    asked: list[dict[str, Any]] = [USER, {"role": "assistant", "content": "", "tool_calls": CALLS}, *results]
+    messages, tools = lay_out(asked, TOOLS, template)
+    whole = render(template, messages, tools, prompt=True).replace("\\u00f6", "ö")
+    places = [whole.find(text) for text in ("Köln", "result-0", "result-1")]
+    assert places == sorted(places)
+    assert places[0] > 0
 
 
 @pytest.mark.parametrize("name", OTHERS)

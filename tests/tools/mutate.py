@@ -6,6 +6,7 @@ The same seed draws the same places from the same source, so a pruning of tests 
 All runs are in a clone of the commit, in a temporary directory. First, one run with coverage records which tests
 execute which lines. Each change is then held against the tests that execute its line. A change is caught when a test
 fails, or when the tests take far longer than before. A line that no test executes is not caught.
+What a module does when it is imported is held against the tests that execute its functions.
 
 Neither mutmut nor Cosmic Ray: the first swaps whole functions within one process, which engines' processes do not see,
 and changes all places; the second runs all tests for each change.
@@ -40,13 +41,19 @@ _RECORD = "MUTATE_RECORD"
 
 
 class Place(NamedTuple):
-    """A change: bytes `begin` to `end` of the file become `text`; `lines`: those of the simple statement around it."""
+    """A change: bytes `begin` to `end` of the file become `text`.
+
+    Attributes:
+        lines: those of the simple statement around it.
+        at_import: no function has it.
+    """
 
     path: str
     lines: range
     begin: int
     end: int
     text: str
+    at_import: bool = False
 
 
 class Recorded(NamedTuple):
@@ -66,9 +73,16 @@ def places(path: str, source: str) -> Iterator[Place]:
     def place(node: Any, statement: ast.stmt, text: str) -> Place:
         begin, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
         around: Any = node if hasattr(statement, "body") else statement
-        return Place(path, range(around.lineno, around.end_lineno + 1), begin, end, text)
+        at_import = not any(begins < around.lineno <= ends for begins, ends in functions)
+        return Place(path, range(around.lineno, around.end_lineno + 1), begin, end, text, at_import)
 
-    for statement, node in _nodes(ast.parse(source).body):
+    tree = ast.parse(source)
+    functions = [
+        (node.lineno, node.end_lineno or node.lineno)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    for statement, node in _nodes(tree.body):
         for text in _changes(node):
             yield place(node, statement, text)
 
@@ -198,11 +212,15 @@ class Clone:
 
 
 def covering(place: Place, recorded: dict[str, Recorded], budget: float) -> list[str]:
-    """Return the tests that execute the place, the fastest first, up to `budget` seconds of them; at least one."""
+    """Return the tests that execute the place, the fastest first, up to `budget` seconds of them; at least one.
+
+    A module's tables are made when it is imported, before any test: theirs are the tests that execute its functions.
+    """
     names: list[str] = []
     for name in sorted(recorded, key=lambda name: recorded[name].seconds):
         test = recorded[name]
-        if test.passed and not set(place.lines).isdisjoint(test.lines.get(place.path, ())):
+        executed = test.lines.get(place.path, ())
+        if test.passed and executed and (place.at_import or not set(place.lines).isdisjoint(executed)):
             budget -= test.seconds
             if names and budget < 0:
                 break

@@ -96,3 +96,14 @@ def test_the_fastest_tests_run_first_within_the_budget() -> None:
     assert covering(place, recorded, 10) == ["fast", "slow"]
     assert covering(place, recorded, 9) == ["fast"]
     assert covering(place, recorded, 0.5) == ["fast"]
+
+
+def test_a_table_is_held_against_the_tests_of_its_module() -> None:
+    source = "TABLE = {1: True}\n\ndef look(key: int = 3) -> bool:\n    return TABLE[key + 5]\n"
+    places_of = {place.text: place for place in places("a.py", source)}
+    assert {text: place.at_import for text, place in places_of.items()} == {
+        "(2)": True, "False": True, "(4)": True, "return None": False, "(key - 5)": False, "(6)": False,
+    }  # fmt: skip
+    recorded = {"of a": Recorded(True, 1, {"a.py": [4]}), "of b": Recorded(True, 1, {"b.py": [1]})}
+    assert covering(places_of["False"], recorded, 10) == ["of a"]
+    assert covering(Place("a.py", range(2, 3), 0, 0, ""), recorded, 10) == []

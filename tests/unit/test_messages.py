@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,13 +33,18 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def test_no_message_names_a_place_of_the_checkout() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{line}: {text[:120]!r}"
+@functools.cache
+def all_texts() -> list[tuple[str, str]]:
+    """Return the strings of all files, with their places."""
+    return [
+        (f"{path.relative_to(ROOT)}:{line}", text)
         for path in FILES
         for line, text in texts(ast.parse(path.read_text()))
-        if CHECKOUT.search(text)
     ]
+
+
+def test_no_message_names_a_place_of_the_checkout() -> None:
+    found = [f"{place}: {text[:120]!r}" for place, text in all_texts() if CHECKOUT.search(text)]
     assert found == []
 
 
@@ -51,11 +57,6 @@ def test_such_a_message_is_noticed(text: str) -> None:
 
 
 def test_the_documents_that_messages_name_exist() -> None:
-    named = {
-        name
-        for path in FILES
-        for _, text in texts(ast.parse(path.read_text()))
-        for name in re.findall(r"\bdocuments: ([\w/-]+)", text)
-    }
+    named = {name for _, text in all_texts() for name in re.findall(r"\bdocuments: ([\w/-]+)", text)}
     assert {"djl", "scaling"} & named
     assert [name for name in sorted(named) if not (ROOT / "docs" / f"{name}.md").is_file()] == []

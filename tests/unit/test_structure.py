@@ -187,6 +187,16 @@ def _floor(room: str) -> int:
     return FLOORS.get(room, _DIALECTS)
 
 
+def test_types_of_errors_stand_beside_what_writes_them() -> None:
+    """A field of an error is then a change of one file."""
+    trees = {path: ast.parse(path.read_text()) for path in PROTOCOLS.rglob("answers.py")}
+    classes = [
+        (path, node.name) for path, tree in trees.items() for node in tree.body if isinstance(node, ast.ClassDef)
+    ]
+    assert classes
+    assert [f"{path.parent.name}: {name}" for path, name in classes if name.endswith("Error")] == []
+
+
 def test_no_two_rooms_of_protocols_reach_each_other() -> None:
     """Not by way of others either, on any floor and within any room."""
     folders = [PROTOCOLS, *(path.parent for path in PROTOCOLS.rglob("*/__init__.py"))]

@@ -27,31 +27,30 @@ from handler.config.options.option import (
 ROLLING_BATCHES = ("auto", "disable", "trtllm", "vllm", "lmi-dist", "scheduler")
 
 REASONING_PARSERS = (
-    "auto", "deepseek_r1", "deepseek_v3", "qwen3", "glm45", "glm47", "minimax_m2", "minimax_m2_append_think", "kimi_k2",
+    "auto", "none", "hf", "deepseek_r1", "deepseek_v3", "qwen3", "glm45", "glm47", "minimax_m2",
+    "minimax_m2_append_think", "kimi_k2",
     "mistral", "gemma4", "openai_gptoss", "granite", "nemotron_v3", "seed_oss", "deepseek_v4",
-    *("granite_thinking_parser", "holo2", "ling3", "mimo", "poolside_v1", "step3p5", "step5"),
+    *("kimi_k3", "minimax_m3", "deepseek_v41", "hy_v3", "hunyuan_a13b", "cohere_command3", "olmo3", "ernie45"),
+    *("k2_horizon", "inkling"),
+    *("granite_thinking_parser", "holo2", "ling3", "mimo", "poolside_v1", "step3p5", "step5", "step3", "hy_v4"),
+    "cohere_command4",
 )  # fmt: skip
 
 TOOL_CALL_PARSERS = (
-    *("auto", "hermes", "smollm2", "llama3_json", "pythonic", "llama4_pythonic", "mistral", "qwen3_coder", "qwen3_xml"),
+    *("auto", "none", "hf", "hermes", "smollm2", "llama3_json", "pythonic", "llama4_pythonic", "mistral"),
+    *("qwen3_coder", "qwen3_xml"),
     *("deepseek_v3", "deepseek_v31", "deepseek_v32", "kimi_k2", "glm45", "glm47", "minimax_m2", "openai", "gemma4"),
     *("granite", "granite4", "phi4_mini_json", "seed_oss", "deepseek_v4", "mimo"),
-    *("llama4_json", "qwen3_json", "step3p5", "step5", "poolside_v1", "ling3"),
+    *("kimi_k3", "minimax_m3", "deepseek_v41", "hy_v3", "hy_v4", "jamba", "cohere_command3", "cohere_command4", "lfm2"),
+    *("olmo3", "functiongemma", "gigachat3", "apertus", "xlam", "internlm", "granite-20b-fc", "step3", "nemotron_json"),
+    *("longcat", "dots", "k2_horizon", "minicpm5", "inkling"),
+    *("llama4_json", "qwen3_json", "step3p5", "step5", "poolside_v1", "ling3", "ernie45", "hunyuan_a13b"),
 )
 
-VLLM_REASONING_PARSERS = (
-    *("beam", "cohere_command3", "cohere_command4", "deepseek_v41", "ernie45", "hf", "hunyuan_a13b", "hy_v3", "hy_v4"),
-    *("inkling", "k2_horizon", "kimi_k3", "minicpmv", "minimax_m3", "muse", "muse_glimmer", "musespark1x", "olmo3"),
-    *("plamo3", "step3"),
-)
+VLLM_REASONING_PARSERS = ("beam", "minicpmv", "muse", "muse_glimmer", "musespark1x", "plamo3")
 """Names of vLLM 0.33 for reasoning that is not known here."""
 
-VLLM_TOOL_CALL_PARSERS = (
-    *("apertus", "beam", "cohere_command3", "cohere_command4", "deepseek_v41", "dots", "ernie45", "functiongemma"),
-    *("gigachat3", "granite-20b-fc", "hf", "hunyuan_a13b", "hy_v3", "hy_v4", "inkling", "internlm", "jamba"),
-    *("k2_horizon", "kimi_k3", "lfm2", "longcat", "minicpm5", "minimax_m3", "muse", "muse_glimmer", "musespark1x"),
-    *("olmo3", "plamo3", "step3", "xlam"),
-)
+VLLM_TOOL_CALL_PARSERS = ("beam", "muse", "muse_glimmer", "musespark1x", "plamo3")
 """Names of vLLM 0.33 for tool calls of forms that are not known here."""
 
 
@@ -67,7 +66,7 @@ def _parser(known: Collection[str], vllm: Collection[str], remedy: str) -> Calla
 
 
 _NO_TOOLS = "leave the option out, and send tools with tool_choice 'required' or a tool's name, or set option.tool_parser_plugin"
-_NO_REASONING = "leave the option out, and the model's reasoning stays in the text"
+_NO_REASONING = "leave the option out for auto; with none the model's reasoning stays in the text"
 
 
 STAND_IN = "echo"
@@ -118,6 +117,11 @@ def _task(text: str) -> str:
     return next((own for own, others in TASKS.items() if text in others), text)
 
 
+def _pooling(text: str) -> str:
+    one_of("auto", "cls", "last", "lasttoken", "mean", "max")(text)
+    return "last" if text == "lasttoken" else text
+
+
 @dataclass(frozen=True)
 class Options:
     """Options of all engines, a line each: name, type, parser, default, meaning, other names."""
@@ -132,6 +136,7 @@ class Options:
     async_mode: bool | None = option(boolean, None, "/invocations has the schema of LMI's async mode (wire/async.md), which option.lmi_version 0.33 and later have; by default with LMI's async handlers in option.entryPoint, and from 0.35 on unless option.rolling_batch or batch_size choose another mode; under DJL Serving as Java runs the worker")
     task: str = option(_task, "auto", "what the model computes (embeddings.md): text-generation, text-embedding (or feature-extraction), text-classification (or classify) or rerank (or score), or pooling, which is one of the last three; auto: by its configuration", "option.runner", "option.convert")
     normalize: bool = option(boolean, True, "embeddings have length 1 where a request does not say", "normalize")
+    pooling: str = option(_pooling, "auto", "how the vectors of a text's tokens become its embedding: cls (the first), last (or lasttoken), mean or max (vllm has no max); auto: as the model's files say", "pooling")
     dtype: str = option(precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available)", "option.data_type")
     tensor_parallel_degree: str = option(parallel_degree, "1", "number of devices for a model, or max; CPU engines have one", "option.tensor_parallel_size")
     replicas: str = option(number_or_auto, "1", "engines side by side, each a process with its own devices or its share of the cores, behind one queue (scaling.md); auto: as many as the devices allow; option.max_rolling_batch_size and option.kv_cache_gib are each one's")
@@ -145,9 +150,9 @@ class Options:
     enable_streaming: bool = option(_streaming, False, "dynamic batching only: answers as {\"outputs\": [...]} lines")
     enable_force_include_usage: bool = option(_switch, False, "every streamed chat and completion ends with its token counts, as with stream_options.include_usage")
     enable_tokenizer_info_endpoint: bool = option(_switch, False, "the embedded server has vLLM's /tokenizer_info, which shows the model's tokenizer_config.json and chat template")
-    tool_call_parser: str = option(_parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of the model's tool calls; auto: by its chat template")
+    tool_call_parser: str = option(_parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of the model's tool calls; auto: by its response template, else by its chat template; hf: by its response template; none: calls stay in the text")
     tool_parser_plugin: str | None = option(string, None, "a Python file with a parser of tool calls of one's own (models.md), relative to serving.properties, else to the working directory")
-    reasoning_parser: str | None = option(_parser(REASONING_PARSERS, VLLM_REASONING_PARSERS, _NO_REASONING), None, "family of the model's reasoning, which chats then show apart from the text (documents: wire/reasoning); auto: by the chat template; by default it stays in the text, as in vLLM and LMI")
+    reasoning_parser: str | None = option(_parser(REASONING_PARSERS, VLLM_REASONING_PARSERS, _NO_REASONING), None, "family of the model's reasoning, which chats show apart from the text (documents: wire/reasoning); auto: by its response template, else by its chat template; hf: by its response template; none: it stays in the text; by default as auto")
     trim_answers: bool = option(boolean, False, "text and reasoning in the answers to chats, messages and responses have no white space at their beginning and end")
     chat_template: str | None = option(string, None, "a chat template in place of the model's own: its text, or a file (relative to serving.properties, else to the working directory)")
     default_chat_template_kwargs: Mapping[str, Any] | None = option(json_object, None, "arguments of the chat template for requests that do not set them: {\"enable_thinking\": false}")
@@ -160,6 +165,11 @@ class Options:
     sessions_expiration: int = option(integer(1, 10**9), 1200, "seconds that a session lives")
     sessions_max: int = option(integer(1, 10**6), 10000, "sessions that may be open; beyond, NEW_SESSION gets 503")
     sessions_path: str | None = option(path, None, "directory of the sessions' directories; by default /dev/shm/sagemaker_sessions, in memory")
+    # stored responses (wire/responses.md)
+    responses_store: str = option(path, "off", "where responses, and threads of Anthropic's, are stored for later requests: off, memory, or a directory, whose file survives a restart (wire/responses.md); each instance, and in memory each worker of DJL Serving, has its own")
+    responses_expiration: int = option(integer(1, 10**9), 86400, "seconds that a stored response lives after it was made, or a request last went on from it")
+    responses_max: int = option(integer(1, 10**5), 10000, "stored responses; beyond, the least recently used go")
+    responses_max_bytes: int = option(integer(1 << 20, 1 << 40), 1 << 28, "bytes of all stored responses; beyond, the least recently used go, and a longer request is refused")
     # images (images.md)
     allowed_media_domains: tuple[str, ...] | None = option(hosts, None, "hosts from which images are fetched by http and https, with commas between them: `name` for their usual ports, or `name:port`; * for any public host; by default none, and images come in the body as data URLs")
     allowed_local_media_path: str | None = option(path, None, "a directory whose files requests may name by `file:` URLs; by default none")

@@ -67,8 +67,11 @@ class PoolingFiles(NamedTuple):
         return finished
 
 
-def read_pooling(model: Path) -> PoolingFiles:
+def read_pooling(model: Path, given: str = "auto") -> PoolingFiles:
     """Read a model's files.
+
+    Args:
+        given: option.pooling, which beats them.
 
     Raises:
         ConfigError: a file is broken, or asks for something that is not computed here; the message names it.
@@ -77,7 +80,7 @@ def read_pooling(model: Path) -> PoolingFiles:
     mode, normalize = "mean", False  # sentence-transformers' own for a model without modules
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
-        if kind == "Pooling":
+        if kind == "Pooling" and given == "auto":
             mode = _mode(model / str(module.get("path", "")) / "config.json")
         elif kind == "Normalize":
             normalize = True
@@ -85,7 +88,7 @@ def read_pooling(model: Path) -> PoolingFiles:
             raise ConfigError(f"{model / 'modules.json'}: the module {kind[:64]!r} is not served")
     config = model_files.read_json(model / "config.json")
     exclusive = config.get("problem_type") != "multi_label_classification" and len(label_names(model)) > 1
-    return PoolingFiles(mode, normalize, _most_tokens(model, config), exclusive)
+    return PoolingFiles(mode if given == "auto" else given, normalize, _most_tokens(model, config), exclusive)
 
 
 def _modules(model: Path) -> list[dict[str, Any]]:

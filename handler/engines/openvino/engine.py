@@ -265,7 +265,7 @@ def _is_one_token(output: Output) -> bool:
 
 
 def prepare(model_id: str | None, config: EngineConfig) -> Path:
-    return prepare_model(model_id, config.options.dtype, config.task)
+    return prepare_model(model_id, config.options.dtype, config.task, config.options.pooling)
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

@@ -37,9 +37,9 @@ _PART = 1 << 15  # characters of a part of a long text: the tokenizer holds the 
 _SMALL_GGUF = 256 << 20
 
 
-def prepare_model(model_id: str | None, dtype: str, task: Task = Task.GENERATION) -> Path:
+def prepare_model(model_id: str | None, dtype: str, task: Task = Task.GENERATION, pooling: str = "auto") -> Path:
     """Check the model's files, and return them or their cached conversion."""
-    model = find_model(model_id or model_files.DEMO, task)
+    model = find_model(model_id or model_files.DEMO, task, pooling)
     cache = model_files.cache_directory() / "converted"
     if task is not Task.GENERATION and (model.kind == "openvino" or is_bert(model.path)):
         return model.path
@@ -60,7 +60,7 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     is_demo = config.task is Task.GENERATION and model_id in (None, model_files.DEMO)
     if is_demo or is_hub_reference(model_id) or is_fetched(model_id):
         return
-    model = find_model(model_id or model_files.DEMO, config.task)
+    model = find_model(model_id or model_files.DEMO, config.task, config.options.pooling)
     if config.options.enable_prefix_caching and model.path.is_dir() and not no_images(model.path):
         raise ConfigError(
             "option.enable_prefix_caching: OpenVINO GenAI's prefix cache could take one image for another: "
@@ -68,7 +68,7 @@ def check(model_id: str | None, config: EngineConfig) -> None:
         )
 
 
-def find_model(model_id: str, task: Task = Task.GENERATION) -> model_files.Model:
+def find_model(model_id: str, task: Task = Task.GENERATION, pooling: str = "auto") -> model_files.Model:
     """Check the files of `option.model_id`, and whether they can be converted where they must be.
 
     Raises:
@@ -79,7 +79,7 @@ def find_model(model_id: str, task: Task = Task.GENERATION) -> model_files.Model
         raise ConfigError(f"option.task={task.value}: the demo model generates text; name another by option.model_id")
     model = model_files.locate(model_id)
     if pools:
-        _check_pooling(model, task)
+        _check_pooling(model, task, pooling)
     if model.kind == "huggingface":
         check_checkpoint(model.path)
         if not pools or not is_bert(model.path):
@@ -95,10 +95,10 @@ def find_model(model_id: str, task: Task = Task.GENERATION) -> model_files.Model
     return model
 
 
-def _check_pooling(model: model_files.Model, task: Task) -> None:
+def _check_pooling(model: model_files.Model, task: Task, pooling: str) -> None:
     if model.kind == "gguf":
         raise ConfigError(f"{model.path}: option.task={task.value} needs a Hugging Face or OpenVINO directory")
-    read_pooling(model.path)
+    read_pooling(model.path, pooling)
     if not (model.path / "tokenizer.json").is_file():
         raise ConfigError(f"{model.path / 'tokenizer.json'} is missing; transformers' AutoTokenizer saves it")
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import socket
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from handler.core.errors import ConfigError
-from handler.core.media import MediaFile
-from handler.core.values import Adapter, Finish, Pooling, Sampling
+from handler.core.values import Adapter, Finish
 from handler.engines.base import (
     Engine,
     EngineConfig,
@@ -28,6 +27,7 @@ from handler.engines.base import (
     Step,
     describe,
     failed,
+    unpack,
 )
 from handler.engines.process.ipc import ChannelClosed, MessageReader, send
 
@@ -46,21 +46,6 @@ class Cancel(NamedTuple):
     """Forget a request."""
 
     key: int
-
-
-PackedRequest = tuple[int, Sequence[int], tuple[Any, ...] | Pooling, Adapter | None, MediaFile | None]
-"""An EngineRequest without class names, which cost more to send than what they name."""
-
-
-def pack(request: EngineRequest) -> PackedRequest:
-    key, ids, parameters, adapter, media = request
-    return key, ids, tuple(parameters) if isinstance(parameters, Sampling) else parameters, adapter, media
-
-
-def unpack(packed: PackedRequest) -> EngineRequest:
-    key, ids, parameters, adapter, media = packed
-    sampling = parameters if isinstance(parameters, Pooling) else Sampling._make(parameters)
-    return EngineRequest(key, ids, sampling, adapter, media)
 
 
 class Ready(NamedTuple):

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Request
-from handler.engines.base import EngineInfo, EngineRequest, EngineStatistics, Step, engine_failure
-from handler.engines.process.engine_loop import Cancel, ChangeAdapter, Failed, Ready, Spec, pack
+from handler.engines.base import EngineInfo, EngineRequest, EngineStatistics, Step, engine_failure, pack
+from handler.engines.process.engine_loop import Cancel, ChangeAdapter, Failed, Ready, Spec
 from handler.engines.process.instance import EngineInstance
 from handler.engines.process.ipc import ChannelClosed, MessageReader, wait
 from handler.engines.process.places import ANYWHERE, Place

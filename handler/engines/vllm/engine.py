@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from handler.core.errors import Problems
 from handler.core.media import MediaPrompt
 from handler.core.values import Adapter, Sampling, StructuredOutput, Task
 from handler.engines.base import (
@@ -39,7 +40,7 @@ from handler.engines.vllm.arguments import engine_arguments
 from handler.engines.vllm.beam import Beams, BeamSearch
 from handler.engines.vllm.lora_exclusion import LoraExclusion
 from handler.engines.vllm.media import engine_input
-from handler.engines.vllm.pooling import VllmPooling
+from handler.engines.vllm.pooling import VllmPooling, pooling_type
 from handler.engines.vllm.results import BeamToken, Pending, Results
 from handler.engines.vllm.sampling import SUPPORTS, sampling_arguments
 from handler.engines.vllm.starting import engine_info, start_engine
@@ -252,7 +253,13 @@ class Vllm:
 
 
 def check(model_id: str | None, config: EngineConfig) -> None:
-    check_model(model_id, config, partial(engine_arguments, num_devices=1, cpu=False))
+    problems = Problems()
+    with problems:
+        if config.options.pooling != "auto":
+            pooling_type(config.options.pooling, f"option.pooling={config.options.pooling}")
+    with problems:
+        check_model(model_id, config, partial(engine_arguments, num_devices=1, cpu=False))
+    problems.check()
 
 
 def prepare(model_id: str | None, config: EngineConfig) -> Path:

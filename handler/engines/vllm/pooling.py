@@ -17,6 +17,17 @@ from handler.engines.vllm.statistics import Statistics
 _MODES = {"cls": "CLS", "last": "LAST", "mean": "MEAN"}
 
 
+def pooling_type(mode: str, where: str) -> str:
+    """Return vLLM's name of a mode of pooling.
+
+    Raises:
+        ConfigError: it has none; the message says where the mode stands.
+    """
+    if mode not in _MODES:
+        raise ConfigError(f"{where}: vLLM does not pool by {mode}; openvino does")
+    return _MODES[mode]
+
+
 class VllmPooling:
     """See `engines.base.Engine`; it gets Pooling in place of Sampling.
 
@@ -25,12 +36,10 @@ class VllmPooling:
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.model is not None
-        self._files = read_pooling(config.model)
+        self._files = read_pooling(config.model, config.options.pooling)
         pooler: dict[str, Any] = {"use_activation": False}
         if config.task is Task.EMBEDDING:
-            if self._files.mode not in _MODES:
-                raise ConfigError(f"{config.model}: vLLM does not pool by {self._files.mode}; openvino does")
-            pooler["seq_pooling_type"] = _MODES[self._files.mode]
+            pooler["seq_pooling_type"] = pooling_type(self._files.mode, str(config.model))
         self._task = "embed" if config.task is Task.EMBEDDING else "classify"
         self._engine, _ = start_engine(config, runner="pooling", pooler_config=pooler)
         from vllm.inputs import tokens_input

@@ -14,6 +14,7 @@ from handler.http.asgi import Endpoint, send_answer
 from handler.http.routes.inference import Inference
 from handler.protocols.kernel.errors import FRONT_END
 from handler.protocols.kernel.http_response import HttpResponse
+from handler.serving.response_store import OWNER, owner_by_key
 
 CHALLENGE = [(b"www-authenticate", b"Bearer")]
 
@@ -26,9 +27,15 @@ class Keys:
 
     def admit(self, authorization: str, api_key: str = "") -> bool:
         """Whether one of the headers' values holds one of the keys; an empty value holds none."""
+        return bool(self.owner(authorization, api_key))
+
+    def owner(self, authorization: str, api_key: str = "") -> str:
+        """Return the owner of the key that one of the headers' values holds; "" where none does."""
         scheme, _, given = authorization.strip().partition(" ")
         bearer = self._has(given.strip()) and scheme.lower() == "bearer"
-        return (bool(api_key) and self._has(api_key.strip())) or bearer
+        if api_key and self._has(api_key.strip()):
+            return owner_by_key(api_key.strip())
+        return owner_by_key(given.strip()) if bearer else ""
 
     def _has(self, given: str) -> bool:
         digest = _digest(given)
@@ -61,7 +68,9 @@ class ApiKeys:
             return True
         given = [scope["headers_by_name"].pop(name, "") for name in ("authorization", "x-api-key")]
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        return (method, scope["path"]) in self._open or self._keys.admit(*given)
+        if owner := self._keys.owner(*given):
+            scope["headers_by_name"][OWNER] = owner
+        return bool(owner) or (method, scope["path"]) in self._open
 
     async def refuse(self, scope: Scope, send: Send, routes: Sequence[Route]) -> bool:
         """Answer in the place of the route; False where there is no such route, which is said to anyone."""

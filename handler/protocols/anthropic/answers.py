@@ -150,24 +150,6 @@ class AnthropicMessageStop(TypedDict):
     type: Literal["message_stop"]
 
 
-class AnthropicErrorDetails(TypedDict):
-    error_code: str
-    unsupported: list[str]
-
-
-class AnthropicErrorDetail(TypedDict):
-    """`details` where a client knows what to do about the error."""
-
-    type: str
-    message: str
-    details: NotRequired[AnthropicErrorDetails]
-
-
-class AnthropicError(TypedDict):
-    type: Literal["error"]
-    error: AnthropicErrorDetail
-
-
 class AnthropicPing(TypedDict):
     """Sent in long silences."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from handler.core.framing import written
+from handler.core.framing import rewritten
 from handler.core.identifiers import new_digits
 from handler.core.text import StopMatcher
 from handler.protocols.anthropic.answers import Block, BlockDelta, BlockEvent
@@ -129,21 +129,20 @@ class Blocks:
 def gather(events: Iterable[BlockEvent]) -> list[Block]:
     """Join a stream's events to the blocks of a whole answer. A call whose arguments are no object becomes text."""
     content: list[Any] = []
-    arguments = ""
+    pieces: dict[str, list[str]] = {}
     for event in events:
         if event["type"] == "content_block_start":
             content.append({**event["content_block"]})
-            arguments = ""
+            pieces = {}
         elif event["type"] == "content_block_delta":
             delta: Any = event["delta"]
-            if delta["type"] == "input_json_delta":
-                arguments += delta["partial_json"]
-            else:
-                field = delta["type"].removesuffix("_delta")
-                content[-1][field] += delta[field]
-        elif content[-1]["type"] == "tool_use":
-            if is_object(arguments):
-                content[-1]["input"] = written(arguments)
-            else:
-                content[-1] = {"type": "text", "text": f"{content[-1]['name']} {arguments}"}
+            field = "partial_json" if delta["type"] == "input_json_delta" else delta["type"].removesuffix("_delta")
+            pieces.setdefault(field, []).append(delta[field])
+        else:
+            arguments = "".join(pieces.pop("partial_json", ()))
+            content[-1] |= {field: "".join(texts) for field, texts in pieces.items()}
+            if content[-1]["type"] == "tool_use":
+                whole = is_object(arguments)
+                said = {"type": "text", "text": f"{content[-1]['name']} {arguments}"}
+                content[-1] = {**content[-1], "input": rewritten(arguments)} if whole else said
     return content

@@ -6,12 +6,30 @@ Source: Anthropic's API reference, "Errors".
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Literal, TypedDict
 
-from handler.core.errors import InvalidParameter, Overloaded, PromptTooLong, ServingError
-from handler.protocols.anthropic.answers import AnthropicError, AnthropicErrorDetail, AnthropicErrorDetails
+from handler.core.errors import InvalidParameter, NotKept, Overloaded, PromptTooLong, ServingError
 from handler.protocols.anthropic.words import in_own_words
 from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.schema.types import NotRequired
+
+
+class AnthropicErrorDetails(TypedDict):
+    error_code: str
+    unsupported: NotRequired[list[str]]
+
+
+class AnthropicErrorDetail(TypedDict):
+    """`details` where a client knows what to do about the error."""
+
+    type: str
+    message: str
+    details: NotRequired[AnthropicErrorDetails]
+
+
+class AnthropicError(TypedDict):
+    type: Literal["error"]
+    error: AnthropicErrorDetail
 
 
 class ThreadsUnsupported(InvalidParameter):
@@ -21,6 +39,15 @@ class ThreadsUnsupported(InvalidParameter):
     """
 
     details: ClassVar[AnthropicErrorDetails] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
+class ThreadNotFound(NotKept):
+    """The message from which a thread goes on is not kept here.
+
+    Anthropic's client sends the whole conversation, in another thread, when it reads these `details`.
+    """
+
+    details: ClassVar[AnthropicErrorDetails] = {"error_code": "thread_not_found"}
 
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 529: "overloaded_error"}
@@ -39,7 +66,7 @@ class AnthropicErrors(ErrorFormat):
         status = self.status(error)
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
         detail: AnthropicErrorDetail = {"type": kind, "message": message}
-        if isinstance(error, ThreadsUnsupported):
+        if isinstance(error, ThreadsUnsupported | ThreadNotFound):
             detail["details"] = error.details
         return {"type": "error", "error": detail}
 

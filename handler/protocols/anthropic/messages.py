@@ -71,7 +71,7 @@ class MessagesReader:
         self._calls: dict[str, str] = {}  # id -> the tool's name
 
     def read(self, body: Mapping[str, Any]) -> None:
-        """Read `system` and `messages`.
+        """Read `system`, the messages of the thread before, and `messages`.
 
         Raises:
             InvalidPayload: naming the wrong block and what would be right; it quotes no content.
@@ -81,8 +81,9 @@ class MessagesReader:
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise InvalidPayload("'messages' must be a non-empty list")
-        for index, message in enumerate(messages):
-            at = f"messages[{index}]"
+        before = self._context.recalled.history
+        for index, message in enumerate([*before, *messages], -len(before)):
+            at = f"messages[{index}]" if index >= 0 else f"thread: message {index}"
             if not isinstance(message, dict):
                 raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
             if message.get("role") not in _ROLES:

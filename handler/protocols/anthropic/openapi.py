@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.framing import SSE
-from handler.protocols.anthropic.answers import AnthropicCount, AnthropicError, AnthropicMessage, Event
+from handler.protocols.anthropic.answers import AnthropicCount, AnthropicMessage, Event
+from handler.protocols.anthropic.errors import AnthropicError
 from handler.protocols.anthropic.parameters import TABLE
 from handler.protocols.anthropic.request import FIELDS
-from handler.protocols.kernel.description import Description, request_shape
+from handler.protocols.anthropic.threads import THREAD
+from handler.protocols.kernel.description import Description, RequestShape, request_shape
 
 _ASK: dict[str, Any] = {"model": "", "messages": [{"role": "user", "content": "Name the capital of France."}]}
 _USAGE = {
@@ -19,9 +21,19 @@ _USAGE = {
     "output_tokens": 3,
 }
 
+
+def _request(*required: str) -> RequestShape:
+    """Describe a body, with `thread` where any is kept."""
+    kept, others = (
+        request_shape({**FIELDS, "thread": THREAD}, TABLE, *required),
+        request_shape(FIELDS, TABLE, *required),
+    )
+    return lambda context: (others if context.config.responses_store == "off" else kept)(context)
+
+
 DESCRIPTIONS: Mapping[str, Description] = {
     "anthropic_messages": Description(
-        "Anthropic messages", "AnthropicMessagesRequest", request_shape(FIELDS, TABLE, "messages", "max_tokens"),
+        "Anthropic messages", "AnthropicMessagesRequest", _request("messages", "max_tokens"),
         AnthropicError,
         {**_ASK, "max_tokens": 16, "anthropic_version": "any"},
         AnthropicMessage,
@@ -31,7 +43,7 @@ DESCRIPTIONS: Mapping[str, Description] = {
         Event | AnthropicError, (SSE.content_type,),
     ),
     "anthropic_count": Description(
-        "Anthropic token count", "AnthropicCountRequest", request_shape(FIELDS, TABLE, "messages"), AnthropicError,
+        "Anthropic token count", "AnthropicCountRequest", _request("messages"), AnthropicError,
         _ASK,
         AnthropicCount, {"input_tokens": 12},
     ),

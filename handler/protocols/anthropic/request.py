@@ -7,22 +7,24 @@ Source: Anthropic's API reference, "Messages", and the types of its Python packa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.framing import JSON
+from handler.core.identifiers import new_secret
 from handler.core.text import Prompt
 from handler.protocols.anthropic.answers import AnthropicCount as AnthropicTokens
-from handler.protocols.anthropic.errors import ERRORS, ThreadsUnsupported
+from handler.protocols.anthropic.errors import ERRORS
 from handler.protocols.anthropic.messages import MESSAGES, MessagesReader
 from handler.protocols.anthropic.parameters import ACCEPTED, NO_EFFECT, TABLE
 from handler.protocols.anthropic.response import MessageDocument, MessageStream, Settings, encode
 from handler.protocols.anthropic.thinking import THINKING, Thinking, read_effort, read_thinking, read_thoughts_kept
+from handler.protocols.anthropic.threads import ThreadKeeping, continued, make_keeping, read_wanted
 from handler.protocols.anthropic.tools import TOOLS, read_choice, read_tools
 from handler.protocols.anthropic.words import in_own_words
 from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.kept import Wanted
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.reply import PromptDocument
@@ -35,7 +37,7 @@ _SAME = TABLE.parameters.keys() | _OF_CHAT.keys()
 """Names that the chat reads as they are."""
 
 FIELDS: Mapping[str, Shape] = {**MESSAGES, **_OF_CHAT, **TOOLS, **THINKING}
-_READ = FIELDS.keys() | TABLE.parameters.keys() | ACCEPTED | NO_EFFECT
+_READ = FIELDS.keys() | TABLE.parameters.keys() | ACCEPTED | NO_EFFECT | {"thread"}
 
 PING = encode({"type": "ping"})
 """What a stream sends when it has been silent for a while."""
@@ -51,6 +53,9 @@ class AnthropicMessages(Dialect):
     errors = ERRORS
     unique_keys = True
 
+    def wanted(self, body: Any) -> Wanted | None:
+        return read_wanted(body, keeps=True)
+
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if isinstance(body, dict) and body.get("max_tokens") is None:
             raise InvalidPayload("'max_tokens' is required")
@@ -59,9 +64,7 @@ class AnthropicMessages(Dialect):
     def _parse(self, body: Any, context: ServerContext, chat: type[_Chat]) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'messages' and 'max_tokens'")
-        if body.get("thread") is not None:
-            raise ThreadsUnsupported("thread: is not supported: no conversations are kept; send all messages")
-        context = replace(context, separates_thoughts=True)
+        own, body = body, continued(body, context)
         thinking = read_thinking(body.get("thinking"))
         reader = MessagesReader(context)
         reader.read(body)
@@ -79,7 +82,8 @@ class AnthropicMessages(Dialect):
         }
         unknown = [name for name in body if name not in _READ and body[name] is not None]
         ignored = report_unknown([*unknown, *reader.unknown, *unheeded], body, context)
-        parsed = chat(thinking).parse(translated, context)
+        keeping = make_keeping(own, context) if chat is _Chat else None
+        parsed = chat(thinking, keeping).parse(translated, context)
         no_effect = [name for name in body if name in NO_EFFECT and body[name] is not None]
         return parsed._replace(ignored=[*ignored, *map(in_own_words, parsed.ignored), *no_effect])
 
@@ -89,26 +93,36 @@ class AnthropicCount(AnthropicMessages):
 
     name = "anthropic_count"
 
+    def wanted(self, body: Any) -> Wanted | None:
+        return read_wanted(body, keeps=False)
+
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         return self._parse(body, context, _CountedChat)
 
 
 class _Chat(OpenAiChat):
-    """One translated body."""
+    """One translated body.
+
+    Args:
+        keeping: keeps the answer; None where it is in no thread.
+    """
 
     errors = ERRORS
 
     table = Table({**TABLE.parameters, **{name: CHAT.parameters[name] for name in _TRANSLATED}})
     fields: Mapping[str, Shape] = {name: shape for name, shape in OpenAiChat.fields.items() if name != "stream_options"}
 
-    def __init__(self, thinking: Thinking) -> None:
+    def __init__(self, thinking: Thinking, keeping: ThreadKeeping | None = None) -> None:
         self._thinking = thinking
+        self._keeping = keeping
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
         sampling, form = chat.request.sampling, chat.format.form
         request = chat.request._replace(sampling=sampling._replace(include_stop=bool(sampling.stop)), min_free_tokens=1)
-        id = chat.head.id.replace("chatcmpl-", "msg_")
-        settings = Settings(id, chat.head.model, form, sampling.max_new_tokens, sampling.stop, self._thinking.show)
+        id = chat.head.id.replace("chatcmpl-", "msg_") if self._keeping is None else f"msg_{new_secret()}"
+        settings = Settings(
+            id, chat.head.model, form, sampling.max_new_tokens, sampling.stop, self._thinking.show, self._keeping
+        )
         if chat.framing is JSON:
             return ParsedRequest((request,), MessageDocument(settings), self.errors, chat.ignored)
         stream = MessageStream(settings)

@@ -19,6 +19,7 @@ from handler.protocols.anthropic.answers import (
 )
 from handler.protocols.anthropic.blocks import Blocks, gather
 from handler.protocols.anthropic.errors import ERRORS
+from handler.protocols.anthropic.threads import ThreadKeeping
 from handler.protocols.assistant.answer import AnswerForm
 from handler.protocols.assistant.replies import BlockStream, read_whole
 from handler.protocols.kernel.reply import WholeReply
@@ -36,6 +37,7 @@ class Settings(NamedTuple):
         max_tokens: the client's own limit; an earlier end by length is the model's.
         stops: the client's stop strings. The engine leaves them in the text.
         show_thoughts: thinking blocks have a text.
+        keeping: keeps the answer; None where it is in no thread.
     """
 
     id: str
@@ -44,6 +46,7 @@ class Settings(NamedTuple):
     max_tokens: int
     stops: Sequence[str] = ()
     show_thoughts: bool = True
+    keeping: ThreadKeeping | None = None
 
     def blocks(self) -> Blocks:
         return Blocks(self.stops, show_thoughts=self.show_thoughts, single=self.form.tools.single)
@@ -96,7 +99,8 @@ class MessageStream(BlockStream):
         super().__init__(ERRORS, settings.form)
         self._settings = settings
         self._blocks = settings.blocks()
-        self._is_plain = settings.form.is_text and not settings.stops
+        self._is_plain = settings.form.is_text and not settings.stops and settings.keeping is None
+        self._kept: list[BlockEvent] = []  # all, where the answer is kept
         self._text_event: bytes | None = None  # the template of a delta of text, while a block of text is open
         self._longest_stop = max(map(len, settings.stops), default=0)
         self._tail = ""  # the end of the text, as long as a stop string may be
@@ -116,6 +120,8 @@ class MessageStream(BlockStream):
         return data
 
     def _render(self, events: Sequence[BlockEvent]) -> bytes:
+        if self._settings.keeping is not None:
+            self._kept += events
         return b"".join([self._event(event) for event in events])
 
     def _event(self, event: BlockEvent) -> bytes:
@@ -136,6 +142,8 @@ class MessageStream(BlockStream):
         rest = self._token(place, token) if token.text else b""
         rest += self._render(self._blocks.feed(self._reader.flush(finish)) if self._reader is not None else ())
         rest += self._render(self._blocks.end())
+        if self._settings.keeping is not None:
+            self._settings.keeping.end(self._settings.id, gather(self._kept))
         stop = self._settings.stop(finish, self._tail, self._num_tokens, called=self._blocks.called)
         counts = self._settings.usage(self._num_prompt_tokens, self._num_tokens, self._num_thoughts)
         end = encode({"type": "message_delta", "delta": stop, "usage": counts})
@@ -156,4 +164,6 @@ class MessageDocument(WholeReply):
         counts = settings.usage(self._num_prompt_tokens, answer.num_tokens, answer.num_thoughts)
         called = blocks.called and sum(block["type"] == "tool_use" for block in content) == blocks.num_calls
         stop = settings.stop(sequence.finish, sequence.text, answer.num_tokens, called=called)
+        if settings.keeping is not None:
+            settings.keeping.end(settings.id, content)
         return {**settings.message(0), "content": content, "usage": counts, **stop}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from handler.protocols.assistant.reasoning.families import choose_family
+from handler.protocols.assistant.choice import reasoning_family
 from handler.protocols.assistant.template import knows
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.schema.shapes import Shape, listing, nullable, record
@@ -55,12 +55,12 @@ class Thinking(NamedTuple):
             return {"enable_thinking": self.enabled}, unheeded
         if _THINKING.search(template):
             return {"thinking": self.enabled}, unheeded
-        thinks = choose_family(context.reasoning_parser, template) is not None
+        thinks = reasoning_family(context) is not None
         return {}, [*unheeded, "thinking"] if thinks is not self.enabled else unheeded
 
     def token_budget(self, context: ServerContext) -> int | None:
         """Return the budget where the engine and the model's family can honour it."""
-        family = choose_family(context.reasoning_parser, context.chat_template)
+        family = reasoning_family(context)
         lacks = "thinking_token_budget" in context.unsupported or context.vocabulary is None
         return None if lacks or family is None or not family.closing else self.budget
 

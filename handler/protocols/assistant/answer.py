@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
 from handler.core.values import Finish, Sampling, Token
+from handler.protocols.assistant.choice import reasoning_family
 from handler.protocols.assistant.events import Event, Parser
-from handler.protocols.assistant.reasoning.families import choose_family
 from handler.protocols.assistant.reasoning.parsing import ThinkingParser
 from handler.protocols.assistant.reasoning.request import Thinking
+from handler.protocols.assistant.response_template.request import TemplateThinking
 from handler.protocols.assistant.tools.arguments import CheckedCalls
-from handler.protocols.assistant.tools.request import Tools
+from handler.protocols.assistant.tools.formats.hf import HF
+from handler.protocols.assistant.tools.request import AUTO, NONE, Tools
 from handler.protocols.assistant.trimming import PlainText, Trimmed
 from handler.protocols.kernel.context import ServerContext
 
@@ -102,13 +104,14 @@ class AnswerForm(NamedTuple):
         Raises:
             InvalidParameter: a thought has a budget, and none would be found.
         """
-        if self.thinking is None and (budget := sampling.thinking_token_budget) is not None:
-            shown = "; the chat template shows none" if context.reasoning_parser == "auto" else ""
+        shows = self.thinking is not None and self.thinking.shows
+        if not shows and (budget := sampling.thinking_token_budget) is not None:
+            shown = "; the chat template shows none" if context.config.reasoning_parser in (None, AUTO) else ""
             why = f"needs option.reasoning_parser, the model's family{shown}"
             raise InvalidParameter(f"thinking_token_budget={budget}: {why}")
         marks = self.tools.format.special(context.vocabulary) if self.tools.format else frozenset[str]()
         if self.thinking is not None:
-            marks |= self.thinking.family.special(context.vocabulary)
+            marks |= self.thinking.special(context.vocabulary, sampling)
         return sampling._replace(marks=marks) if marks else sampling
 
 
@@ -122,8 +125,14 @@ def answer_form(
         prefix: the beginning of the answer, where the messages end with it.
     """
     trims = context.config.trim_answers
-    family = choose_family(context.reasoning_parser, context.chat_template)
+    family, template = reasoning_family(context), context.response_template
+    lacks, kwargs = context.unsupported.get("thinking_token_budget", ""), arguments or {}
+    named = context.config.reasoning_parser is not None
+    if template is not None and (tools.format is HF or context.config.reasoning_parser != NONE):
+        shows = family is not None
+        thinking = TemplateThinking(template, kwargs, prefix, context.vocabulary, lacks, named=named, shows=shows)
+        return AnswerForm(tools, thinking, trims)
     if family is None:
         return AnswerForm(tools, trims=trims)
-    lacks = context.unsupported.get("thinking_token_budget", "")
-    return AnswerForm(tools, Thinking(family, arguments or {}, prefix, context.vocabulary, lacks), trims)
+    family = family.of(context.vocabulary, context.chat_template)
+    return AnswerForm(tools, Thinking(family, kwargs, prefix, context.vocabulary, lacks, named=named), trims)

@@ -11,6 +11,7 @@ from handler.core.values import Delta, Request, Token
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.http_response import Headers
+from handler.protocols.kernel.kept import Wanted
 
 
 class Timing(NamedTuple):
@@ -115,6 +116,10 @@ class Dialect(ABC):
         Raises:
             InvalidPayload, InvalidParameter: naming what is wrong, and what would be right.
         """
+
+    def wanted(self, body: Any) -> Wanted | None:
+        """Return what a body needs of the answers that are kept, where any are; None: nothing, nor is its own kept."""
+        return None
 
     def errors_of(self, body: Any, context: ServerContext) -> ErrorFormat:
         """Return how it tells that it refuses a body, for which a wrong one is read as far as it can be.

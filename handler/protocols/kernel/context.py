@@ -12,6 +12,7 @@ from handler.config.config import Config
 from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Task
 from handler.protocols.kernel.generation import NO_DEFAULTS, GenerationDefaults
+from handler.protocols.kernel.kept import NOTHING, Keeper, Recalled
 
 log = logging.getLogger("handler.requests")
 
@@ -79,7 +80,7 @@ class ServerContext:
         fingerprint: the `system_fingerprint` of answers.
         tool_format: a `Format` of `assistant/`, that of `option.tool_parser_plugin`, which comes before
             `option.tool_call_parser`; or None.
-        separates_thoughts: thoughts are never part of the text, whatever `option.reasoning_parser` says.
+        response_template: a `ResponseTemplate` of `assistant/`, the model's own, where it reads the answers; or None.
         structural_tags: xgrammar's styles of arguments that the engine's structural tags have.
         task: what the model computes; requests for anything else are refused when they have been parsed.
         labels: names of the numbers of a classification.
@@ -88,6 +89,8 @@ class ServerContext:
         prompts: the model's own prompts for embeddings by name, each the beginning of a text.
         tokenizer_config: the model's tokenizer_config.json, where `option.enable_tokenizer_info_endpoint` shows it.
         notices: what the log has said.
+        keeper: keeps this request's answer; None where nothing is kept.
+        recalled: what is kept of the answers that this request goes on from.
         parsed: what `read_all` keeps; a context that is made of another begins anew.
     """
 
@@ -106,7 +109,7 @@ class ServerContext:
     model_names: Sequence[str] = ("model",)
     fingerprint: str = "lmi"
     tool_format: Any = None
-    separates_thoughts: bool = False
+    response_template: Any = None
     structural_tags: frozenset[str] = frozenset()
     task: Task = Task.GENERATION
     labels: Sequence[str] = ()
@@ -115,14 +118,11 @@ class ServerContext:
     prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     tokenizer_config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     notices: Notices = field(default_factory=Notices, compare=False)
+    keeper: Keeper | None = None
+    recalled: Recalled = NOTHING
     parsed: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def own_name(self) -> str:
         """The model's name in answers to bodies that name none: the first of option.served_model_name, as in vLLM."""
         return next((name for name in self.config.served_model_name or () if name != "*"), self.model_names[0])
-
-    @property
-    def reasoning_parser(self) -> str:
-        """Name of the thoughts' family, or auto; "" leaves thoughts in the text."""
-        return self.config.reasoning_parser or ("auto" if self.separates_thoughts else "")

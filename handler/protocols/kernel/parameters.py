@@ -166,10 +166,13 @@ ROWS = (
     # LmiDist and vLLM
     Row("typical_p", number(0, 1, above=True), lmi="typical_p", tgi="typical_p"),
     Row("min_p", number(0, 1, below=True), lmi="min_p", openai="min_p"),
-    Row("presence_penalty", number(-2, 2), lmi="presence_penalty", openai="presence_penalty"),
+    Row(
+        "presence_penalty", number(-2, 2), lmi="presence_penalty", openai="presence_penalty",
+        responses="presence_penalty",
+    ),
     Row(
         "frequency_penalty", number(-2, 2), lmi="frequency_penalty", openai="frequency_penalty",
-        tgi="frequency_penalty",
+        tgi="frequency_penalty", responses="frequency_penalty",
     ),
     Row("n", integer(1), lmi="n", openai="n"),
     Row("best_of", integer(1), lmi="best_of", tgi="best_of"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
-from handler.protocols.kernel.errors import FrontEndError
 from handler.protocols.kernel.schema.types import Count, NotRequired
 from handler.protocols.openai.answers import ChatLogprobs, MessageParts, StreamUsage, TokenUsage, ToolCallPart
 from handler.protocols.tensors.outputs import TensorValues
@@ -63,34 +62,6 @@ class LmiLine(TypedDict):
     details: NotRequired[LmiDetails]
 
 
-class LmiPayloadError(TypedDict):
-    error: str
-    code: Count
-
-
-class LmiFailedDetails(TypedDict):
-    finish_reason: Literal["error"]
-    generated_tokens: None
-    inputs: None
-    tokens: NotRequired[None]
-
-
-class LmiFailure(LmiPayloadError):
-    """The body of a whole answer when the model fails."""
-
-    generated_text: str
-    details: LmiFailedDetails
-
-
-class LmiFailedLine(LmiFailure):
-    """The last line of a stream that broke off."""
-
-    token: LmiToken
-
-
-LmiError = LmiPayloadError | LmiFailure | FrontEndError
-
-
 # -- dynamic batch -----------------------------------------------------------------------------------------------
 
 
@@ -102,15 +73,6 @@ class BatchLine(TypedDict):
     """A line of a stream."""
 
     outputs: list[str]
-
-
-class BatchFailure(TypedDict):
-    code: Count
-    message: str
-    error: str
-
-
-BatchError = BatchFailure | FrontEndError
 
 
 # -- async mode --------------------------------------------------------------------------------------------------
@@ -151,22 +113,6 @@ class AsyncLine(TypedDict):
     token: AsyncToken
     generated_text: str | None
     details: AsyncStreamDetails | None
-
-
-class AsyncFailure(TypedDict):
-    message: str
-    type: str
-    param: None
-    code: Count
-
-
-class AsyncFailedLine(TypedDict):
-    """The last line of a stream that broke off, as vLLM's."""
-
-    error: AsyncFailure
-
-
-AsyncError = LmiPayloadError | FrontEndError
 
 
 # -- chat --------------------------------------------------------------------------------------------------------

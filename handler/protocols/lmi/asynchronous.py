@@ -192,6 +192,7 @@ class AsyncChat(OpenAiChat):
     fields: Mapping[str, Shape] = {**OpenAiChat.fields, **ADAPTERS, "inputs": NULL}  # or the body would be no chat
     whole: Framing = JSON_LINE
     stream: Framing = _EVENTS
+    refusal = False
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
         return read_served(body, context)

@@ -3,20 +3,67 @@
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Literal, TypedDict
 
 from handler.core.errors import InvalidParameter, InvalidPayload, InvalidSession, ServingError, TooLong
 from handler.core.framing import JSON, Framing
 from handler.protocols.kernel.errors import FrontEndError, FrontEndErrors
 from handler.protocols.kernel.http_response import HttpResponse
-from handler.protocols.lmi.answers import (
-    AsyncError,
-    AsyncFailedLine,
-    BatchError,
-    BatchFailure,
-    LmiError,
-    LmiFailedLine,
-    LmiPayloadError,
-)
+from handler.protocols.kernel.schema.types import Count, NotRequired
+from handler.protocols.lmi.answers import LmiToken
+
+
+class LmiPayloadError(TypedDict):
+    error: str
+    code: Count
+
+
+class LmiFailedDetails(TypedDict):
+    finish_reason: Literal["error"]
+    generated_tokens: None
+    inputs: None
+    tokens: NotRequired[None]
+
+
+class LmiFailure(LmiPayloadError):
+    """The body of a whole answer when the model fails."""
+
+    generated_text: str
+    details: LmiFailedDetails
+
+
+class LmiFailedLine(LmiFailure):
+    """The last line of a stream that broke off."""
+
+    token: LmiToken
+
+
+LmiError = LmiPayloadError | LmiFailure | FrontEndError
+
+
+class BatchFailure(TypedDict):
+    code: Count
+    message: str
+    error: str
+
+
+BatchError = BatchFailure | FrontEndError
+
+
+class AsyncFailure(TypedDict):
+    message: str
+    type: str
+    param: None
+    code: Count
+
+
+class AsyncFailedLine(TypedDict):
+    """The last line of a stream that broke off, as vLLM's."""
+
+    error: AsyncFailure
+
+
+AsyncError = LmiPayloadError | FrontEndError
 
 
 class LmiErrors(FrontEndErrors):

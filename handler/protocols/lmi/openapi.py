@@ -12,30 +12,33 @@ from handler.protocols.kernel.schema.shapes import TEXT, Shape, listing, nullabl
 from handler.protocols.lmi import asynchronous, chat
 from handler.protocols.lmi.answers import (
     AsyncAnswer,
-    AsyncError,
-    AsyncFailedLine,
     AsyncLine,
-    BatchError,
-    BatchFailure,
     BatchLine,
     BatchText,
     LmiAnswer,
     LmiChatAnswer,
     LmiChatChunk,
-    LmiError,
-    LmiFailedLine,
     LmiLine,
-    LmiPayloadError,
 )
 from handler.protocols.lmi.body import FIELDS
 from handler.protocols.lmi.embedding import LmiEmbedding
+from handler.protocols.lmi.errors import (
+    AsyncError,
+    AsyncFailedLine,
+    BatchError,
+    BatchFailure,
+    LmiError,
+    LmiFailedLine,
+    LmiPayloadError,
+)
 from handler.protocols.openai.answers import (
     OpenAiChatAnswer,
     OpenAiChatChunk,
     OpenAiTextAnswer,
     OpenAiTextChunk,
 )
-from handler.protocols.tei.answers import TeiError, TeiVectors
+from handler.protocols.tei.answers import TeiVectors
+from handler.protocols.tei.errors import TeiError
 from handler.protocols.tei.openapi import nested_request
 from handler.protocols.tensors import inputs as tensors
 

@@ -212,17 +212,3 @@ class OpenAiModel(TypedDict):
 class OpenAiModels(TypedDict):
     object: Literal["list"]
     data: list[OpenAiModel]
-
-
-# -- errors ------------------------------------------------------------------------------------------------------
-
-
-class OpenAiErrorFields(TypedDict):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class OpenAiError(TypedDict):
-    error: OpenAiErrorFields

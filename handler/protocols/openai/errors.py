@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import re
 from types import MappingProxyType
+from typing import TypedDict
 
 from handler.core.errors import (
     InvalidParameter,
     InvalidPayload,
     ModelNotFound,
+    NotKept,
     Overloaded,
     ServingError,
     TooLong,
     Unauthorized,
 )
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.openai.answers import OpenAiError
+
+
+class OpenAiErrorFields(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAiError(TypedDict):
+    error: OpenAiErrorFields
+
 
 _INVALID = "invalid_request_error"
 
@@ -43,6 +56,9 @@ class OpenAiErrors(ErrorFormat):
             code = "context_length_exceeded"
         elif isinstance(error, ModelNotFound):
             param, code = "model", "model_not_found"
+        elif isinstance(error, NotKept):
+            param = error.param or None
+            code = "previous_response_not_found" if param == "previous_response_id" else None
         elif isinstance(error, Unauthorized):
             code = "invalid_api_key"
         elif number == 429:

@@ -10,11 +10,11 @@ from handler.protocols.openai.answers import (
     EmbeddingAnswer,
     OpenAiChatAnswer,
     OpenAiChatChunk,
-    OpenAiError,
     OpenAiTextAnswer,
     OpenAiTextChunk,
 )
 from handler.protocols.openai.chat import OpenAiChat
+from handler.protocols.openai.errors import OpenAiError
 from handler.protocols.openai.parameters import CHAT, COMPLETIONS
 
 _HEAD = {"id": "cmpl-0", "created": 1760000000, "model": "model", "system_fingerprint": "lmi"}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.errors import AdapterFailed, BadRequest, Conflict, NoRoom, NotFound, Unavailable
-from handler.protocols.anthropic.answers import AnthropicError, AnthropicModel, AnthropicModels
+from handler.protocols.anthropic.answers import AnthropicModel, AnthropicModels
+from handler.protocols.anthropic.errors import AnthropicError
 from handler.protocols.kernel.description import Answer, Operation
 from handler.protocols.kernel.errors import FrontEndError
 from handler.protocols.kernel.schema.shapes import COUNT, FLAG, TEXT, record
-from handler.protocols.openai.answers import OpenAiError, OpenAiErrorFields, OpenAiModel, OpenAiModels
+from handler.protocols.openai.answers import OpenAiModel, OpenAiModels
+from handler.protocols.openai.errors import OpenAiError, OpenAiErrorFields
 from handler.protocols.openapi.answers import (
     AdapterChange,
     Adapters,
@@ -21,8 +23,7 @@ from handler.protocols.openapi.answers import (
     ModelVersions,
     WorkerGroup,
 )
-from handler.protocols.tgi.answers import TgiError
-from handler.protocols.tgi.errors import UNHEALTHY
+from handler.protocols.tgi.errors import UNHEALTHY, TgiError
 
 _JSON, _TEXT, _HTML = "application/json", "text/plain", "text/html"
 _NO_MODEL = (_JSON, FrontEndError, {"code": 404, "type": "ModelNotFoundException", "message": "Model not found: other"})
@@ -150,4 +151,5 @@ PATH_PARAMETERS: dict[str, str] = {
     "version": "1, the only one",
     "adapter": "The adapter's name",
     "id": "The model's name or an adapter's",
+    "response": "The id of a stored response",
 }

@@ -27,7 +27,3 @@ class RerankAnswer(TypedDict):
     model: str
     results: list[RankedDocument]
     usage: RerankUsage
-
-
-class RerankError(TypedDict):
-    message: str

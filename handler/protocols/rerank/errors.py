@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from handler.core.errors import ServingError
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.openai.errors import OpenAiErrors
-from handler.protocols.rerank.answers import RerankError
+
+
+class RerankError(TypedDict):
+    message: str
 
 
 class RerankErrors(ErrorFormat):

@@ -85,19 +85,28 @@ class ResponseText(TypedDict):
 class ResponseHead(TypedDict):
     """What a response repeats of its request."""
 
+    background: Literal[False]
+    frequency_penalty: float
     instructions: str | None
     max_output_tokens: Count | None
+    max_tool_calls: Count | None
     metadata: dict[str, Any]
     parallel_tool_calls: bool
-    previous_response_id: None
+    presence_penalty: float
+    previous_response_id: str | None
+    prompt_cache_key: str | None
     reasoning: ResponseReasoning
+    safety_identifier: str | None
+    service_tier: Literal["default"]
     store: bool
     temperature: float
     text: ResponseText
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
+    top_logprobs: Literal[0]
     top_p: float
     truncation: Literal["disabled"]
+    user: str | None
 
 
 class ResponseStart(ResponseHead):
@@ -120,6 +129,7 @@ class IncompleteDetails(TypedDict):
 
 class OpenAiResponse(ResponseStart):
     status: Status
+    completed_at: Count | None
     error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
     output: list[ResponseItem]
@@ -198,3 +208,21 @@ class CallDone(_Event, CallPlace):
 
 Delta = TextDelta | ReasoningDelta | CallDelta
 OpenAiResponseEvent = ResponseEvent | ItemEvent | PartEvent | Delta | TextDone | ReasoningDone | CallDone
+
+# -- stored responses --------------------------------------------------------------------------------------------
+
+
+class DeletedResponse(TypedDict):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ResponseItems(TypedDict):
+    """A page of a response's input items."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str
+    last_id: str
+    has_more: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from handler.core.identifiers import new_digits
+from handler.core.identifiers import new_digits, new_secret
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
 from handler.protocols.responses.answers import (
     CallItem,
@@ -25,12 +25,18 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{new_digits()}"
 
 
+def secret_id(prefix: str) -> str:
+    """Return the id of what is kept, and can be read by it."""
+    return f"{prefix}_{new_secret()}"
+
+
 class Items:
     """Builds one answer's items, in order. White space alone is no message beside other items.
 
     Args:
         namespaces: a tool's name in the prompt -> its namespace and its name there.
-        single: keep the first call only.
+        most_calls: how many are left in, the first ones; None: all.
+        secret: nobody can guess the items' ids.
 
     Attributes:
         output: the items so far; the last one may be open.
@@ -39,9 +45,12 @@ class Items:
         broken: a call is not whole.
     """
 
-    def __init__(self, namespaces: Mapping[str, tuple[str, str]], *, single: bool = False) -> None:
+    def __init__(
+        self, namespaces: Mapping[str, tuple[str, str]], most_calls: int | None = None, *, secret: bool = False
+    ) -> None:
         self._namespaces = namespaces
-        self._single = single
+        self._most_calls = most_calls
+        self._new_id = secret_id if secret else new_id
         self._space = ""
         self._numbers = 0
         self.output: list[ResponseItem] = []
@@ -61,13 +70,13 @@ class Items:
                 self._text(event, found)
             elif isinstance(event, Reasoning):
                 if self.open is None or self.open["type"] != "reasoning":
-                    self._begin(_reasoning(), found)
+                    self._begin(self._reasoning(), found)
                 self._add(event.text, found)
-            elif self._single and event.number:
+            elif self._most_calls is not None and event.number >= self._most_calls:
                 continue
             elif isinstance(event, CallStart):
                 namespace, name = self._namespaces.get(event.name, ("", event.name))
-                self._begin(_call(namespace, name), found)
+                self._begin(self._call(namespace, name), found)
             elif isinstance(event, Arguments):
                 self._add(event.text, found)
             else:
@@ -80,7 +89,7 @@ class Items:
         found: list[OpenAiResponseEvent] = []
         if self._space and not self.output:
             space = self._space
-            self._begin(_message(), found)
+            self._begin(self._message(), found)
             self._add(space, found)
         self._close(found, status="completed" if complete else "incomplete")
         return found
@@ -122,7 +131,7 @@ class Items:
             if not self._space.strip():
                 return
             text = self._space
-            self._begin(_message(), found)
+            self._begin(self._message(), found)
         self._add(text, found)
 
     def _begin(self, item: ResponseItem, found: list[OpenAiResponseEvent]) -> None:
@@ -218,27 +227,25 @@ class Items:
             }
         )
 
+    def _message(self) -> MessageItem:
+        id = self._new_id("msg")
+        return {"id": id, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
 
-def _message() -> MessageItem:
-    return {"id": new_id("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": []}
+    def _reasoning(self) -> ReasoningItem:
+        return {"id": self._new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
 
-
-def _reasoning() -> ReasoningItem:
-    return {"id": new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
-
-
-def _call(namespace: str, name: str) -> CallItem:
-    item: CallItem = {
-        "id": new_id("fc"),
-        "type": "function_call",
-        "status": "in_progress",
-        "arguments": "",
-        "call_id": new_id("call"),
-        "name": name,
-    }
-    if namespace:
-        item["namespace"] = namespace
-    return item
+    def _call(self, namespace: str, name: str) -> CallItem:
+        item: CallItem = {
+            "id": self._new_id("fc"),
+            "type": "function_call",
+            "status": "in_progress",
+            "arguments": "",
+            "call_id": new_id("call"),
+            "name": name,
+        }
+        if namespace:
+            item["namespace"] = namespace
+        return item
 
 
 def _output_text(text: str) -> OutputText:

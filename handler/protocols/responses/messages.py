@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from handler.core.errors import InvalidPayload
+from handler.core.errors import InvalidPayload, NotKept
 from handler.core.media import MediaSource
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.readers.media import check_read, check_taken, only_in, read_url
@@ -13,6 +13,7 @@ from handler.protocols.kernel.readers.messages import MAX_ARGUMENTS, read_argume
 from handler.protocols.kernel.readers.turns import Chat, add_to_turn, join_turns
 from handler.protocols.kernel.schema.shapes import TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.validation import show
+from handler.protocols.responses.items import secret_id
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
@@ -24,6 +25,8 @@ _READ = {
 }
 """Type of an item -> its names that are read, or have no effect by what they mean."""
 
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+"""Type of an item -> how its id begins."""
 
 INPUT: Mapping[str, Shape] = {
     "input": {
@@ -51,6 +54,7 @@ class InputReader:
     Attributes:
         chat: messages in the chat's form, those of one role in a row joined.
         unknown: names without effect, as `input[].NAME`.
+        items: those of `input`, with others in the place of references.
     """
 
     def __init__(self, context: ServerContext) -> None:
@@ -58,10 +62,11 @@ class InputReader:
         self._shown: list[MediaSource] = []  # by the outputs of calls
         self.chat: Chat = []
         self.unknown: dict[str, None] = {}
+        self.items: list[Any] = []
         self._calls: set[str] = set()
 
     def read(self, body: Mapping[str, Any]) -> None:
-        """Read `instructions` and `input`.
+        """Read `instructions`, the items of the responses before, and `input`.
 
         Raises:
             InvalidPayload: naming the wrong item and what would be right; it quotes no content.
@@ -72,13 +77,32 @@ class InputReader:
                 raise InvalidPayload("'instructions' must be a string")
             add_to_turn(self.chat, "system", content=instructions)
         if isinstance(given, str) and given:
-            given = [{"role": "user", "content": given}]
+            given = [{"type": "message", "role": "user", "content": given}]
         if not isinstance(given, list) or not given:
             raise InvalidPayload("'input' must be a non-empty string or list of items")
+        for index, item in enumerate(self._context.recalled.history):
+            if not _is_half_a_call(item):
+                self._item(item, f"previous_response_id: item {index}")
         for index, item in enumerate(given):
-            self._item(item, f"input[{index}]")
+            self._item(self._resolved(item, f"input[{index}]"), f"input[{index}]")
         self._add_shown()
         join_turns(self.chat)
+
+    def _resolved(self, item: Any, at: str) -> Any:
+        """Return the item that a reference names; any other as it is.
+
+        Raises:
+            NotKept: there is none.
+        """
+        if self._context.keeper is not None and (id := referenced(item)) is not None:
+            item = self._context.recalled.items.get(id)
+            if item is None:
+                why = (
+                    "no item of this id is stored: it has expired, was deleted, or came with store=false; send the item"
+                )
+                raise NotKept(f"{at}.id={show(id)}: {why}", "input")
+        self.items.append(item)
+        return item
 
     def _item(self, item: Any, at: str) -> None:
         kind = (item.get("type") or _implied_type(item)) if isinstance(item, dict) else None
@@ -86,7 +110,8 @@ class InputReader:
             raise InvalidPayload(f"{at} must be an object with 'type', or with 'role' and 'content'")
         if kind == "item_reference":
             raise InvalidPayload(
-                f"{at}: 'item_reference' is not supported: nothing is kept; send the item, as with store=false"
+                f"{at}: 'item_reference' is not supported: nothing is kept (option.responses_store); send the item, as "
+                "with store=false"
             )
         if kind not in _READ:
             raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: it must be {' or '.join(_READ)}")
@@ -166,6 +191,33 @@ class InputReader:
         value = read_arguments(arguments, "input[].arguments", self.unknown)
         self._calls.add(id)
         return {"id": id, "type": "function", "function": {"name": name, "arguments": value}}
+
+
+def referenced(item: Any) -> str | None:
+    """Return the id of the item that a reference names; None where it is no reference."""
+    if not isinstance(item, dict) or (item.get("type") or _implied_type(item)) != "item_reference":
+        return None
+    return item["id"] if isinstance(item.get("id"), str) else None
+
+
+def with_ids(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return items that were read as they are kept: each with an id, a message's text as a part."""
+    return [_with_id(item) for item in items]
+
+
+def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
+    kind = item.get("type") or "message"
+    id = item.get("id")
+    found = {**item, "type": kind, "id": id if isinstance(id, str) and id else secret_id(_PREFIXES[kind])}
+    if kind == "message" and isinstance(item["content"], str):
+        part = {"type": "output_text", "annotations": []} if item["role"] == "assistant" else {"type": "input_text"}
+        found["content"] = [{**part, "text": item["content"]}]
+    return found if item.get("status") else {**found, "status": "completed"}
+
+
+def _is_half_a_call(item: Any) -> bool:
+    """Whether an item is a call at which its response broke off: nobody has made it."""
+    return bool(item["type"] == "function_call" and item.get("status") == "incomplete")
 
 
 def _implied_type(item: Mapping[str, Any]) -> str:

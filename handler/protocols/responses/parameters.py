@@ -7,6 +7,7 @@ from typing import Any
 from handler.core.values import StructuredOutput
 from handler.protocols.kernel.parameters import Parameter, Table, named, unsupported
 from handler.protocols.kernel.readers.structured_output import response_format
+from handler.protocols.kernel.readers.values import integer, string
 from handler.protocols.kernel.schema.readers import accepts
 from handler.protocols.openai.parameters import CHAT
 
@@ -24,20 +25,46 @@ def _text(value: Any) -> StructuredOutput | None:
     return None if format is None else response_format(format)
 
 
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = (
+    "reasoning.encrypted_content", "message.input_image.image_url", "file_search_call.results",
+    "web_search_call.results", "web_search_call.action.sources", "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+)  # fmt: skip
+"""What a response may be asked to include, and has where there is any: nothing is encrypted or left out here."""
+
+
+@accepts(type="array", items={"enum": [*_INCLUDED]})
+def _include(value: Any) -> None:
+    if not isinstance(value, list) or any(name not in _INCLUDED for name in value if name != _LOGPROBS):
+        raise ValueError(f"must be a list of {', '.join(_INCLUDED)}")
+    if _LOGPROBS in value:
+        raise ValueError(f"{_LOGPROBS!r} is not supported: ask for logprobs on /v1/chat/completions")
+
+
+@accepts(type="object")
+def _metadata(value: Any) -> None:
+    if not isinstance(value, dict):
+        raise ValueError("must be an object")
+
+
 TABLE = Table(
     {
         **named("responses"),
         "temperature": CHAT.parameters["temperature"],
         "text": Parameter("structured_output", _text),
-        "previous_response_id": unsupported(_KEPT),
+        "previous_response_id": unsupported(f"{_KEPT} (option.responses_store)"),
         "conversation": unsupported(_KEPT),
         "context_management": unsupported("the input is not cut or summarized", []),
         "prompt": unsupported("no prompts are kept here"),
-        "store": unsupported("nothing is kept; send store=false, or nothing, which means the same", False),
+        "store": unsupported("nothing is kept (option.responses_store); send store=false, or leave it out", False),
         "background": unsupported("an answer comes with its request", False),
         "truncation": unsupported("the input is not cut", "disabled"),
         "top_logprobs": unsupported("ask for them on /v1/chat/completions", 0),
-        "include": unsupported("a response has all that there is", [], ["reasoning.encrypted_content"]),
+        "include": Parameter("", _include),
+        "max_tool_calls": Parameter("", integer(1)),
+        "metadata": Parameter("", _metadata),
+        **{name: Parameter("", string) for name in ("prompt_cache_key", "safety_identifier", "service_tier", "user")},
         "max_tokens": unsupported("write max_output_tokens"),
         "max_completion_tokens": unsupported("write max_output_tokens"),
         "response_format": unsupported("write text.format"),
@@ -48,7 +75,7 @@ TABLE = Table(
 
 NO_EFFECT = frozenset(
     {
-        "client_metadata", "max_tool_calls", "metadata", "prompt_cache_key", "prompt_cache_options",
+        "client_metadata", "metadata", "prompt_cache_key", "prompt_cache_options",
         "prompt_cache_retention", "safety_identifier", "service_tier", "stream_options", "user",
     }
 )  # fmt: skip

@@ -1,21 +1,21 @@
 """OpenAI's responses at /v1/responses.
 
-A body is translated to that of a chat, which the chat's own readers read. Nothing is kept between requests.
+A body is translated to that of a chat, which the chat's own readers read. A response is kept where the server keeps any
+and the body does not say otherwise: `stored.py`.
 Source: OpenAI's API reference, "Responses", and the types of its Python package.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.framing import JSON, dumps
+from handler.core.framing import JSON
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.generation import GenerationDefaults
+from handler.protocols.kernel.kept import Keeping, Wanted
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.schema.shapes import Shape, nullable, record
@@ -25,10 +25,12 @@ from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import CHAT
 from handler.protocols.openai.request import streaming
 from handler.protocols.responses.answers import ResponseHead, ResponseStart
-from handler.protocols.responses.items import new_id
+from handler.protocols.responses.head import read_head, without_strict
+from handler.protocols.responses.items import new_id, secret_id
 from handler.protocols.responses.messages import INPUT, InputReader
 from handler.protocols.responses.parameters import NO_EFFECT, TABLE
 from handler.protocols.responses.response import ResponseDocument, ResponseStream, Settings
+from handler.protocols.responses.stored import KEPT, make_keeping, read_kept, read_wanted
 from handler.protocols.responses.tools import TOOLS, ToolsReader, read_choice
 
 _OWN = {"messages": "input", "reasoning_effort": "reasoning.effort"}
@@ -47,6 +49,9 @@ FIELDS: Mapping[str, Shape] = {
     **TOOLS,
     "reasoning": nullable(record({}, _REASONING, additionalProperties=False)),
 }
+_UNHEEDED = "tools[].function.strict"
+"""How the chat's reader says that nothing enforces the tools' schemas."""
+
 _READ = FIELDS.keys() | TABLE.parameters.keys() | NO_EFFECT
 
 
@@ -56,18 +61,21 @@ class OpenAiResponses(Dialect):
     name = "openai_responses"
     errors = ERRORS
 
+    def wanted(self, body: Any) -> Wanted | None:
+        return read_wanted(body)
+
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'input'")
-        context = replace(context, separates_thoughts=True)
         for name, own in _OWN.items():
             if body.get(name) is not None:
                 raise InvalidParameter(f"{name}: is not supported: write {own}")
+        keeps = read_kept(body, context)
         reader, tools, effort = InputReader(context), ToolsReader(), _effort(body)
         reader.read(body)
         tools.read(body.get("tools"))
         translated = {
-            **{name: body[name] for name in _SAME if name in body},
+            **{name: body[name] for name in _SAME if name in body and not (context.keeper and name in KEPT)},
             "messages": reader.chat,
             "tools": tools.tools,
             "tool_choice": read_choice(body.get("tool_choice"), tools.tools),
@@ -76,7 +84,9 @@ class OpenAiResponses(Dialect):
         unknown = [name for name in body if name not in _READ and body[name] is not None]
         ignored = report_unknown([*unknown, *reader.unknown], body, context)
         try:
-            parsed = _Chat(_head(body, context.generation), tools.namespaces).parse(translated, context)
+            head = read_head(body, context.generation, store=keeps)
+            keeping = make_keeping(context.keeper, head, reader.items) if context.keeper and keeps else None
+            parsed = _Chat(head, tools.namespaces, keeping).parse(translated, context)
         except (InvalidParameter, InvalidPayload) as error:
             raise type(error)(_in_own_words(error.message)) from None
         no_effect = [name for name in body if name in NO_EFFECT and body[name] is not None]
@@ -89,6 +99,7 @@ class _Chat(OpenAiChat):
     Args:
         head: what a response repeats of its request.
         namespaces: a tool's name in the prompt -> its namespace and its name there.
+        keeping: keeps the response; None where it is not kept.
     """
 
     table = Table(
@@ -97,19 +108,24 @@ class _Chat(OpenAiChat):
     )
     fields: Mapping[str, Shape] = {name: shape for name, shape in OpenAiChat.fields.items() if name != "stream_options"}
 
-    def __init__(self, head: ResponseHead, namespaces: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(
+        self, head: ResponseHead, namespaces: Mapping[str, tuple[str, str]], keeping: Keeping | None = None
+    ) -> None:
         self._head = head
         self._namespaces = namespaces
+        self._keeping = keeping
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
         head: ResponseStart = {
-            "id": new_id("resp"),
+            "id": new_id("resp") if self._keeping is None else secret_id("resp"),
             "object": "response",
             "created_at": chat.head.created,
             "model": chat.head.model,
             **self._head,
         }
-        settings, requests = Settings(head, chat.format.form, self._namespaces), (chat.request,)
+        if _UNHEEDED in chat.ignored:
+            head["tools"] = without_strict(head["tools"])
+        settings, requests = Settings(head, chat.format.form, self._namespaces, self._keeping), (chat.request,)
         if chat.framing is JSON:
             return ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored)
         return streaming(requests, ResponseStream(settings), self.errors, chat.ignored)
@@ -132,35 +148,3 @@ def _in_own_words(text: str) -> str:
     for name, own in _WORDS.items():
         text = text.replace(name, own)
     return text
-
-
-def _head(body: Mapping[str, Any], generation: GenerationDefaults) -> ResponseHead:
-    """Return what a response repeats of its request.
-
-    Raises:
-        InvalidPayload: it can be read, but not written.
-    """
-    reasoning = body.get("reasoning") or {}
-    parallel, text = body.get("parallel_tool_calls"), body.get("text")
-    defaults = {"temperature": 1.0, "top_p": 1.0, **generation.sampling}
-    head: ResponseHead = {
-        "instructions": body.get("instructions"),
-        "max_output_tokens": body.get("max_output_tokens"),
-        "metadata": body.get("metadata") or {},
-        "parallel_tool_calls": True if parallel is None else parallel,
-        "previous_response_id": None,
-        "reasoning": {"effort": reasoning.get("effort"), "summary": None},
-        "store": False,
-        "temperature": defaults["temperature"] if body.get("temperature") is None else body["temperature"],
-        "text": {"format": (text.get("format") if isinstance(text, dict) else None) or {"type": "text"}},
-        "tool_choice": body.get("tool_choice") or "auto",
-        "tools": body.get("tools") or [],
-        "top_p": defaults["top_p"] if body.get("top_p") is None else body["top_p"],
-        "truncation": "disabled",
-    }
-    for name, value in head.items():
-        try:
-            dumps([[[[value]]]])  # as deep as in an event: orjson writes fewer levels than it reads
-        except TypeError as error:
-            raise InvalidPayload(f"'{name}' cannot be repeated in the response: {error}") from None
-    return head

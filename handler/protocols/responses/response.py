@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from handler.core.values import Finish, Token
 from handler.protocols.assistant.answer import AnswerForm
 from handler.protocols.assistant.replies import BlockStream, read_whole
 from handler.protocols.kernel.base import TokenLine
+from handler.protocols.kernel.kept import Keeping
 from handler.protocols.kernel.reply import WholeReply
 from handler.protocols.openai.errors import ERRORS
 from handler.protocols.responses.answers import (
@@ -40,14 +42,17 @@ class Settings(NamedTuple):
     Attributes:
         head: the fields of a response that do not change.
         namespaces: a tool's name in the prompt -> its namespace and its name there.
+        keeping: keeps the response; None where it is not kept.
     """
 
     head: ResponseStart
     form: AnswerForm
     namespaces: Mapping[str, tuple[str, str]]
+    keeping: Keeping | None = None
 
     def items(self) -> Items:
-        return Items(self.namespaces, single=self.form.tools.single)
+        most = self.head["max_tool_calls"]
+        return Items(self.namespaces, 1 if self.form.tools.single else most, secret=self.keeping is not None)
 
     def response(
         self,
@@ -65,14 +70,26 @@ class Settings(NamedTuple):
             Finish.LENGTH: "incomplete",
             Finish.ERROR: "failed",
         }
+        status = others.get(finish, ended)
         return {
             **self.head,
-            "status": others.get(finish, ended),
+            "status": status,
+            "completed_at": now() if status == "completed" else None,
             "error": error,
             "incomplete_details": {"reason": "max_output_tokens"} if finish is Finish.LENGTH else None,
             "output": [*output],
             "usage": usage,
         }
+
+    def keep(self, response: OpenAiResponse) -> None:
+        """Keep a response that has ended, where it is kept."""
+        if self.keeping is not None:
+            head = {name: value for name, value in response.items() if name != "output"}
+            self.keeping.end(response["id"], head, response["output"], failed=response["status"] == "failed")
+
+
+def now() -> int:
+    return int(time.time())
 
 
 def usage(num_prompt_tokens: int, num_tokens: int, num_thoughts: int) -> ResponseUsage:
@@ -104,6 +121,7 @@ class ResponseStream(BlockStream):
             "message": error.message,
         }
         response = self._settings.response(self._items.output, Finish.ERROR, error=failure)
+        self._settings.keep(response)
         return rest + self._encode([self._told(response)])
 
     def _told(self, response: OpenAiResponse, kind: ResponseState | None = None) -> ResponseEvent:
@@ -116,6 +134,8 @@ class ResponseStream(BlockStream):
 
     def _head(self) -> bytes:
         response = self._settings.response()
+        if self._settings.keeping is not None:
+            self._settings.keeping.begin(response["id"], response)
         return self._encode([self._told(response, "response.created"), self._told(response)])
 
     def _token(self, place: int, token: Token) -> bytes:
@@ -150,6 +170,7 @@ class ResponseStream(BlockStream):
         rest += self._encode(self._items.end(complete=finish is not Finish.LENGTH))
         counts = usage(self._num_prompt_tokens, self._num_tokens, self._num_thoughts)
         response = self._settings.response(self._items.output, finish, broken=self._items.broken, usage=counts)
+        self._settings.keep(response)
         return rest + self._encode([self._told(response)])
 
 
@@ -166,4 +187,6 @@ class ResponseDocument(WholeReply):
         items.feed(answer.events)
         items.end(complete=sequence.finish is not Finish.LENGTH)
         counts = usage(self._num_prompt_tokens, answer.num_tokens, answer.num_thoughts)
-        return self._settings.response(items.output, sequence.finish, broken=items.broken, usage=counts)
+        response = self._settings.response(items.output, sequence.finish, broken=items.broken, usage=counts)
+        self._settings.keep(response)
+        return response

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypedDict
+from typing import TypedDict
 
 from handler.protocols.kernel.schema.types import Count, NotRequired
 
@@ -23,11 +23,3 @@ class TeiPrediction(TypedDict):
 
     score: float | None
     label: str
-
-
-TeiErrorType = Annotated[str, ("enum", ("Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"))]
-
-
-class TeiError(TypedDict):
-    error: str
-    error_type: TeiErrorType

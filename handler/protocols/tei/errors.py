@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Annotated, TypedDict
 
 from handler.core.errors import InvalidParameter, InvalidPayload, NotJson, Overloaded, ServingError, TooLong
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.texts import NoTexts, TooManyTexts
-from handler.protocols.tei.answers import TeiError, TeiErrorType
+
+TeiErrorType = Annotated[str, ("enum", ("Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"))]
+
+
+class TeiError(TypedDict):
+    error: str
+    error_type: TeiErrorType
 
 
 class TeiErrors(ErrorFormat):

@@ -86,14 +86,6 @@ class TgiEvent(TgiBeside):
     details: TgiStreamDetails | None
 
 
-class TgiError(TypedDict):
-    """An error; TGI_COMPAT adds `code`."""
-
-    error: str
-    error_type: str
-    code: NotRequired[Count]
-
-
 # -- other routes ------------------------------------------------------------------------------------------------
 
 
@@ -154,7 +146,3 @@ class MindieEvent(TypedDict):
     token: MindieToken
     generated_text: str | None
     details: MindieDetails | None
-
-
-class MindieError(TypedDict):
-    error: str

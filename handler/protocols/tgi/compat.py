@@ -14,7 +14,8 @@ from handler.protocols.lmi.errors import LmiErrors
 from handler.protocols.lmi.reply import WholeOutput
 from handler.protocols.lmi.request import Lmi
 from handler.protocols.tensors.outputs import TensorValues
-from handler.protocols.tgi.answers import TgiAnswer, TgiCompatDetails, TgiError, TgiOthers, TgiSequence
+from handler.protocols.tgi.answers import TgiAnswer, TgiCompatDetails, TgiOthers, TgiSequence
+from handler.protocols.tgi.errors import TgiError
 from handler.protocols.tgi.response import TgiFormat, seed_of
 
 

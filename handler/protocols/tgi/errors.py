@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from handler.core.errors import (
     AnswerTooLong,
@@ -23,7 +23,20 @@ from handler.core.framing import JSON, SSE
 from handler.core.values import Request
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.http_response import HttpResponse
-from handler.protocols.tgi.answers import MindieError, TgiError
+from handler.protocols.kernel.schema.types import Count, NotRequired
+
+
+class TgiError(TypedDict):
+    """An error; TGI_COMPAT adds `code`."""
+
+    error: str
+    error_type: str
+    code: NotRequired[Count]
+
+
+class MindieError(TypedDict):
+    error: str
+
 
 SLICE = 1024
 """New tokens that TGI 3 checks against the model's limit. Of a larger number it generates as many as fit."""

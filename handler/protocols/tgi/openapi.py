@@ -12,17 +12,15 @@ from handler.protocols.kernel.schema.shapes import Shape, nullable, record, ref
 from handler.protocols.lmi.openapi import EXAMPLE, LMI_REQUEST, chat_description
 from handler.protocols.tgi.answers import (
     MindieAnswer,
-    MindieError,
     MindieEvent,
     TgiAnswer,
     TgiChatPieces,
-    TgiError,
     TgiEvent,
     TgiInfo,
     TgiList,
     TgiPiece,
 )
-from handler.protocols.tgi.errors import UNHEALTHY
+from handler.protocols.tgi.errors import UNHEALTHY, MindieError, TgiError
 from handler.protocols.tgi.mindie import KINDS, MAX_CHARACTERS, MINDIE_TOP_LEVEL
 from handler.protocols.tgi.request import PARAMETERS, TOP_LEVEL, Kind
 from handler.protocols.vllm.answers import VllmTokens

@@ -94,10 +94,3 @@ class TritonConfig(TypedDict):
     input: list[TritonTensorConfig]
     output: list[TritonTensorConfig]
     model_transaction_policy: TransactionPolicy
-
-
-# -- errors ------------------------------------------------------------------------------------------------------
-
-
-class TritonError(TypedDict):
-    error: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import TypedDict
 
 from handler.core.errors import (
     GenerationFailed,
@@ -18,7 +19,11 @@ from handler.core.errors import (
 from handler.core.framing import SSE
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.http_response import HttpResponse
-from handler.protocols.triton.answers import TritonError
+
+
+class TritonError(TypedDict):
+    error: str
+
 
 EVENTS = SSE._replace(content_type="text/event-stream; charset=utf-8")
 

@@ -10,7 +10,6 @@ from handler.protocols.kernel.description import Description, Operation, paramet
 from handler.protocols.kernel.schema.shapes import TEXT, Shape, listing, record
 from handler.protocols.triton.answers import (
     TritonConfig,
-    TritonError,
     TritonMetadata,
     TritonResponse,
     TritonServer,
@@ -18,6 +17,7 @@ from handler.protocols.triton.answers import (
     TritonTensor,
     TritonTensorConfig,
 )
+from handler.protocols.triton.errors import TritonError
 from handler.protocols.triton.inputs import TABLE
 
 

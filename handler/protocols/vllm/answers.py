@@ -85,14 +85,3 @@ class VllmPooled(TypedDict):
     model: str
     data: list[VllmPooledText]
     usage: VllmUsage
-
-
-class VllmErrorFields(TypedDict):
-    message: str
-    type: str
-    param: str | None
-    code: Count
-
-
-class VllmError(TypedDict):
-    error: VllmErrorFields

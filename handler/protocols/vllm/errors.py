@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import TypedDict
 
 from handler.core.errors import (
     AdapterFailed,
@@ -14,8 +15,20 @@ from handler.core.errors import (
     TooLong,
 )
 from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.schema.types import Count
 from handler.protocols.openai.errors import field_of
-from handler.protocols.vllm.answers import VllmError
+
+
+class VllmErrorFields(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: Count
+
+
+class VllmError(TypedDict):
+    error: VllmErrorFields
+
 
 _TYPES = {
     400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError", 429: "TooManyRequestsError",

@@ -10,15 +10,8 @@ from handler.protocols.kernel.readers.messages import MESSAGES
 from handler.protocols.kernel.schema.shapes import COUNT, FLAG, TEXT, listing, nullable, record
 from handler.protocols.kernel.texts import NON_EMPTY
 from handler.protocols.vllm import pooling
-from handler.protocols.vllm.answers import (
-    VllmError,
-    VllmLabels,
-    VllmLoad,
-    VllmPooled,
-    VllmScores,
-    VllmText,
-    VllmVersion,
-)
+from handler.protocols.vllm.answers import VllmLabels, VllmLoad, VllmPooled, VllmScores, VllmText, VllmVersion
+from handler.protocols.vllm.errors import VllmError
 from handler.protocols.vllm.score import FIELDS, TABLE
 
 _HEAD = {"object": "list", "created": 1760000000, "model": "model"}

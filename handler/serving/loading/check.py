@@ -27,6 +27,7 @@ from handler.serving.loading.model_directory import (
     plugin_directories,
 )
 from handler.serving.loading.replicas import check_replicas
+from handler.serving.loading.response_template import response_template
 from handler.serving.media.rules import media_rules
 from handler.serving.metrics.tracing import find_exporter
 from handler.serving.sessions import sessions_root
@@ -53,7 +54,9 @@ def check(reading: Reading, directory: Path | None = None, *, handlers: bool = F
     plugin = functools.partial(_check_tool_parser, config)
     media = functools.partial(media_rules, config)
     generation = functools.partial(read_defaults, config, Path(config.model_id) if config.model_id else None)
-    for part in (environment.max_adapters, sessions, replicas, traces, template, syntax, plugin, media, generation):
+    answers = functools.partial(_check_response_template, config)
+    parts = (environment.max_adapters, sessions, replicas, traces, template, syntax, plugin, media, generation, answers)
+    for part in parts:
         with problems:
             part()
     if not reading.engine:
@@ -81,6 +84,12 @@ def _check_code(path: Path | None, config: Config) -> None:
     if path is not None and path != script_of(home, variables):
         check_model_py(path, handlers=STANDARDS)
     check_handlers(home, variables)
+
+
+def _check_response_template(config: Config) -> None:
+    directory = config.engine_options.get("echo_tokenizer") or config.model_id
+    if directory and Path(directory).is_dir():  # or it is fetched
+        response_template(config, Path(directory))
 
 
 def _check_tool_parser(config: Config) -> None:

@@ -17,20 +17,22 @@ from handler.protocols.kernel.generation import NO_DEFAULTS
 from handler.protocols.lmi.asynchronous import MODEL_NAME
 from handler.scheduler.lora.registry import AdapterRegistry
 from handler.serving.loading.generation import generation_defaults
+from handler.serving.loading.response_template import response_template
 from handler.serving.media.kinds import missing_packages
 
 
 def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
     check_defaults(config)
     able = engines.capabilities(spec.engine, spec.config)
-    generation = NO_DEFAULTS
+    generation, template = NO_DEFAULTS, None
+    shown = config.engine_options.get("echo_tokenizer") or spec.config.source or spec.config.model
     if spec.config.task is Task.GENERATION:
         generation = generation_defaults(config, spec.config.source or spec.config.model, able)
+        template = response_template(config, Path(shown) if shown else None)
     names = (config.model_name, config.model_id, *(config.served_model_name or (MODEL_NAME,)))
     options = {**config.engine_options, **config.engine_options.get("engine_args", {})}
     most = options.get("limit_mm_per_prompt", {})
     max_media = {kind: most.get(kind, DEFAULT_MAX_MEDIA) for kind in MEDIA}
-    shown = config.engine_options.get("echo_tokenizer") or spec.config.source or spec.config.model
     return ServerContext(
         engine=spec.engine,
         config=config,
@@ -42,6 +44,7 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         adapters=adapters,
         model_names=tuple(filter(None, names)),
         fingerprint=f"lmi-{__version__}-{spec.engine}",
+        response_template=template,
         task=spec.config.task,
         prompts=embedding_prompts(spec.config.model),
         labels=label_names(spec.config.model) or ("LABEL_0", "LABEL_1"),

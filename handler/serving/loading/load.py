@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from handler.engines.base import Tokenizer
 from handler.engines.process.engine_loop import Spec
 from handler.engines.structured_output.validator import Restartable, StructuredOutputValidator
 from handler.plugins.functions import Formatters
+from handler.protocols.assistant.choice import found
 from handler.protocols.assistant.template import warn_of_unread
 from handler.serving.loading.context import server_context
 from handler.serving.loading.engine_spec import engine_spec
@@ -25,7 +27,10 @@ from handler.serving.loading.model_directory import adapter_home
 from handler.serving.loading.replicas import start_engine
 from handler.serving.metrics.tracing import make_tracer
 from handler.serving.model import ServedModel
+from handler.serving.response_store import configured_store
 from handler.serving.sessions import configured_sessions
+
+log = logging.getLogger("handler.launch")
 
 
 async def load_model(
@@ -56,18 +61,22 @@ async def load_model(
         raise ConfigError(f"model.py's output formatter {write.name!r} writes generated text; option.task={task.value}")
     adapters = adapter_home(spec.config.options, spec, directory)
     announce(spec)
-    sessions = configured_sessions(config)
+    sessions, store = configured_sessions(config), configured_store(config)
     engine = start_engine(config, spec)
     with contextlib.ExitStack() as on_failure:
         on_failure.callback(engine.close)
         if sessions is not None:
             on_failure.callback(sessions.end)
+        if store is not None:
+            on_failure.callback(store.close)
         tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
         context = replace(server_context(config, spec, adapters.registry), tool_format=formatters.tool_format)
         warn_of_unread(config.default_chat_template_kwargs or (), tokenizer.chat_template)
+        if tokenizer.chat_template and context.task is Task.GENERATION:
+            log.info("%s", found(replace(context, chat_template=tokenizer.chat_template)))
         validator = make_validator(spec, engine)
         make = functools.partial(ServedModel, stepped=stepped, tracer=tracer)
-        model = make(config, engine, tokenizer, context, adapters, formatters, validator, sessions)
+        model = make(config, engine, tokenizer, context, adapters, formatters, validator, sessions, store)
         on_failure.pop_all()
     return model
 

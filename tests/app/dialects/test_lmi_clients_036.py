@@ -106,6 +106,27 @@ def test_chats_with_logprobs(server: LiveServer, limit: dict[str, Any], stream: 
 
 
 @whole_and_streamed
+def test_an_image_in_a_chat(server: LiveServer, stream: bool) -> None:
+    pixel = (
+        "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk"
+        "YPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+    )
+    parts = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": pixel}}]
+    body = {"messages": [{"role": "user", "content": parts}], "temperature": 0.9, "top_p": 0.6, "max_tokens": 8}
+    (choice,) = accept(server.post({**body, "stream": stream}), stream=stream)["choices"]
+    assert choice["finish_reason"] == "length"
+
+
+def test_the_prompts_tokens_are_scored(demo_model: Path) -> None:
+    """The client asks for them in whole answers alone, as vLLM has none in streams."""
+    parameters = {"do_sample": True, "max_new_tokens": 4, "details": True, "decoder_input_details": True}
+    with serve(str(demo_model), "-o", "option.lmi_version=0.36") as server:
+        details = accept(server.post({"inputs": "He is working on", "parameters": parameters}), stream=False)["details"]
+    assert "".join(token["text"] for token in details["prefill"]) == " is working on"
+    assert all(token["logprob"] < 0 for token in details["prefill"])
+
+
+@whole_and_streamed
 def test_a_chat_that_thinks(server: LiveServer, stream: bool) -> None:
     body = {"messages": [{"role": "user", "content": "9.11 and 9.8, which is greater?"}], "max_tokens": 8}
     (choice,) = accept(server.post({**body, "stream": stream}), stream=stream)["choices"]

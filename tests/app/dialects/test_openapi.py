@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
+import pkgutil
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from handler import protocols
 from handler.core.framing import dumps
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.description import parameters
+from handler.protocols.kernel.parameters import Parameter, Table
 from handler.protocols.kernel.readers.values import integer, number
 from handler.protocols.kernel.schema.readers import schema_of_reader
 from handler.protocols.kernel.schema.shapes import ref
 from handler.protocols.kernel.schema.types import schema_of_type
-from handler.protocols.lmi import asynchronous, chat
-from handler.protocols.openai import embeddings
-from handler.protocols.openai import parameters as openai_parameters
 from handler.protocols.openapi.document import (
     DESCRIPTIONS,
     OPERATIONS,
@@ -31,10 +33,7 @@ from handler.protocols.openapi.document import (
     document,
 )
 from handler.protocols.registry import INVOCATIONS, POOLED_ROUTES, ROUTES, DispatchByField, dialects
-from handler.protocols.rerank import request as rerank
-from handler.protocols.tei import request as tei
 from handler.protocols.tensors import inputs as tensors
-from handler.protocols.triton import inputs as triton_inputs
 from tests.app.server import serve
 from tests.parameter_matrix import CHAT_VALUES, TENSOR_VALUES, VALUES
 from tests.servers import LiveServer, http
@@ -82,14 +81,13 @@ def values_of(kind: str, body: str) -> list[Any]:
 # -- the document ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("locked", "has_sessions"), [(True, False), (False, True)])
-def test_it_is_valid(locked: bool, has_sessions: bool) -> None:
-    """With the requests of every mode, each under a path of its own."""
+def test_it_is_valid() -> None:
+    """With keys, sessions, and the requests of every mode, each under a path of its own; the server's has neither."""
     routes = [
         *(DocumentedRoute(f"/{mode}", ["POST"], schema, takes_calls=True) for mode, schema in INVOCATIONS.items()),
         *(DocumentedRoute(path, [method]) for method, path in OPERATIONS),
     ]
-    found = json.loads(dumps(document(routes, ECHO, locked=locked, has_sessions=has_sessions)))
+    found = json.loads(dumps(document(routes, ECHO, locked=True, has_sessions=True)))
     assert problems(found) == []
     assert "anyOf" not in found["paths"]["/dynamic_batch"]["post"]["requestBody"]
 
@@ -224,6 +222,11 @@ DIALECT_OF_FILE = {
 }
 
 
+def test_every_dialect_has_golden_files() -> None:
+    without = set(dialects()) - set(DIALECT_OF_FILE.values())
+    assert not without, f"{sorted(without)}: `golden.py` in the folder of their tests, see handler/protocols/README.md"
+
+
 @pytest.mark.parametrize("name", DIALECT_OF_FILE)
 def test_golden_files_are_as_described(name: str) -> None:
     asked, _, answered = (GOLDEN / f"{name}.txt").read_text().partition("\n< ")
@@ -260,29 +263,35 @@ def test_the_shapes_refuse_what_is_something_else() -> None:
 
 # -- parameters, held against their readers ----------------------------------------------------------------------
 
-TABLES = {
-    "LmiRequest": (tensors.TABLE.parameters, {**VALUES, **TENSOR_VALUES}),
-    "LmiAsyncRequest": (asynchronous.TABLE.parameters, {}),
-    "ChatRequest": (chat.TABLE.parameters, CHAT_VALUES),
-    "OpenAiChatRequest": (openai_parameters.CHAT.parameters, {}),
-    "OpenAiCompletionRequest": (openai_parameters.COMPLETIONS.parameters, {}),
-    "OpenAiEmbeddingRequest": (embeddings.TABLE.parameters, {}),
-    "TeiEmbedRequest": (tei.EMBED.parameters, {}),
-    "TeiRerankRequest": (tei.RERANK.parameters, {}),
-    "RerankRequest": (rerank.TABLE.parameters, {}),
-    "TritonRequest": (triton_inputs.TABLE.parameters, {}),
-}
+
+def _tables() -> dict[str, Mapping[str, Parameter]]:
+    """The parameters of each table in `handler/protocols/`, by where it stands."""
+    found: dict[int, tuple[str, Table]] = {}
+    for module in pkgutil.walk_packages(protocols.__path__, f"{protocols.__name__}."):
+        for name, value in vars(importlib.import_module(module.name)).items():
+            if isinstance(value, Table):
+                found.setdefault(id(value), (f"{module.name.removeprefix('handler.protocols.')}.{name}", value))
+    return {place: table.parameters for place, table in found.values()}
+
+
+TABLES = _tables()
+EXAMPLES = {"lmi.chat.TABLE": CHAT_VALUES, "lmi.body.TABLE": {**VALUES, **TENSOR_VALUES}}
+"""Values that are right."""
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_parameter_says_what_it_takes(name: str) -> None:
-    table, values = TABLES[name]
-    for parameter, found in table.items():
+    values = EXAMPLES.get(name, {})
+    for parameter, found in TABLES[name].items():
         assert schema_of_reader(found.read), parameter
         shape = parameters({parameter: found}, ECHO)[parameter]
         assert Draft202012Validator(shape).is_valid(None), parameter
         if parameter in values and values[parameter][0] is not None and not _is_refused_by_all(parameter):
             assert Draft202012Validator(shape).is_valid(values[parameter][0]), parameter
+
+
+def test_the_tables_with_values_are_found() -> None:
+    assert EXAMPLES.keys() < TABLES.keys()
 
 
 def _is_refused_by_all(name: str) -> bool:
@@ -305,7 +314,7 @@ SOME = st.one_of(
 
 @given(value=SOME)
 def test_what_a_reader_takes_its_shape_takes(value: Any) -> None:
-    for table, _ in TABLES.values():
+    for table in TABLES.values():
         for name, found in table.items():
             if found.informed or name.startswith("guided_decoding_"):  # they look at more than the value
                 continue

@@ -22,6 +22,8 @@ WEATHER = {"name": "weather", "description": "The weather.", "input_schema": CIT
 CALL = '<tool_call>[{"name": "weather", "arguments": {"city": "Paris"}}]</tool_call>'
 GOLDEN = Path(__file__).parents[2] / "golden" / "anthropic"
 
+_REFUSED = 'lmi_requests_total{outcome="refused"}'
+
 _both = pytest.mark.parametrize("how", ["generate", "stream"])
 
 
@@ -117,6 +119,27 @@ def test_the_tool_runner_sends_everything_where_no_threads_are_kept(
         assert result["content"] == f"12 °C in {call['input']['city']}"
     tokens = [turn["message"]["usage"]["input_tokens"] for turn in (first, second)]
     assert tokens[1] > tokens[0] + 10
+
+
+@_both
+def test_the_tool_runner_goes_on_in_a_thread_where_threads_are_kept(
+    anthropic: Driver, openai_server: LiveServer, storing_server: LiveServer, how: str
+) -> None:
+    """The second request has the results of the first one's calls alone; the prompt has all."""
+
+    def run(server: LiveServer) -> tuple[list[Any], float]:
+        before = server.metric(_REFUSED)
+        choice = {"type": "tool", "name": "weather"}
+        outcome = anthropic.call(how, server.url, QUESTION, what="runner", tool_choice=choice, max_iterations=2,
+                                 max_tokens=100, **GREEDY)  # fmt: skip
+        assert outcome.error is None, outcome.message
+        return outcome.answer or outcome.events, server.metric(_REFUSED) - before
+
+    (whole, refused), (kept, none) = run(openai_server), run(storing_server)
+    assert (refused, none) == (1, 0)
+    for one, other in zip(whole, kept, strict=True):
+        assert one["message"]["usage"] == other["message"]["usage"]
+        assert one["message"]["content"][0]["input"] == other["message"]["content"][0]["input"]
 
 
 @_both

@@ -77,6 +77,20 @@ def test_refusals(responses: Driver, root: str, how: str, options: dict[str, Any
     assert words in outcome.message
 
 
+def test_stored_responses(responses: Driver, storing_server: LiveServer) -> None:
+    found = responses.generate(storing_server.url, QUESTION, temperature=0, stored=True)
+    first, second = found["turns"]
+    assert found["found"] == first
+    assert second["previous_response_id"] == first["id"]
+    given = [{"role": "user", "content": QUESTION}]
+    said = [{key: value for key, value in item.items() if value is not None} for item in first["output"]]
+    whole = responses.generate(storing_server.url, "", input=[*given, *said, *given], temperature=0, store=False)
+    assert second["usage"]["input_tokens"] == whole["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+    assert second["output"][0]["content"] == whole["output"][0]["content"]
+    assert [(item["role"], item["content"][0]["text"]) for item in found["items"]] == [("user", QUESTION)]
+    assert found["gone"]["message"] == f"Response with id '{first['id']}' not found."
+
+
 def test_golden_files_fit_the_clients_types(responses: Driver) -> None:
     values = []
     for path in sorted(GOLDEN.glob("*.txt")):

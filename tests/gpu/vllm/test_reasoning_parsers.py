@@ -20,6 +20,13 @@ DIFFERENT = {
 """Answers that vLLM reads in another way, and why."""
 
 
+OTHERS = {
+    *("cohere_command3", "deepseek_v41", "ernie45", "hunyuan_a13b", "hy_v3", "k2_horizon", "kimi_k3", "minimax_m3"),
+    *("inkling", "olmo3"),
+}
+"""Families that tests/templates/vllm compares with vLLM 0.33's parsers, on the cases of vLLM's own tests."""
+
+
 def tokenizer() -> Any:
     """A tokenizer of bytes and marks: vLLM's parsers look for marks in it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -48,7 +55,9 @@ def theirs(family: str, answer: str, *, thinking: bool) -> tuple[str, str]:
     return thoughts or "", text or ""
 
 
-@pytest.mark.parametrize(("family", "thinking", "answer"), [case[:3] for case in ANSWERS if case[0] != HARMONY])
+@pytest.mark.parametrize(
+    ("family", "thinking", "answer"), [case[:3] for case in ANSWERS if case[0] not in {HARMONY, *OTHERS}]
+)
 def test_it_is_read_as_vllm_reads_it(family: str, thinking: bool, answer: str) -> None:
     ours = parts(read(family, [answer], thinking=thinking))[:2]
     assert (theirs(family, answer, thinking=thinking) == ours) == (answer not in DIFFERENT)

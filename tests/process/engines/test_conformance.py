@@ -14,6 +14,7 @@ import pytest
 
 from handler import engines
 from handler.config.config import Config
+from handler.config.engines import ENGINES
 from handler.core.errors import GenerationFailed, PromptTooLong
 from handler.core.text import Prompt
 from handler.core.thoughts import Thoughts
@@ -55,6 +56,11 @@ SETUPS = {
 }
 REAL = [pytest.param("openvino", marks=pytest.mark.model), pytest.param("vllm", marks=pytest.mark.vllm)]
 """Those that run a language model."""
+
+
+def test_every_engine_is_tried() -> None:
+    """That of servers by URL has a suite of its own, in the folder beside this file."""
+    assert set(SETUPS) == set(ENGINES) - {"openai"}, "an engine needs a line in SETUPS"
 
 
 @dataclass

@@ -63,8 +63,8 @@ def unfinished(home: Path) -> list[Path]:
     return [Path(folder, name) for folder, _, names in folders for name in names if name.endswith(".incomplete")]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("send", [os.kill, os.killpg])  # a terminal's Ctrl-C goes to the whole group
+# A terminal's Ctrl-C goes to the whole group.
+@pytest.mark.parametrize(("number", "send"), [(signal.SIGTERM, os.kill), (signal.SIGINT, os.killpg)])
 def test_a_signal_ends_it_at_once_and_the_next_start_goes_on(
     hub: Hub, tmp_path: Path, number: signal.Signals, send: Callable[[int, int], None]
 ) -> None:

@@ -13,7 +13,7 @@ import urllib.request
 from pathlib import Path
 
 VERSION = "0.33.0"
-PACKAGES = ("openai==3.54.0", "partial-json-parser==0.2.1.1.post7")
+PACKAGES = ("openai==3.54.0", "partial-json-parser==0.2.1.1.post7", "cohere-melody==0.15.3")
 """What vLLM's parsers import of others and cannot do without."""
 
 PARTS = re.compile(r"[^/]+/(?:vllm|tests)/(?:(?:tool_parsers|reasoning|parser)/|__init__\.py)")

@@ -32,7 +32,6 @@ STUBS = (
     "mistral_common",
     "openai_harmony",
     "ijson",
-    "cohere_melody",
     "transformers",
     "openai",
 )

@@ -22,7 +22,7 @@ def config(*lines: str, engine: str = "vllm", **environ: str) -> Config:
 
 IGNORED = """
 option.adapters option.max_new_tokens option.max_output_len model_loading_timeout load_on_device option.load_on_device
-option.long_lora_scaling_factors option.lora_extra_vocab_size pooling reranking sigmoid
+option.long_lora_scaling_factors option.lora_extra_vocab_size reranking sigmoid
 includeTokenTypes option.baichuan_model_version option.chatglm_model_version option.gpt_model_version
 option.waiting_steps option.low_cpu_mem_usage option.disable_flash_attn option.use_v2_block_manager
 option.fp8_scheme option.awq_block_size option.awq_zero_point option.has_custom_code add_output_formatter

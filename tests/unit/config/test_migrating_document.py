@@ -26,6 +26,7 @@ ENGINES = ("vllm", "trtllm")
 
 SERVER = """
 engine job_queue_size batch_size max_batch_delay max_idle_time minWorkers maxWorkers load_on_devices retry_threshold
+normalize pooling
 """
 LMI = """
 model_id entryPoint handler env pythonExecutable parallel_loading enable_venv mpi_mode model_loading_timeout
@@ -55,7 +56,7 @@ rolling_batch_strategy all_reduce_dtype attention_layout cache_layout cast_logit
 compilation_worker_count enable_mixed_precision_accumulation enable_saturate_infinity fused_rmsnorm_qkv
 mlp_out_weight_transpose multi_node neuron_cc_pipeline_factor neuron_quant partition_schema qkv_tiling weight_tiling
 use_v2_block_manager generation_config download_dir served_model_name block_size is_peft_model default_accept kwargs
-adapters max_new_tokens
+adapters max_new_tokens normalize pooling
 """
 """Options of LMI 0.28 and 0.36: djl_python's properties, and the guides of deepjavalibrary/djl-serving."""
 

@@ -19,7 +19,6 @@ import pytest
 from handler import engines
 from handler.config.loader import Reading, read_config
 from handler.config.options.engine_arguments import shipped
-from handler.config.sources import Setting
 from handler.core.errors import ConfigError, Problem
 from handler.engines.base import EngineConfig
 from handler.engines.trtllm.arguments import construct, llm_arguments
@@ -69,14 +68,20 @@ def test_enough_of_them_start() -> None:
 
 
 def _start(image: str, properties: dict[str, str], environ: dict[str, str], model: Path, home: Path) -> list[Problem]:
-    """Go up to the engine's constructor, on a model of our own; returns the problems that stop it."""
+    """Go up to the engine's constructor; returns the problems that stop it.
+
+    Names of the hub and of S3 stay as they are, but for the download. For a path of the machine, which SageMaker fills,
+    stands a model of our own.
+    """
     file = home / "serving.properties"
     file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
-    settings = [Setting("option.model_id", str(model), "the test")]
-    reading = read_config(properties=file, environ={**_IMAGES[image], **environ}, settings=settings)
+    reading = read_config(properties=file, environ={**_IMAGES[image], **environ})
+    model_id = reading.config.model_id
+    if model_id is None or model_id.startswith("/"):
+        model_id = str(model)
     problems = list(reading.problems)
     try:
-        engines.check(reading.engine, str(model), EngineConfig(reading.config))
+        engines.check(reading.engine, model_id, EngineConfig(reading.config))
     except ConfigError as error:
         problems += error.problems
     if not problems:

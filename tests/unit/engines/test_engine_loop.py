@@ -15,8 +15,8 @@ import pytest
 from handler.core.errors import ConfigError
 from handler.core.media import MediaPrompt, Medium, SharedMedia
 from handler.core.values import Adapter, Finish, Pooling, Sampling
-from handler.engines.base import EngineInfo, EngineRequest, Interrupted, Step
-from handler.engines.process.engine_loop import Cancel, Failed, Ready, pack, run, unpack
+from handler.engines.base import EngineInfo, EngineRequest, Interrupted, Step, pack, unpack
+from handler.engines.process.engine_loop import Cancel, Failed, Ready, run
 from handler.engines.process.ipc import MessageReader, Messages, send, wait
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import gc
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -55,6 +57,15 @@ def aws(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
                         "SERVING_DOWNLOAD_DIR": str(tmp_path)}.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def descriptions() -> Iterator[None]:
+    """Let all sessions read botocore's descriptions of services once: each would anew, for 0.1 s of each download."""
+    from botocore import session  # which a Python that an engine came with may lack
+
+    with mock.patch.object(session, "create_loader", functools.cache(session.create_loader)):
+        yield
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def render() -> str:
 
 
 def test_the_document_has_every_parameter_as_the_code_has_it() -> None:
-    assert DOCUMENT.read_text() == render()
+    assert DOCUMENT.read_text() == render(), "`python -m tests.unit.engines.test_url_document` writes it"
 
 
 def test_the_document_names_every_option() -> None:

@@ -12,6 +12,7 @@ import random
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,12 @@ import pytest
 from handler.config.config import Config
 from handler.config.lmi_version import NEWEST, OLDEST
 from handler.core.errors import AnswerTooLong, PromptTooLong
-from handler.core.values import Delta
+from handler.core.values import Delta, Task
 from handler.protocols.anthropic import blocks
 from handler.protocols.openai import chat, chat_response, completions
-from handler.protocols.responses import items
+from handler.protocols.responses import items, response
 from handler.protocols.responses import request as response_request
+from handler.protocols.vllm import pooling, score
 from tests.unit.protocols.answers import (
     CONTEXT,
     VOCABULARY,
@@ -189,10 +191,13 @@ def schema_of(name: str) -> str:
 def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     for dialect in (chat, completions):
         monkeypatch.setattr(dialect, "identity", lambda prefix: (f"{prefix}-0", 1711997860))
+    monkeypatch.setattr(response, "now", lambda: 1711997861)
     monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
     monkeypatch.setattr(blocks, "tool_use_id", lambda: "toolu_0")
     for module in (items, response_request):
         monkeypatch.setattr(module, "new_id", lambda prefix: f"{prefix}_0")
+    for numbers in (pooling, score):
+        monkeypatch.setattr(numbers, "time", SimpleNamespace(time=lambda: 1711997860.5))
     monkeypatch.setattr(random, "getrandbits", lambda bits: 1234)
     monkeypatch.setattr(random, "randrange", lambda least, most: 1234)
     schema, body, script = CASES[name]
@@ -206,6 +211,7 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
         ),
         chat_template=golden_anthropic.TEMPLATE if schema.endswith("_thinking") else "",
         labels=("no", "yes", "perhaps"),
+        task=Task.CLASSIFICATION if schema == "vllm_classify" else Task.GENERATION,
         vocabulary=VOCABULARY if "embed" in schema else None,
     )
     found = answer(schema_of(name), body, script, context)

@@ -198,7 +198,8 @@ def test_the_fields_of_answers_are_up_to_date(page: str) -> None:
 
 
 def test_every_dialect_has_its_row_and_every_page_is_linked() -> None:
-    assert {name for names in DIALECTS.values() for name in names} == set(DESCRIPTIONS)
+    rows = {name for names in DIALECTS.values() for name in names}
+    assert rows == set(DESCRIPTIONS), f"each of {sorted(rows ^ set(DESCRIPTIONS))} needs a row in DIALECTS of this file"
     linked = set(re.findall(r"\]\((\w[\w-]*\.md)", DOCUMENT.read_text()))
     assert linked >= {path.name for path in DOCUMENTS.glob("*.md")} - {"README.md"}
 

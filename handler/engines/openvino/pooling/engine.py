@@ -39,7 +39,7 @@ class OpenVinoPooling:
         import openvino
 
         assert config.model is not None
-        self._files = read_pooling(config.model)
+        self._files = read_pooling(config.model, config.options.pooling)
         graph = read_graph(config.model, self._files.mode, config.task)
         compiled = openvino.Core().compile_model(graph, "CPU", dict(properties))
         self._inputs = {port.any_name for port in compiled.inputs}

@@ -1,11 +1,12 @@
 """The families of models that think before they answer, under vLLM's names, with their marks.
 
-Sources: the models' own chat templates, and vLLM 0.32, vllm/reasoning and vllm/parser.
+Sources: the models' own chat templates, and vLLM 0.33, vllm/reasoning and vllm/parser.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -25,6 +26,9 @@ class Family(NamedTuple):
         reopens: a later mark begins another thought.
         strips: the space at a thought's end is in no event.
         others: further marks of the form, which are in no event.
+        opening: marks of which one may precede the text beside the thoughts; it is in no event.
+        closing_text: marks that may end the answer; they are in no event there.
+        own_ending: each checkpoint's marks may have an ending of its own, as `<think:opensource>`.
     """
 
     name: str
@@ -37,10 +41,24 @@ class Family(NamedTuple):
     reopens: bool = False
     strips: bool = False
     others: tuple[str, ...] = ()
+    opening: tuple[str, ...] = ()
+    closing_text: tuple[str, ...] = ()
+    own_ending: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
-        return (*self.begin, *self.end, *self.calls, *self.others)
+        return (*self.begin, *self.end, *self.calls, *self.others, *self.opening, *self.closing_text)
+
+    def of(self, vocabulary: Vocabulary | None, template: str) -> Family:
+        """Return the family with the marks that a vocabulary has, or else the chat template."""
+        if not self.own_ending:
+            return self
+        texts = [] if vocabulary is None else vocabulary.marks
+        found = next((match[1] for mark in texts if (match := _OWN_ENDING.fullmatch(mark))), _ending(template))
+        begin, end, calls = (
+            tuple(mark.replace(">", f"{found}>") for mark in marks) for marks in (self.begin, self.end, self.calls)
+        )
+        return self._replace(begin=begin, end=end, calls=calls)
 
     @property
     def closing(self) -> str:
@@ -69,6 +87,16 @@ class Family(NamedTuple):
         """Return whether the beginning of an answer ends within a thought."""
         begun = max((answer.rfind(mark) for mark in self.begin), default=-1)
         return begun > max((answer.rfind(mark) for mark in self.end), default=-1)
+
+
+_OWN_ENDING = re.compile(r"<think(:[^\s>]{1,32})>")
+_SET_ENDING = re.compile(r"""<think(:[^\s>'"]{1,32})>|\bset \w+ = ['"](:[^\s>'"]{1,32})['"]""")
+
+
+@functools.lru_cache
+def _ending(template: str) -> str:
+    match = _SET_ENDING.search(template)
+    return (match[1] or match[2]) if match else ""
 
 
 _TAIL = 256  # characters of a prompt's end that hold its last mark
@@ -122,22 +150,78 @@ FAMILIES = {
             switch=False,
         ),
         _QWEN3._replace(name="nemotron_v3", strips=True),
+        Family("deepseek_v41", calls=("<｜DSML｜ calls>",), strips=True),
+        Family("ernie45", calls=_CALL, opening=("<response>",), closing_text=("</response>",)),
+        Family(
+            "hunyuan_a13b", calls=("<tool_calls>",), thinks=False, opening=("<answer>",), closing_text=("</answer>",)
+        ),
+        Family("hy_v3", calls=("<tool_calls>",), thinks=False, own_ending=True),
+        Family("olmo3", calls=("<function_calls>",)),
+        Family(
+            "inkling",
+            ("<|content_thinking|>",),
+            ("<|end_message|>", "<|content_model_end_sampling|>"),
+            ("<|content_invoke_tool_json|>",),
+            "<|end_message|>",
+            thinks=False,
+            reopens=True,
+            others=(
+                *("<|message_model|>", "<|content_text|>", "<|content_invoke_tool_text|>", "<|content_tool_error|>"),
+                *("<|end_message|>", "<|content_model_end_sampling|>"),
+            ),
+        ),
+        Family("k2_horizon", ("<ifm|think>",), ("</ifm|think>",), ("<ifm|tool_calls>",)),
+        Family(
+            "kimi_k3",
+            ("<|open|>think<|sep|>",),
+            ("<|close|>think<|sep|>", "<|open|>response<|sep|>"),
+            ("<|open|>tools<|sep|>",),
+            others=("<|open|>", "<|close|>", "<|sep|>"),
+            opening=("<|open|>response<|sep|>",),
+            closing_text=("<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        ),
+        Family(
+            "minimax_m3",
+            ("<mm:think>",),
+            ("</mm:think>",),
+            ("]<]minimax[>[<tool_call>",),
+            thinks=False,
+            opening=("</mm:think>",),  # so an answer begins that has no thought
+        ),
+        Family(
+            "cohere_command3",
+            ("<|START_THINKING|>",),
+            ("<|END_THINKING|>",),
+            ("<|START_ACTION|>",),
+            thinks=False,
+            opening=("<|START_RESPONSE|>", "<|START_TEXT|>"),
+            closing_text=("<|END_RESPONSE|>", "<|END_TEXT|>"),
+        ),
         Family("seed_oss", ("<seed:think>",), ("</seed:think>",), ("<seed:tool_call>",)),
     )
 }
 
 ALIASES = {
+    "cohere_command4": "cohere_command3",
     "granite_thinking_parser": "qwen3",
     "holo2": "deepseek_r1",
+    "hy_v4": "hy_v3",
     "ling3": "glm45",
     "mimo": "qwen3",
     "poolside_v1": "glm45",
+    "step3": "deepseek_r1",
     "step3p5": "qwen3",
     "step5": "deepseek_r1",
 }
 """vLLM's names for families that have another name here."""
 
 _BY_MARK = {
+    "<|open|>": "kimi_k3",
+    "<mm:think>": "minimax_m3",
+    "<|START_THINKING|>": "cohere_command3",
+    "<ifm|think>": "k2_horizon",
+    "<|content_thinking|>": "inkling",
+    "<think{}>": "hy_v3",
     "<|channel|>analysis": HARMONY,
     "<|channel>": "gemma4",
     "<seed:think>": "seed_oss",
@@ -149,6 +233,9 @@ _BY_COMPANY = {
     "<|tool_calls_section_begin|>": "kimi_k2",
     "<arg_key>": "glm45",
     "truncate_history_thinking": "nemotron_v3",
+    "<function_calls>": "olmo3",
+    "<answer>": "hunyuan_a13b",
+    "<response>": "ernie45",
     "｜DSML｜": "deepseek_v4",
     "<｜Assistant｜>": "deepseek_r1",
     "": "qwen3",

@@ -112,10 +112,12 @@ class ThoughtParser(ThinkingParser):
             if not start.startswith(family.begin):
                 self._over = final or not any(mark.startswith(start) for mark in family.begin)
                 return self._over
-        text, mark, self._held = split(self._held, (*family.begin, *family.calls), final=final)
+        text, mark, self._held = split(self._held, (*family.begin, *family.calls, *family.others), final=final)
         events += self._beside(text)
         if mark in family.begin:
             self.thinking = True
+        elif mark in family.others:
+            events += self._beside(mark if self._inner is not None else "")  # the parser of the calls knows them
         elif mark:
             self._leave(mark, events)  # a mark in a call's arguments begins no thought
         return bool(mark)
@@ -134,6 +136,71 @@ class ThoughtParser(ThinkingParser):
             events += self._beside(mark)
         else:
             self._held, self._over = mark + self._held, True
+
+
+class Unframed(Parser):
+    """Drops the marks around an answer's text: the first one before it, and those that end it.
+
+    Args:
+        inner: the parser of the text; None leaves it text.
+    """
+
+    def __init__(self, family: Family, inner: Parser | None) -> None:
+        self._opening = family.opening
+        self._closing = family.closing_text
+        self._inner = inner
+        self._held = ""
+        self._begun = False
+        self._end: list[str] = []  # marks that may end the answer, and the space after them
+
+    def feed(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        for piece in pieces(text):
+            self._held += piece
+            self._read(events, final=False)
+        return events
+
+    def flush(self) -> list[Event]:
+        events: list[Event] = []
+        self._read(events, final=True)
+        return events if self._inner is None else [*events, *self._inner.flush()]
+
+    def _read(self, events: list[Event], *, final: bool) -> None:
+        step = self._text if self._begun else self._start
+        while self._held and step(events, final=final):
+            step = self._text
+
+    def _start(self, events: list[Event], *, final: bool) -> bool:
+        """Look for the mark before the text; return whether the text has begun."""
+        start = self._held.lstrip()
+        self._show(self._held[: len(self._held) - len(start)], events)
+        self._held = start
+        mark = next(filter(start.startswith, self._opening), "")
+        self._held = start.removeprefix(mark)
+        self._begun = bool(mark) or final or not any(mark.startswith(start) for mark in self._opening)
+        return self._begun
+
+    def _text(self, events: list[Event], *, final: bool) -> bool:
+        """Read up to a mark that may end the answer; return whether what follows is to be read as well."""
+        if not self._closing:
+            self._show(self._held, events)
+            self._held = ""
+            return False
+        text, mark, self._held = split(self._held, self._closing, final=final)
+        if text.strip():
+            self._show("".join([*self._end, text]), events)
+            self._end = []
+        elif self._end:
+            self._end.append(text)
+        else:
+            self._show(text, events)
+        if mark:
+            self._end.append(mark)
+        return bool(mark)
+
+    def _show(self, text: str, events: list[Event]) -> None:
+        if text:
+            events += [text] if self._inner is None else self._inner.feed(text)
 
 
 _HEADER, _MESSAGE = ("<|channel|>", "<|start|>", " to="), "<|message|>"
@@ -232,6 +299,8 @@ def thinking_parser(family: Family, inner: Parser | None = None, *, thinking: bo
         return HarmonyParser(inner)
     if not family.end:
         return Prefixed("<think>", inner)
+    if family.opening:
+        inner = Unframed(family, inner)
     return ThoughtParser(family, inner, thinking=thinking)
 
 

@@ -20,13 +20,19 @@ _COUNTED_ANEW = ("presence_penalty", "frequency_penalty", "no_repeat_ngram_size"
 class Thinking:
     """The reasoning of one request's answers.
 
+    Attributes:
+        shows: it is shown apart from the text.
+
     Args:
         family: the model's.
         kwargs: the arguments of the chat template.
         prefix: the text with which the prompt ends, and which the answer continues; None where it begins one.
         vocabulary: of the answers; None where each prompt brings its own.
         lacks: the reason why the engine cannot end a thought, or begin a rule after one; "" where it can.
+        named: an option names the family; otherwise a rule holds from the start where none can begin after a thought.
     """
+
+    shows = True
 
     def __init__(
         self,
@@ -35,6 +41,8 @@ class Thinking:
         prefix: str | None = None,
         vocabulary: Vocabulary | None = None,
         lacks: str = "",
+        *,
+        named: bool = True,
     ) -> None:
         self.family = family
         self._is_on = family.is_on(kwargs)
@@ -42,6 +50,17 @@ class Thinking:
         self._open = family.thinks and self._is_on
         self._vocabulary = vocabulary
         self._lacks = lacks
+        self._named = named
+
+    def special(self, vocabulary: Vocabulary | None, sampling: Sampling) -> frozenset[str]:
+        """Return the special tokens that the answers' parser looks for."""
+        return self.family.special(vocabulary)
+
+    def ends_open(self, prompt: str) -> bool | None:
+        """Return whether a prompt leaves a thought open, or has ended one; None where it says nothing."""
+        if self._prefix is not None:
+            return self.family.is_open(self._prefix)
+        return None if self.family.name == HARMONY else self.family.ends_open(prompt)
 
     def read_prompt(self, request: Request, prompt: str) -> Request:
         """Find out from the prompt's end whether a thought is open; parsers are made after that.
@@ -50,20 +69,25 @@ class Thinking:
             InvalidParameter: structured output cannot begin after a thought, or a thought cannot be ended.
         """
         family = self.family
-        if self._prefix is None:
-            ending = None if family.name == HARMONY else family.ends_open(prompt)
-        else:
-            ending = family.is_open(self._prefix)
-        if ending is not None:
+        if (ending := self.ends_open(prompt)) is not None:
             self._open = self._is_on = ending
         sampling = request.sampling
         rule, budget = sampling.structured_output, sampling.thinking_token_budget
         guided = rule is not None and (not rule.allows_text or budget is not None)  # a thought is a text too
         if guided and not self._is_on:  # the rule holds from the start, and allows no thought
-            return request._replace(sampling=sampling._replace(thoughts=None, thinking_token_budget=None))
+            return _without_thoughts(request)
         closing: tuple[int, ...] = ()
-        if guided or budget is not None:
-            closing = self._closing(sampling, request.names.structured_output if guided else "thinking_token_budget")
+        try:
+            if guided or budget is not None:
+                name = request.names.structured_output if guided else "thinking_token_budget"
+                closing = self._closing(sampling, name)
+        except InvalidParameter:
+            if self._named or budget is not None:
+                raise
+            self._open = self._is_on = False
+            return _without_thoughts(request)
+        if not family.end:
+            return request
         thoughts = Thoughts(family.begin, (*family.end, *family.calls), self._open, family.calls, closing)
         return request._replace(sampling=sampling._replace(thoughts=thoughts))
 
@@ -83,3 +107,7 @@ class Thinking:
 
     def parser(self, inner: Parser | None = None) -> ThinkingParser:
         return thinking_parser(self.family, inner, thinking=self._open)
+
+
+def _without_thoughts(request: Request) -> Request:
+    return request._replace(sampling=request.sampling._replace(thoughts=None, thinking_token_budget=None))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from handler.protocols.assistant.tools.json_text import dumps
+
 Tag = Mapping[str, Any]
 
 _NAME, _NUMBER = "NAME", "NUMBER"
@@ -30,6 +32,13 @@ class Notation(NamedTuple):
     mark: str = ""
     style: str = "json"
     several: bool = True
+
+
+def write_json(notation: Notation, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    """Write calls, of which each is a name and its arguments, in a notation whose arguments are JSON."""
+    before, after = notation.call
+    written = (f"{before.replace(_NAME, name)}{dumps(arguments)}{after}" for name, arguments in calls)
+    return f"{notation.block[0]}{notation.between.join(written)}{notation.block[1]}"
 
 
 def calls(notation: Notation, tools: Iterable[Mapping[str, Any]], *, single: bool) -> Tag:

@@ -17,12 +17,15 @@ class JsonEnd:
     Args:
         depth: how many are open already.
         stop: a sign that JSON has in strings only; it ends broken JSON, before the sign.
+
+    Attributes:
+        quoted: the text so far ends within a string.
     """
 
     def __init__(self, depth: int = 0, stop: str = "") -> None:
         self._signs = re.compile(rf'["\\{{}}\[\]{stop}]')
         self._depth = depth
-        self._quoted = False
+        self.quoted = False
         self._escaped = False
 
     def feed(self, text: str) -> int | None:
@@ -38,10 +41,10 @@ class JsonEnd:
                 return None
             sign, at = match[0], match.end()
             if sign == '"':
-                self._quoted = not self._quoted
+                self.quoted = not self.quoted
             elif sign == "\\":
-                self._escaped = self._quoted
-            elif not self._quoted:
+                self._escaped = self.quoted
+            elif not self.quoted:
                 if sign not in "{[]}":
                     return at - 1
                 self._depth += 1 if sign in "{[" else -1

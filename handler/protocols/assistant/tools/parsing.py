@@ -25,6 +25,9 @@ NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 """A tool's name."""
 
 
+_OWN_ENDING = re.compile(r":[^\s:>]+(?=>\Z)")
+
+
 class Format(NamedTuple):
     """A form in which models write tool calls.
 
@@ -46,10 +49,15 @@ class Format(NamedTuple):
         return next((notation for text, notation in self.notations.items() if text in template), None)
 
     def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:
-        """Return the marks that are special tokens."""
+        """Return the marks that are special tokens, also with an ending of the checkpoint's own (`<tool_call:x>`)."""
         if vocabulary is None:
             return frozenset()
-        return vocabulary.marks.intersection(self.marks)
+        return _special(vocabulary.marks, self.marks)
+
+
+@functools.lru_cache
+def _special(special: frozenset[str], marks: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(mark for mark in special if _OWN_ENDING.sub("", mark) in marks)
 
 
 class NamedCall:

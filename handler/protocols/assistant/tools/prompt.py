@@ -5,9 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from handler.protocols.assistant.tools.formats import find
+from handler.protocols.assistant.tools.formats.json_calls import GRANITE
+from handler.protocols.assistant.tools.formats.pythonic import LFM2, write_lfm2
+from handler.protocols.assistant.tools.grammar import write_json
 from handler.protocols.assistant.tools.json_text import dumps
 
 Message = Mapping[str, Any]
@@ -22,6 +27,12 @@ _SHORT_ID = re.compile(r"id\|length != 9")
 
 _INDEXED_ID = re.compile(r"<\|tool_calls_section_begin\|>")
 """Kimi K2's templates print a call's id, which holds the tool's name, before its arguments and before its result."""
+
+_FIRST_CALL = re.compile(r"\A(?s:(?!.* in (?:message|m)(?:\.|\[['\"])tool_calls).*)tool_calls\[0\]")
+"""The templates of GigaChat 3, gpt-oss and Llama 3 print the first call of a message, or refuse several."""
+
+_CALLS = re.compile(r"\btool_calls\b")
+"""Templates of LFM2 and of Granite 3.3 have no word of calls: they print a message's role and text alone."""
 
 _DESCRIPTION = re.compile(r"[+~]\s*\w+\.description")
 """gpt-oss's template, and some others, fail for a tool without a description."""
@@ -38,6 +49,10 @@ def lay_out(
         messages = [_with_short_ids(message) for message in messages]
     elif _shows(_INDEXED_ID, template):
         messages = _with_indexed_ids(messages)
+    elif _shows(_FIRST_CALL, template):
+        messages = _one_call_a_message(messages)
+    elif not _shows(_CALLS, template):
+        messages = [_with_written_calls(message, template) for message in messages]
     if _shows(_DESCRIPTION, template):
         tools = [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
     return tuple(messages), tuple(tools)
@@ -72,6 +87,39 @@ def _with_indexed_ids(messages: Sequence[Message]) -> list[Message]:
             message = {**message, "tool_call_id": ids[message["tool_call_id"]]}
         found.append(message)
     return found
+
+
+def _one_call_a_message(messages: Sequence[Message]) -> list[Message]:
+    """Give each call a message of its own, with its results after it."""
+    found: list[Message] = []
+    waiting = deque(messages)
+    while waiting:
+        message = waiting.popleft()
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            found.append(message)
+            continue
+        results: dict[str, list[Message]] = {}
+        while waiting and waiting[0]["role"] == "tool":
+            result = waiting.popleft()
+            results.setdefault(result.get("tool_call_id", ""), []).append(result)
+        for number, call in enumerate(calls):
+            whole = {"role": message["role"], "content": ""} if number else message
+            found += [{**whole, "tool_calls": [call]}, *results.pop(call.get("id", ""), ())]
+        found += [result for others in results.values() for result in others]
+    return found
+
+
+def _with_written_calls(message: Message, template: str) -> Message:
+    """Put calls into a message's text, for a template that prints none."""
+    calls, format = message.get("tool_calls"), find(template)
+    if not calls or (format is not LFM2 and format is not GRANITE):
+        return message
+    notation = format.notation(template)
+    pairs = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    written = write_lfm2(pairs) if notation is None else write_json(notation, pairs)
+    others = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**others, "content": f"{message['content']}{written}"}
 
 
 def _short(id: str) -> str:

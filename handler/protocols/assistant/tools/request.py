@@ -10,6 +10,7 @@ from handler.core.errors import InvalidParameter
 from handler.core.values import StructuredOutput
 from handler.protocols.assistant.events import Parser
 from handler.protocols.assistant.tools.formats import find, named
+from handler.protocols.assistant.tools.formats.hf import HF
 from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2, List
 from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text
 from handler.protocols.assistant.tools.parsing import Format, NamedCall
@@ -20,6 +21,9 @@ from handler.protocols.kernel.schema.shapes import FLAG, NULL, TEXT, Shape, list
 from handler.protocols.kernel.validation import Named
 
 MAX_TOOLS = 128  # OpenAI's limit
+
+AUTO, NONE = "auto", "none"
+"""What the options of the parsers may be beside the name of one."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 _CHOICES = (
@@ -110,7 +114,7 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
     format = choose_format(context)
     notation = _notation(format, context)
     if result.choice == "auto":
-        if format is None:
+        if format is None and context.config.tool_call_parser != NONE:
             raise InvalidParameter(
                 "tools: the model's chat template shows calls of a form that is not known here; "
                 "option.tool_call_parser may name one"
@@ -144,12 +148,19 @@ def _with_strict(tools: Tools, notation: Notation | None, strict: Collection[str
 
 
 def choose_format(context: ServerContext) -> Format | None:
-    """Return the format of the options, a plugin first; by `auto` the chat template's, None where it shows none."""
+    """Return the format of calls, a plugin's first; by `auto` the chat template's, None where it shows none,
+    or calls stay in the text.
+    """
     given: Format | None = context.tool_format
     if given is not None:
         return given
-    if context.config.tool_call_parser != "auto":
-        return named(context.config.tool_call_parser)
+    name = context.config.tool_call_parser
+    if name == NONE:
+        return None
+    if context.response_template is not None and context.response_template.calls is not None:
+        return HF
+    if name != AUTO:
+        return named(name)
     if not takes_tools(context.chat_template):
         return SMOLLM2  # which our own words about the tools ask for
     return find(context.chat_template)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from common import main
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, NotFoundError, OpenAI
 from openai._models import validate_type
 from openai.types.responses import Response, ResponseStreamEvent
 
@@ -16,6 +16,8 @@ class Responses:
         if "values" in options:
             return [_checked(value) for value in options["values"]]
         with OpenAI(**_client(url)) as client:
+            if options.pop("stored", False):
+                return _stored(client, _asked(prompt, options))
             if options.pop("gathered", False):
                 with client.responses.stream(**_asked(prompt, options)) as stream:
                     return stream.get_final_response().model_dump()
@@ -30,6 +32,8 @@ class Responses:
         if "values" in options:
             return [_checked(value) for value in options["values"]]
         async with AsyncOpenAI(**_client(url)) as client:
+            if options.pop("stored", False):
+                return await _stored_async(client, _asked(prompt, options))
             if options.pop("gathered", False):
                 async with client.responses.stream(**_asked(prompt, options)) as stream:
                     return (await stream.get_final_response()).model_dump()
@@ -39,6 +43,43 @@ class Responses:
         async with AsyncOpenAI(**_client(url)) as client:
             async for event in await client.responses.create(stream=True, **_asked(prompt, options)):
                 yield event.model_dump()
+
+
+def _stored(client: OpenAI, asked: dict[str, Any]) -> dict[str, Any]:
+    """Two turns by id, what the first one was asked, and what is left of it when it is deleted."""
+    first = client.responses.create(**asked)
+    second = client.responses.create(**asked, previous_response_id=first.id)
+    found = client.responses.retrieve(first.id)
+    items = [item.model_dump() for item in client.responses.input_items.list(first.id, order="asc")]
+    client.responses.delete(first.id)
+    try:
+        client.responses.retrieve(first.id)
+    except NotFoundError as error:
+        gone = error.body
+    return {
+        "turns": [first.model_dump(), second.model_dump()],
+        "found": found.model_dump(),
+        "items": items,
+        "gone": gone,
+    }
+
+
+async def _stored_async(client: AsyncOpenAI, asked: dict[str, Any]) -> dict[str, Any]:
+    first = await client.responses.create(**asked)
+    second = await client.responses.create(**asked, previous_response_id=first.id)
+    found = await client.responses.retrieve(first.id)
+    items = [item.model_dump() async for item in client.responses.input_items.list(first.id, order="asc")]
+    await client.responses.delete(first.id)
+    try:
+        await client.responses.retrieve(first.id)
+    except NotFoundError as error:
+        gone = error.body
+    return {
+        "turns": [first.model_dump(), second.model_dump()],
+        "found": found.model_dump(),
+        "items": items,
+        "gone": gone,
+    }
 
 
 def _checked(value: dict[str, Any]) -> str:

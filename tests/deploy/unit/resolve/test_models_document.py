@@ -83,7 +83,7 @@ def render() -> str:
 
 
 def test_the_tables_of_memory_and_gpus_are_those_of_the_code() -> None:
-    assert PAGE.read_text() == render()
+    assert PAGE.read_text() == render(), "`python -m tests.deploy.unit.resolve.test_models_document` writes it"
 
 
 if __name__ == "__main__":

@@ -62,6 +62,13 @@ def test_numbers_are_those_of_transformers_alone_and_in_company(tmp_path: Path, 
         numpy.testing.assert_allclose(rows, WANTED[name][mode], atol=1e-4)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_an_option_chooses_how_tokens_become_a_texts_vector(tmp_path: Path, mode: str) -> None:
+    engine = load(write_model(tmp_path, "bert", "mean"), Task.EMBEDDING, pooling=mode)
+    found = computed(engine, [(1, TEXTS[0], Pooling("embed", normalize=False))])
+    numpy.testing.assert_allclose(found[1], WANTED["bert"][mode][0], atol=1e-4)
+
+
 def test_texts_of_like_length_share_a_step(tmp_path: Path) -> None:
     engine = load(write_model(tmp_path, "bert"), Task.EMBEDDING, max_num_batched_tokens=40, max_rolling_batch_size=3)
     assert (engine.info.dimensions, engine.info.max_total_tokens) == (64, 40)

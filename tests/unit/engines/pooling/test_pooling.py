@@ -11,6 +11,7 @@ import numpy
 import pytest
 
 from handler import engines
+from handler.config.loader import read_config
 from handler.config.model_files import find_task, label_names
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, PromptTooLong, ServingError
 from handler.core.values import Delta, Finish, Pooling, Request, Task, Truncation
@@ -22,6 +23,7 @@ from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor
 from handler.protocols.kernel.validation import check_task
 from handler.scheduler.batcher import Batcher
+from handler.serving.loading.check import check
 
 INFO = EngineInfo("able", "1", "none", "none", 8, 4)
 FILES = PoolingFiles("mean", normalize=False, most_tokens=None, exclusive=True)
@@ -110,6 +112,20 @@ def test_the_pooling_module_says_how(tmp_path: Path, pooling: dict[str, Any], wa
             read_pooling(tmp_path)
     else:
         assert read_pooling(tmp_path) == PoolingFiles(wanted, normalize=False, most_tokens=None, exclusive=True)
+
+
+@pytest.mark.parametrize("flag", ["pooling_mode_mean_tokens", "pooling_mode_weightedmean_tokens"])
+def test_an_option_beats_the_pooling_module(tmp_path: Path, flag: str) -> None:
+    model(tmp_path, config={}, modules=[{"type": POOLING, "path": "1_Pooling"}], **{"1_Pooling__config": {flag: True}})
+    assert read_pooling(tmp_path, "cls").mode == "cls"
+
+
+def test_an_option_that_vllm_cannot_heed_is_refused_before_the_start() -> None:
+    found = check(read_config(overrides=["option.model_id=a/b", "pooling=max"], environ={"OPTION_LLM_ENGINE": "vllm"}))
+    assert any(one.message.startswith("option.pooling=max: vLLM does not pool by max") for one in found), found
+    (problem,) = read_config(overrides=["pooling=weightedmean"], environ={}).problems
+    assert problem.message.endswith("must be one of auto, cls, last, lasttoken, mean, max")
+    assert read_config(overrides=["pooling=lasttoken"], environ={}).config.pooling == "last"
 
 
 def test_other_modules_are_named(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def test_a_thread_is_refused_as_anthropics_client_recovers_from(
 ) -> None:
     found = answer(schema, body(thread=thread, stream=stream), context=HERMES)
     details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    message = "thread: is not supported: no conversations are kept; send all messages"
+    message = "thread: is not supported: no conversations are kept (option.responses_store); send all messages"
     error = {"type": "invalid_request_error", "message": message, "details": details}
     assert (found.status, json.loads(found.body)) == (400, {"type": "error", "error": error})
     assert answer(schema, body(thread=None), context=HERMES).status == 200

@@ -74,10 +74,28 @@ JSON_FORMATS = {
     "mistral": "[TOOL_CALLS]write[ARGS]%s",
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.write:0<|tool_call_argument_begin|>%s"
     "<|tool_call_end|><|tool_calls_section_end|>",
+    "jamba": '<tool_calls>[{"name": "write", "arguments": %s}]</tool_calls>',
+    "nemotron_json": '<TOOLCALL>[{"name": "write", "arguments": %s}]</TOOLCALL>',
+    "longcat": '<longcat_tool_call>{"name": "write", "arguments": %s}</longcat_tool_call>',
+    "granite-20b-fc": '<function_call> {"name": "write", "arguments": %s}',
+    "gigachat3": '<|function_call|>{"name": "write", "arguments": %s}',
+    "internlm": '<|action_start|><|plugin|>{"name": "write", "parameters": %s}<|action_end|>',
+    "inkling": '<|content_invoke_tool_json|>{"name": "write", "args": %s}<|end_message|>',
+    "apertus": '<|tools_prefix|>[{"write": %s}]<|tools_suffix|>',
+    "cohere_command3": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "write", "parameters": %s}]<|END_ACTION|>',
+    "xlam": '[{"name": "write", "arguments": %s}]',
+    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="write" index="1"<|sep|><|open|>json type="object"<|sep|>%s'
+    "<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+    "dots": '<dots_function_call>{"name": "write", "arguments": %s}</dots_function_call>',
     "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>write<｜tool▁sep｜>%s<｜tool▁call▁end｜>",
     "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>write\n```json\n%s\n```",
     "openai": "<|channel|>commentary to=functions.write <|constrain|>json<|message|>%s<|call|>",
 }
+
+
+V32_WRITE = '<｜DSML｜function_calls><｜DSML｜invoke name="write">'
+K3_WRITE = '<|open|>tools<|sep|><|open|>call tool="write" index="1"<|sep|>'
+M3_WRITE = ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="write">'
 
 
 @pytest.mark.parametrize("format", JSON_FORMATS)
@@ -166,6 +184,29 @@ def test_only_the_models_own_end_closes(format: str, finish: Finish) -> None:
         ("glm45", "<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>ab", ("write", '{"text": "ab"}', True)),
         ("glm45", "<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>ab</arg_value>\n<arg_key>pa",
          ("write", '{"text": "ab"', False)),
+        ("deepseek_v32", f'{V32_WRITE}<｜DSML｜parameter name="input" string="true">{{"path": "a", "te',
+         ("write", '{"input": "{\\"path\\": \\"a\\", \\"te', False)),
+        ("deepseek_v32", f'{V32_WRITE}<｜DSML｜parameter name="path" string="true">a',
+         ("write", '{"path": "a"}', True)),
+        ("hy_v3", "<tool_calls:x><tool_call:x>write<arg_key:x>text</arg_key:x><arg_value:x>ab",
+         ("write", '{"text": "ab"}', True)),
+        ("hy_v3", "<tool_calls:x><tool_call:x>write<arg_key:x>text</arg_key:x><arg_value:x>ab</arg",
+         ("write", '{"text": "ab', False)),
+        ("kimi_k3", f'{K3_WRITE}<|open|>argument key="text" type="string"<|sep|>ab',
+         ("write", '{"text": "ab"}', True)),
+        ("kimi_k3", f'{K3_WRITE}<|open|>argument key="text" type="number"<|sep|>3',
+         ("write", '{"text": ', False)),
+        ("minimax_m3", f"{M3_WRITE}]<]minimax[>[<text>ab", ("write", '{"text": "ab"}', True)),
+        ("minimax_m3", f"{M3_WRITE}]<]minimax[>[<text>ab]<]mini", ("write", '{"text": "ab', False)),
+        ("minimax_m3", f"{M3_WRITE}]<]minimax[>[<other>]<]minimax[>[<a>ab]<]minimax[>[</a>",
+         ("write", '{"other": {', False)),
+        ("minimax_m3", f"{M3_WRITE}]<]minimax[>[<other>]<]minimax[>[<item>ab",
+         ("write", '{"other": ["ab"]}', True)),
+        ("lfm2", "<|tool_call_start|>[write(text='ab", ("write", '{"text": "ab"}', True)),
+        ("olmo3", "<function_calls>weather(days=3", ("weather", '{"days": ', False)),
+        ("minicpm5", '<function name="write"><param name="text"><![CDATA[ab', ("write", '{"text": "ab"}', True)),
+        ("step3", '<｜tool_calls_begin｜><steptml:invoke name="write"><steptml:parameter name="text">ab',
+         ("write", '{"text": "ab"}', True)),
         ("gemma4", '<|tool_call>call:write{text:<|"|>ab', ("write", '{"text": "ab"}', True)),
         ("gemma4", "<|tool_call>call:weather{days:3", ("weather", '{"days": ', False)),
         ("pythonic", "[write(text='ab", ("write", '{"text": "ab"}', True)),
@@ -203,7 +244,7 @@ WRONG = {
     "infinity": '{"text": -Infinity}',
     "a trailing comma": '{"text": "a",}',
     "no quotes": '{text: "a"}',
-    "too deep": '{"text": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    "too deep": '{"text": ' + "[" * 10_000 + "]" * 10_000 + "}",
     "a number too long": '{"text": 1' + "0" * 5000 + "}",
     "an end too early": '{"text": "a"]}',
 }

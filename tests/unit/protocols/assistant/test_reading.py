@@ -275,3 +275,39 @@ def test_tools_have_a_description_where_templates_fail_without_one() -> None:
 def test_definitions_that_are_none_are_refused(place: str) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {**CITY, place: [1]}}}
     assert f"a tool's {place} must be an object" in refusal(tools=[tool], tool_choice="required")
+
+
+def test_a_template_with_one_call_a_message_gets_several_messages() -> None:
+    calls = [{"id": id, "function": {"name": name, "arguments": {}}} for id, name in (("a", "f"), ("b", "g"))]
+    results = [{"role": "tool", "content": id, "tool_call_id": id} for id in ("b", "x", "a")]
+    asked = {"role": "user", "content": "?"}
+    answer: dict[str, Any] = {"role": "assistant", "content": "So.", "tool_calls": calls}
+    messages: list[dict[str, Any]] = [asked, answer, *results, asked]
+    found, _ = lay_out(messages, [], "{{ tools }}{{ message.tool_calls[0].function.name }}")
+    assert [message.get("tool_calls", message["content"]) for message in found] == [
+        *("?", [calls[0]], "a", [calls[1]], "b", "x", "?")
+    ]
+    assert [message["content"] for message in found if "tool_calls" in message] == ["So.", ""]
+    for others in ("{{ tools }}{% for call in message.tool_calls %}{{ tool_calls[0] }}", "{{ tools }}tool_calls"):
+        assert lay_out(messages, [], others)[0] == tuple(messages)
+
+
+@pytest.mark.parametrize(
+    ("mark", "written"),
+    [
+        ("<|tool_list_start|>", "So.<|tool_call_start|>[f(a='b\\'\"', c=[True, None]), g()]<|tool_call_end|>"),
+        (
+            "<|tool_call|>",
+            'So.<|tool_call|>[{"name": "f", "arguments": {"a": "b\'\\"", "c": [true, null]}}, '
+            '{"name": "g", "arguments": {}}]',
+        ),
+        ("<function_calls>", "So."),
+    ],
+)
+def test_a_template_without_calls_gets_them_as_text(mark: str, written: str) -> None:
+    pairs: list[tuple[str, dict[str, Any]]] = [("f", {"a": "b'\"", "c": [True, None]}), ("g", {})]
+    calls = [{"id": "a", "function": {"name": name, "arguments": arguments}} for name, arguments in pairs]
+    message = {"role": "assistant", "content": "So.", "tool_calls": calls}
+    ((found,), _) = lay_out([message], [], "{{ tools }}" + mark)
+    assert found["content"] == written
+    assert ("tool_calls" in found) == (written == "So.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +18,18 @@ from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload
 from handler.core.sequence import SequenceState
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Token
+from handler.protocols.assistant.choice import found
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
 from handler.protocols.assistant.reasoning.families import ALIASES, FAMILIES, choose_family
 from handler.protocols.assistant.reasoning.parsing import thinking_parser
 from handler.protocols.assistant.reasoning.request import Thinking
 from handler.protocols.assistant.template import check_defaults
 from handler.protocols.assistant.tools.formats import FORMATS
+from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.context import ServerContext
+from handler.protocols.lmi.asynchronous import AsyncChat, AsyncPrompt
+from handler.protocols.registry import INVOCATIONS, ROUTES
+from tests.unit.protocols.answers import answer as dialect_answer
 from tests.unit.protocols.answers import with_options
 from tests.unit.protocols.assistant import tool_texts
 from tests.unit.protocols.openai.requests import CHAT, NAMED, TOOLS, USER, chat, choices, events, saying
@@ -34,6 +39,8 @@ HARMONY = (
     "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>"
     "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
 )
+
+K3 = ("<|close|>think<|sep|>", "<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")
 
 ANSWERS: Sequence[tuple[str, bool, str, str, str]] = (
     # family, whether the prompt leaves a thought open, the answer, its thoughts, its text
@@ -70,6 +77,51 @@ ANSWERS: Sequence[tuple[str, bool, str, str, str]] = (
     ("granite", False, "Here is my house", "", "Here is my house"),
     ("nemotron_v3", True, "Hm.\n</think>\nYes.", "Hm.", "\nYes."),
     ("seed_oss", True, "<seed:think>Hm.</seed:think>Yes.", "Hm.", "Yes."),
+    ("deepseek_v41", True, "Hm. <｜DSML｜ calls>x", "Hm.", "<｜DSML｜ calls>x"),
+    ("ernie45", True, "Hm.\n</think>\n\n<response>\nYes.\n</response>\n", "Hm.\n", "\n\n\nYes.\n"),
+    ("ernie45", True, "Hm.</think>Yes, <response>a</response> b", "Hm.", "Yes, <response>a</response> b"),
+    ("ernie45", True, f"Hm.</think>\n{CALL}", "Hm.", f"\n{CALL}"),
+    ("ernie45", True, "Hm.</think><resp", "Hm.", "<resp"),
+    ("ernie45", True, "Hm.</think><response>a</respon", "Hm.", "a</respon"),
+    ("ernie45", True, "Hm.</think><response> </response>\n b </response>", "Hm.", " </response>\n b "),
+    ("hunyuan_a13b", False, "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", "\nHm.\n", "\n\nYes.\n"),
+    ("hunyuan_a13b", False, "Yes.", "", "Yes."),
+    ("hunyuan_a13b", True, "Hm.<tool_calls>x", "Hm.", "<tool_calls>x"),
+    ("hy_v3", False, "Yes </think>.", "", "Yes </think>."),
+    ("hy_v3", True, "Hm.</think>Yes.", "Hm.", "Yes."),
+    ("olmo3", True, "<think>Hm.</think>Yes.", "Hm.", "Yes."),
+    ("olmo3", True, "Hm.<function_calls>x", "Hm.", "<function_calls>x"),
+    (
+        "inkling",
+        False,
+        "<|content_thinking|>Hm.<|end_message|><|message_model|><|content_text|>Yes.<|end_message|>",
+        "Hm.",
+        "Yes.",
+    ),
+    (
+        "inkling",
+        False,
+        "<|content_text|>A<|end_message|><|message_model|><|content_thinking|>Hm.<|end_mess",
+        "Hm.<|end_mess",
+        "A",
+    ),
+    ("k2_horizon", True, "<ifm|think>Hm.</ifm|think>Yes.", "Hm.", "Yes."),
+    ("kimi_k3", True, f"Hm.{K3[0]}{K3[1]}Yes.{K3[2]}{K3[3]}", "Hm.", "Yes."),
+    ("kimi_k3", True, f"Hm.{K3[1]}Yes.", "Hm.", "Yes."),
+    ("kimi_k3", True, f"Hm.{K3[0]}{K3[1]}Yes.{K3[2]}<|open|>", "Hm.", f"Yes.{K3[2]}<|open|>"),
+    ("kimi_k3", True, "Hm.<|open|>tools<|sep|>x", "Hm.", "<|open|>tools<|sep|>x"),
+    ("minimax_m3", False, "<mm:think>Hm.</mm:think>Yes.", "Hm.", "Yes."),
+    ("minimax_m3", False, "</mm:think>Yes.", "", "Yes."),
+    ("minimax_m3", False, "Hm.</mm:think>Yes.", "", "Hm.</mm:think>Yes."),
+    (
+        "cohere_command3",
+        False,
+        "<|START_THINKING|>Hm.<|END_THINKING|>\n<|START_RESPONSE|>Yes.<|END_RESPONSE|>",
+        "Hm.",
+        "\nYes.",
+    ),
+    ("cohere_command3", True, "Hm.<|END_THINKING|><|START_TEXT|>Yes.<|END_TEXT|>\n", "Hm.", "Yes."),
+    ("cohere_command3", True, "Hm.<|START_ACTION|>x", "Hm.", "<|START_ACTION|>x"),
 )
 
 
@@ -104,9 +156,23 @@ def test_thoughts_are_found_in_any_cutting(family: str, thinking: bool, answer: 
 
 
 def test_every_family_is_an_option_and_has_an_answer_here() -> None:
-    assert set(REASONING_PARSERS) == {"auto", *FAMILIES, *ALIASES}
+    assert set(REASONING_PARSERS) == {"auto", "none", "hf", *FAMILIES, *ALIASES}
     assert set(FAMILIES) == {answer[0] for answer in ANSWERS}
     assert all(choose_family(alias, "") is FAMILIES[name] for alias, name in ALIASES.items())
+
+
+def test_a_checkpoints_own_ending_of_the_marks_is_its_vocabularys() -> None:
+    family = FAMILIES["hy_v3"]
+    texts = [b"<think:x1>", b"</think:x1>", b"<tool_calls:x1>", b"<think>", b"a"]
+    fitted = family.of(Vocabulary(texts, special=frozenset(range(4))), "{% set a = ':x2' %}")
+    assert (fitted.begin, fitted.end, fitted.calls) == (("<think:x1>",), ("</think:x1>",), ("<tool_calls:x1>",))
+    plain = Vocabulary([b"<think>"], special=frozenset({0}))
+    assert family.of(plain, "{{ x }}") == family.of(None, "") == family
+    for template in ("{%- set HYTK = ':x1' %}{{ '<think{}>'.format(HYTK) }}", "<think:x1>"):
+        assert family.of(plain, template) == family.of(None, template) == fitted
+    assert FAMILIES["qwen3"].of(None, "<think:x1>") is FAMILIES["qwen3"]
+    marks = FORMATS["hy_v3"].special(Vocabulary(texts, special=frozenset(range(4))))
+    assert marks == {"<tool_calls:x1>"}
 
 
 def test_calls_follow_thoughts() -> None:
@@ -144,6 +210,16 @@ COMPANIES = {
     "granite": "granite",
     "nemotron_v3": "qwen3_coder",
     "seed_oss": "seed_oss",
+    "deepseek_v41": "deepseek_v41",
+    "ernie45": "hermes",
+    "hunyuan_a13b": "jamba",
+    "hy_v3": "hy_v4",
+    "olmo3": "olmo3",
+    "k2_horizon": "k2_horizon",
+    "inkling": "inkling",
+    "minimax_m3": "minimax_m3",
+    "cohere_command3": "cohere_command3",
+    "kimi_k3": "kimi_k3",
 }
 """The format of each family's calls."""
 
@@ -327,12 +403,82 @@ def test_a_thought_without_an_end_leaves_no_content() -> None:
         ("<think></think>", "qwen3"),
         ("<think></think> <arg_key>", "glm45"),
         ("<｜Assistant｜><think></think>", "deepseek_r1"),
+        ("'<|open|>' + tag", "kimi_k3"),
+        ("<mm:think> ]<]minimax[>[", "minimax_m3"),
+        ("<|START_THINKING|>", "cohere_command3"),
+        ("'<think{}>'.format(x)", "hy_v3"),
+        ("</think> <function_calls>", "olmo3"),
+        ("</think> <answer>", "hunyuan_a13b"),
+        ("</think> <response>", "ernie45"),
     ],
 )
 def test_auto_goes_by_the_template(template: str, family: str | None) -> None:
     found = choose_family("auto", template)
     assert (found and found.name) == family
     assert choose_family("", template) is None
+
+
+BY_DEFAULT = replace(NAMED, chat_template="{{ tools }} <tool_call> <think></think>")
+
+
+MESSAGES = {"messages": [USER]}
+CHATS: Mapping[str, tuple[Dialect, dict[str, Any]]] = {
+    "OpenAI's": (ROUTES["/v1/chat/completions"], MESSAGES),
+    "Messages": (ROUTES["/v1/messages"], {**MESSAGES, "max_tokens": 9}),
+    "Responses": (ROUTES["/v1/responses"], {"input": "hi"}),
+    "LMI's": (INVOCATIONS["lmi"], MESSAGES),
+    "LMI's of async mode": (AsyncChat(), MESSAGES),
+}
+PROMPTS: Mapping[str, tuple[Dialect, dict[str, Any]]] = {
+    "LMI": (INVOCATIONS["lmi"], {"inputs": "hi"}),
+    "LMI's async mode": (AsyncPrompt(), {"inputs": "hi"}),
+    "completions": (ROUTES["/v1/completions"], {"prompt": "hi"}),
+    "TGI": (ROUTES["/generate"], {"inputs": "hi"}),
+}
+
+
+@pytest.mark.parametrize("name", [None, "auto", "none"])
+@pytest.mark.parametrize("api", [*CHATS, *PROMPTS])
+def test_by_default_reasoning_is_apart_where_the_template_shows_it(api: str, name: str | None) -> None:
+    context = with_options(BY_DEFAULT, reasoning_parser=name)
+    dialect, body = {**CHATS, **PROMPTS}[api]
+    shown = dialect_answer(dialect, body, saying("<think>Hm.</think>Yes."), context).body.decode()
+    assert ("<think>Hm.</think>Yes." in shown) is (name == "none" or api in PROMPTS)
+    assert ("Hm." in shown, "Yes." in shown) == (True, True)
+
+
+def test_a_model_whose_template_shows_no_reasoning_is_read_as_ever() -> None:
+    (choice,) = json.loads(chat({}, saying("<think>Hm.</think>Yes."), NAMED).body)["choices"]
+    assert choice["message"]["content"] == "<think>Hm.</think>Yes."
+    assert "reasoning" not in choice["message"]
+
+
+def test_by_default_a_rule_that_cannot_follow_a_thought_holds_from_the_start() -> None:
+    for sampling, lacks in ((GUIDED, "it cannot"), (GUIDED._replace(presence_penalty=0.5), "")):
+        thinking = Thinking(FAMILIES["qwen3"], {}, None, BYTES, lacks, named=False)
+        assert thinking.read_prompt(Request("", sampling), "<think>\n").sampling == sampling
+        assert parts(thinking.parser().feed("a")) == ("", "a", [])
+    budgeted = GUIDED._replace(thinking_token_budget=2)
+    with pytest.raises(InvalidParameter, match="it cannot"):
+        Thinking(FAMILIES["qwen3"], {}, None, BYTES, "it cannot", named=False).read_prompt(Request("", budgeted), "")
+
+
+def test_the_start_says_which_parsers_read_the_answers() -> None:
+    assert found(BY_DEFAULT) == (
+        "reasoning: qwen3, by the chat template (option.reasoning_parser=none leaves it in the text); "
+        "tool calls: hermes, by the chat template"
+    )
+    assert found(NAMED) == "reasoning: none, by the chat template; tool calls: smollm2, by the chat template"
+    named = with_options(BY_DEFAULT, reasoning_parser="none", tool_call_parser="mistral")
+    assert found(named) == "reasoning: by option.reasoning_parser=none; tool calls: by option.tool_call_parser=mistral"
+
+
+def test_without_a_parser_calls_stay_in_the_text() -> None:
+    context = with_options(BY_DEFAULT, tool_call_parser="none")
+    (choice,) = json.loads(chat({"tools": TOOLS}, saying(f"Well. {CALL}"), context).body)["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (f"Well. {CALL}", "stop")
+    (request,) = CHAT.parse({"messages": [USER], "tools": TOOLS}, context).requests
+    assert request.tools, "the prompt shows them all the same"
 
 
 # -- the template's arguments -----------------------------------------------------------------------------------------

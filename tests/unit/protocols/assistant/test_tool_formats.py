@@ -62,6 +62,10 @@ def test_golden_answers_call_the_tools_with_json(format: str) -> None:
     assert calls["no call"] == []
 
 
+FRAMED = ("openai", "kimi_k3", "inkling")
+"""Formats in which marks stand around text too."""
+
+
 @functools.lru_cache
 def nothing_between(format: str) -> re.Pattern[str]:
     """Return the pattern of marks with no call after them, which are no text."""
@@ -81,7 +85,7 @@ def test_random_answers_are_read_however_they_come(format: str, data: st.DataObj
     whole = parse(format, text)
     assert parse(format, *pieces) == whole
     assert parse(format, *text) == whole
-    if any(isinstance(event, list) for event in whole) or format == "openai":  # its messages have headers
+    if any(isinstance(event, list) for event in whole) or format in FRAMED:
         return
     if not nothing_between(format).search(text):
         assert "".join(event for event in whole if isinstance(event, str)) == text
@@ -109,6 +113,16 @@ STREAMS = {
     "glm47": '<tool_call>write<arg_key>text</arg_key><arg_value>ab|c"|</arg|_value></tool_call>',
     "gemma4": '<|tool_call>call:write{text:<|"|>ab\0c"\0<|"\0|>}<tool_call|>',
     "pythonic": "[write(text='ab|c\"||')]",
+    "lfm2": "<\x01tool_call_start\x01>[write(text='ab|c\"||')]",
+    "olmo3": "<function_calls>write(text='ab|c\"||')",
+    "hy_v3": "<tool_calls:a><tool_call:a>write<arg_key:a>text</arg_key:a>"
+    '<arg_value:a>ab|c"|</arg|_value:a></tool_call:a>',
+    "minimax_m3": ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="write">]<]minimax[>[<text>'
+    'ab|c"|]<]|minimax[>[</text>]<]minimax[>[</invoke>',
+    "minicpm5": '<function name="write"><param name="text">ab|c"|</par|am></function>',
+    "kimi_k3": '<\x01open\x01>tools<\x01sep\x01><\x01open\x01>call tool="write" index="1"<\x01sep\x01>'
+    '<\x01open\x01>argument key="text" type="string"<\x01sep\x01>ab|c"|<\x01close|\x01>argument<\x01sep\x01>'
+    "<\x01close\x01>call<\x01sep\x01>",
 }
 
 
@@ -116,7 +130,7 @@ STREAMS = {
 def test_strings_come_as_they_are_written(format: str) -> None:
     """Text before a mark is not held back."""
     parser, stream = FORMATS[format].make(TOOLS), STREAMS[format]
-    first, second, third, last = stream.split("\0" if "\0" in stream else "|")
+    first, second, third, last = (part.replace("\1", "|") for part in stream.split("\0" if "\0" in stream else "|"))
     assert parser.feed(first) == [CallStart(0, "write"), Arguments(0, '{"text": "ab')]
     assert parser.feed(second) == [Arguments(0, 'c\\"')]
     assert parser.feed(third) == []

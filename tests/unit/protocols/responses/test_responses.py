@@ -115,11 +115,6 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
         (body(tools=TOOLS, tool_choice={"type": "function", "name": "x"}), "tool_choice=", "tool_choice"),
         (body(tools=TOOLS, tool_choice={"type": "allowed_tools"}), "tool_choice.allowed_tools=", None),
         (
-            body(tools=TOOLS, tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [{"name": "weather"}]}),
-            "'mode', auto or required",
-            None,
-        ),
-        (
             {"input": [{"type": "item_reference", "id": "x"}]},
             "'item_reference' is not supported: nothing is kept",
             None,

@@ -6,28 +6,45 @@ import functools
 import re
 
 from handler.protocols.assistant.tools.formats.deepseek_v3 import DEEPSEEK_V3, DEEPSEEK_V31
-from handler.protocols.assistant.tools.formats.gemma4 import GEMMA4
-from handler.protocols.assistant.tools.formats.glm import GLM45, GLM47
+from handler.protocols.assistant.tools.formats.gemma4 import FUNCTIONGEMMA, GEMMA4
+from handler.protocols.assistant.tools.formats.glm import GLM45, GLM47, HY_V3, HY_V4, K2_HORIZON
+from handler.protocols.assistant.tools.formats.inkling import INKLING
 from handler.protocols.assistant.tools.formats.json_calls import (
+    APERTUS,
+    COHERE3,
+    COHERE4,
+    GIGACHAT3,
     GRANITE,
     GRANITE4,
+    GRANITE_20B_FC,
     HERMES,
+    INTERNLM,
+    JAMBA,
     LLAMA3_JSON,
+    LONGCAT,
+    NEMOTRON_JSON,
     PHI4_MINI_JSON,
     SMOLLM2,
+    XLAM,
 )
 from handler.protocols.assistant.tools.formats.kimi_k2 import KIMI_K2
+from handler.protocols.assistant.tools.formats.kimi_k3 import KIMI_K3
+from handler.protocols.assistant.tools.formats.minimax_m3 import MINIMAX_M3
 from handler.protocols.assistant.tools.formats.mistral import MISTRAL
 from handler.protocols.assistant.tools.formats.openai import OPENAI
-from handler.protocols.assistant.tools.formats.pythonic import LLAMA4_PYTHONIC, PYTHONIC
+from handler.protocols.assistant.tools.formats.pythonic import LFM2, LLAMA4_PYTHONIC, OLMO3, PYTHONIC
 from handler.protocols.assistant.tools.formats.tagged import (
     DEEPSEEK_V4,
     DEEPSEEK_V32,
+    DEEPSEEK_V41,
+    DOTS,
     MIMO,
+    MINICPM5,
     MINIMAX_M2,
     QWEN3_CODER,
     QWEN3_XML,
     SEED_OSS,
+    STEP3,
 )
 from handler.protocols.assistant.tools.parsing import Format
 
@@ -35,11 +52,30 @@ FORMATS = {
     format.name: format
     for format in (
         OPENAI,
+        KIMI_K3,
+        MINIMAX_M3,
+        HY_V3,
+        HY_V4,
+        K2_HORIZON,
+        APERTUS,
+        COHERE3,
+        COHERE4,
+        GIGACHAT3,
+        INTERNLM,
+        INKLING,
+        LFM2,
+        OLMO3,
+        FUNCTIONGEMMA,
+        STEP3,
+        DOTS,
+        MINICPM5,
+        LONGCAT,
         SEED_OSS,
         QWEN3_CODER,
         QWEN3_XML,
         MIMO,
         MINIMAX_M2,
+        DEEPSEEK_V41,
         DEEPSEEK_V32,
         DEEPSEEK_V4,
         DEEPSEEK_V3,
@@ -53,6 +89,10 @@ FORMATS = {
         LLAMA4_PYTHONIC,
         LLAMA3_JSON,
         PHI4_MINI_JSON,
+        GRANITE_20B_FC,
+        NEMOTRON_JSON,
+        JAMBA,
+        XLAM,
         HERMES,
         GRANITE4,
         SMOLLM2,
@@ -62,6 +102,8 @@ FORMATS = {
 """`auto` takes the first one that a chat template shows: hermes is late, for others have its mark too."""
 
 ALIASES = {
+    "ernie45": "hermes",
+    "hunyuan_a13b": "jamba",
     "llama4_json": "llama3_json",
     "qwen3_json": "hermes",
     "step3p5": "qwen3_coder",

@@ -1,4 +1,4 @@
-"""Gemma 4's calls: `call:NAME{key:value}` in a notation of its own, between marks (the model's template)."""
+"""Calls of Gemma 4 and FunctionGemma: `call:NAME{key:value}` in a notation of its own, between marks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from handler.protocols.assistant.tools.json_text import ParameterValue, as_json,
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, CallParser, Format, Steps
 from handler.protocols.assistant.tools.schema import ANY, ToolSchema
 
-_CALL, _CALL_END = "<|tool_call>", "<tool_call|>"
-_QUOTE = '<|"|>'
 _KEY = re.compile(r'[^:,{}\[\]<>"\s]{1,256}')
 _BARE = re.compile(r"[^,{}\[\]<>]{1,256}")
 _STRING = frozenset({"string"})
@@ -18,13 +16,20 @@ _DEPTH = 32  # of objects and lists in one another
 
 
 class Gemma4(CallParser):
-    """Strings stand between marks, with nothing escaped; a bare value is JSON's, or a string where it is none."""
+    """Strings stand between marks, with nothing escaped; a bare value is JSON's, or a string where it is none.
 
-    begins = (_CALL,)
+    Attributes:
+        call_end: the mark after a call.
+        quote: the mark before a string, and after it.
+    """
+
+    begins: tuple[str, ...] = ("<|tool_call>",)
+    call_end = "<tool_call|>"
+    quote = '<|"|>'
 
     def calls(self, begin: str) -> Steps[None]:
         yield from self.skip()
-        if (yield from self.take(_CALL_END, "call:", ":")) == _CALL_END:
+        if (yield from self.take(self.call_end, "call:", ":")) == self.call_end:
             return
         name = yield from self.run(NAME)
         if (yield from self.skip()) != "{":
@@ -33,7 +38,7 @@ class Gemma4(CallParser):
         schema = self.schema(name)
         yield from self._members("}", schema, schema.root, 0)
         yield from self.skip()
-        yield from self.expect(_CALL_END)
+        yield from self.expect(self.call_end)
         self.end_call()
 
     def _members(self, end: str, schemas: ToolSchema, schema: Any, depth: int) -> Steps[None]:
@@ -54,9 +59,9 @@ class Gemma4(CallParser):
             before = ", "
             if sign in "{[":
                 yield from self._members("}" if sign == "{" else "]", schemas, member, depth + 1)
-            elif (yield from self.take(_QUOTE)):
+            elif (yield from self.take(self.quote)):
                 value = ParameterValue(_STRING, self.write)
-                yield from self.stream_until(value.feed, _QUOTE)
+                yield from self.stream_until(value.feed, self.quote)
                 value.close()
             else:
                 bare = yield from self.run(_BARE)
@@ -64,8 +69,8 @@ class Gemma4(CallParser):
         self.write(self.advance(1))
 
     def _key(self) -> Steps[str]:
-        if (yield from self.take(_QUOTE)):
-            key, _ = yield from self.until(_QUOTE)
+        if (yield from self.take(self.quote)):
+            key, _ = yield from self.until(self.quote)
         else:
             key = yield from self.run(_KEY)
         yield from self.skip()
@@ -73,4 +78,16 @@ class Gemma4(CallParser):
         return key
 
 
-GEMMA4 = Format("gemma4", Gemma4, (_CALL, _CALL_END, _QUOTE), r"<\|tool_call>")
+class FunctionGemma(Gemma4):
+    begins = ("<start_function_call>",)
+    call_end = "<end_function_call>"
+    quote = "<escape>"
+
+
+def _marks(parser: type[Gemma4]) -> tuple[str, ...]:
+    return (*parser.begins, parser.call_end, parser.quote)
+
+
+GEMMA4 = Format("gemma4", Gemma4, _marks(Gemma4), r"<\|tool_call>")
+FUNCTIONGEMMA = Format("functiongemma", FunctionGemma, _marks(FunctionGemma), "<start_function_call>")
+"""vLLM 0.33; FunctionGemma's documentation."""

@@ -1,4 +1,4 @@
-"""The calls of GLM 4.5 to 4.7: a name, and pairs of tags with a parameter's name and its value (the templates)."""
+"""A name, and pairs of tags with a parameter's name and its value: GLM 4.5 to 4.7, Hunyuan 3 and 4, K2 Horizon."""
 
 from __future__ import annotations
 
@@ -6,49 +6,132 @@ from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
 from handler.protocols.assistant.tools.parsing import NAME, CallParser, Format, Steps
 
-_CALL, _CALL_END = "<tool_call>", "</tool_call>"
-_KEY, _KEY_END = "<arg_key>", "</arg_key>"
-_VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
 
+class PairedCalls(CallParser):
+    """The calls of one family.
 
-class Glm(CallParser):
-    """GLM 4.5 has a line for each tag, 4.7 has no line ends."""
+    Attributes:
+        call, call_end: the marks around a call.
+        key, key_end: the marks around a parameter's name.
+        value, value_end: the marks around its value.
+        separator: a mark that may follow the call's name.
+    """
 
-    begins = (_CALL,)
+    call, call_end = "<tool_call>", "</tool_call>"
+    key, key_end = "<arg_key>", "</arg_key>"
+    value, value_end = "<arg_value>", "</arg_value>"
+    separator = ""
 
-    def calls(self, begin: str) -> Steps[None]:
-        yield from self.skip()
-        if (yield from self.take(_CALL_END)):
-            return
+    def one(self) -> Steps[None]:
+        """Read a call after its mark. The next call's mark ends it too, and stays."""
         name = yield from self.run(NAME)
         yield from self.skip()
-        end = yield from self.expect(_KEY, _CALL_END)
+        if self.separator and (yield from self.take(self.separator)):
+            yield from self.skip()
+        end = yield from self.expect(self.key, self.call_end)
         self.begin(name)
         schema = self.schema(name)
         before = "{"
-        while end == _KEY:
-            key, _ = yield from self.until(_KEY_END)
+        while end == self.key:
+            key, _ = yield from self.until(self.key_end)
             key = key.strip()
             yield from self.skip()
-            yield from self.expect(_VALUE)
+            yield from self.expect(self.value)
             self.write(f"{before}{dumps(key)}: ")
             value = ParameterValue(schema.types(schema.property(schema.root, key)), self.write)
-            end = yield from self.stream_until(value.feed, _VALUE_END, _CALL_END, _CALL)
+            end = yield from self.stream_until(value.feed, self.value_end, self.call_end, self.call)
             value.close()
             before = ", "
-            if end == _VALUE_END:
+            if end == self.value_end:
                 self._closable = True  # only the call's end may lack
                 yield from self.skip()
                 self._closable = False
-                end = yield from self.expect(_KEY, _CALL_END, _CALL)
+                end = yield from self.expect(self.key, self.call_end, self.call)
         self.write("{}" if before == "{" else "}")
         self.end_call()
-        if end == _CALL:  # the next call's: this one lacks its end
-            self.held = _CALL + self.held
+        if end == self.call:  # the next call's: this one lacks its end
+            self.held = self.call + self.held
 
 
-_GLM47 = Notation((f"{_CALL}NAME", _CALL_END), between="\n", mark=_CALL, style="glm_xml")
-_GLM45 = _GLM47._replace(call=(f"{_CALL}NAME\n", _CALL_END))
+class Glm(PairedCalls):
+    """GLM 4.5 has a line for each tag, 4.7 has no line ends."""
 
-GLM45 = Format("glm45", Glm, (_CALL, _CALL_END, _KEY, _KEY_END, _VALUE, _VALUE_END), _KEY, {"": _GLM45})
+    begins = (PairedCalls.call,)
+
+    def calls(self, begin: str) -> Steps[None]:
+        yield from self.skip()
+        if (yield from self.take(self.call_end)):
+            return
+        yield from self.one()
+
+
+class PairedSection(PairedCalls):
+    """All calls stand between two marks."""
+
+    section_end = ""
+
+    def calls(self, begin: str) -> Steps[None]:
+        while True:
+            yield from self.skip()
+            if (yield from self.expect(self.call, self.section_end)) == self.section_end:
+                return
+            yield from self.skip()
+            yield from self.one()
+
+
+class Hunyuan(PairedSection):
+    """Each checkpoint may have an ending of its own in all marks, as `<tool_calls:opensource>`: the first one shows it.
+
+    Hunyuan 3 has a separator after the name, 4 has none.
+    """
+
+    begins = ("<tool_calls>", "<tool_calls:")
+
+    def calls(self, begin: str) -> Steps[None]:
+        ending = ""
+        if begin.endswith(":"):
+            ending, _ = yield from self.until(">", limit=_LONGEST_ENDING)
+            ending = f":{ending}"
+        for name in ("call", "call_end", "key", "key_end", "value", "value_end"):
+            setattr(self, name, getattr(Hunyuan, name).replace(">", f"{ending}>"))
+        self.separator, self.section_end = f"<tool_sep{ending}>", f"</tool_calls{ending}>"
+        yield from super().calls(begin)
+
+
+_LONGEST_ENDING = 32  # characters
+
+
+class K2Horizon(PairedSection):
+    begins = ("<ifm|tool_calls>",)
+    section_end = "</ifm|tool_calls>"
+    call, call_end = "<ifm|tool_call>", "</ifm|tool_call>"
+    key, key_end = "<ifm|arg_key>", "</ifm|arg_key>"
+    value, value_end = "<ifm|arg_value>", "</ifm|arg_value>"
+
+
+def _marks(parser: type[PairedCalls]) -> tuple[str, ...]:
+    return (parser.call, parser.call_end, parser.key, parser.key_end, parser.value, parser.value_end)
+
+
+_GLM47 = Notation((f"{Glm.call}NAME", Glm.call_end), between="\n", mark=Glm.call, style="glm_xml")
+_GLM45 = _GLM47._replace(call=(f"{Glm.call}NAME\n", Glm.call_end))
+
+GLM45 = Format("glm45", Glm, _marks(Glm), Glm.key, {"": _GLM45})
 GLM47 = GLM45._replace(name="glm47", notations={"": _GLM47})
+
+HY_V3 = Format(
+    "hy_v3",
+    Hunyuan,
+    ("<tool_calls>", "</tool_calls>", "<tool_sep>", *_marks(Hunyuan)),
+    r"<tool_calls(?:\{\}|:\w+)>|(?s:<tool_calls>.*<arg_key>)",
+)
+HY_V4 = HY_V3._replace(name="hy_v4", template="")
+"""The template of Hy3; vLLM 0.33."""
+
+K2_HORIZON = Format(
+    "k2_horizon",
+    K2Horizon,
+    (*K2Horizon.begins, K2Horizon.section_end, *_marks(K2Horizon)),
+    r"<ifm\|tool_calls>",
+)
+"""vLLM 0.33."""

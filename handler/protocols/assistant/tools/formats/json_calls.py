@@ -10,7 +10,8 @@ from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import ControlEscapes, JsonEnd, dumps, is_object, refuse_constant
 from handler.protocols.assistant.tools.parsing import SPACES, Broken, CallParser, Format, Steps, Tool
 
-_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_HEAD = re.compile(rf'\{{\s*"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
 _BEGUN = re.compile(
     r'\{\s*(?:"(?:n(?:a(?:me?)?)?)?|"name"\s*|"name"\s*:\s*|"name"\s*:\s*"(?:[^"\\]|\\.)*\\?|'
     r'"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*(?:,\s*(?:"\w*|"\w*"\s*|"(?:arguments|parameters)"\s*:\s*)?)?)?'
@@ -32,10 +33,14 @@ class JsonCalls(CallParser):
     Attributes:
         end: the mark after the calls; without one they end where a list does, or where no other object follows.
         marked: something before them says that they are calls. Otherwise a name alone is none, nor is an empty list.
+        head: the start of a call up to its arguments, with its name as a JSON string in the first group.
+        open: the start of a call, up to an unfinished name.
     """
 
     end = ""
     marked = True
+    head = _HEAD
+    open = _OPEN
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         super().__init__(tools)
@@ -80,7 +85,7 @@ class JsonCalls(CallParser):
             yield from self._streamed(head)
             return
         text = yield from self.whole()
-        call = _call(text, alone=self.marked)
+        call = self.called(text)
         if call is None:  # nor is anything in it: to look would be to read nested ones again and again
             if not listed:
                 raise Broken
@@ -94,17 +99,21 @@ class JsonCalls(CallParser):
         """Return the start of a call up to its arguments; None for an object in another order."""
         end, scanned = JsonEnd(), 0
         while True:
-            head = _HEAD.match(self.held, 0, _LONGEST_HEAD)
+            head = self.head.match(self.held, 0, _LONGEST_HEAD)
             if head:
                 return head
             if len(self.held) > _LONGEST_HEAD:
-                if _OPEN.fullmatch(self.held, 0, _LONGEST_HEAD):
+                if self.open.fullmatch(self.held, 0, _LONGEST_HEAD):
                     raise Broken
                 return None
             if end.feed(self.held[scanned:]) is not None:
                 return None
             scanned = len(self.held)
             yield
+
+    def called(self, text: str) -> tuple[str, str] | None:
+        """Return the name and the arguments of an object that came whole; None when it is no call."""
+        return _call(text, alone=self.marked)
 
     def _streamed(self, head: re.Match[str]) -> Steps[None]:
         try:
@@ -134,8 +143,73 @@ class Hermes(JsonCalls):
     end = "</tool_call>"
 
 
+class LongCat(JsonCalls):
+    begins = ("<longcat_tool_call>",)
+    end = "</longcat_tool_call>"
+
+
+class Jamba(JsonCalls):
+    begins = ("<tool_calls>",)
+    end = "</tool_calls>"
+
+
+class Nemotron(JsonCalls):
+    begins = ("<TOOLCALL>",)
+    end = "</TOOLCALL>"
+
+
 class Granite(JsonCalls):
     begins = ("<|tool_call|>", "<tool_call>")
+
+
+class Granite20bFc(JsonCalls):
+    begins = ("<function_call>",)
+
+
+class GigaChat3(JsonCalls):
+    begins = ("<|message_sep|>\n\nfunction call<|role_sep|>\n", "<|function_call|>")
+
+
+class InternLm(JsonCalls):
+    """After the first mark a second one says that the action is a call: another is Python's code."""
+
+    begins = ("<|action_start|>",)
+    end = "<|action_end|>"
+
+    def calls(self, begin: str) -> Steps[None]:
+        yield from self.skip()
+        yield from self.expect("<|plugin|>")
+        yield from super().calls(begin)
+
+
+class Apertus(JsonCalls):
+    """A call is an object with one member: its name, and its arguments."""
+
+    begins = ("<|tools_prefix|>",)
+    end = "<|tools_suffix|>"
+    head = re.compile(rf"\{{\s*({_STRING})\s*:\s*(?=\{{)")
+    open = re.compile(r'\{\s*(?:"(?:[^"\\]|\\.)*\\?)?')
+
+    def called(self, text: str) -> None:
+        return None  # a call's name cannot come after its arguments
+
+
+class Cohere(JsonCalls):
+    """A call has the members `tool_name` and `parameters`, before them perhaps its id."""
+
+    begins = ("<|START_ACTION|>",)
+    end = "<|END_ACTION|>"
+    head = re.compile(
+        rf'\{{\s*(?:"tool_call_id"\s*:\s*(?:{_STRING}|[0-9]+)\s*,\s*)?'
+        rf'"tool_name"\s*:\s*({_STRING})\s*,\s*"parameters"\s*:\s*(?=\{{)'
+    )
+    open = re.compile(
+        rf'\{{\s*(?:"tool_call_id"\s*:\s*(?:{_STRING}|[0-9]+)\s*,\s*)?'
+        r'(?:"(?:tool_call_id|tool_name)"\s*:\s*"(?:[^"\\]|\\.)*\\?)?'
+    )
+
+    def called(self, text: str) -> tuple[str, str] | None:
+        return _call(text, alone=True, name="tool_name")
 
 
 _SIGNS = ("{", "[")
@@ -183,15 +257,35 @@ class Phi4(CallsInText):
     begins = ("functools", *_SIGNS)
 
 
-def _call(text: str, *, alone: bool) -> tuple[str, str] | None:
+class XLam(CallsInText):
+    """The list is the answer, stands in a fence, or follows a mark or the model's thoughts."""
+
+    begins = ("<tool_call>", "```json", *_SIGNS)
+    at_start = True
+
+    def calls(self, begin: str) -> Steps[None]:
+        if not begin:
+            yield from self.skip()
+            begin = yield from self.take("[TOOL_CALLS]", *self.begins[:2])
+        elif begin == "[":
+            begin += yield from self.take("TOOL_CALLS]")
+        yield from super().calls(begin)
+        self.drop()
+        if len(begin) > 1:
+            yield from self.skip()
+            yield from self.take("</tool_call>", "```")
+
+
+def _call(text: str, *, alone: bool, name: str = "name") -> tuple[str, str] | None:
     """Return a whole call's name and arguments, in any order; None when it is no call.
 
     Args:
         alone: a name without arguments is a call.
+        name: the member that is the call's name.
     """
     try:
         value = json.loads(ControlEscapes().feed(text), parse_constant=refuse_constant)
-        name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {} if alone else None))
+        name, arguments = value.get(name), value.get("arguments", value.get("parameters", {} if alone else None))
         if not isinstance(name, str) or not isinstance(arguments, dict | str):
             return None
         name.encode()
@@ -237,3 +331,83 @@ _AFTER_A_WORD = Notation(_OBJECT, ("functools[", "]"), ", ", mark="functools[")
 
 PHI4_MINI_JSON = Format("phi4_mini_json", Phi4, (), "functools", {"": _AFTER_A_WORD})
 """A list of objects after a word (vLLM's template for Phi-4-mini)."""
+
+LONGCAT = Format(
+    "longcat",
+    LongCat,
+    (*LongCat.begins, LongCat.end),
+    "<longcat_tool_call>",
+    {"": _ONE_A_MARK._replace(call=(f"{LongCat.begins[0]}{_OBJECT[0]}", f"}}{LongCat.end}"), mark=LongCat.begins[0])},
+)
+"""As hermes between other marks (vLLM 0.33)."""
+
+
+def _list_between(parser: type[JsonCalls], call: tuple[str, str] = _OBJECT) -> dict[str, Notation]:
+    return {"": Notation(call, (f"{parser.begins[0]}[", f"]{parser.end}"), ", ", mark=parser.begins[0])}
+
+
+JAMBA = Format("jamba", Jamba, (*Jamba.begins, Jamba.end), "<tool_calls>", _list_between(Jamba))
+"""A list of objects, or one a line, between the marks (Jamba, Hunyuan A13B; the templates of Apriel and MiniMax M1)."""
+
+NEMOTRON_JSON = Format(
+    "nemotron_json", Nemotron, (*Nemotron.begins, Nemotron.end), "<TOOLCALL>", _list_between(Nemotron)
+)
+"""A list of objects between the marks (the template of Nemotron Nano v2)."""
+
+GRANITE_20B_FC = Format(
+    "granite-20b-fc",
+    Granite20bFc,
+    Granite20bFc.begins,
+    "<function_call>",
+    {"": Notation((f"<function_call> {_OBJECT[0]}", "}"), between="\n", mark="<function_call>")},
+)
+"""An object after a mark, several of both for several calls (vLLM 0.33)."""
+
+GIGACHAT3 = Format(
+    "gigachat3",
+    GigaChat3,
+    ("<|message_sep|>", "<|role_sep|>", "<|function_call|>"),
+    r"<\|function_call\|>|(?s:'function call'.*<\|message_sep\|>)|(?s:<\|message_sep\|>.*'function call')",
+    {
+        "<|function_call|>": Notation((f"<|function_call|>{_OBJECT[0]}", "}"), mark="<|function_call|>"),
+        "": Notation((f"{GigaChat3.begins[0]}{_OBJECT[0]}", "}"), mark=GigaChat3.begins[0]),
+    },
+)
+"""An object in a message of its own (GigaChat 3), or after a mark (3.1; both templates)."""
+
+INTERNLM = Format(
+    "internlm",
+    InternLm,
+    ("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+    r"<\|action_start\|>",
+    {
+        "": Notation(
+            ('<|action_start|><|plugin|>{"name": "NAME", "parameters": ', "}<|action_end|>"), mark="<|action_start|>"
+        )
+    },
+)
+"""An object between marks (InternLM 2 and 3's documentation of tools, vLLM 0.33)."""
+
+APERTUS = Format(
+    "apertus",
+    Apertus,
+    ("<|tools_prefix|>", "<|tools_suffix|>"),
+    r"<\|tools_prefix\|>",
+    _list_between(Apertus, ('{"NAME": ', "}")),
+)
+"""A list of objects between marks (the template)."""
+
+_COHERE_CALL = ('{"tool_name": "NAME", "parameters": ', "}")
+
+COHERE3 = Format(
+    "cohere_command3",
+    Cohere,
+    ("<|START_ACTION|>", "<|END_ACTION|>"),
+    r"<\|START_ACTION\|>",
+    _list_between(Cohere, _COHERE_CALL),
+)
+COHERE4 = COHERE3._replace(name="cohere_command4", template="")
+"""A list of objects between marks (the templates of Command R7B, A and A+)."""
+
+XLAM = Format("xlam", XLam, ("[TOOL_CALLS]",), notations={"": Notation(_OBJECT, ("[", "]"), ", ")})
+"""A list of objects, which is the answer (xLAM 2's documentation)."""

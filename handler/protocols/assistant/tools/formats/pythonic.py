@@ -1,8 +1,10 @@
-"""Calls as a list of Python's: `[f(a=1), g()]` (the documentation of Llama 3.2 and 4)."""
+"""Calls as Python writes them: `[f(a=1), g()]` (the documentation of Llama 3.2 and 4, LFM2, Olmo 3)."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
 from handler.protocols.assistant.tools.parsing import NAME, Broken, CallParser, Format, Steps
@@ -10,46 +12,47 @@ from handler.protocols.assistant.tools.parsing import NAME, Broken, CallParser, 
 _KEYWORD = re.compile(r"[^\W\d]\w{0,255}")
 _BARE = re.compile(r"[\w.+\-]{1,256}")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_ZEROS = re.compile(r"\A(-?)0+(?=[0-9])")  # before a number, as models write months
 _QUOTES = ('"""', "'''", '"', "'")
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
 _HEX = {"x": 2, "u": 4, "U": 8}
 _ENDS = {"[": "]", "(": ")", "{": "}"}
 _DEPTH = 32  # of containers in one another
+_OLMO3_END = "</function_calls>"
+LFM2_MARKS = ("<|tool_call_start|>", "<|tool_call_end|>")
 _START, _END = "<|python_start|>", "<|python_end|>"
 
 
-class Pythonic(CallParser):
-    """The list is the answer, or follows text: there a tool's name makes it one, for no mark says what it is."""
+class PythonicCalls(CallParser):
+    """Calls as Python writes them, with arguments that are literals."""
 
-    begins: tuple[str, ...] = ("[",)
-    at_start = True
+    def call(self) -> Steps[None]:
+        """Read one call.
 
-    def calls(self, begin: str) -> Steps[None]:
-        if begin != "[":
-            yield from self.skip()
-            yield from self.expect("[")
-        elif not self.tools:
-            raise Broken
+        Raises:
+            Broken: what comes is none.
+        """
+        name = yield from self.run(NAME)
+        self.check(name)
+        yield from self.expect("(")
+        yield from self._arguments(name)
+
+    def check(self, name: str) -> None:
+        """Raise Broken where no call has that name."""
+
+    def list(self) -> Steps[None]:
+        """Read calls in brackets, of which the first has been taken."""
         while True:
             yield from self.skip()
-            name = yield from self.run(NAME)
-            if self.tools and name not in self.tools:
-                raise Broken
-            yield from self.expect("(")
-            yield from self._arguments(name)
+            yield from self.call()
             sign = yield from self.skip()
             self.advance(1)
             if sign == "]":
                 self.drop()
-                yield from self.after()
                 return
             if sign != ",":
                 raise Broken
-
-    def after(self) -> Steps[None]:
-        """Read what may follow the list."""
-        yield from ()
 
     def _arguments(self, name: str) -> Steps[None]:
         begun = False
@@ -80,7 +83,7 @@ class Pythonic(CallParser):
         elif sign in "\"'":
             yield from self._string()
         else:
-            bare = yield from self.run(_BARE)
+            bare = _ZEROS.sub(r"\1", (yield from self.run(_BARE)))
             if bare not in _WORDS and not _NUMBER.fullmatch(bare):
                 raise Broken
             self.write(_WORDS.get(bare) or bare)
@@ -122,6 +125,30 @@ class Pythonic(CallParser):
         value.close()
 
 
+class Pythonic(PythonicCalls):
+    """The list is the answer, or follows text: there a tool's name makes it one, for no mark says what it is."""
+
+    begins: tuple[str, ...] = ("[",)
+    at_start = True
+
+    def calls(self, begin: str) -> Steps[None]:
+        if begin != "[":
+            yield from self.skip()
+            yield from self.expect("[")
+        elif not self.tools:
+            raise Broken
+        yield from self.list()
+        yield from self.after()
+
+    def check(self, name: str) -> None:
+        if self.tools and name not in self.tools:
+            raise Broken
+
+    def after(self) -> Steps[None]:
+        """Read what may follow the list."""
+        yield from ()
+
+
 def _character(code: str) -> str:
     try:
         return chr(int(code, 16))
@@ -145,5 +172,42 @@ class Llama4Pythonic(Pythonic):
         yield from self.expect(_END)
 
 
+class Lfm2(PythonicCalls):
+    """The list stands between two marks."""
+
+    begins = LFM2_MARKS[:1]
+
+    def calls(self, begin: str) -> Steps[None]:
+        yield from self.skip()
+        yield from self.expect("[")
+        yield from self.list()
+        yield from self.skip()
+        yield from self.take(LFM2_MARKS[1])
+
+
+class Olmo3(PythonicCalls):
+    """Each call has a line, and no list is around them."""
+
+    begins = ("<function_calls>",)
+
+    def calls(self, begin: str) -> Steps[None]:
+        while True:
+            yield from self.skip()
+            if (yield from self.take(_OLMO3_END)):
+                return
+            yield from self.call()
+
+
+def write_lfm2(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    """Write calls, of which each is a name and its arguments."""
+    written = (f"{name}({', '.join(f'{key}={value!r}' for key, value in items.items())})" for name, items in calls)
+    return f"{LFM2_MARKS[0]}[{', '.join(written)}]{LFM2_MARKS[1]}"
+
+
 PYTHONIC = Format("pythonic", Pythonic)
 LLAMA4_PYTHONIC = Format("llama4_pythonic", Llama4Pythonic, (_START, _END), r"<\|python_start\|>")
+LFM2 = Format("lfm2", Lfm2, LFM2_MARKS, r"<\|tool_(?:call|list)_start\|>|keep_past_thinking(?s:.*)List of tools: \[")
+"""The templates of LFM2 and 2.5, of which some do not show calls: only the models' documentation does."""
+
+OLMO3 = Format("olmo3", Olmo3, (*Olmo3.begins, _OLMO3_END), "<function_calls>")
+"""vLLM 0.33; Olmo 3's documentation."""

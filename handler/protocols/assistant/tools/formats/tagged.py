@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from handler.protocols.assistant.events import Ending
+from handler.protocols.assistant.tools.formats.json_calls import JsonCalls
 from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps, refuse_constant
 from handler.protocols.assistant.tools.parsing import NAME, CallParser, Format, Steps, Tool
@@ -36,7 +37,7 @@ class TaggedCalls(CallParser):
             yield from self._call()
         while True:
             yield from self.skip()
-            mark = yield from self.expect(self.block_end, *self.begins)
+            mark = yield from self.expect(self.block_end, self.call, *self.begins)
             if mark == self.block_end:
                 return
             if mark == self.call:
@@ -53,7 +54,7 @@ class TaggedCalls(CallParser):
             if end == self.parameter:
                 end = yield from self._parameter(schema)
                 continue
-            ends = (self.parameter, self.call_end, self.block_end, *self.begins)
+            ends = (self.parameter, self.call_end, self.block_end, self.call, *self.begins)
             end = self._until_call((yield from self.stream_until(_drop, *ends)))
         self.write("}" if self._before == ", " else "{}")
         self.end_call()
@@ -68,10 +69,14 @@ class TaggedCalls(CallParser):
             types = ANY
         self.write_key(schema, key)
         value = ParameterValue(types, self.write, trim=self.trim)
-        ends = (self.parameter_end, self.parameter, self.call_end, self.block_end, *self.begins)
-        end = yield from self.stream_until(value.feed, *ends)
+        ends = (self.parameter_end, self.parameter, self.call_end, self.block_end, self.call, *self.begins)
+        end = yield from self.value(value, ends)
         value.close()
         return self._until_call(end)
+
+    def value(self, value: ParameterValue, ends: tuple[str, ...]) -> Steps[str]:
+        """Read a value up to one of the marks, and return that."""
+        return (yield from self.stream_until(value.feed, *ends))
 
     def write_key(self, schema: ToolSchema, key: str) -> None:
         """Begin a parameter of the call."""
@@ -80,7 +85,7 @@ class TaggedCalls(CallParser):
 
     def _until_call(self, mark: str) -> str:
         """Return the mark, or the call's end in place of one that ends the calls or begins another."""
-        if mark not in (self.block_end, *self.begins):
+        if mark not in (self.block_end, self.call, *self.begins):
             return mark
         self.held = mark + self.held
         return self.call_end
@@ -156,6 +161,8 @@ class DeepSeekV32(TaggedCalls):
     def end_call(self, ending: Ending = Ending.WHOLE) -> None:
         if self._wrapper is not None:
             self._wrapped = [_unwrap("".join(self._wrapped), *self._wrapper)]
+            if ending is Ending.OPEN:  # what is in the wrapper would have been the arguments
+                ending = Ending.BROKEN
         self._write_wrapped()
         super().end_call(ending)
 
@@ -183,6 +190,71 @@ class DeepSeekV4(DeepSeekV32):
     block, block_end = "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"
     begins = (block, "<｜DSML｜toolcalls>", "<｜DSML｜tool>", DeepSeekV32.call)
 
+
+class DeepSeekV41(DeepSeekV32):
+    """Each tag has a space after its mark."""
+
+    block, block_end = "<｜DSML｜ calls>", "</｜DSML｜ calls>"
+    call, call_end = "<｜DSML｜ invoke name=", "</｜DSML｜ invoke>"
+    parameter, parameter_end = "<｜DSML｜ parameter name=", "</｜DSML｜ parameter>"
+    begins = (block, call)
+
+
+class Step3(TaggedCalls):
+    """Each call stands between two marks more, and its type precedes it."""
+
+    block, block_end = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
+    call, call_end = "<steptml:invoke name=", "</steptml:invoke>"
+    parameter, parameter_end = "<steptml:parameter name=", "</steptml:parameter>"
+    begins = (block,)
+
+    def calls(self, begin: str) -> Steps[None]:
+        while True:
+            yield from self.skip()
+            mark = yield from self.expect(*_STEP3_MARKS, self.call, self.block_end, self.block)
+            if mark == self.block_end:
+                return
+            if mark == self.call:
+                yield from self._call()
+
+
+_STEP3_MARKS = ("<｜tool_call_begin｜>", "<｜tool_call_end｜>", "<｜tool_sep｜>", "function")
+
+
+class Dots(TaggedCalls, JsonCalls):
+    """Between the marks stand tags, or objects of JSON."""
+
+    block, block_end = "<dots_function_call>", "</dots_function_call>"
+    end = block_end
+    call, call_end = MinimaxM2.call, MinimaxM2.call_end
+    parameter, parameter_end = MinimaxM2.parameter, MinimaxM2.parameter_end
+    begins = (block,)
+
+    def calls(self, begin: str) -> Steps[None]:
+        form = JsonCalls if (yield from self.skip()) in "[{" else TaggedCalls
+        yield from form.calls(self, begin)
+
+
+class MiniCpm5(TaggedCalls):
+    """Nothing is around the calls. A value may be a block of character data."""
+
+    call, call_end = "<function name=", "</function>"
+    block_end = call_end
+    parameter, parameter_end = "<param name=", "</param>"
+    begins = (call,)
+
+    def calls(self, begin: str) -> Steps[None]:
+        yield from self._call()
+        yield from self.take(self.call_end)
+
+    def value(self, value: ParameterValue, ends: tuple[str, ...]) -> Steps[str]:
+        if not (yield from self.take(_DATA)):
+            return (yield from super().value(value, ends))
+        yield from self.stream_until(value.feed, _DATA_END)
+        return (yield from self.stream_until(_drop, *ends))
+
+
+_DATA, _DATA_END = "<![CDATA[", "]]>"
 
 _QWEN = Notation(
     ("<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>"), between="\n", mark="<tool_call>", style="qwen_xml"
@@ -223,5 +295,22 @@ DEEPSEEK_V32 = Format(
     "(?s)｜DSML｜.*function_calls",
     _invocations(DeepSeekV32, _DEEPSEEK),
 )
+DEEPSEEK_V41 = Format(
+    "deepseek_v41",
+    DeepSeekV41,
+    ("｜DSML｜",),
+    r"(?s)\A(?=.*｜DSML｜).*['\"｜] calls>",
+)
+"""V4.1's tags have no rule of xgrammar's."""
+
 DEEPSEEK_V4 = Format("deepseek_v4", DeepSeekV4, ("｜DSML｜",), "｜DSML｜", _invocations(DeepSeekV4, _DEEPSEEK))
 """A parameter's tag also says whether the value is a string."""
+
+STEP3 = Format("step3", Step3, (Step3.block, Step3.block_end, *_STEP3_MARKS[:3]), "<steptml:|<｜tool_calls_begin｜>")
+"""vLLM 0.33; Step 3's documentation."""
+
+DOTS = Format("dots", Dots, (Dots.block, Dots.block_end), "<dots_function_call>", _invocations(Dots, "minimax_xml"))
+"""vLLM 0.33."""
+
+MINICPM5 = Format("minicpm5", MiniCpm5, (MiniCpm5.call_end, MiniCpm5.parameter_end), "<function name=")
+"""The template of MiniCPM5."""

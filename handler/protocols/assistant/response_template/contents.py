@@ -1,0 +1,375 @@
+"""The content parsers of a response template: what a region's text means, and how a call is made of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from handler.protocols.assistant.response_template.pattern import Attempt, Pattern
+from handler.protocols.assistant.tools.json_text import refuse_constant
+
+_DEEPEST = 8  # value parsers in value parsers, and lists and objects of a transform
+
+Arguments = Mapping[str, Any]
+
+
+class Content:
+    """Reads one region's text, which comes in pieces.
+
+    `value` raises ValueError where the text has another form.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def feed(self, text: str) -> None:
+        self._pieces.append(text)
+
+    @property
+    def text(self) -> str:
+        self._pieces = ["".join(self._pieces)]
+        return self._pieces[0]
+
+    def value(self) -> Any:
+        """Return what the text means, once it is whole."""
+        return self.text
+
+
+class ParsedContent(Content):
+    """A text whose meaning a function finds."""
+
+    def __init__(self, parse: Callable[[str], Any]) -> None:
+        super().__init__()
+        self._parse = parse
+
+    def value(self) -> Any:
+        return self._parse(self.text)
+
+
+class Tags(Content):
+    """An object of the tags in a text. They are looked for as it comes, not all at its end."""
+
+    _FREE = 16_384  # ways that may be followed in vain before that is held against the text's length
+
+    def __init__(self, pattern: Pattern, parse: Callable[[str], Any], *, merges: bool) -> None:
+        super().__init__()
+        self._pattern = pattern
+        self._firsts = re.compile("|".join(pattern.firsts), re.DOTALL)
+        self._parse = parse
+        self._merges = merges
+        self._attempt: Attempt | None = None
+        self._held: list[str] = []  # since the attempt's start
+        self._size = 0  # of what was read before
+        self._before = ""
+        self._in_vain = 0
+        self._found: dict[str, Any] = {}
+
+    def feed(self, text: str) -> None:
+        super().feed(text)
+        self._read(text, final=False)
+
+    def value(self) -> dict[str, Any]:
+        self._read("", final=True)
+        return self._found
+
+    def _read(self, text: str, *, final: bool) -> None:
+        while text or final:
+            if self._attempt is None:
+                if self._in_vain > self._FREE + 2 * self._size:
+                    return
+                first = self._firsts.search(text)
+                start = len(text) if first is None else first.start()
+                self._pass(text[:start])
+                text = text[start:]
+                if not text:
+                    return
+                self._attempt = Attempt(self._pattern, self._before)
+            self._attempt.feed(text, final=final)
+            self._held.append(text)
+            if self._attempt.is_open:
+                return
+            text = self._end(self._attempt)
+
+    def _end(self, attempt: Attempt) -> str:
+        """Take what an attempt has found; return the text after it."""
+        held = "".join(self._held)
+        self._attempt, self._held = None, []
+        match = attempt.match(held)
+        if match is None or not match.size:
+            self._in_vain += attempt.work
+            self._pass(held[:1])
+            return held[1:]
+        self._pass(held[: match.size])
+        key, value = match.groups.get("key"), self._parse(match.groups.get("value", ""))
+        if key is None:
+            raise ValueError("a tag without a key")
+        if self._merges and key in self._found:
+            before = self._found[key]
+            self._found[key] = [*(before if isinstance(before, list) else [before]), value]
+        else:
+            self._found[key] = value
+        return held[match.size :]
+
+    def _pass(self, text: str) -> None:
+        if text:
+            self._before = text[-1]
+            self._size += len(text)
+
+
+# -- the parsers by name -----------------------------------------------------------------------------------------------
+
+MakeContent = Callable[[], Content]
+
+
+def content_parser(name: Any, arguments: Any, depth: int = 0) -> MakeContent:
+    """Return what makes the parser of one region's text.
+
+    Raises:
+        ValueError: the name or an argument is wrong.
+    """
+    if not isinstance(name, str) or name not in _PARSERS:
+        raise ValueError(f"content: {name!r} is none of {', '.join(_PARSERS)}")
+    if not isinstance(arguments, dict):
+        raise ValueError("content_args: must be an object")
+    if depth > _DEEPEST:
+        raise ValueError(f"value_parser: more than {_DEEPEST} in one another")
+    known, make = _PARSERS[name]
+    for key, value in arguments.items():
+        if key not in known:
+            raise ValueError(f"content_args.{key}: is unknown; {name} has {', '.join(known) or 'none'}")
+        if not known[key](value):
+            raise ValueError(f"content_args.{key}: has a wrong value for {name}")
+    return make(arguments, depth)
+
+
+def parse_text(arguments: Arguments, text: str) -> str:
+    return text.strip() if arguments.get("strip", True) else text
+
+
+def _plain(parse: Callable[[Arguments, str], Any]) -> Callable[[Arguments, int], MakeContent]:
+    def make(arguments: Arguments, depth: int) -> MakeContent:
+        return lambda: ParsedContent(lambda text: parse(arguments, text))
+
+    return make
+
+
+def _parse_int(arguments: Arguments, text: str) -> int:
+    return int(text.strip())
+
+
+def _parse_float(arguments: Arguments, text: str) -> float:
+    return float(text.strip())
+
+
+def _parse_bool(arguments: Arguments, text: str) -> bool:
+    return text.strip().lower() in ("true", "1")
+
+
+def _load(text: str) -> Any:
+    try:
+        return json.loads(text, strict=False, parse_constant=refuse_constant)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+
+
+_KEY = re.compile(r"([{,]\s*)(\w+)(?=\s*:)")
+
+
+def _parse_json(arguments: Arguments, text: str) -> Any:
+    """Parse JSON; strings may have marks of the model's own around them, and keys no quotes."""
+    delimiters = [(open, close) for open, close in arguments.get("string_delims", [])]
+    unquoted = arguments.get("unquoted_keys", False)
+    working = text
+    if delimiters or unquoted:
+        parts = [
+            json.dumps(part) if is_string else _KEY.sub(r'\1"\2"', part) if unquoted else part
+            for part, is_string in _strings(text, delimiters)
+        ]
+        working = "".join(parts)
+    try:
+        return _load(working)
+    except ValueError:
+        if arguments.get("allow_non_json"):
+            return parse_text(arguments, text)
+        raise
+
+
+_QUOTED = r'"(?:[^"\\]|\\.)*"?'
+
+
+def _strings(text: str, delimiters: list[tuple[str, str]]) -> Iterator[tuple[str, bool]]:
+    """Cut a text into what is outside of strings, and strings between delimiters (True), without these.
+
+    Strings in JSON's own quotes are given as they are, but each by itself: no key is looked for in them.
+    """
+    opens = re.compile("|".join([*(re.escape(open) for open, _ in delimiters), _QUOTED]), re.DOTALL)
+    closes, at, start = dict(delimiters), 0, 0
+    while (match := opens.search(text, at)) is not None:
+        at, close = match.end(), closes.get(match[0])
+        if close is None:
+            if text[start : match.start()]:
+                yield text[start : match.start()], False
+            yield match[0], False
+            start = at
+        elif (end := text.find(close, at)) >= 0:
+            yield text[start : match.start()], False
+            yield text[at:end], True
+            start = at = end + len(close)
+        else:
+            break  # a string that never ends: what follows is read as it is
+    yield text[start:], False
+
+
+def _value_parser(arguments: Arguments, depth: int) -> Callable[[str], Any]:
+    given = arguments.get("value_parser")
+    if given is None:
+        return lambda text: text
+    try:
+        make = content_parser(given.get("name", "text"), given.get("args", {}), depth + 1)
+    except ValueError as error:
+        raise ValueError(f"content_args.value_parser: {error}") from None
+
+    def parse(text: str) -> Any:
+        content = make()
+        content.feed(text)
+        return content.value()
+
+    return parse
+
+
+def _make_tags(arguments: Arguments, depth: int) -> MakeContent:
+    if (text := arguments.get("tag_pattern")) is None:
+        raise ValueError("content_args.tag_pattern: is required by xml-inline")
+    try:
+        pattern = Pattern(text)
+    except ValueError as error:
+        raise ValueError(f"content_args.tag_pattern: {text[:200]!r} {error}") from None
+    if "key" not in pattern.groups:
+        raise ValueError("content_args.tag_pattern: has no group 'key'")
+    parse, merges = _value_parser(arguments, depth), arguments.get("merge_duplicates", False)
+    return lambda: Tags(pattern, parse, merges=merges)
+
+
+def _make_lines(arguments: Arguments, depth: int) -> MakeContent:
+    line_end, separator = arguments.get("line_sep", "\n"), arguments.get("kv_sep", ":")
+    parse = _value_parser(arguments, depth)
+
+    def parse_lines(text: str) -> dict[str, Any]:
+        found = {}
+        for line in text.split(line_end):
+            key, between, value = parse_text(arguments, line).partition(separator)
+            if between:
+                found[parse_text(arguments, key)] = parse(parse_text(arguments, value))
+        return found
+
+    return lambda: ParsedContent(parse_lines)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_pairs(value: Any) -> bool:
+    pairs = value if isinstance(value, list) and len(value) <= 16 else [None]
+    return all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_text, pair)) for pair in pairs)
+
+
+def _is_parser(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and not value.keys() - {"name", "args"})
+
+
+_Checks = Mapping[str, Callable[[Any], bool]]
+
+_STRIP: _Checks = {"strip": _is_flag}
+_JSON: _Checks = {**_STRIP, "unquoted_keys": _is_flag, "string_delims": _is_pairs, "allow_non_json": _is_flag}
+_TAGS: _Checks = {"tag_pattern": _is_text, "value_parser": _is_parser, "merge_duplicates": _is_flag}
+_LINES: _Checks = {**_STRIP, "line_sep": _is_text, "kv_sep": _is_text, "value_parser": _is_parser}
+
+_PARSERS: Mapping[str, tuple[_Checks, Callable[[Arguments, int], MakeContent]]] = {
+    "text": (_STRIP, _plain(parse_text)),
+    "int": (_STRIP, _plain(_parse_int)),
+    "float": (_STRIP, _plain(_parse_float)),
+    "bool": (_STRIP, _plain(_parse_bool)),
+    "json": (_JSON, _plain(_parse_json)),
+    "xml-inline": (_TAGS, _make_tags),
+    "kv-lines": (_LINES, _make_lines),
+}
+
+
+def literals(arguments: Arguments) -> Iterator[str]:
+    """Return the literal texts that a content parser with these arguments looks for."""
+    for pair in arguments.get("string_delims", []):
+        yield from pair
+    yield from (arguments[key] for key in ("line_sep", "kv_sep") if key in arguments)
+    if "tag_pattern" in arguments:
+        yield from Pattern(arguments["tag_pattern"]).literals
+    if arguments.get("value_parser"):
+        yield from literals(arguments["value_parser"].get("args", {}))
+
+
+# -- transforms --------------------------------------------------------------------------------------------------------
+
+_PLACE = re.compile(r"\{(\w+(?:\.\w+)*)\}")
+
+
+class Place(NamedTuple):
+    """A place in a transform that stands for a value: a name, and keys into it."""
+
+    root: str
+    keys: tuple[str, ...]
+
+    def find(self, scope: Mapping[str, Any]) -> Any:
+        value: Any = scope
+        for key in (self.root, *self.keys):
+            if not isinstance(value, Mapping) or key not in value:
+                raise ValueError(f"has no {key!r}")
+            value = value[key]
+        return value
+
+
+def read_transform(value: Any, depth: int = 0) -> Any:
+    """Read a transform: its places for values are `Place`s.
+
+    Raises:
+        ValueError: a place has text around it, or it is nested too deeply.
+    """
+    if depth > _DEEPEST:
+        raise ValueError("transform: is nested too deeply")
+    if isinstance(value, dict):
+        return {key: read_transform(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [read_transform(item, depth + 1) for item in value]
+    if not isinstance(value, str) or not _PLACE.search(value):
+        return value
+    if (match := _PLACE.fullmatch(value)) is None:
+        raise ValueError(f"transform: {value[:200]!r} has text beside a place for a value")
+    root, *keys = match[1].split(".")
+    return Place(root, tuple(keys))
+
+
+def roots(transform: Any) -> Iterator[str]:
+    """Return the names that a transform's places stand for."""
+    if isinstance(transform, Place):
+        yield transform.root
+    elif isinstance(transform, (dict, list)):
+        for item in transform.values() if isinstance(transform, dict) else transform:
+            yield from roots(item)
+
+
+def apply(transform: Any, scope: Mapping[str, Any]) -> Any:
+    """Put the values in their places.
+
+    Raises:
+        ValueError: one is not there.
+    """
+    if isinstance(transform, Place):
+        return transform.find(scope)
+    if isinstance(transform, dict):
+        return {key: apply(item, scope) for key, item in transform.items()}
+    return [apply(item, scope) for item in transform] if isinstance(transform, list) else transform

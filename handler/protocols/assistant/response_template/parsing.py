@@ -1,0 +1,353 @@
+"""The incremental parser of answers by a model's own response template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Ending, Event, Reasoning, pieces
+from handler.protocols.assistant.reasoning.parsing import ThinkingParser
+from handler.protocols.assistant.response_template.contents import Content
+from handler.protocols.assistant.response_template.pattern import Match
+from handler.protocols.assistant.response_template.template import (
+    CALLS,
+    CONTENT,
+    Candidate,
+    Field,
+    ResponseTemplate,
+    Watch,
+)
+from handler.protocols.assistant.tools.json_text import JsonEnd, as_json, dumps
+from handler.protocols.assistant.tools.parsing import NAME, SPACES, Tool
+from handler.protocols.assistant.tools.schema import ANY, ToolSchema
+
+_FREE = 16_384  # ways that may be followed in vain before that is held against the answer's length
+
+
+class ResponseParser(ThinkingParser):
+    """Divides an answer into regions, each between the marks of a field; transformers' ResponseParser does the same.
+
+    Of a region in which a mark may have begun, nothing is shown before that is decided. Work done in vain, for marks
+    that turn out to be none, is bounded by the answer's length: beyond that, no pattern is tried any more.
+
+    Args:
+        begun: the part of the answer that the prompt has already.
+        tools: the request's; None leaves calls in the text.
+        thoughts: thoughts are shown apart; otherwise they stay in the text, with their marks.
+    """
+
+    def __init__(
+        self, template: ResponseTemplate, begun: str = "", tools: Sequence[Tool] | None = None, *, thoughts: bool = True
+    ) -> None:
+        super().__init__()
+        self._template = template
+        self._thoughts = thoughts
+        if thoughts and template.reasoning is not None and template.reasoning.open is not None:
+            self.begin = template.reasoning.open.texts
+        self._calls = None if tools is None else _Calls(tools)
+        self._texts = {name: _Text(field) for name, field in template.fields.items()}
+        if CONTENT not in self._texts:
+            self._texts[CONTENT] = _Text(template.implicit)
+        self._events: list[Event] = []
+        self._field = template.implicit
+        self._region: _Region | None = None  # of a call that is being read
+        self._watch = template.outside
+        self._held = ""  # not decided
+        self._hidden = 0  # characters of that which the prompt has
+        self._candidates: Sequence[tuple[Field | None, Candidate]] | None = None  # at the start of `_held`
+        self._seen = 0  # characters that they have read
+        self._size = 0  # of what was decided
+        self._before = ""
+        self._empty = 0  # marks without a text, at this place
+        self._in_vain = 0
+        self._update()
+        if begun:
+            self.feed(begun)
+            self._hidden = len(self._held)
+            for text in self._texts.values():
+                text.forget()
+
+    def feed(self, text: str) -> list[Event]:
+        for piece in pieces(text):
+            self._held += piece
+            while self._held and self._step(final=False):
+                pass
+        return self._pop()
+
+    def flush(self) -> list[Event]:
+        while self._step(final=True):
+            pass
+        if self._region is not None:
+            self._end_call("", cut=True)
+        return self._pop()
+
+    def _pop(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    # -- marks -------------------------------------------------------------------------------------------------------
+
+    def _step(self, *, final: bool) -> bool:
+        """Read up to the next mark; return whether what follows is to be read as well."""
+        if self._candidates is None:
+            start = self._next(self._watch, final=final)
+            if start is None:
+                self._take(len(self._held))
+                return final and self._watch.at_end and not self._empty
+            self._take(start)
+            tries = self._in_vain <= _FREE + 2 * self._size
+            self._candidates = [
+                (field, marks.begin(self._before))
+                for field, marks in self._watch.marks
+                if tries or marks.pattern is None
+            ]
+            self._seen = 0
+        for _, candidate in self._candidates:
+            if candidate.is_open:
+                candidate.read(self._held, len(self._held) - self._seen, final=final)
+        self._seen = len(self._held)
+        if any(candidate.is_open for _, candidate in self._candidates):
+            return False
+        return self._decide()
+
+    def _next(self, watch: Watch, *, final: bool) -> int | None:
+        """Return where a mark may stand; None where none can."""
+        if watch.at_start and not self._size and not self._empty:
+            return 0
+        first = watch.firsts.search(self._held)
+        if first is not None:
+            return first.start()
+        return 0 if final and not self._held and watch.at_end and not self._empty else None
+
+    def _decide(self) -> bool:
+        """Take the mark that stands here: the longest of those that match, of two the first."""
+        candidates, self._candidates = self._candidates or (), None
+        found: tuple[Field | None, Match] | None = None
+        for field, candidate in candidates:
+            match = candidate.match(self._held)
+            if match is None:
+                self._in_vain += candidate.work
+            elif (match.size or not self._empty) and (found is None or match.size > found[1].size):
+                found = field, match
+        if found is None or (found[0] is None and self._region is not None and self._region.is_quoted):
+            if not self._held:
+                return False
+            self._take(1)
+            return True
+        field, match = found
+        mark, self._held = self._held[: match.size], self._held[match.size :]
+        self._pass(mark)
+        self._empty += not mark
+        self._hidden = max(self._hidden - len(mark), 0)
+        if field is None:
+            self._close(mark)
+        else:
+            self._open(field, mark, match.groups)
+        return bool(self._held) or bool(mark) or self._watch.at_end
+
+    def _pass(self, text: str) -> None:
+        if text:
+            self._size += len(text)
+            self._before, self._empty = text[-1], 0
+
+    # -- regions -----------------------------------------------------------------------------------------------------
+
+    def _take(self, size: int) -> None:
+        """Take so many characters as the text of the region."""
+        text, self._held = self._held[:size], self._held[size:]
+        self._pass(text)
+        if self._hidden:
+            hidden, self._hidden = self._hidden, max(self._hidden - len(text), 0)
+            text = text[hidden:]
+        if not text or self._field is None:
+            return
+        if self._region is not None:
+            self._events += self._region.feed(text)
+        elif self._field.is_reasoning and self._thoughts:
+            self._events += map(Reasoning, self._texts[self._field.name].feed(text))
+        else:
+            self._show(text)
+
+    def _show(self, text: str) -> None:
+        """Show what is neither thought nor call."""
+        self._events += self._texts[CONTENT].feed(text)
+
+    def _open(self, field: Field, mark: str, groups: Mapping[str, str]) -> None:
+        self._end_text()
+        self._field = field
+        if field.name == CALLS and self._calls is not None:
+            self._region = _Region(field, mark, groups, self._calls)
+        elif self._is_raw(field):
+            self._show(mark)
+        self._update()
+
+    def _close(self, mark: str) -> None:
+        field = self._field
+        if self._region is not None:
+            self._end_call(mark)
+        elif field is not None and self._is_raw(field):
+            self._show(mark)
+        self._end_text()
+        self._field = self._template.implicit
+        self._update()
+
+    def _is_raw(self, field: Field) -> bool:
+        """Whether a field's regions stay in the text, with their marks."""
+        return not self._thoughts if field.is_reasoning else field.name == CALLS
+
+    def _end_text(self) -> None:
+        if self._field is not None and self._field.name in self._texts:
+            self._texts[self._field.name].end()
+
+    def _end_call(self, mark: str, *, cut: bool = False) -> None:
+        region, self._region = self._region, None
+        if region is None:
+            return
+        found = region.end(cut=cut)
+        if found is None:
+            self._show(region.begin + region.content.text + mark)
+        else:
+            self._events += found
+
+    def _update(self) -> None:
+        """Find what counts in the region that has begun."""
+        self.thinking = self._thoughts and self._field is not None and self._field.is_reasoning
+        self._watch = self._template.outside if self._field is None else self._template.inside(self._field)
+
+
+class _Text:
+    """The text of a field: without the space around it, where the field strips it."""
+
+    def __init__(self, field: Field | None) -> None:
+        self._strips = field is None or field.strips
+        self._join = None if field is None else field.join
+        self._begun = False
+        self._space: list[str] = []
+        self._between = ""
+
+    def feed(self, text: str) -> list[str]:
+        """Return what can be shown."""
+        if not self._strips:
+            shown = text
+        elif not self._begun and not (text := text.lstrip()):
+            return []
+        elif shown := text.rstrip():
+            self._space.append(shown)
+            shown, self._space = "".join(self._space), [text[len(shown) :]]
+        else:
+            self._space.append(text)
+            return []
+        self._begun = True
+        shown, self._between = self._between + shown, ""
+        return [shown]
+
+    def end(self) -> None:
+        """End a region. Where regions are texts of their own, the next one begins anew."""
+        if self._join is not None:
+            if self._begun:
+                self._between = self._join
+            self._begun, self._space = False, []
+
+    def forget(self) -> None:
+        """Forget the space of what is not shown."""
+        self._space, self._between = [], ""
+
+
+class _Calls:
+    """The calls of an answer."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._tools = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
+        self._schemas: dict[str, ToolSchema] = {}
+        self.count = 0
+
+    def start(self, name: str) -> CallStart:
+        self.count += 1
+        return CallStart(self.count - 1, name)
+
+    def typed(self, name: str, arguments: Any) -> Any:
+        """Return arguments whose texts are of the types that the tool's schema has for them."""
+        if not isinstance(arguments, dict) or name not in self._tools:
+            return arguments
+        schema = self._schemas.setdefault(name, ToolSchema(self._tools[name]))
+        found = {}
+        for key, value in arguments.items():
+            types = schema.types(schema.property(schema.root, key))
+            if isinstance(value, list) and "array" not in types:  # of a tag that was there several times
+                found[key] = [_typed(item, types) for item in value]
+            else:
+                found[key] = _typed(value, types)
+        return found
+
+
+def _typed(value: Any, types: frozenset[str]) -> Any:
+    if not isinstance(value, str) or not types or types & ANY or types == {"string"}:
+        return value
+    return json.loads(as_json(value, types))
+
+
+class _Region:
+    """A region of calls that is being read."""
+
+    def __init__(self, field: Field, begin: str, groups: Mapping[str, str], calls: _Calls) -> None:
+        self.begin = begin
+        self.content: Content = field.make()
+        self._field = field
+        self._groups = groups
+        self._calls = calls
+        name = groups.get(field.name_group, "") if field.name_group else ""
+        self._name = name if NAME.fullmatch(name) else ""  # of a call that is written as it comes
+        self._json = JsonEnd() if field.is_plain else None
+        self._is_over = False  # the JSON
+        self._started = False
+
+    @property
+    def is_quoted(self) -> bool:
+        """Whether the text is JSON and ends within a string, in which no mark counts."""
+        return self._json is not None and not self._is_over and self._json.quoted
+
+    def feed(self, text: str) -> list[Event]:
+        self.content.feed(text)
+        if self._json is None or self._is_over:
+            return []
+        events: list[Event] = []
+        if self._name and not self._started:
+            text = text.lstrip(SPACES)
+            if not text:
+                return []
+            if text[0] == "{":
+                events.append(self._calls.start(self._name))
+                self._started = True
+            else:
+                self._name = ""
+        size = self._json.feed(text)
+        self._is_over = size is not None
+        if self._started:
+            events.append(Arguments(self._calls.count - 1, text[:size]))
+        return events
+
+    def end(self, *, cut: bool) -> list[Event] | None:
+        """Return the rest of the calls; None where the text is none.
+
+        Args:
+            cut: the answer has ended before the region.
+        """
+        if self._started:
+            return [CallEnd(self._calls.count - 1, Ending.OPEN if cut else Ending.WHOLE)]
+        try:
+            found = self._field.calls(self.content.value(), self._groups)
+        except (ValueError, RecursionError):
+            return None
+        if not found or not all(NAME.fullmatch(name) for name, _ in found):
+            return None
+        open = cut and not self._field.is_json  # more arguments might have come
+        events: list[Event] = []
+        for index, (name, arguments) in enumerate(found):
+            start = self._calls.start(name)
+            text = arguments if isinstance(arguments, str) else dumps(self._calls.typed(name, arguments))
+            if open and index == len(found) - 1 and text.endswith("}"):
+                events += [start, Arguments(start.number, text[:-1]), CallEnd(start.number, Ending.OPEN)]
+            else:
+                events += [start, Arguments(start.number, text), CallEnd(start.number)]
+        return events

@@ -1,0 +1,505 @@
+"""Regular expressions of a model's file, matched with bounded work on text that comes in pieces.
+
+A model's file may be anybody's, and its answers anything: a pattern that backtracks could stop the server. Here all
+ways of a match advance together, a character at a time, in the order of preference that Perl's and Python's have.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+_MOST_TEXT = 1024  # characters of a pattern
+_MOST_STEPS = 256  # of a compiled pattern
+_MOST_WAYS = 32  # that a match may be in at once
+_MOST_REPEATS = 256
+_MOST_MOVES = 4096  # that are remembered
+_DEEPEST = 16  # groups in groups
+
+
+class Match(NamedTuple):
+    """A match: its length, and its named groups."""
+
+    size: int
+    groups: Mapping[str, str]
+
+
+# What follows a step: the next one, but for SPLIT.
+_CHARACTER, _SPLIT, _SAVE, _ASSERT, _MATCH = range(5)
+
+
+class _Step(NamedTuple):
+    """A step of a pattern.
+
+    Attributes:
+        value: CHARACTER: the class; SPLIT: the two steps that may follow, the preferred one first; SAVE: the slot;
+            ASSERT: its sign.
+    """
+
+    kind: int
+    value: Any = None
+
+
+class _Class:
+    """One character: a literal, or a class in Python's notation, which is asked about each character once."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._matches = re.compile(source, re.DOTALL).fullmatch
+        self._known: dict[str, bool] = {}
+
+    def has(self, character: str) -> bool:
+        known = self._known.get(character)
+        if known is None:
+            known = self._matches(character) is not None
+            if len(self._known) < 4096:
+                self._known[character] = known
+        return known
+
+
+_Saved = tuple[int, ...]
+_State = tuple[int, ...]
+"""The steps at which the ways of a match are, the preferred one first: each awaits a character, or what follows."""
+
+_Path = tuple[int, tuple[int, ...]]
+"""Where a way leads: the step, and the slots that are saved on it."""
+
+
+class _Move(NamedTuple):
+    """What a character does to a state.
+
+    Attributes:
+        sources: for each way the one that it continues, and the slots that it saves.
+        found: the way that has matched; those after it do not count any more. None where none has.
+        same: nothing changes.
+    """
+
+    state: _State
+    sources: Sequence[tuple[int, tuple[int, ...]]]
+    found: tuple[int, tuple[int, ...]] | None
+    same: bool
+
+
+class Pattern:
+    """A pattern in the part of Python's notation that can be matched in one pass.
+
+    Attributes:
+        groups: names of its groups.
+        firsts: classes of the characters with which a match may begin.
+        at_start, at_end: it may match nothing, at an answer's start or end.
+        literals: its runs of literal characters.
+
+    Raises:
+        ValueError: it is no pattern, is too long, or needs more than one pass.
+    """
+
+    def __init__(self, text: str) -> None:
+        if len(text) > _MOST_TEXT:
+            raise ValueError(f"is a pattern of more than {_MOST_TEXT} characters")
+        tree = _Reader(text).read()
+        self.steps: list[_Step] = []
+        self.groups: list[str] = []
+        self._emit(tree, tail=True)
+        self.steps.append(_Step(_MATCH))
+        self.no_groups: _Saved = (-1,) * (2 * len(self.groups) + 1)  # the last one is where a look ahead begins
+        self.literals = list(_literals(tree))
+        self._asserts = any(step.kind == _ASSERT and step.value != "^" for step in self.steps)
+        self._moves: dict[tuple[_State, str], _Move] = {}
+        self.firsts, signs = self._first()
+        self.at_start = "^" in signs
+        self.at_end = "$" in signs
+        if "" in signs:
+            raise ValueError("may match an empty text anywhere")
+
+    def match(self, text: str) -> Match | None:
+        """Match the beginning of a whole text."""
+        attempt = Attempt(self, before="")
+        attempt.feed(text, final=True)
+        return attempt.match(text)
+
+    def move(self, state: _State, character: str) -> _Move:
+        """Return what a character does to a state in which nothing is asserted."""
+        move = self._moves.get((state, character))
+        if move is None:
+            if len(self._moves) >= _MOST_MOVES:
+                self._moves.clear()
+            move = self._moves[state, character] = self._find_move(state, character)
+        return move
+
+    def _find_move(self, state: _State, character: str) -> _Move:
+        paths: list[tuple[int, _Path]] = []
+        seen = set[int]()
+        for index, at in enumerate(state):
+            step = self.steps[at]
+            if character and step.kind == _CHARACTER and step.value.has(character):
+                paths += [(index, path) for path in self.follow(at + 1, seen)]
+        return self.settle(paths, state)
+
+    def settle(self, paths: Sequence[tuple[int, _Path]], before: _State = ()) -> _Move:
+        """Keep the ways that are preferred to one that has matched."""
+        matched = (place for place, (_, (at, _)) in enumerate(paths) if self.steps[at].kind == _MATCH)
+        end = next(matched, None)
+        found = None if end is None else (paths[end][0], paths[end][1][1])
+        state = tuple(at for _, (at, _) in paths[:end])
+        sources = [(index, slots) for index, (_, slots) in paths[:end]]
+        same = state == before and found is None and sources == [(index, ()) for index in range(len(state))]
+        return _Move(state, sources, found, same)
+
+    def follow(self, at: int, seen: set[int], holds: Callable[[str], bool | None] = lambda sign: None) -> list[_Path]:
+        """Return where the ways from a step lead, but to those seen.
+
+        Args:
+            holds: whether a sign holds; None: that is not known yet.
+        """
+        found: list[_Path] = []
+        waiting: list[_Path] = [(at, ())]
+        while waiting:
+            at, slots = waiting.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            kind, value = self.steps[at]
+            if kind == _SPLIT:
+                waiting += [(branch, slots) for branch in reversed(value)]
+            elif kind == _SAVE:
+                waiting.append((at + 1, (*slots, value)))
+            elif kind == _ASSERT and (value == "^" or holds(value) is not None):
+                if holds(value):
+                    waiting.append((at + 1, slots))
+            else:
+                found.append((at, slots))
+        return found
+
+    def asserts(self, state: _State) -> bool:
+        """Whether a state needs what follows."""
+        return self._asserts and any(self.steps[at].kind == _ASSERT for at in state)
+
+    def _first(self) -> tuple[list[str], set[str]]:
+        """Return the classes that may come first, and the signs under which nothing need come; "" is none."""
+        firsts, signs = dict[str, None](), set[str]()
+        waiting, seen = [(0, "")], set[tuple[int, str]]()
+        while waiting:
+            at, sign = waiting.pop()
+            if (at, sign) in seen:
+                continue
+            seen.add((at, sign))
+            step = self.steps[at]
+            if step.kind == _CHARACTER:
+                firsts[step.value.source] = None
+            elif step.kind == _MATCH:
+                signs.add(sign)
+            elif step.kind == _SPLIT:
+                waiting += [(branch, sign) for branch in step.value]
+            else:
+                asserts = step.kind == _ASSERT and step.value in "^$"
+                waiting.append((at + 1, step.value if asserts and not sign else sign))
+        return list(firsts), signs
+
+    # -- compiling ---------------------------------------------------------------------------------------------------
+
+    def _add(self, step: _Step) -> int:
+        if len(self.steps) >= _MOST_STEPS:
+            raise ValueError("is too large a pattern")
+        self.steps.append(step)
+        return len(self.steps) - 1
+
+    def _emit(self, node: _Node, *, tail: bool = False) -> None:
+        """Add the steps of a part; `tail`: nothing follows it."""
+        kind, value, parts = node.kind, node.value, node.parts
+        if kind == "class":
+            self._add(_Step(_CHARACTER, _Class(value)))
+        elif kind == "assert":
+            self._add(_Step(_ASSERT, value))
+        elif kind == "sequence":
+            for index, part in enumerate(parts):
+                self._emit(part, tail=tail and index == len(parts) - 1)
+        elif kind == "choice":
+            self._emit_choice(parts, tail=tail)
+        elif kind == "group":
+            slot = 2 * len(self.groups) + 1
+            self.groups.append(value)
+            self._add(_Step(_SAVE, slot))
+            self._emit(parts[0])
+            self._add(_Step(_SAVE, slot + 1))
+        elif kind == "ahead":
+            if not tail:
+                raise ValueError("has a look ahead that does not end it")
+            self._add(_Step(_SAVE, 0))
+            self._emit(parts[0])
+        else:
+            self._emit_repeat(node)
+
+    def _emit_choice(self, parts: Sequence[_Node], *, tail: bool) -> None:
+        ends = []
+        for part in parts[:-1]:
+            split = self._add(_Step(_SPLIT))
+            self._emit(part, tail=tail)
+            ends.append(self._add(_Step(_SPLIT)))
+            self.steps[split] = _Step(_SPLIT, (split + 1, len(self.steps)))
+        self._emit(parts[-1], tail=tail)
+        for end in ends:
+            self.steps[end] = _Step(_SPLIT, (len(self.steps),))
+
+    def _emit_repeat(self, node: _Node) -> None:
+        least, most, lazy = node.value
+        for _ in range(least):
+            self._emit(node.parts[0])
+        splits, loop = [], len(self.steps)
+        for _ in range(1 if most is None else most - least):
+            splits.append(self._add(_Step(_SPLIT)))
+            self._emit(node.parts[0])
+        if most is None:
+            self._add(_Step(_SPLIT, (loop,)))
+        for split in splits:
+            branches = (split + 1, len(self.steps))
+            self.steps[split] = _Step(_SPLIT, branches[::-1] if lazy else branches)
+
+
+class Attempt:
+    """An attempt to match a pattern at one place of a text that comes in pieces.
+
+    Args:
+        before: the character before the place; "" at the text's start.
+        limit: characters that a match may have; None for any number.
+
+    Attributes:
+        is_open: what comes may still decide.
+        work: the ways that have been followed.
+    """
+
+    __slots__ = ("_before", "_found", "_limit", "_pattern", "_read", "_saved", "_state", "is_open", "work")
+
+    def __init__(self, pattern: Pattern, before: str, limit: int | None = None) -> None:
+        self._pattern = pattern
+        self._before = before
+        self._limit = limit
+        self._read = 0
+        self._found: tuple[int, _Saved] | None = None
+        self.is_open, self.work = True, 0
+        self._state: _State = ()
+        self._saved: list[_Saved] = [pattern.no_groups]
+        paths = pattern.follow(0, set(), lambda sign: not before if sign == "^" else None)
+        self._take(pattern.settle([(0, path) for path in paths]))
+
+    def feed(self, text: str, *, final: bool = False) -> None:
+        """Read on from where the last text has ended."""
+        for character in text:
+            if not self.is_open:
+                return
+            self._step(character)
+        if final and self.is_open:
+            self._step("")
+            self.is_open = False
+
+    def match(self, text: str) -> Match | None:
+        """Return what matches, once nothing is open.
+
+        Args:
+            text: all that was read.
+        """
+        if self._found is None:
+            return None
+        end, saved = self._found
+        groups = {
+            name: text[saved[2 * index + 1] : saved[2 * index + 2]]
+            for index, name in enumerate(self._pattern.groups)
+            if saved[2 * index + 2] >= 0
+        }
+        return Match(end if saved[0] < 0 else saved[0], groups)
+
+    def _step(self, character: str) -> None:
+        pattern = self._pattern
+        if pattern.asserts(self._state):  # what follows is known now
+            seen = set[int]()
+            holds = functools.partial(self._holds, character)
+            self._take(
+                pattern.settle(
+                    [(index, path) for index, at in enumerate(self._state) for path in pattern.follow(at, seen, holds)]
+                )
+            )
+        self.work += 1 + len(self._state)
+        self._read += 1
+        self._before = character
+        move = pattern.move(self._state, character)
+        if not move.same:
+            self._take(move)
+        if self._read == self._limit or len(self._state) > _MOST_WAYS:
+            self._state, self.is_open = (), False
+
+    def _take(self, move: _Move) -> None:
+        saved = self._saved
+        if move.found is not None:
+            index, slots = move.found
+            self._found = self._read, self._with(saved[index], slots)
+        self._state = move.state
+        self._saved = [self._with(saved[index], slots) for index, slots in move.sources]
+        self.is_open = bool(move.state)
+
+    def _with(self, saved: _Saved, slots: tuple[int, ...]) -> _Saved:
+        for slot in slots:
+            saved = (*saved[:slot], self._read, *saved[slot + 1 :])
+        return saved
+
+    def _holds(self, following: str, sign: str) -> bool:
+        if sign == "^":
+            return not self._before and not self._read
+        if sign == "$":
+            return not following
+        return (_is_word(self._before) is not _is_word(following)) is (sign == "b")
+
+
+def _is_word(character: str) -> bool:
+    return character.isalnum() or character == "_"
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+class _Node(NamedTuple):
+    """A part of a pattern: class, assert, sequence, choice, group (a named one), ahead or repeat."""
+
+    kind: str
+    value: Any = None
+    parts: Sequence[_Node] = ()
+
+
+_NAMED = re.compile(r"\?P?<([A-Za-z_]\w*)>")
+_TIMES = re.compile(r"\{(?:([0-9]+)(,?)([0-9]*)|,([0-9]+))\}")
+_SET = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_ESCAPES = frozenset("wWsSdDtnrfva")
+_ASSERTS = {"^": "^", "$": "$", "\\A": "^", "\\Z": "$", "\\b": "b", "\\B": "B"}
+
+
+class _Reader:
+    """Reads a pattern."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._depth = 0
+
+    def read(self) -> _Node:
+        tree = self._choice()
+        if self._at < len(self._text):
+            raise ValueError("has a ')' without '('")
+        return tree
+
+    def _next(self, text: str) -> bool:
+        if self._text.startswith(text, self._at):
+            self._at += len(text)
+            return True
+        return False
+
+    def _choice(self) -> _Node:
+        parts = [self._sequence()]
+        while self._next("|"):
+            parts.append(self._sequence())
+        return parts[0] if len(parts) == 1 else _Node("choice", parts=parts)
+
+    def _sequence(self) -> _Node:
+        parts = []
+        while self._at < len(self._text) and self._text[self._at] not in "|)":
+            parts.append(self._repeated(self._atom()))
+        return _Node("sequence", parts=parts)
+
+    def _atom(self) -> _Node:
+        sign = self._text[self._at]
+        if sign == "(":
+            return self._group()
+        if sign == "[":
+            return self._set()
+        if sign in "*+?":
+            raise ValueError(f"has a {sign!r} after nothing")
+        size = 2 if sign == "\\" else 1
+        sign = self._text[self._at : self._at + size]
+        self._at += size
+        if sign in _ASSERTS:
+            return _Node("assert", _ASSERTS[sign])
+        if sign == ".":
+            return _Node("class", sign)
+        if size == 2:
+            if len(sign) == 1:
+                raise ValueError("ends with a backslash")
+            if sign[1].isalnum() and sign[1] not in _ESCAPES:
+                raise ValueError(f"has {sign!r}, which is not supported in a response template")
+            return _Node("class", sign)
+        return _Node("class", re.escape(sign))
+
+    def _set(self) -> _Node:
+        match = _SET.match(self._text, self._at)
+        if match is None or "[:" in match[0]:
+            raise ValueError("has a '[' that begins no set of characters")
+        self._at = match.end()
+        try:
+            re.compile(match[0])
+        except re.error as error:
+            raise ValueError(f"has the set {match[0]!r}: {error}") from None
+        return _Node("class", match[0])
+
+    def _group(self) -> _Node:
+        self._at += 1
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise ValueError(f"has more than {_DEEPEST} groups in one another")
+        name, kind = "", "plain"
+        if self._next("?:"):
+            pass
+        elif self._next("?="):
+            kind = "ahead"
+        elif match := _NAMED.match(self._text, self._at):
+            self._at, name, kind = match.end(), match[1], "group"
+        elif self._text.startswith("?", self._at):
+            shown = self._text[self._at - 1 : self._at + 3]
+            raise ValueError(
+                f"has {shown!r}: of groups only (…), (?:…), (?P<name>…) and (?=…) at its end are supported"
+            )
+        inner = self._choice()
+        if not self._next(")"):
+            raise ValueError("has a '(' without ')'")
+        self._depth -= 1
+        return inner if kind == "plain" else _Node(kind, name, [inner])
+
+    def _repeated(self, node: _Node) -> _Node:
+        if self._next("*"):
+            least, most = 0, None
+        elif self._next("+"):
+            least, most = 1, None
+        elif self._next("?"):
+            least, most = 0, 1
+        elif match := _TIMES.match(self._text, self._at):
+            self._at = match.end()
+            least = int(match[1] or 0)
+            last = match[4] or match[3]
+            most = int(last) if last else None if match[2] else least
+            if max(least, most or 0) > _MOST_REPEATS or (most is not None and most < least):
+                raise ValueError(f"has {match[0]!r}: at most {_MOST_REPEATS} repetitions, the smaller number first")
+        else:
+            return node
+        if node.kind in ("assert", "ahead"):
+            raise ValueError("repeats what takes no text")
+        lazy = self._next("?")
+        if self._text[self._at : self._at + 1] in tuple("*+?"):
+            raise ValueError("has two repetitions in a row, which are not supported in a response template")
+        return _Node("repeat", (least, most, lazy), [node])
+
+
+def _literals(tree: _Node) -> Iterator[str]:
+    """Return a pattern's runs of literal characters."""
+    if tree.kind != "sequence":
+        for part in tree.parts:
+            yield from _literals(part)
+        return
+    run = ""
+    for part in (*tree.parts, _Node("end")):
+        source = part.value if part.kind == "class" else ""
+        if len(source) == 1 and source != ".":
+            run += source
+        elif len(source) == 2 and source[0] == "\\" and not source[1].isalnum():
+            run += source[1]
+        else:
+            if run:
+                yield run
+            run = ""
+            yield from _literals(part)

@@ -1,0 +1,379 @@
+"""Reads and checks a model's response template."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from handler.protocols.assistant.response_template.contents import (
+    Arguments,
+    MakeContent,
+    Place,
+    apply,
+    content_parser,
+    literals,
+    read_transform,
+    roots,
+)
+from handler.protocols.assistant.response_template.pattern import Attempt, Match, Pattern
+
+REASONING = ("thinking", "reasoning", "reasoning_content")
+CONTENT, CALLS = "content", "tool_calls"
+
+_MOST_MARKS = 32
+_LONGEST_MARK = 256
+_SEARCHED = 16_384  # characters of a prompt's end in which a pattern is looked for
+
+LONGEST = 1024
+"""Characters of a mark that a pattern describes; a longer one is none."""
+
+
+class Marks:
+    """What begins or ends a region: one of some texts, or a pattern.
+
+    Attributes:
+        texts: the longest first; empty for a pattern.
+    """
+
+    def __init__(self, texts: Sequence[str] = (), pattern: Pattern | None = None) -> None:
+        self.texts = tuple(sorted(texts, key=len, reverse=True))
+        self.pattern = pattern
+        self.groups: Sequence[str] = () if pattern is None else pattern.groups
+
+    @property
+    def firsts(self) -> list[str]:
+        return [re.escape(text[0]) for text in self.texts] if self.pattern is None else self.pattern.firsts
+
+    @property
+    def literals(self) -> Sequence[str]:
+        return self.texts if self.pattern is None else self.pattern.literals
+
+    def begin(self, before: str) -> Candidate:
+        """Return what finds out whether one stands at a place of an answer, after that character."""
+        return _Texts(self.texts) if self.pattern is None else _Matching(self.pattern, before)
+
+    def last_end(self, text: str) -> int | None:
+        """Return where the last one in a prompt ends; None where there is none."""
+        if self.pattern is None:
+            ends = [at + len(mark) for mark in self.texts if (at := text.rfind(mark)) >= 0]
+            return max(ends, default=None)
+        tail = text[-_SEARCHED:]
+        firsts = re.compile("|".join(self.firsts), re.DOTALL)
+        for first in sorted((match.start() for match in firsts.finditer(tail)), reverse=True):
+            attempt = Attempt(self.pattern, tail[first - 1] if first else "", LONGEST)
+            attempt.feed(tail[first : first + LONGEST], final=True)
+            if (found := attempt.match(tail[first:])) is not None and found.size:
+                return len(text) - len(tail) + first + found.size
+        return None
+
+
+class Candidate:
+    """A place of an answer at which a mark may stand.
+
+    Attributes:
+        is_open: what comes may still decide.
+        work: what was done in vain, if it is none.
+    """
+
+    is_open = True
+    work = 0
+
+    def read(self, text: str, new: int, *, final: bool) -> None:
+        """Read on. `text` is all from the place on, of which the last `new` characters have come now."""
+
+    def match(self, text: str) -> Match | None:
+        """Return what stands there, once nothing is open."""
+
+
+class _Texts(Candidate):
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = texts
+        self._found: str | None = None
+
+    def read(self, text: str, new: int, *, final: bool) -> None:
+        for mark in self._texts:  # the longest first
+            if text.startswith(mark):
+                self._found = mark
+                break
+            if not final and mark.startswith(text):
+                return
+        self.is_open = False
+
+    def match(self, text: str) -> Match | None:
+        return None if self._found is None else Match(len(self._found), {})
+
+
+class _Matching(Candidate):
+    def __init__(self, pattern: Pattern, before: str) -> None:
+        self._attempt = Attempt(pattern, before, LONGEST)
+        self.is_open = self._attempt.is_open
+
+    def read(self, text: str, new: int, *, final: bool) -> None:
+        self._attempt.feed(text[len(text) - new :], final=final)
+        self.is_open, self.work = self._attempt.is_open, self._attempt.work
+
+    def match(self, text: str) -> Match | None:
+        return self._attempt.match(text)
+
+
+class Field(NamedTuple):
+    """A kind of region.
+
+    Attributes:
+        open: None: what stands in no other region is here.
+        close: None: it ends with the answer.
+        make: makes the parser of one region's text.
+        join: stands between the texts of several regions; None where they are one text.
+        transform: makes a call of what the parser has found; None: that is one.
+        each: it makes one of each item of a list.
+        name_group: the group of `open` that names a call whose arguments are the region's text, as JSON; "" without.
+        is_json: its text is JSON, which shows by itself whether it is whole.
+        is_plain: it is JSON as everybody writes it, in whose strings no mark counts.
+        inner: literal texts that its parser looks for.
+    """
+
+    name: str
+    open: Marks | None
+    close: Marks | None
+    make: MakeContent
+    strips: bool
+    join: str | None
+    transform: Any
+    each: bool
+    name_group: str
+    is_json: bool
+    is_plain: bool
+    inner: Sequence[str] = ()
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self.name in REASONING
+
+    def calls(self, value: Any, groups: Mapping[str, str]) -> list[tuple[str, Any]]:
+        """Return the names and arguments of a region's calls.
+
+        Args:
+            value: what the parser has found.
+
+        Raises:
+            ValueError: they are none.
+        """
+        if self.each:
+            if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+                raise ValueError("is no list of objects")
+            value = [apply(self.transform, {**groups, **item}) for item in value]
+        elif self.transform is not None:
+            value = apply(self.transform, {**groups, "content": value})
+        return [_call(item) for item in (value if isinstance(value, list) else [value])]
+
+
+def _call(value: Any) -> tuple[str, Any]:
+    function = value.get("function", value) if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or function is None:
+        raise ValueError("has no name")
+    arguments = function.get("arguments")
+    return name, {} if arguments is None else arguments
+
+
+class Watch(NamedTuple):
+    """The marks that count in one state of an answer.
+
+    Attributes:
+        marks: those that open fields, and the one that closes the state's own (None).
+        firsts: finds the first character of any of them.
+        at_start, at_end: one may be empty there.
+    """
+
+    marks: Sequence[tuple[Field | None, Marks]]
+    firsts: re.Pattern[str]
+    at_start: bool
+    at_end: bool
+
+
+def _watch(marks: Sequence[tuple[Field | None, Marks]]) -> Watch:
+    patterns = [mark.pattern for _, mark in marks if mark.pattern is not None]
+    firsts = "|".join(dict.fromkeys(first for _, mark in marks for first in mark.firsts))
+    return Watch(
+        # Of two that match, the longer one counts, then one that opens, then the first name.
+        sorted(marks, key=lambda item: (item[0] is None, item[0].name if item[0] else "")),
+        re.compile(firsts or r"(?!)", re.DOTALL),
+        any(pattern.at_start for pattern in patterns),
+        any(pattern.at_end for pattern in patterns),
+    )
+
+
+class ResponseTemplate:
+    """A model's response template.
+
+    Attributes:
+        fields: by name.
+        outside: what counts outside of regions.
+    """
+
+    def __init__(self, fields: Mapping[str, Field], start: Marks) -> None:
+        self.fields = fields
+        self.implicit = next((field for field in fields.values() if field.open is None), None)
+        if self.implicit is None and CONTENT not in fields:  # as vLLM: what is in no region is text
+            self.implicit = _field(CONTENT, {})
+        self._start = start
+        opens = [(field, field.open) for field in fields.values() if field.open is not None]
+        own = [] if self.implicit is None or self.implicit.close is None else [(None, self.implicit.close)]
+        self.outside = _watch([*opens, *own])
+        self._inside = {name: _watch([(None, field.close)] if field.close else []) for name, field in fields.items()}
+
+    @functools.cached_property
+    def reasoning(self) -> Field | None:
+        """The field of thoughts."""
+        return next((field for field in self.fields.values() if field.is_reasoning), None)
+
+    @property
+    def calls(self) -> Field | None:
+        return self.fields.get(CALLS)
+
+    def inside(self, field: Field) -> Watch:
+        """Return what counts in a region of a field."""
+        return self.outside if field is self.implicit else self._inside[field.name]
+
+    def begun(self, prompt: str) -> str:
+        """Return the part of the answer that a prompt has already: what follows its last start of an answer."""
+        end = self._start.last_end(prompt)
+        return "" if end is None else prompt[end:]
+
+    @functools.cached_property
+    def literals(self) -> frozenset[str]:
+        """The literal texts of all its marks."""
+        fields = self.fields.values()
+        marks = [mark for field in fields for mark in (field.open, field.close) if mark is not None]
+        inner = [literal for field in fields for literal in field.inner]
+        return frozenset([*inner, *(literal for mark in marks for literal in mark.literals)])
+
+    def special(self, tokens: frozenset[str]) -> frozenset[str]:
+        """Return those of the special tokens that its marks hold."""
+        return frozenset(token for token in tokens if token and any(token in literal for literal in self.literals))
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_response_template(value: Any) -> ResponseTemplate:
+    """Read `response_template` of tokenizer_config.json.
+
+    Raises:
+        ValueError: it is wrong, or has what is not supported here; the message begins with the place.
+    """
+    given = _object(
+        value, "response_template", ("version", "defaults", "fields", "start_anchor", "start_anchor_pattern")
+    )
+    if given.get("version", 1) != 1:
+        raise ValueError(f"response_template.version: {given['version']!r}, where 1 is known")
+    _object(given.get("defaults", {}), "response_template.defaults")
+    fields = _object(given.get("fields"), "response_template.fields")
+    known = (*REASONING, CONTENT, CALLS)
+    if not fields or (unknown := [name for name in fields if name not in known]):
+        shown = f"{unknown[0][:64]!r} is none of" if fields else "must have some of"
+        raise ValueError(f"response_template.fields: {shown} {', '.join(known)}")
+    start = _marks(given, "start_anchor", "response_template.")
+    if start is None:
+        raise ValueError("response_template.start_anchor: is missing, and so is start_anchor_pattern")
+    found = {name: _field(name, field) for name, field in fields.items()}
+    for count, kind in ((sum(field.open is None for field in found.values()), "without 'open'"),
+                        (sum(field.is_reasoning for field in found.values()), "of reasoning")):  # fmt: skip
+        if count > 1:
+            raise ValueError(f"response_template.fields: {count} {kind}, where one may be")
+    return ResponseTemplate(found, start)
+
+
+_KEYS = (
+    "open", "open_pattern", "close", "close_pattern", "content", "content_args", "repeats", "join", "optional",
+    "transform", "transform_each",
+)  # fmt: skip
+
+
+def _field(name: str, value: Any) -> Field:
+    at = f"response_template.fields.{name}"
+    given = _object(value, at, _KEYS)
+    for key in ("repeats", "optional", "transform_each"):
+        if not isinstance(given.get(key, False), bool):
+            raise ValueError(f"{at}.{key}: must be true or false")
+    join, content, arguments = given.get("join"), given.get("content", "text"), given.get("content_args", {})
+    if join is not None and (not isinstance(join, str) or not given.get("repeats") or name == CALLS):
+        raise ValueError(f"{at}.join: must be a string, of texts with 'repeats'")
+    opens, closes = _marks(given, "open", f"{at}."), _marks(given, "close", f"{at}.")
+    if name == CALLS and opens is None:
+        raise ValueError(f"{at}.open: is missing, and so is open_pattern")
+    if name != CALLS and (content != "text" or "transform" in given):
+        raise ValueError(f"{at}: a text must have the content 'text' and no transform")
+    try:
+        make, transform = content_parser(content, arguments), read_transform(given.get("transform"))
+    except ValueError as error:
+        raise ValueError(f"{at}.{error}") from None
+    groups = () if opens is None else opens.groups
+    each = given.get("transform_each", False)
+    if transform is None and (each or groups or (closes is not None and closes.groups)):
+        raise ValueError(f"{at}.transform: is missing, which transform_each and the groups of patterns need")
+    if not each and (lost := [root for root in roots(transform) if root not in ("content", *groups)]):
+        raise ValueError(f"{at}.transform: {{{lost[0]}}} is neither content nor a group of open_pattern")
+    between = (join or "") if given.get("repeats") else None
+    name_group = "" if each or content != "json" or arguments else _name_group(transform)
+    return Field(
+        name,
+        opens,
+        closes,
+        make,
+        arguments.get("strip", True),
+        between,
+        transform,
+        each,
+        name_group,
+        is_json=content == "json",
+        is_plain=content == "json" and not arguments.get("string_delims"),
+        inner=tuple(literals(arguments)),
+    )
+
+
+def _name_group(transform: Any) -> str:
+    """Return the group that names a call whose arguments are the region's text; "" where there is none."""
+    function = transform.get("function", transform) if isinstance(transform, dict) else {}
+    if not isinstance(function, dict):
+        return ""
+    name = function.get("name")
+    if not isinstance(name, Place) or name.keys or name.root == "content":
+        return ""
+    return name.root if function.get("arguments") == Place("content", ()) else ""
+
+
+def _object(value: Any, at: str, known: Sequence[str] = ()) -> Arguments:
+    if not isinstance(value, dict):
+        raise ValueError(f"{at}: must be an object")
+    if known and (unknown := [key for key in value if key not in known]):
+        raise ValueError(f"{at}.{unknown[0][:64]}: is unknown; known are {', '.join(known)}")
+    return value
+
+
+def _marks(given: Arguments, key: str, at: str) -> Marks | None:
+    """Read a text, a list of texts or a pattern."""
+    text, pattern = given.get(key), given.get(f"{key}_pattern")
+    if text is not None and pattern is not None:
+        raise ValueError(f"{at}{key}: stands beside {key}_pattern")
+    if pattern is not None:
+        try:
+            if not isinstance(pattern, str):
+                raise ValueError("must be a string")
+            return Marks(pattern=Pattern(pattern))
+        except ValueError as error:
+            raise ValueError(f"{at}{key}_pattern: {str(pattern)[:200]!r} {error}") from None
+    if text is None:
+        return None
+    texts = text if isinstance(text, list) else [text]
+    if not 0 < len(texts) <= _MOST_MARKS or not all(_is_mark(item) for item in texts):
+        raise ValueError(
+            f"{at}{key}: must be a text of 1 to {_LONGEST_MARK} characters, or up to {_MOST_MARKS} of them"
+        )
+    return Marks(tuple(dict.fromkeys(texts)))
+
+
+def _is_mark(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= _LONGEST_MARK

@@ -1,0 +1,75 @@
+"""Kimi K3's calls: elements with attributes, of which each begins and ends with special tokens (the template)."""
+
+from __future__ import annotations
+
+import re
+
+from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
+from handler.protocols.assistant.tools.parsing import NAME, Broken, CallParser, Format, Steps
+from handler.protocols.assistant.tools.schema import ANY
+
+OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
+TOOLS = f"{OPEN}tools{SEPARATOR}"
+RESPONSE, RESPONSE_END = f"{OPEN}response{SEPARATOR}", f"{CLOSE}response{SEPARATOR}"
+MESSAGE_END = f"{CLOSE}message{SEPARATOR}"
+
+_TOOLS_END = f"{CLOSE}tools{SEPARATOR}"
+_CALL, _CALL_END = f"{OPEN}call ", f"{CLOSE}call{SEPARATOR}"
+_ARGUMENT, _ARGUMENT_END = f"{OPEN}argument ", f"{CLOSE}argument{SEPARATOR}"
+_JSON, _JSON_END = f"{OPEN}json ", f"{CLOSE}json{SEPARATOR}"
+_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
+_STRING = frozenset({"string"})
+
+
+class KimiK3(CallParser):
+    """An argument says its own type. The marks around the text of the answer are in no event."""
+
+    begins = (TOOLS, RESPONSE, RESPONSE_END, MESSAGE_END)
+
+    def calls(self, begin: str) -> Steps[None]:
+        if begin != TOOLS:
+            return
+        while True:
+            yield from self.skip()
+            if (yield from self.expect(_CALL, _TOOLS_END)) == _TOOLS_END:
+                return
+            yield from self._call()
+
+    def _call(self) -> Steps[None]:
+        name = (yield from self._attributes()).get("tool", "")
+        if not NAME.fullmatch(name):
+            raise Broken
+        self.begin(name)
+        before, end = "{", ""
+        while end not in (_CALL, _CALL_END, _TOOLS_END):
+            if end == _ARGUMENT:
+                attributes = yield from self._attributes()
+                self.write(f"{before}{dumps(attributes.get('key', ''))}: ")
+                before = ", "
+                value = ParameterValue(_STRING if attributes.get("type", "string") == "string" else ANY, self.write)
+                end = yield from self.stream_until(value.feed, _ARGUMENT_END, _ARGUMENT, _CALL_END, _TOOLS_END)
+                value.close()
+            elif end == _JSON and before == "{":
+                yield from self._attributes()
+                if (yield from self.skip()) != "{":
+                    raise Broken
+                yield from self.json()
+                before = end = ""
+            else:
+                end = yield from self.stream_until(_drop, _ARGUMENT, _JSON, _CALL_END, _CALL, _TOOLS_END)
+        self.write({"{": "{}", ", ": "}"}.get(before, ""))
+        self.end_call()
+        if end != _CALL_END:  # the next call's, or the section's: this one lacks its end
+            self.held = end + self.held
+
+    def _attributes(self) -> Steps[dict[str, str]]:
+        """Read the attributes of an element, up to its content."""
+        text, _ = yield from self.until(SEPARATOR)
+        return {match[1]: match[2].replace("&quot;", '"').replace("&amp;", "&") for match in _ATTRIBUTE.finditer(text)}
+
+
+def _drop(text: str) -> None:
+    pass
+
+
+KIMI_K3 = Format("kimi_k3", KimiK3, (OPEN, CLOSE, SEPARATOR), r"<\|open\|>")

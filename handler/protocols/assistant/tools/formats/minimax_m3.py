@@ -1,0 +1,169 @@
+"""MiniMax M3's calls: an element for each parameter, and elements in it for objects and lists (the template)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
+from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, CallParser, Format, Steps, Tool
+from handler.protocols.assistant.tools.schema import ToolSchema
+
+_MARK = "]<]minimax[>["  # before each tag
+_CALLS, _CALLS_END = f"{_MARK}<tool_call>", f"{_MARK}</tool_call>"
+_CALL = f"{_MARK}<invoke name="
+_CALL_NAME = "invoke"
+_ITEM = "item"
+_DEPTH = 32  # of elements in one another
+
+
+class MinimaxM3(CallParser):
+    """An element with others in it is what its schema says; without one a list, where the first is an `item`.
+
+    An element that lacks its end is ended by that of one around it. Several of a name in an object are a list.
+    """
+
+    begins = (_CALLS,)
+
+    def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        super().__init__(tools)
+        self._buffers: list[list[str]] = []  # the texts of members that are not written yet, the innermost last
+        self._nested = 0  # objects in others that are open: their members are not written yet
+
+    def write(self, text: str) -> None:
+        if self._buffers:
+            self._buffers[-1].append(text)
+        else:
+            super().write(text)
+
+    def _open(self) -> Steps[None]:
+        if self._nested:
+            yield  # what came is not all written
+        else:
+            yield from super()._open()
+
+    def begin(self, name: str) -> None:
+        self._buffers.clear()
+        self._nested = 0
+        super().begin(name)
+
+    def calls(self, begin: str) -> Steps[None]:
+        while True:
+            yield from self.skip()
+            if (yield from self.expect(_CALL, _CALLS_END)) == _CALLS_END:
+                return
+            yield from self._call()
+
+    def _call(self) -> Steps[None]:
+        quote = yield from self.take('"', "'")
+        name = yield from self.run(NAME)
+        yield from self.expect(f"{quote}>")
+        self.begin(name)
+        schemas = self.schema(name)
+        yield from self._members(_CALL_NAME, schemas, schemas.root, listed=False, depth=0)
+        self.end_call()
+
+    def _members(self, name: str, schemas: ToolSchema, schema: Any, *, listed: bool, depth: int) -> Steps[None]:
+        """Write the elements in an element, up to its end, as a list or an object."""
+        if depth > _DEPTH:
+            raise Broken
+        self.write("[" if listed else "{")
+        nested = not listed and depth > 0
+        self._nested += nested
+        before = ""
+        members: dict[str, list[str]] = {}  # of an object in another one
+        while (child := (yield from self._child(name))) is not None:
+            if not nested:
+                self.write(before if listed else f"{before}{dumps(child)}: ")
+                before = ", "
+                member = schemas.items(schema) if listed else schemas.property(schema, child)
+                yield from self._value(child, schemas, member, depth)
+            else:
+                self._buffers.append([])
+                yield from self._value(child, schemas, schemas.property(schema, child), depth)
+                members.setdefault(child, []).append("".join(self._buffers.pop()))
+        self._nested -= nested
+        self.write(", ".join(f"{dumps(key)}: {_joined(values)}" for key, values in members.items()))
+        self.write("]" if listed else "}")
+
+    def _child(self, name: str) -> Steps[str | None]:
+        """Return the name of the next element in an element; None at its end."""
+        while True:
+            yield from self.stream_until(_drop, _MARK)
+            if (yield from self.expect("</", "<")) == "<":
+                return (yield from self._tag())
+            if (yield from self._is_end(name)):
+                return None
+
+    def _is_end(self, name: str) -> Steps[bool]:
+        """Take the rest of an end's tag; return whether it ends the element of that name."""
+        if (yield from self.take(f"{name}>")):
+            return True
+        ends = (yield from self._tag()) == _CALL_NAME
+        if ends:  # it ends all that is open
+            self.held = f"{_MARK}</{_CALL_NAME}>{self.held}"
+        return ends
+
+    def _tag(self) -> Steps[str]:
+        name, _ = yield from self.until(">", limit=256)
+        if not name.strip():
+            raise Broken
+        return name
+
+    def _value(self, name: str, schemas: ToolSchema, schema: Any, depth: int) -> Steps[None]:
+        """Write the value of an element, up to its end."""
+        types = schemas.types(schema)
+        space: list[str] = []
+        while not (rest := self.held.lstrip(SPACES)):
+            space.append(self.advance(len(self.held)))
+            yield
+        space.append(self.advance(len(self.held) - len(rest)))
+        value = ParameterValue(types, self.write)
+        if (yield from self.take(_MARK)):
+            kind = yield from self._next_tag()
+            self.held = _MARK + self.held
+            if kind == "</" and types & {"array", "object"} and "string" not in types:  # an empty one
+                self.write("[]" if "array" in types else "{}")
+                yield from self._end(name)
+                return
+            if kind == "<" and types != {"string"}:
+                listed = "array" in types or ("object" not in types and (yield from self._begins_item()))
+                yield from self._members(name, schemas, schema, listed=listed, depth=depth + 1)
+                return
+        value.feed("".join(space))
+        while True:
+            yield from self.stream_until(value.feed, _MARK)
+            if (yield from self._next_tag()) == "</":
+                break
+            value.feed(_MARK)
+        self.held = _MARK + self.held
+        value.close()
+        yield from self._end(name)
+
+    def _end(self, name: str) -> Steps[None]:
+        """Take the end of an element; another one's stays."""
+        yield from self.take(f"{_MARK}</{name}>")
+
+    def _next_tag(self) -> Steps[str]:
+        """Return `<` or `</` where that comes next, "" where neither does."""
+        while len(self.held) < 2 and "<".startswith(self.held):
+            yield
+        return next((sign for sign in ("</", "<") if self.held.startswith(sign)), "")
+
+    def _begins_item(self) -> Steps[bool]:
+        """Return whether the next element is a list's."""
+        begin = f"{_MARK}<{_ITEM}>"
+        while len(self.held) < len(begin):
+            yield
+        return self.held.startswith(begin)
+
+
+def _joined(values: Sequence[str]) -> str:
+    return values[0] if len(values) == 1 else f"[{', '.join(values)}]"
+
+
+def _drop(text: str) -> None:
+    pass
+
+
+MINIMAX_M3 = Format("minimax_m3", MinimaxM3, (_MARK, "<tool_call>", "</tool_call>"), r"\]<\]minimax\[>\[")

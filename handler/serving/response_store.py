@@ -1,0 +1,413 @@
+"""Answers that are kept for later requests, in memory or in a directory: `option.responses_store`.
+
+SQLite holds them in either place, on a thread of its own. Each belongs to the API key of the request that made it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import queue
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from handler.config.config import Config
+from handler.core.errors import ConfigError, Conflict, Overloaded, Problem, Unavailable
+from handler.core.framing import dumps, loads
+from handler.protocols.kernel.kept import KeptAnswer, Kind, Recalled, Wanted, kept_items
+
+T = TypeVar("T")
+
+log = logging.getLogger("handler")
+
+OWNER = "?owner"
+"""Where a host puts whose key it has found right, among a request's headers: no header is called so."""
+
+OFF, MEMORY = "off", "memory"
+
+_FILE = "responses.sqlite3"
+_VERSION = 1  # of the tables
+_PERIOD = 10.0  # seconds between two looks for expired ones
+_END_SECONDS = 5.0  # that the end waits for what is being written
+_MOST_WAITING = 1000  # calls
+_BUSY_SECONDS = 5.0  # that another process may hold the file
+
+_TABLES = """
+CREATE TABLE answers (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, kind TEXT NOT NULL, previous TEXT NOT NULL, failed INTEGER NOT NULL,
+    head BLOB NOT NULL, size INTEGER NOT NULL, used REAL NOT NULL, expires REAL NOT NULL
+);
+CREATE INDEX answers_by_use ON answers (used, size);
+CREATE INDEX answers_by_expiry ON answers (expires);
+CREATE TABLE items (
+    answer TEXT NOT NULL REFERENCES answers (id) ON DELETE CASCADE, place INTEGER NOT NULL, is_output INTEGER NOT NULL,
+    id TEXT NOT NULL, item BLOB NOT NULL, PRIMARY KEY (answer, place)
+);
+CREATE INDEX items_by_id ON items (id);
+"""
+_CHAIN = """
+WITH RECURSIVE chain (id, previous, failed, head, size, depth) AS (
+    SELECT id, previous, failed, head, size, 0 FROM answers WHERE id = :id AND owner = :owner AND kind = :kind
+    AND expires > :now
+    UNION ALL
+    SELECT one.id, one.previous, one.failed, one.head, one.size, depth + 1 FROM chain JOIN answers AS one
+    ON one.id = chain.previous WHERE one.owner = :owner AND one.kind = :kind AND one.expires > :now AND depth < :most
+) SELECT id, previous, failed, size, depth FROM chain ORDER BY depth DESC
+"""
+_TOO_MANY = """
+DELETE FROM answers WHERE id IN (
+    SELECT id FROM (
+        SELECT id, row_number() OVER latest AS number, sum(size) OVER latest AS bytes FROM answers
+        WINDOW latest AS (ORDER BY used DESC, rowid DESC ROWS UNBOUNDED PRECEDING)
+    ) WHERE number > ? OR bytes > ?
+)
+"""
+
+
+def owner_of(headers: Mapping[str, str]) -> str:
+    """Return whose a request is, by its API key, whether or not the host checks keys; "" where it has none."""
+    if (owner := headers.get(OWNER)) is not None:
+        return owner
+    scheme, _, token = headers.get("authorization", "").strip().partition(" ")
+    key = headers.get("x-api-key", "").strip() or (token.strip() if scheme.lower() == "bearer" else "")
+    return owner_by_key(key) if key else ""
+
+
+def owner_by_key(key: str) -> str:
+    """Return the name of a key's owner, which does not tell the key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class ItemPage(NamedTuple):
+    """A page of a response's input items."""
+
+    items: Sequence[Any]
+    has_more: bool
+
+
+class ResponseStore:
+    """Keeps answers. Calls return at once; the future is done when the store's thread has done them, in order.
+
+    The least recently used go first where there are too many. One that a request goes on from is used, with all before.
+
+    Args:
+        directory: of the file, which other processes may use too; None: memory.
+        lifetime: in seconds, from when an answer was last used.
+        most: answers.
+        most_bytes: of all answers.
+        most_recalled: bytes of a conversation.
+        clock: returns the seconds since 1970.
+
+    Raises:
+        OSError, sqlite3.Error: the file cannot be used.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        *,
+        lifetime: float,
+        most: int,
+        most_bytes: int,
+        most_recalled: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.most_bytes = most_bytes
+        self._lifetime, self._most, self._most_recalled = lifetime, most, most_recalled
+        self._clock = clock
+        self._in_progress: weakref.WeakValueDictionary[str, InProgress] = weakref.WeakValueDictionary()
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._database = _open(directory)
+        self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
+        self._thread.start()
+
+    def keeper(self, owner: str) -> OwnersKeeper:
+        """Return what keeps an owner's answers."""
+        return OwnersKeeper(self, owner)
+
+    def check_room(self) -> None:
+        """Raise Overloaded where too many calls wait, writes among them."""
+        if self._calls.qsize() >= _MOST_WAITING:
+            raise Overloaded(f"{_MOST_WAITING} calls wait for the stored responses")
+
+    def recall(self, owner: str, wanted: Wanted) -> Future[Recalled]:
+        """Recall what a request needs.
+
+        Raises:
+            Overloaded: too many calls wait.
+        """
+        one = self._in_progress.get(wanted.previous)
+        if one is not None and one.owner == owner:
+            done: Future[Recalled] = Future()
+            done.set_result(Recalled("in_progress"))
+            return done
+        return self._submit(lambda: self._recall(owner, wanted))
+
+    def response(self, owner: str, id: str) -> Future[dict[str, Any] | None]:
+        """Return a response, also one in progress; None where the owner has none of this id."""
+        one = self._in_progress.get(id)
+        if one is not None and one.owner == owner:
+            done: Future[dict[str, Any] | None] = Future()
+            done.set_result({**one.answer})
+            return done
+        return self._submit(lambda: self._response(owner, id))
+
+    def input_items(
+        self, owner: str, id: str, *, limit: int, after: str, newest_first: bool
+    ) -> Future[ItemPage | None]:
+        """Return a page of a response's own input; None where the owner has no such response, or it no such item."""
+        return self._submit(lambda: self._input_items(owner, id, limit, after, newest_first))
+
+    def delete(self, owner: str, id: str) -> Future[bool]:
+        """Delete a response; whether there was one.
+
+        Raises:
+            Conflict: it is in progress.
+        """
+        one = self._in_progress.get(id)
+        if one is not None and one.owner == owner:
+            raise Conflict(f"Response with id '{id}' is in progress; delete it when it has ended.")
+        return self._submit(lambda: self._delete(owner, id))
+
+    def begin(self, owner: str, id: str, answer: Mapping[str, Any]) -> object:
+        """Note an answer in progress, for as long as what it returns is held."""
+        one = InProgress(owner, answer)
+        self._in_progress[id] = one
+        return one
+
+    def keep(self, owner: str, answer: KeptAnswer) -> None:
+        """Keep an answer that has ended. What comes later finds it."""
+        self._in_progress.pop(answer.id, None)
+        self._calls.put(lambda: self._keep(owner, answer))
+
+    def close(self) -> None:
+        """Write what is left, for a moment; a second call changes nothing."""
+        self._calls.put(None)
+        self._thread.join(_END_SECONDS)
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _submit(self, call: Callable[[], T]) -> Future[T]:
+        self.check_room()
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(call())
+            except sqlite3.Error as error:
+                log.error("stored responses: %s", error)
+                future.set_exception(Unavailable("the stored responses cannot be read", detail=str(error)))
+            except Exception as error:
+                future.set_exception(error)
+
+        self._calls.put(run)
+        return future
+
+    def _run(self) -> None:
+        look_at = time.monotonic() + _PERIOD
+        while True:
+            try:
+                call = self._calls.get(timeout=max(0.0, look_at - time.monotonic()))
+            except queue.Empty:
+                look_at = time.monotonic() + _PERIOD
+                call = self._remove_expired
+            if call is None:
+                break
+            try:
+                call()
+            except sqlite3.Error as error:  # a full disk, say
+                log.error("a response could not be stored: %s", error)
+            except Exception:
+                log.exception("a response could not be stored: a bug")
+            del call  # it holds an answer
+        with contextlib.suppress(sqlite3.Error):
+            self._database.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """Write all that the block writes, or nothing."""
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._database
+        except BaseException:
+            self._database.rollback()
+            raise
+        self._database.commit()
+
+    def _remove_expired(self) -> None:
+        now = (self._clock(),)
+        if self._database.execute("SELECT 1 FROM answers WHERE expires <= ? LIMIT 1", now).fetchone():
+            with self._writing() as database:
+                database.execute("DELETE FROM answers WHERE expires <= ?", now)
+
+    def _keep(self, owner: str, answer: KeptAnswer) -> None:
+        head = dumps(answer.head)
+        output, first = kept_items(answer.output), len(answer.given)
+        items = [(answer.id, place, place >= first, *item) for place, item in enumerate([*answer.given, *output])]
+        size, now = len(head) + sum(len(item[-1]) for item in items), self._clock()
+        previous, failed = answer.previous, answer.failed
+        row = (answer.id, owner, answer.kind, previous, failed, head, size, now, now + self._lifetime)
+        with self._writing() as database:
+            database.execute("DELETE FROM answers WHERE expires <= ?", (now,))
+            database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", items)
+            count, total = database.execute("SELECT count(*), total(size) FROM answers").fetchone()
+            if count > self._most or total > self.most_bytes:
+                database.execute(_TOO_MANY, (self._most, self.most_bytes))
+        if size > self.most_bytes:
+            log.warning("a response of %d bytes is not stored: option.responses_max_bytes is less", size)
+
+    def _recall(self, owner: str, wanted: Wanted) -> Recalled:
+        recalled = self._conversation(owner, wanted) if wanted.previous else Recalled()
+        if recalled.state != "found" or not wanted.items:
+            return recalled
+        items, answers, size = dict[str, Any](), list[str](), recalled.size
+        for id in dict.fromkeys(wanted.items):
+            query = (
+                "SELECT item, answers.id FROM items JOIN answers ON answers.id = answer WHERE items.id = ? AND "
+                "owner = ? AND kind = ? AND expires > ? ORDER BY answers.rowid DESC LIMIT 1"
+            )
+            found = self._database.execute(query, (id, owner, wanted.kind, self._clock())).fetchone()
+            if found is not None:
+                size += len(found[0])
+                if size > self._most_recalled:
+                    return Recalled("too_long")
+                items[id] = loads(found[0])
+                answers.append(found[1])
+        self._use(answers)
+        return recalled._replace(items=items, size=size)
+
+    def _conversation(self, owner: str, wanted: Wanted) -> Recalled:
+        names = {"id": wanted.previous, "owner": owner, "kind": wanted.kind, "now": self._clock(), "most": self._most}
+        chain = self._database.execute(_CHAIN, names).fetchall()
+        if not chain:
+            return Recalled("missing")
+        if chain[-1][2]:
+            return Recalled("failed")
+        if chain[0][1]:
+            return Recalled("broken")
+        size = sum(one[3] for one in chain)
+        if size > self._most_recalled:
+            return Recalled("too_long")
+        ids = [one[0] for one in chain]
+        history = [item for id in ids for item in self._items(id)]
+        head = loads(self._database.execute("SELECT head FROM answers WHERE id = ?", ids[:1]).fetchone()[0])
+        self._use(ids)
+        return Recalled(head=head, history=history, size=size)
+
+    def _use(self, ids: Sequence[str]) -> None:
+        """Note that answers are used, the later ones later."""
+        now = self._clock()
+        with self._writing() as database:
+            new = ((now, now + self._lifetime, id) for id in ids)
+            database.executemany("UPDATE answers SET used = ?, expires = ? WHERE id = ?", new)
+
+    def _items(self, id: str, *, output_only: bool = False) -> Iterable[Any]:
+        query = "SELECT item FROM items WHERE answer = ? AND is_output >= ? ORDER BY place"
+        return [loads(item) for (item,) in self._database.execute(query, (id, output_only))]
+
+    def _head(self, owner: str, id: str) -> bytes | None:
+        query = "SELECT head FROM answers WHERE id = ? AND owner = ? AND kind = ? AND expires > ?"
+        kind: Kind = "response"
+        found = self._database.execute(query, (id, owner, kind, self._clock())).fetchone()
+        return None if found is None else found[0]
+
+    def _response(self, owner: str, id: str) -> dict[str, Any] | None:
+        if (head := self._head(owner, id)) is None:
+            return None
+        return {**loads(head), "output": self._items(id, output_only=True)}
+
+    def _input_items(self, owner: str, id: str, limit: int, after: str, newest_first: bool) -> ItemPage | None:
+        if self._head(owner, id) is None:
+            return None
+        order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
+        query, names = "SELECT item FROM items WHERE answer = ? AND NOT is_output", [id]
+        if after:
+            place = "SELECT place FROM items WHERE answer = ? AND id = ? LIMIT 1"
+            found = self._database.execute(place, (id, after)).fetchone()
+            if found is None:
+                return None
+            query, names = f"{query} AND place {beyond} ?", [id, found[0]]
+        rows = self._database.execute(f"{query} ORDER BY place {order} LIMIT ?", [*names, limit + 1]).fetchall()
+        return ItemPage([loads(item) for (item,) in rows[:limit]], len(rows) > limit)
+
+    def _delete(self, owner: str, id: str) -> bool:
+        with self._writing() as database:
+            query = "DELETE FROM answers WHERE id = ? AND owner = ? AND kind = 'response' AND expires > ?"
+            return database.execute(query, (id, owner, self._clock())).rowcount > 0
+
+
+class InProgress:
+    """An answer in progress, known while its reply holds this."""
+
+    def __init__(self, owner: str, answer: Mapping[str, Any]) -> None:
+        self.owner, self.answer = owner, answer
+
+
+class OwnersKeeper(NamedTuple):
+    """Keeps one owner's answers."""
+
+    store: ResponseStore
+    owner: str
+
+    def begin(self, id: str, answer: Mapping[str, Any]) -> object:
+        return self.store.begin(self.owner, id, answer)
+
+    def keep(self, answer: KeptAnswer) -> None:
+        self.store.keep(self.owner, answer)
+
+
+def _open(directory: Path | None) -> sqlite3.Connection:
+    """Open the file, which nobody else of the machine may read, or memory."""
+    name = ":memory:"
+    if directory is not None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(directory / _FILE, os.O_RDWR | os.O_CREAT, 0o600))
+        name = str(directory / _FILE)
+    database = sqlite3.connect(name, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    database.execute("PRAGMA foreign_keys = ON")
+    database.execute("PRAGMA secure_delete = ON")  # what is deleted is gone
+    database.execute("BEGIN IMMEDIATE")
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version not in (0, _VERSION):
+        raise sqlite3.DatabaseError(f"its tables have version {version}; this release has {_VERSION}")
+    if not version:
+        for statement in filter(str.strip, _TABLES.split(";")):
+            database.execute(statement)
+        database.execute(f"PRAGMA user_version = {_VERSION}")
+    database.execute("COMMIT")
+    return database
+
+
+def configured_store(config: Config) -> ResponseStore | None:
+    """Return the store that the options ask for; None where nothing is kept.
+
+    Raises:
+        ConfigError: its file cannot be used.
+    """
+    place = config.responses_store
+    if place == OFF:
+        return None
+    directory = None if place == MEMORY else Path(place).absolute()
+    try:
+        return ResponseStore(
+            directory,
+            lifetime=config.responses_expiration,
+            most=config.responses_max,
+            most_bytes=config.responses_max_bytes,
+            most_recalled=config.max_request_size,
+        )
+    except (OSError, sqlite3.Error) as error:
+        key, why = "option.responses_store", getattr(error, "strerror", None) or error
+        told = f"{key}={place}: no responses can be stored there: {why}; must be off, memory or a directory"
+        raise ConfigError(Problem(config.where(key), key, told)) from None

@@ -1,0 +1,217 @@
+"""The cases of Open Responses' public compliance suite, and the fields that its schema requires of each response.
+
+Source: Open Responses' specification and OpenAPI document, read in November 2026. The words here are our own.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from handler.core.values import Delta
+from handler.protocols.kernel.schema.shapes import COUNT, FLAG, NULL, NUMBER, TEXT, Shape, listing, nullable, record
+from tests.unit.protocols.answers import CAPABLE, CONTEXT, DIALECTS, answer, deltas
+from tests.unit.protocols.openai.requests import saying
+from tests.unit.protocols.responses.golden import CALL, WEATHER
+
+SEEING = replace(CAPABLE, no_media={"image": ""}, chat_template="{{ tools }} <tool_call>")
+PNG = "data:image/png;base64,aQ=="
+
+_TOOL = record(
+    {"type": {"const": "function"}, "name": TEXT, "description": nullable(TEXT),
+     "parameters": {"type": ["object", "null"]}, "strict": nullable(FLAG)}
+)  # fmt: skip
+_TEXT_PART = record(
+    {"type": {"const": "output_text"}, "text": TEXT, "annotations": listing({}), "logprobs": listing({})}
+)
+_STATUS: Shape = {"enum": ["in_progress", "completed", "incomplete"]}
+_ITEMS: list[Shape] = [
+    record({"type": {"const": "message"}, "id": TEXT, "status": _STATUS, "role": {"const": "assistant"},
+            "content": listing(_TEXT_PART)}),
+    record({"type": {"const": "function_call"}, "id": TEXT, "call_id": TEXT, "name": TEXT, "arguments": TEXT,
+            "status": _STATUS}),
+    record({"type": {"const": "reasoning"}, "id": TEXT, "summary": listing({}), "content": listing({})}),
+]  # fmt: skip
+_USAGE = record(
+    {"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT,
+     "input_tokens_details": record({"cached_tokens": COUNT}),
+     "output_tokens_details": record({"reasoning_tokens": COUNT})}
+)  # fmt: skip
+_FORMAT: Shape = {
+    "oneOf": [
+        record({"type": {"enum": ["text", "json_object"]}}),
+        record(
+            {
+                "type": {"const": "json_schema"},
+                "name": TEXT,
+                "description": nullable(TEXT),
+                "schema": {},
+                "strict": FLAG,
+            }
+        ),
+    ]
+}
+REQUIRED: dict[str, Shape] = {
+    "id": TEXT, "object": {"const": "response"}, "created_at": COUNT, "completed_at": nullable(COUNT),
+    "status": {"enum": ["in_progress", "completed", "incomplete", "failed"]},
+    "incomplete_details": {"anyOf": [record({"reason": TEXT}), NULL]}, "model": TEXT,
+    "previous_response_id": nullable(TEXT), "instructions": nullable(TEXT), "output": listing({"anyOf": _ITEMS}),
+    "error": {"anyOf": [record({"code": TEXT, "message": TEXT}), NULL]}, "tools": listing(_TOOL),
+    "tool_choice": {
+        "anyOf": [{"enum": ["none", "auto", "required"]}, record({"type": {"const": "function"}, "name": TEXT})]
+    },
+    "truncation": {"enum": ["auto", "disabled"]}, "parallel_tool_calls": FLAG,
+    "text": record({"format": _FORMAT}), "top_p": NUMBER, "presence_penalty": NUMBER, "frequency_penalty": NUMBER,
+    "top_logprobs": COUNT, "temperature": NUMBER,
+    "reasoning": {"anyOf": [record({"effort": nullable(TEXT), "summary": nullable(TEXT)}), NULL]},
+    "usage": {"anyOf": [_USAGE, NULL]}, "max_output_tokens": nullable(COUNT), "max_tool_calls": nullable(COUNT),
+    "store": FLAG, "background": FLAG, "service_tier": TEXT, "metadata": {"type": "object"},
+    "safety_identifier": nullable(TEXT), "prompt_cache_key": nullable(TEXT),
+}  # fmt: skip
+"""What Open Responses requires of a response."""
+
+RESPONSE = Draft202012Validator(record(REQUIRED))
+
+
+def message(role: str, content: Any) -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": content}
+
+
+def user(content: Any = "Say hello.") -> dict[str, Any]:
+    return message("user", content)
+
+
+SIGHT = [{"type": "input_text", "text": "What is it?"}, {"type": "input_image", "image_url": PNG}]
+PLAIN_TOOL = {name: value for name, value in WEATHER.items() if name != "strict"}
+
+CASES: dict[str, tuple[dict[str, Any], list[Delta] | None, list[str]]] = {
+    "basic text": ({"input": [user()]}, None, ["message"]),
+    "system prompt": ({"input": [message("system", "Be a pirate."), user()]}, None, ["message"]),
+    "tools": ({"input": [user()], "tools": [PLAIN_TOOL]}, saying(CALL), ["message", "function_call"]),
+    "images": ({"input": [user(SIGHT)]}, None, ["message"]),
+    "multi-turn": ({"input": [user("I am Ann."), message("assistant", "Hello!"), user("Who?")]}, None, ["message"]),
+    "instructions": ({"input": "Hello", "instructions": "Be brief."}, None, ["message"]),
+    "include": ({"input": [user()], "include": ["reasoning.encrypted_content"]}, None, ["message"]),
+    "truncation": ({"input": [user()], "truncation": "disabled"}, None, ["message"]),
+    "schema": (
+        {"input": [user()], "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}},
+        None,
+        ["message"],
+    ),
+    "everything": (
+        {
+            "input": [user()], "tools": [WEATHER], "max_tool_calls": 3, "metadata": {"a": "b"}, "presence_penalty": 0.5,
+            "frequency_penalty": -0.5, "prompt_cache_key": "k", "safety_identifier": "s", "service_tier": "flex",
+            "user": "u", "top_logprobs": 0, "background": False, "store": False, "max_output_tokens": 16,
+        },
+        None,
+        ["message"],
+    ),
+}  # fmt: skip
+
+
+def events(body: bytes) -> list[dict[str, Any]]:
+    lines = (line for line in body.decode().splitlines() if line.startswith("data: "))
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_every_response_has_what_is_required(name: str, stream: bool) -> None:
+    asked, script, kinds = CASES[name]
+    found = answer("openai_responses", {"model": "model", **asked, "stream": stream}, script, SEEING)
+    assert found.status == 200, found.body
+    if not stream:
+        responses = [json.loads(found.body)]
+    else:
+        responses = [event["response"] for event in events(found.body) if "response" in event]
+        assert [one["status"] for one in responses] == ["in_progress", "in_progress", "completed"]
+    for response in responses:
+        RESPONSE.validate(response)
+    last = responses[-1]
+    assert [item["type"] for item in last["output"]] == kinds
+    assert last["created_at"] <= last["completed_at"] < last["created_at"] + 60
+    assert all(one["completed_at"] is None for one in responses[:-1])
+
+
+def test_a_streamed_call_has_all_its_events() -> None:
+    asked = {"input": [user()], "tools": [PLAIN_TOOL], "stream": True}
+    found = events(answer("openai_responses", asked, saying(CALL, 9), SEEING).body)
+    of_calls = [
+        one["type"] for one in found if one.get("item", {}).get("type") == "function_call" or "call" in one["type"]
+    ]
+    assert of_calls[0] == "response.output_item.added"
+    assert of_calls[-2:] == ["response.function_call_arguments.done", "response.output_item.done"]
+    assert set(of_calls[1:-2]) == {"response.function_call_arguments.delta"}
+    arguments = "".join(one["delta"] for one in found if one["type"] == "response.function_call_arguments.delta")
+    assert json.loads(arguments) == {"city": "Köln"}
+
+
+def test_what_a_request_sets_is_repeated() -> None:
+    asked = CASES["everything"][0]
+    found = json.loads(answer("openai_responses", asked, context=SEEING).body)
+    same = ("max_tool_calls", "metadata", "presence_penalty", "frequency_penalty", "prompt_cache_key", "user",
+            "safety_identifier", "max_output_tokens")  # fmt: skip
+    assert {name: found[name] for name in same} == {name: asked[name] for name in same}
+    assert found["service_tier"] == "default", "there is one tier"
+
+
+def test_strict_is_told_as_it_is_held() -> None:
+    asked = {"input": "a", "tools": [WEATHER, {**WEATHER, "name": "other", "strict": None}]}
+    held = replace(SEEING, structural_tags=frozenset({"json"}))
+    for context, told in ((held, [True, False]), (SEEING, [False, False])):
+        found = json.loads(answer("openai_responses", asked, deltas(), context).body)
+        assert [tool["strict"] for tool in found["tools"]] == told
+
+
+@pytest.mark.parametrize(("most", "kept"), [(None, 3), (1, 1), (2, 2), (5, 3)])
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_beyond_max_tool_calls_are_left_out(most: int | None, kept: int, stream: bool) -> None:
+    call = '{"name": "weather", "arguments": {"city": "Köln"}}'
+    said = saying(f"<tool_call>[{call}, {call}, {call}]</tool_call>", 7)
+    asked = {"input": "a", "tools": [PLAIN_TOOL], "max_tool_calls": most, "stream": stream}
+    found = answer("openai_responses", asked, said, SEEING)
+    response = events(found.body)[-1]["response"] if stream else json.loads(found.body)
+    assert [item["type"] for item in response["output"]] == ["function_call"] * kept
+    assert response["max_tool_calls"] == most
+    if stream:
+        done = [one for one in events(found.body) if one["type"] == "response.function_call_arguments.done"]
+        assert len(done) == kept
+
+
+def test_penalties_reach_the_engine_or_are_refused_by_name() -> None:
+    asked = {"input": "a", "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    sampling = DIALECTS["openai_responses"].parse(asked, CAPABLE).requests[0].sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, 0.25)
+    lacking = replace(CONTEXT, unsupported={"presence_penalty": "it has none"})
+    found = json.loads(answer("openai_responses", asked, context=lacking).body)["error"]
+    assert found["param"] == "presence_penalty"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"include": ["message.output_text.logprobs"]}, "ask for logprobs on /v1/chat/completions"),
+        ({"include": ["everything"]}, "include=[\"everything\"]: must be a list of"),
+        ({"include": "all"}, "include=\"all\": must be a list of"),
+        ({"truncation": "auto"}, "truncation=\"auto\": is not supported: the input is not cut"),
+        ({"top_logprobs": 3}, "top_logprobs=3: is not supported"),
+        ({"background": True}, "background=true: is not supported"),
+        ({"max_tool_calls": 0}, "max_tool_calls=0: must be an integer from 1"),
+        ({"max_tool_calls": "3"}, "max_tool_calls=\"3\": must be an integer from 1"),
+        ({"metadata": ["a"]}, "metadata=[\"a\"]: must be an object"),
+        ({"prompt_cache_key": 7}, "prompt_cache_key=7: must be a string"),
+        ({"safety_identifier": {}}, "safety_identifier={}: must be a string"),
+        ({"service_tier": 1}, "service_tier=1: must be a string"),
+        ({"user": []}, "user=[]: must be a string"),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_field(more: dict[str, Any], words: str) -> None:
+    found = answer("openai_responses", {"input": "a", **more}, context=SEEING)
+    error = json.loads(found.body)["error"]
+    assert (found.status, error["param"]) == (400, next(iter(more)))
+    assert words in error["message"]
