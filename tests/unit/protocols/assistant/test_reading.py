@@ -290,7 +290,7 @@ def test_a_template_with_one_call_a_message_gets_several_messages() -> None:
     ]
     assert [message["content"] for message in found if "tool_calls" in message] == ["So.", ""]
     for others in ("{{ tools }}{% for call in message.tool_calls %}{{ tool_calls[0] }}", "{{ tools }}tool_calls"):
-        assert lay_out(messages, [], others)[0] == tuple(messages)
+        assert lay_out(messages, [], others)[0] == (asked, answer, *(results[place] for place in (2, 0, 1)), asked)
 
 
 @pytest.mark.parametrize(
