@@ -201,8 +201,8 @@ class Request(NamedTuple):
     """One request: a prompt, sampling parameters and the parts of the answer.
 
     The prompt is text; or messages, and then `prompt` is empty; or token ids, and then `prompt` is their text in the
-    answer. An image of a message is a part `{"type": "image"}` in a list of parts as its `content`; `media` has one
-    source for each, in their order.
+    answer. A medium of a message is a part `{"type": "image"}`, by its kind, in a list of parts as its `content`;
+    `media` has one source for each, in their order.
     """
 
     prompt: str

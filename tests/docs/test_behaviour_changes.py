@@ -78,7 +78,7 @@ UNNAMED = {
     "a degree of 2 on 4 GPUs": "tests/unit/serving/test_replica_places.py::test_devices",
     "a name that nobody knows": "tests/unit/config/test_lmi_files.py::test_names_that_nobody_has_get_one_line_together",
     "images by URL": "tests/app/media/test_refusals.py::test_urls_stay_where_the_options_allow_them",
-    "audio, video": _LOADER + "test_only_images_may_have_a_limit_above_zero",
+    "video": _LOADER + "test_only_images_and_audio_clips_may_have_a_limit_above_zero",
     "`X-Amzn-SageMaker-Target-Model`, which LMI's page on adapters sends": (
         "tests/app/test_http.py::test_sagemaker_headers_that_ask_for_what_is_not_there_are_refused"
     ),

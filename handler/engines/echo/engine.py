@@ -2,7 +2,7 @@
 
 It is deterministic and fast: for tests, for trying a client, for measuring the host. The next word has probability 1,
 so parameters that only shape a distribution have no effect. With an adapter it skips as many words as the adapter's id.
-An image is the word `<image>`.
+An image is the word `<image>`, an audio clip `<audio>`.
 
 Options:
     echo_tokens_per_second: steps a second, each with one token for every request; 0 (default) is no limit.
@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from handler.core.errors import ConfigError
+from handler.core.media import MEDIA
 from handler.core.values import Adapter, Finish, Sampling, Task
 from handler.engines.base import (
     NO_LORA,
@@ -162,7 +163,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
         _SUPPORTS,
         _REASONS,
         no_adapters="" if config.options.engine_options.get("enable_lora") else NO_LORA,
-        no_media={} if config.options.engine_options.get("echo_tokenizer") else {"image": ""},
+        no_media={} if config.options.engine_options.get("echo_tokenizer") else dict.fromkeys(MEDIA, ""),
     )
 
 

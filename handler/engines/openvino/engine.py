@@ -273,7 +273,11 @@ def capabilities(config: EngineConfig) -> Capabilities:
         return _CAPABILITIES
     if is_vision(config.model):
         reasons = {**_CAPABILITIES.reasons, "prompt_logprobs": "of a vision model it cannot score prompts"}
-        return replace(_CAPABILITIES, reasons=reasons, no_media=no_media(config.model))
+        return replace(
+            _CAPABILITIES,
+            reasons=reasons,
+            no_media={**no_media(config.model), "audio": "OpenVINO GenAI takes no audio clips in chats"},
+        )
     return replace(_CAPABILITIES, reasons={**_CAPABILITIES.reasons, "prompt_top_logprobs": NO_TOPS})
 
 
