@@ -100,9 +100,18 @@ def write_model(directory: Path, seed: int = SEED) -> Path:
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
     model.generation_config.pad_token_id = tokenizer.convert_tokens_to_ids("<|endoftext|>")
     model.float().save_pretrained(directory)
+    _name_as_published(directory / "model.safetensors")
     extractor = WhisperFeatureExtractor(feature_size=128)
     Qwen2AudioProcessor(extractor, tokenizer, chat_template=_TEMPLATE).save_pretrained(directory)
     return directory
+
+
+def _name_as_published(file: Path) -> None:
+    """Name weights as the published Qwen2-Audio has them; transformers 5 reads both, and vLLM 0.32 only these."""
+    from safetensors.torch import load_file, save_file
+
+    weights = {name.replace(".model.model.", ".model."): weight for name, weight in load_file(file).items()}
+    save_file(weights, file, {"format": "pt"})
 
 
 class Reference:
