@@ -24,6 +24,12 @@ SAMPLE_RATE = 16_000
 """Of decoded audio, in Hz: what models with audio take."""
 
 
+class Upload(NamedTuple):
+    """A file of a form."""
+
+    data: bytes
+
+
 class MediaSource(NamedTuple):
     """A medium of a message, as the client sent it.
 

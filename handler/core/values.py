@@ -128,6 +128,11 @@ class Task(str, Enum):
     EMBEDDING = "text-embedding"
     CLASSIFICATION = "text-classification"
     RERANK = "rerank"
+    TRANSCRIPTION = "automatic-speech-recognition"
+
+
+POOLED = (Task.EMBEDDING, Task.CLASSIFICATION, Task.RERANK)
+"""Tasks whose answers are numbers of a whole text."""
 
 
 class Pooling(NamedTuple):
@@ -208,6 +213,7 @@ class Request(NamedTuple):
     prompt: str
     sampling: Sampling = Sampling()
     pooling: Pooling | None = None  # computes numbers of the prompt; the sampling then does not count
+    transcribes: bool = False  # writes what its one audio clip says; the template's arguments name language and task
     pair: str | None = None  # with `pooling`: a second text, tokenized with the prompt as the model's pair
     truncation: Truncation | None = None  # None: too many tokens are refused
     details: bool = False

@@ -108,6 +108,7 @@ TASKS = {
     "text-embedding": ("feature-extraction", "embed", "embedding", "sentence-similarity"),
     "text-classification": ("classify",),
     "rerank": ("score", "text-ranking"),
+    "automatic-speech-recognition": ("transcription",),
     "pooling": (),
 }
 """Tasks with the other names that LMI, vLLM and Hugging Face give them; for those of auto, LMI asks the model."""
@@ -130,7 +131,7 @@ class Options:
     llm_engine: str = option(one_of(*LLM_ENGINES), "auto", "the engine; auto: the one that option.rolling_batch names, else openvino")
     rolling_batch: str = option(_rolling_batch, "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler means auto, and DJL Serving does not change it")
     async_mode: bool | None = option(boolean, None, "/invocations has the schema of LMI's async mode (wire/async.md), which option.lmi_version 0.33 and later have; by default with LMI's async handlers in option.entryPoint, and from 0.35 on unless option.rolling_batch or batch_size choose another mode; under DJL Serving as Java runs the worker")
-    task: str = option(_task, "auto", "what the model computes (embeddings.md): text-generation, text-embedding (or feature-extraction), text-classification (or classify) or rerank (or score), or pooling, which is one of the last three; auto: by its configuration", "option.runner", "option.convert")
+    task: str = option(_task, "auto", "what the model computes (embeddings.md): text-generation, text-embedding (or feature-extraction), text-classification (or classify) or rerank (or score), or pooling, which is one of the last three; or automatic-speech-recognition (or transcription; audio.md); auto: by its configuration", "option.runner", "option.convert")
     normalize: bool = option(boolean, True, "embeddings have length 1 where a request does not say", "normalize")
     dtype: str = option(precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available)", "option.data_type")
     tensor_parallel_degree: str = option(parallel_degree, "1", "number of devices for a model, or max; CPU engines have one", "option.tensor_parallel_size")

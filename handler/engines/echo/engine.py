@@ -22,7 +22,7 @@ from pathlib import Path
 
 from handler.core.errors import ConfigError
 from handler.core.media import MEDIA
-from handler.core.values import Adapter, Finish, Sampling, Task
+from handler.core.values import POOLED, Adapter, Finish, Sampling
 from handler.engines.base import (
     NO_LORA,
     Capabilities,
@@ -168,14 +168,14 @@ def capabilities(config: EngineConfig) -> Capabilities:
 
 
 def load(config: EngineConfig) -> Echo | EchoPooling:
-    return Echo(config) if config.task is Task.GENERATION else EchoPooling(config)
+    return EchoPooling(config) if config.task in POOLED else Echo(config)
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
     directory = config.options.engine_options.get("echo_tokenizer")
     if directory is None:
         return EchoTokenizer()
-    if config.task is not Task.GENERATION:
+    if config.task in POOLED:
         return HfPoolingTokenizer(Path(directory))
     from handler.engines.huggingface.tokenizer import HfTokenizer
 

@@ -35,5 +35,12 @@ def _make() -> Work:
 
 
 DECODER = Decoder(
-    _rules, read_size, _samples, unit_bytes=4, unit_memory=12, make=_make, packages=("soundfile", "soxr"), extra="audio"
+    _rules,
+    read_size,
+    _samples,
+    unit_bytes=4,
+    unit_memory=12,
+    make=_make,
+    packages=("soundfile", "soxr", "python_multipart"),
+    extra="audio",
 )
