@@ -154,3 +154,9 @@ def test_language_task_and_temperature_reach_the_engine() -> None:
     assert (request.sampling.do_sample, request.sampling.temperature) == (True, 0.5)
     (request,) = Transcriptions("openai_translations", "translate").parse({"file": body["file"]}, context).requests
     assert not request.sampling.do_sample
+
+
+def test_the_document_says_that_forms_are_taken(server: LiveServer) -> None:
+    paths = http.get(f"{server.url}/api-doc/openapi.json").json()["paths"]
+    for path in (TRANSCRIPTIONS, TRANSLATIONS):
+        assert set(paths[path]["post"]["requestBody"]["content"]) == {"application/json", "multipart/form-data"}
