@@ -13,6 +13,7 @@ class EngineEntry(NamedTuple):
         install: the command that installs it.
         isolated: runs in a process of its own; a thread is enough where a step costs nothing.
         pools: computes embeddings, scores and classifications too.
+        transcribes: writes what an audio clip says.
         spreads: can spread a model over several devices, as every GPU engine can and no CPU engine.
     """
 
@@ -20,15 +21,16 @@ class EngineEntry(NamedTuple):
     install: str
     isolated: bool = True
     pools: bool = False
+    transcribes: bool = False
     spreads: bool = False
 
 
 ENGINES = {
-    "openvino": EngineEntry("openvino_genai", "pip install 'lmi-handler[cpu]'", pools=True),
+    "openvino": EngineEntry("openvino_genai", "pip install 'lmi-handler[cpu]'", pools=True, transcribes=True),
     "trtllm": EngineEntry("tensorrt_llm", "pip install tensorrt-llm", spreads=True),
     "vllm": EngineEntry("vllm", "pip install vllm", pools=True, spreads=True),
     "openai": EngineEntry("aiohttp", "pip install 'lmi-handler[openai]'"),
-    "echo": EngineEntry(None, "", isolated=False, pools=True),
+    "echo": EngineEntry(None, "", isolated=False, pools=True, transcribes=True),
 }
 """By name, which is that of the folder in `engines/`."""
 

@@ -59,6 +59,14 @@ def find_task(task: str, model: Path | None) -> Task:
     with contextlib.suppress(ConfigError):
         named = read_json(model / "config.json").get("architectures")
     architecture = str(named[0]) if isinstance(named, list) and named else ""
+    transcribes = architecture == "WhisperForConditionalGeneration"
+    if task == "auto" and transcribes:
+        return Task.TRANSCRIPTION
+    if transcribes is not (task == Task.TRANSCRIPTION.value):
+        raise ConfigError(
+            f"option.task={task}: the model is a {architecture or 'model without a name'}; "
+            f"{Task.TRANSCRIPTION.value} is for a WhisperForConditionalGeneration, which computes nothing else"
+        )
     classifies = architecture.endswith("ForSequenceClassification")
     if task not in ("auto", "pooling"):
         if classifies is not (Task(task) in (Task.CLASSIFICATION, Task.RERANK)):
@@ -147,7 +155,7 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
 
 
 def is_openvino(directory: Path) -> bool:
-    return any((directory / f"openvino_{part}.xml").is_file() for part in ("model", "language_model"))
+    return any((directory / f"openvino_{part}.xml").is_file() for part in ("model", "language_model", "encoder_model"))
 
 
 def fetch_demo() -> Path:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from handler.core.identifiers import new_digits
 
-MEDIA = {"image": "images"}
+MEDIA = {"image": "images", "audio": "audio clips"}
 """Kinds of media, each with the word for several; the names are those of chat templates and `limit_mm_per_prompt`."""
 
 
@@ -19,6 +19,15 @@ def several(kinds: Iterable[str]) -> str:
 
 
 ALL_MEDIA = several(MEDIA)
+
+SAMPLE_RATE = 16_000
+"""Of decoded audio, in Hz: what models with audio take."""
+
+
+class Upload(NamedTuple):
+    """A file of a form."""
+
+    data: bytes
 
 
 class MediaSource(NamedTuple):
@@ -42,8 +51,9 @@ class Medium(NamedTuple):
 
     Attributes:
         kind: of MEDIA.
-        size: an image's width and height, in pixels.
-        data: an image's height × width × 3 bytes: RGB, rows from the top, without padding.
+        size: an image's width and height, in pixels; the number of an audio clip's samples.
+        data: an image's height × width × 3 bytes: RGB, rows from the top, without padding. An audio clip's
+            samples, four bytes of a float each, of one channel at SAMPLE_RATE.
         digest: SHA-256 of size and data, hexadecimal; equal media of a kind have equal ones.
     """
 

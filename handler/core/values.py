@@ -128,6 +128,11 @@ class Task(str, Enum):
     EMBEDDING = "text-embedding"
     CLASSIFICATION = "text-classification"
     RERANK = "rerank"
+    TRANSCRIPTION = "automatic-speech-recognition"
+
+
+POOLED = (Task.EMBEDDING, Task.CLASSIFICATION, Task.RERANK)
+"""Tasks whose answers are numbers of a whole text."""
 
 
 class Pooling(NamedTuple):
@@ -201,13 +206,14 @@ class Request(NamedTuple):
     """One request: a prompt, sampling parameters and the parts of the answer.
 
     The prompt is text; or messages, and then `prompt` is empty; or token ids, and then `prompt` is their text in the
-    answer. An image of a message is a part `{"type": "image"}` in a list of parts as its `content`; `media` has one
-    source for each, in their order.
+    answer. A medium of a message is a part `{"type": "image"}`, by its kind, in a list of parts as its `content`;
+    `media` has one source for each, in their order.
     """
 
     prompt: str
     sampling: Sampling = Sampling()
     pooling: Pooling | None = None  # computes numbers of the prompt; the sampling then does not count
+    transcribes: bool = False  # writes what its one audio clip says; the template's arguments name language and task
     pair: str | None = None  # with `pooling`: a second text, tokenized with the prompt as the model's pair
     truncation: Truncation | None = None  # None: too many tokens are refused
     details: bool = False

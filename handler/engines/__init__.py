@@ -68,7 +68,10 @@ def prepare(name: str, model_id: str | None, config: EngineConfig) -> Path | Non
 
 def check_task(name: str, task: Task, option: str) -> None:
     """Raise ConfigError where the engine does not compute `task`, which `option.task` says, or by auto the model."""
-    if task is not Task.GENERATION and not ENGINES[name].pools:
+    if task is Task.TRANSCRIPTION and not ENGINES[name].transcribes:
+        able = ", ".join(sorted(name for name, one in ENGINES.items() if one.transcribes))
+        raise ConfigError(f"option.task={option}: the engine {name} transcribes no audio; {able} do")
+    if task not in (Task.GENERATION, Task.TRANSCRIPTION) and not ENGINES[name].pools:
         able = ", ".join(sorted(name for name, one in ENGINES.items() if one.pools))
         raise ConfigError(
             f"option.task={option}: {'the model is for ' + task.value + ', but ' if option == 'auto' else ''}"

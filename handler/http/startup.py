@@ -150,6 +150,7 @@ _EXAMPLES = {
     Task.GENERATION: '{"inputs":"The capital of France is","parameters":{"max_new_tokens":8}}',
     Task.EMBEDDING: '{"inputs":"The capital of France"}',
     Task.CLASSIFICATION: '{"inputs":"I like you."}',
+    Task.TRANSCRIPTION: '{"file":"BASE64"}',
     Task.RERANK: '{"query":"pets","texts":["A cat","A car"]}',
 }
 """A body for /invocations of each task."""

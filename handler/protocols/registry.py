@@ -22,6 +22,7 @@ from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.completions import OpenAiCompletions
 from handler.protocols.openai.embeddings import OpenAiEmbeddings
 from handler.protocols.openai.parameters import read_model
+from handler.protocols.openai.transcriptions import Transcriptions
 from handler.protocols.rerank.request import Rerank
 from handler.protocols.responses.request import OpenAiResponses
 from handler.protocols.tei.request import TeiEmbed, TeiPredict, TeiRerank, TeiSimilarity
@@ -150,6 +151,7 @@ The host checks `{model}` and `{version}`.
 
 _EMBEDDINGS, _EMBED, _PREDICT = OpenAiEmbeddings(), TeiEmbed(), TeiPredict()
 _SCORE = dict.fromkeys(("/score", "/v1/score"), VllmScoring())
+_TRANSCRIPTIONS = Transcriptions("openai_transcriptions", "transcribe")
 _POOLING = {"/pooling": VllmPooling()}
 _RERANK = Rerank("rerank", return_documents=True, truncation=None)
 _RANKS = DispatchByField(TeiRerank(), {"documents": _RERANK})
@@ -174,13 +176,19 @@ POOLED_ROUTES: dict[Task, dict[str, Dialect]] = {
         "/v2/rerank": Rerank("rerank_v2", return_documents=False, truncation=Truncation(side="right")),
     },
     Task.CLASSIFICATION: {"/": _PREDICT, "/predict": _PREDICT, "/classify": VllmClassify(), **_POOLING},
+    Task.TRANSCRIPTION: {
+        "/": _TRANSCRIPTIONS,
+        "/v1/audio/transcriptions": _TRANSCRIPTIONS,
+        "/v1/audio/translations": Transcriptions("openai_translations", "translate"),
+    },
 }
-"""The same of models that compute something else of a text."""
+"""The same of models that compute something else, of a text or an audio clip."""
 
 POOLED_INVOCATIONS: dict[Task, Dialect] = {
     Task.EMBEDDING: DispatchByField(LmiEmbedding(), {"input": _EMBEDDINGS}),
     Task.RERANK: _RANKS,
     Task.CLASSIFICATION: _PREDICT,
+    Task.TRANSCRIPTION: _TRANSCRIPTIONS,
 }
 """Dialects of /invocations of those models."""
 

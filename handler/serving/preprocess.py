@@ -36,6 +36,7 @@ from handler.protocols.kernel.kept import Recalled
 from handler.protocols.kernel.readers.adapters import merge_adapters, named_adapter, quote
 from handler.protocols.kernel.readers.body import decode, decode_text
 from handler.protocols.kernel.validation import check_task
+from handler.serving.forms import read_form
 from handler.serving.large_bodies import LARGE, LargeBodies
 from handler.serving.media.placing import place_media
 from handler.serving.response_store import ResponseStore, owner_of
@@ -53,6 +54,8 @@ _JSON_LINES = re.compile(r"application/(x-)?(jsonlines|ndjson|jsonl)")
 
 _JSON_TYPES = re.compile(rf"|application/(.+\+)?json|application/x-www-form-urlencoded|{_JSON_LINES.pattern}")
 """What is read as JSON: nothing said, JSON in all its names, and what curl -d says of anything."""
+
+_FORM = "multipart/form-data"
 
 _TARGET_MODEL = "x-amzn-sagemaker-target-model"
 
@@ -163,6 +166,8 @@ class Preprocessor:
         any_media = formatter is not None and not formatter.takes_payload
         if any_media if dialect is None else dialect.any_media:
             return
+        if media == _FORM and (dialect or self.dialect).forms:
+            return
         is_prompt = media == "text/plain" and dialect is None
         if not is_prompt and not _JSON_TYPES.fullmatch(media):
             others = "" if dialect is not None else " or text/plain"
@@ -201,6 +206,8 @@ class Preprocessor:
         if dialect is None and (formatter := self._input_formatter(body, headers)) is not None:
             reader = CustomReader(formatter, self._read_value, self._keywords)
             return Decoded(*reader.read(body, headers, session_of(self._sessions, headers)))
+        if (dialect or self.dialect).forms and media_type(headers) == _FORM:
+            return Decoded(read_form(body, headers["content-type"]))
         if len(body) >= LARGE:
             plain = dialect is None and _is_plain(headers)
             unique_keys = (dialect or self.dialect).unique_keys

@@ -107,6 +107,7 @@ TASKS = {
     "text-embedding": ("feature-extraction", "embed", "embedding", "sentence-similarity"),
     "text-classification": ("classify",),
     "rerank": ("score", "text-ranking"),
+    "automatic-speech-recognition": ("transcription",),
     "pooling": (),
 }
 """Tasks with the other names that LMI, vLLM and Hugging Face give them; for those of auto, LMI asks the model."""
@@ -134,7 +135,7 @@ class Options:
     llm_engine: str = option(one_of(*LLM_ENGINES), "auto", "the engine; auto: the one that option.rolling_batch names, else openvino")
     rolling_batch: str = option(_rolling_batch, "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler means auto, and DJL Serving does not change it")
     async_mode: bool | None = option(boolean, None, "/invocations has the schema of LMI's async mode (wire/async.md), which option.lmi_version 0.33 and later have; by default with LMI's async handlers in option.entryPoint, and from 0.35 on unless option.rolling_batch or batch_size choose another mode; under DJL Serving as Java runs the worker")
-    task: str = option(_task, "auto", "what the model computes (embeddings.md): text-generation, text-embedding (or feature-extraction), text-classification (or classify) or rerank (or score), or pooling, which is one of the last three; auto: by its configuration", "option.runner", "option.convert")
+    task: str = option(_task, "auto", "what the model computes (embeddings.md): text-generation, text-embedding (or feature-extraction), text-classification (or classify) or rerank (or score), or pooling, which is one of the last three; or automatic-speech-recognition (or transcription; audio.md); auto: by its configuration", "option.runner", "option.convert")
     normalize: bool = option(boolean, True, "embeddings have length 1 where a request does not say", "normalize")
     pooling: str = option(_pooling, "auto", "how the vectors of a text's tokens become its embedding: cls (the first), last (or lasttoken), mean or max (vllm has no max); auto: as the model's files say", "pooling")
     dtype: str = option(precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available)", "option.data_type")
@@ -171,11 +172,15 @@ class Options:
     responses_max: int = option(integer(1, 10**5), 10000, "stored responses; beyond, the least recently used go")
     responses_max_bytes: int = option(integer(1 << 20, 1 << 40), 1 << 28, "bytes of all stored responses; beyond, the least recently used go, and a longer request is refused")
     # images (images.md)
-    allowed_media_domains: tuple[str, ...] | None = option(hosts, None, "hosts from which images are fetched by http and https, with commas between them: `name` for their usual ports, or `name:port`; * for any public host; by default none, and images come in the body as data URLs")
+    allowed_media_domains: tuple[str, ...] | None = option(hosts, None, "hosts from which images and audio clips are fetched by http and https, with commas between them: `name` for their usual ports, or `name:port`; * for any public host; by default none, and they come in the body as data URLs")
     allowed_local_media_path: str | None = option(path, None, "a directory whose files requests may name by `file:` URLs; by default none")
     max_image_bytes: int = option(integer(1, 1 << 28), 20 << 20, "bytes of an image's file that is fetched; longer ones are refused")
     max_image_pixels: int = option(integer(1, 178_956_970), 1 << 25, "width times height of an image; larger ones are refused before their pixels are decoded")
     image_fetch_timeout: float = option(number(0.1, 600), 5.0, "seconds that fetching an image may take")
+    # audio clips (audio.md)
+    max_audio_bytes: int = option(integer(1, 1 << 28), 25 << 20, "bytes of an audio clip's file that is fetched or uploaded; longer ones are refused")
+    max_audio_seconds: int = option(integer(1, 14_400), 1800, "seconds of an audio clip; longer ones are refused before their samples are decoded")
+    audio_fetch_timeout: float = option(number(0.1, 600), 10.0, "seconds that fetching an audio clip may take")
     # how much at once
     max_rolling_batch_size: int = option(integer(1, 4096), 32, "sequences in the engine at once", "option.max_num_seqs", by_engine={"vllm": 256, "trtllm": 256, "openai": 256})
     job_queue_size: int = option(integer(1), 1000, "requests that may wait; others get 503, 429 or 529, by dialect", prefix="")

@@ -41,7 +41,7 @@ MEDIA = (
         "limit_mm_per_prompt",
         MediaLimits(),
         None,
-        'images of a request: {"image": 4}, or image=4; by default 32; limits of other media must be 0',
+        'images and audio clips of a request: {"image": 4, "audio": 1}, or image=4,audio=1; by default 32 each; limits of other media must be 0',
         engines=LLM_ENGINES[1:],
     ),
 )

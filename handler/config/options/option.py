@@ -81,7 +81,6 @@ _SWITCH = re.compile(r"(?i)^[\w.-]+=\s*(true|false)\s*$")  # smoothquant_per_tok
 _HOST = re.compile(r"(\*|[a-z0-9_.-]+(:[0-9]+)?|\[[0-9a-f]*:[0-9a-f:.]*\](:[0-9]+)?)")
 _LARGEST_MAX_MEDIA = 1000
 """The largest number of media of a kind that a request may be allowed."""
-_NOT_SERVED = " and ".join([kind for kind in ("audio", "video") if kind not in MEDIA])
 _MOST_SHOWN = 400  # characters
 _MOST_NAME, _MOST_PATH = 255, 4095  # bytes that Linux takes
 
@@ -247,7 +246,7 @@ class MediaLimits:
         pairs = (limit.partition("=")[::2] for limit in text.split(","))
         given = json_object(text) if text.startswith("{") else {name.strip(): value.strip() for name, value in pairs}
         if any(value not in (0, "0") for name, value in given.items() if name not in MEDIA):
-            raise ValueError(f"must be a number of {ALL_MEDIA}, as image=4: {_NOT_SERVED} are not served")
+            raise ValueError(f"must be a number of {ALL_MEDIA}, as image=4: others are not served")
         try:
             return {name: integer(0, _LARGEST_MAX_MEDIA)(str(value)) for name, value in given.items()}
         except ValueError as error:

@@ -2,7 +2,7 @@
 
 It is deterministic and fast: for tests, for trying a client, for measuring the host. The next word has probability 1,
 so parameters that only shape a distribution have no effect. With an adapter it skips as many words as the adapter's id.
-An image is the word `<image>`.
+An image is the word `<image>`, an audio clip `<audio>`.
 
 Options:
     echo_tokens_per_second: steps a second, each with one token for every request; 0 (default) is no limit.
@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from handler.core.errors import ConfigError
-from handler.core.values import Adapter, Finish, Sampling, Task
+from handler.core.media import MEDIA
+from handler.core.values import POOLED, Adapter, Finish, Sampling
 from handler.engines.base import (
     NO_LORA,
     Capabilities,
@@ -162,19 +163,19 @@ def capabilities(config: EngineConfig) -> Capabilities:
         _SUPPORTS,
         _REASONS,
         no_adapters="" if config.options.engine_options.get("enable_lora") else NO_LORA,
-        no_media={} if config.options.engine_options.get("echo_tokenizer") else {"image": ""},
+        no_media={} if config.options.engine_options.get("echo_tokenizer") else dict.fromkeys(MEDIA, ""),
     )
 
 
 def load(config: EngineConfig) -> Echo | EchoPooling:
-    return Echo(config) if config.task is Task.GENERATION else EchoPooling(config)
+    return EchoPooling(config) if config.task in POOLED else Echo(config)
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
     directory = config.options.engine_options.get("echo_tokenizer")
     if directory is None:
         return EchoTokenizer()
-    if config.task is not Task.GENERATION:
+    if config.task in POOLED:
         return HfPoolingTokenizer(Path(directory))
     from handler.engines.huggingface.tokenizer import HfTokenizer
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from handler.core.errors import PromptTooLong
-from handler.core.media import MediaTokens
+from handler.core.media import MEDIA, MediaTokens
 from handler.core.text import Prompt, Vocabulary, cut_after
 from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
 from handler.engines.echo.cues import CUES
@@ -18,13 +18,14 @@ from handler.engines.huggingface.pooling_tokenizer import fit
 CONTEXT = 1 << 20  # tokens
 
 _SHORT = 1 << 16  # characters; a longer text is split by short calls, as other threads need the GIL
-_IMAGE = "<image>"  # comes next, in prompts with media
+_MEDIA = {kind: f"<{kind}>" for kind in MEDIA}  # words that come next, in prompts with media
 
 
 class OneWord:
-    """Each image is one word."""
+    """Each medium is one word."""
 
-    placeholder, text = len(CUES), _IMAGE
+    def __init__(self, kind: str) -> None:
+        self.placeholder, self.text = len(CUES) + list(_MEDIA).index(kind), _MEDIA[kind]
 
     def count(self, size: Sequence[int]) -> int:
         return 1
@@ -35,10 +36,10 @@ class EchoTokenizer:
 
     vocabulary: Vocabulary | None = None
     chat_template = ""
-    media_tokens: Mapping[str, MediaTokens] = MappingProxyType({"image": OneWord()})
+    media_tokens: Mapping[str, MediaTokens] = MappingProxyType({kind: OneWord(kind) for kind in MEDIA})
 
     def encode(self, text: str, *, media: bool = False) -> Prompt:
-        ids = {word: id for id, word in enumerate((*CUES, _IMAGE) if media else CUES)}
+        ids = {word: id for id, word in enumerate((*CUES, *_MEDIA.values()) if media else CUES)}
         indices = []
         short = len(text) < _SHORT
         for word in text.split() if short else (match[0] for match in re.finditer(r"\S+", text)):
@@ -84,4 +85,8 @@ class EchoTokenizer:
 
 
 def _written(content: str | Sequence[Mapping[str, Any]]) -> str:
-    return content if isinstance(content, str) else " ".join([part.get("text", _IMAGE) for part in content])
+    return (
+        content
+        if isinstance(content, str)
+        else " ".join([part["text"] if part["type"] == "text" else _MEDIA[part["type"]] for part in content])
+    )

@@ -6,9 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from handler.core.media import MEDIA, MediaTokens, Medium
+from handler.engines.base import NO_MEDIA
+from handler.engines.huggingface.audio_tokens import read_audio_tokens
 from handler.engines.huggingface.image_tokens import read_image_tokens
 
-_READERS: dict[str, Callable[[Path | None], MediaTokens | str]] = {"image": read_image_tokens}
+_READERS: dict[str, Callable[[Path | None], MediaTokens | str]] = {
+    "image": read_image_tokens,
+    "audio": read_audio_tokens,
+}
 """By kind: return how a model counts the tokens of such media, or the reason why it takes none."""
 
 
@@ -25,7 +30,12 @@ def media_tokens(model: Path | None) -> dict[str, MediaTokens]:
 def no_media(model: Path | None) -> dict[str, str]:
     """Return the reasons why a model takes no media of a kind; "" where it does."""
     found = {kind: read(model) for kind, read in _READERS.items()}
-    return {kind: tokens if isinstance(tokens, str) else "" for kind, tokens in found.items()}
+    reasons = {kind: tokens if isinstance(tokens, str) else "" for kind, tokens in found.items()}
+    text_only = all(reason == NO_MEDIA for reason in reasons.values())
+    return {
+        kind: f"the model takes no {MEDIA[kind]}" if reason == NO_MEDIA and not text_only else reason
+        for kind, reason in reasons.items()
+    }
 
 
 def expand(ids: Sequence[int], counts: Mapping[str, Sequence[int]], tokens: Mapping[str, MediaTokens]) -> list[int]:

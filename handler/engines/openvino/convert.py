@@ -19,7 +19,7 @@ from handler.core.values import Task
 from handler.engines.huggingface import hub
 from handler.engines.huggingface.image_tokens import no_images
 from handler.engines.model_cache import fingerprint, make_once, run_converter
-from handler.engines.openvino.ir_files import parts
+from handler.engines.openvino.ir_files import parts, whisper_parts
 from handler.engines.openvino.pooling.bert_graph import has_bert_config
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ _EXPORTS = {
     Task.EMBEDDING: "feature-extraction",
     Task.CLASSIFICATION: "text-classification",
     Task.RERANK: "text-classification",
+    Task.TRANSCRIPTION: "automatic-speech-recognition-with-past",
 }
 """Tasks with optimum's names."""
 
@@ -104,7 +105,10 @@ def convert(source: Path, cache: Path, task: Task = Task.GENERATION) -> Path:
     """Return the OpenVINO directory of `source` below `cache`, converting it where there is none yet."""
     check_converter(source, cache, task)
     needed: Sequence[str]
-    if task is Task.GENERATION:
+    if task is Task.TRANSCRIPTION:
+        script = CONVERTER.replace("TASK", _EXPORTS[task])
+        needed = [f"{part}.xml" for part in whisper_parts()]
+    elif task is Task.GENERATION:
         vision = not no_images(source)
         script = CONVERTER.replace("TASK", "image-text-to-text" if vision else "text-generation-with-past")
         needed = [f"{part}.xml" for part in parts(vision=vision)]

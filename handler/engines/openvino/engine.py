@@ -28,13 +28,21 @@ from handler.engines.openvino.convert import fetch
 from handler.engines.openvino.grammar_compiler import GrammarCompiler
 from handler.engines.openvino.ir_files import is_vision
 from handler.engines.openvino.media import VisionPrompts
-from handler.engines.openvino.model import OpenVinoTokenizer, check, context_length, eos_ids, prepare_model
+from handler.engines.openvino.model import (
+    OpenVinoTokenizer,
+    check,
+    context_length,
+    eos_ids,
+    load_whisper_tokenizer,
+    prepare_model,
+)
 from handler.engines.openvino.pipeline import TOKENS_PER_STEP, make_pipeline, make_scorer, properties
 from handler.engines.openvino.pooling.engine import OpenVinoPooling
 from handler.engines.openvino.sampling import SUPPORTS, generation_config
 from handler.engines.openvino.scorers.logit_scorer import Scores, has_logits
 from handler.engines.openvino.scorers.pipeline_scorer import NO_TOPS
 from handler.engines.openvino.structured_output import OpenVinoCheck, structured_output_check
+from handler.engines.openvino.whisper.engine import TRANSCRIBING, OpenVinoWhisper
 
 __all__ = ["OpenVino", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
@@ -269,15 +277,23 @@ def prepare(model_id: str | None, config: EngineConfig) -> Path:
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
+    if config.task is Task.TRANSCRIPTION:
+        return TRANSCRIBING
     if config.model is None or has_logits(config.model):
         return _CAPABILITIES
     if is_vision(config.model):
         reasons = {**_CAPABILITIES.reasons, "prompt_logprobs": "of a vision model it cannot score prompts"}
-        return replace(_CAPABILITIES, reasons=reasons, no_media=no_media(config.model))
+        return replace(
+            _CAPABILITIES,
+            reasons=reasons,
+            no_media={**no_media(config.model), "audio": "OpenVINO GenAI takes no audio clips in chats"},
+        )
     return replace(_CAPABILITIES, reasons={**_CAPABILITIES.reasons, "prompt_top_logprobs": NO_TOPS})
 
 
-def load(config: EngineConfig) -> OpenVino | OpenVinoPooling:
+def load(config: EngineConfig) -> OpenVino | OpenVinoPooling | OpenVinoWhisper:
+    if config.task is Task.TRANSCRIPTION:
+        return OpenVinoWhisper(config, properties(config.options.dtype))
     if config.task is not Task.GENERATION:
         return OpenVinoPooling(config, properties(config.options.dtype))
     return OpenVino(config)
@@ -285,6 +301,8 @@ def load(config: EngineConfig) -> OpenVino | OpenVinoPooling:
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
     assert config.model is not None
+    if config.task is Task.TRANSCRIPTION:
+        return load_whisper_tokenizer(config.model)
     if config.task is not Task.GENERATION:
         return HfPoolingTokenizer(config.model)
     return OpenVinoTokenizer(config.model, config.chat_template)

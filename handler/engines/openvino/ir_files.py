@@ -14,6 +14,9 @@ _TEXT = ("openvino_tokenizer", "openvino_detokenizer")
 _VISION = ("openvino_language_model", "openvino_text_embeddings_model", "openvino_vision_embeddings_model")
 
 
+_WHISPER = ("openvino_encoder_model", "openvino_decoder_model")
+
+
 def is_vision(model: Path) -> bool:
     """Whether a directory has a model that takes images."""
     return (model / f"{_VISION[0]}.xml").is_file()
@@ -22,6 +25,11 @@ def is_vision(model: Path) -> bool:
 def parts(*, vision: bool) -> tuple[str, ...]:
     """Return the names of a directory's graphs."""
     return (*(_VISION if vision else ("openvino_model",)), *_TEXT)
+
+
+def whisper_parts() -> tuple[str, ...]:
+    """Return the names of a Whisper's graphs."""
+    return (*_WHISPER, *_TEXT)
 
 
 def language_model(model: Path) -> Path:

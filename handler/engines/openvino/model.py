@@ -24,10 +24,13 @@ from handler.engines.model_cache import UnknownLayout
 from handler.engines.openvino import gguf
 from handler.engines.openvino.convert import check_converter, convert, is_hub_reference
 from handler.engines.openvino.gguf_weights import exact_model, writable
-from handler.engines.openvino.ir_files import check_directory, context_of, is_vision, parts
+from handler.engines.openvino.ir_files import check_directory, context_of, is_vision, parts, whisper_parts
 from handler.engines.openvino.pooling.bert_graph import is_bert
+from handler.engines.openvino.whisper.tokenizer import WhisperTokenizer, whisper_ids
 
 log = logging.getLogger("handler.engine")
+
+_GENERATING = (Task.GENERATION, Task.TRANSCRIPTION)
 
 _LONG = 1 << 18  # tokens, more than any context here
 _PART = 1 << 15  # characters of a part of a long text: the tokenizer holds the GIL meanwhile
@@ -41,7 +44,7 @@ def prepare_model(model_id: str | None, dtype: str, task: Task = Task.GENERATION
     """Check the model's files, and return them or their cached conversion."""
     model = find_model(model_id or model_files.DEMO, task, pooling)
     cache = model_files.cache_directory() / "converted"
-    if task is not Task.GENERATION and (model.kind == "openvino" or is_bert(model.path)):
+    if model.kind == "openvino" or (task not in _GENERATING and is_bert(model.path)):
         return model.path
     if model.kind == "huggingface":
         return convert(model.path, cache, task)
@@ -74,18 +77,20 @@ def find_model(model_id: str, task: Task = Task.GENERATION, pooling: str = "auto
     Raises:
         ConfigError: there is no such model, or something of it is missing.
     """
-    pools = task is not Task.GENERATION
-    if pools and model_id == model_files.DEMO:
+    pools = task not in _GENERATING
+    if task is not Task.GENERATION and model_id == model_files.DEMO:
         raise ConfigError(f"option.task={task.value}: the demo model generates text; name another by option.model_id")
     model = model_files.locate(model_id)
     if pools:
         _check_pooling(model, task, pooling)
+    if task is Task.TRANSCRIPTION and model.kind == "gguf":
+        raise ConfigError(f"{model.path}: option.task={task.value} needs a Hugging Face or OpenVINO directory")
     if model.kind == "huggingface":
         check_checkpoint(model.path)
         if not pools or not is_bert(model.path):
             check_converter(model.path, model_files.cache_directory() / "converted", task)
     if model.kind == "openvino":
-        names = parts(vision=is_vision(model.path))
+        names = whisper_parts() if task is Task.TRANSCRIPTION else parts(vision=is_vision(model.path))
         check_directory(model.path, names[:1] if pools else names)
     if model.kind == "gguf":
         try:
@@ -210,6 +215,13 @@ def _vocabulary(tokenizer: Any) -> Vocabulary:
     if b"".join(pieces[id] for id in ids) != sample.encode():
         raise ConfigError("this model's tokenizer is of a kind whose vocabulary OpenVINO GenAI does not give as bytes")
     return Vocabulary(pieces, special)
+
+
+def load_whisper_tokenizer(model: Path) -> WhisperTokenizer:
+    import openvino_genai
+
+    tokenizer = openvino_genai.Tokenizer(str(model))
+    return WhisperTokenizer(_vocabulary(tokenizer), tokenizer, whisper_ids(model))
 
 
 def context_length(model: Path) -> int | None:

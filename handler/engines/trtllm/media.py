@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.media import MediaPrompt
+from handler.engines.huggingface.audio_tokens import read_audio_tokens
 from handler.engines.huggingface.image_tokens import QwenTokens, read_image_tokens
 from handler.engines.huggingface.media_tokens import collapse, prompt_text
 from handler.engines.pillow import pillow_image
@@ -32,6 +33,15 @@ def refusal(model: Path | None, *, own_caches: bool) -> str:
     if not isinstance(tokens, QwenTokens):
         return "TensorRT-LLM has no model_type llava (config.json)"
     return "" if own_caches else "images before TensorRT-LLM 1.2 need option.enable_prefix_caching=false"
+
+
+def no_audio(model: Path | None) -> str:
+    """Return the reason why TensorRT-LLM takes no audio clips of this model.
+
+    It reads those of Phi-4-multimodal alone (1.0 to 1.3), by code and by an adapter that come with that model.
+    """
+    tokens = read_audio_tokens(model)
+    return tokens if isinstance(tokens, str) else "TensorRT-LLM has no model_type qwen2_audio (config.json)"
 
 
 def cache_salt(media: MediaPrompt | None) -> str | None:

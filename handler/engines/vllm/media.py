@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from handler.core.media import MediaPrompt, MediaTokens
+from handler.core.media import SAMPLE_RATE, MediaPrompt, MediaTokens, Medium
 from handler.engines.huggingface.media_tokens import collapse
 from handler.engines.pillow import pillow_image
 
@@ -45,5 +45,11 @@ def engine_input(
     return found
 
 
-_DATA = {"image": pillow_image}
+def _samples(clip: Medium) -> tuple[Any, int]:
+    import numpy
+
+    return numpy.frombuffer(clip.data, dtype=numpy.float32), SAMPLE_RATE
+
+
+_DATA: dict[str, Callable[[Medium], Any]] = {"image": pillow_image, "audio": _samples}
 """By kind: make the form that vLLM takes."""

@@ -100,12 +100,14 @@ class Dialect(ABC):
 
     Attributes:
         any_media: read bodies as JSON whatever their content type is.
+        forms: bodies may also be forms (multipart/form-data); `parse` gets their texts and files (`Upload`) by name.
         unique_keys: refuse a body that has a key twice, as its original does; else the last one counts.
         errors: how it tells failures, where nothing of a request is known.
     """
 
     name: str
     any_media = False
+    forms = False
     unique_keys = False
     errors: ErrorFormat
 

@@ -26,6 +26,7 @@ class Description(NamedTuple):
         chunk: the type of one value of a stream; None where the route never streams.
         streams: content types of streams; each value is framed by itself.
         refuses_in_frame: a refused request for a stream gets one `chunk`, framed as the stream would be.
+        forms: a body may also be a form.
     """
 
     title: str
@@ -38,6 +39,7 @@ class Description(NamedTuple):
     chunk: Any = None
     streams: tuple[str, ...] = ()
     refuses_in_frame: bool = False
+    forms: bool = False
 
 
 Answer = tuple[str, Any, Any]

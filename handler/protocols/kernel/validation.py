@@ -26,13 +26,15 @@ _ROUTES = {
     Task.EMBEDDING: "/v1/embeddings, /embed and their like",
     Task.CLASSIFICATION: "/predict",
     Task.RERANK: "/rerank and its like",
+    Task.TRANSCRIPTION: "/v1/audio/transcriptions, /v1/audio/translations",
 }
 _KINDS = {"embed": Task.EMBEDDING, "score": Task.RERANK, "classify": Task.CLASSIFICATION}
 
 
 def check_task(request: Request, task: Task) -> None:
     """Raise InvalidPayload where the model computes something else than is asked for."""
-    wanted = Task.GENERATION if request.pooling is None else _KINDS[request.pooling.kind]
+    generated = Task.TRANSCRIPTION if request.transcribes else Task.GENERATION
+    wanted = generated if request.pooling is None else _KINDS[request.pooling.kind]
     if wanted is not task:
         raise InvalidPayload(
             f"this server is for {task.value} (option.task): it answers {_ROUTES[task]}; this is {wanted.value}"

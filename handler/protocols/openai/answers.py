@@ -194,6 +194,21 @@ class EmbeddingAnswer(TypedDict):
     usage: PromptUsage
 
 
+# -- audio -------------------------------------------------------------------------------------------------------
+
+
+class TranscriptionUsage(TypedDict):
+    type: Literal["tokens"]
+    input_tokens: Count
+    output_tokens: Count
+    total_tokens: Count
+
+
+class Transcription(TypedDict):
+    text: str
+    usage: TranscriptionUsage
+
+
 # -- models ------------------------------------------------------------------------------------------------------
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from handler.protocols.kernel.description import Description, request_shape
-from handler.protocols.openai import completions, embeddings
+from handler.protocols.openai import completions, embeddings, transcriptions
 from handler.protocols.openai.answers import (
     EmbeddingAnswer,
     OpenAiChatAnswer,
     OpenAiChatChunk,
     OpenAiTextAnswer,
     OpenAiTextChunk,
+    Transcription,
 )
 from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.errors import OpenAiError
@@ -20,6 +21,21 @@ from handler.protocols.openai.parameters import CHAT, COMPLETIONS
 _HEAD = {"id": "cmpl-0", "created": 1760000000, "model": "model", "system_fingerprint": "lmi"}
 _USAGE = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
 _ANSWER_MESSAGE = {"role": "assistant", "content": "Paris.", "refusal": None}
+
+
+def _transcription(title: str, request: str, task: str) -> Description:
+    return Description(
+        title, request, request_shape(transcriptions.FIELDS, transcriptions.TABLES[task], "file"), OpenAiError,
+        {"model": "", "file": _SILENCE},
+        Transcription,
+        {"text": "Good morning.",
+         "usage": {"type": "tokens", "input_tokens": 4, "output_tokens": 3, "total_tokens": 7}},
+        forms=True,
+    )  # fmt: skip
+
+
+_SILENCE = "UklGRjQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YRAAAAAAAAAAAAAAAAAAAAAAAAAA"
+"""A WAV of one millisecond."""
 
 DESCRIPTIONS: Mapping[str, Description] = {
     "openai_chat": Description(
@@ -47,5 +63,7 @@ DESCRIPTIONS: Mapping[str, Description] = {
         {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.6, -0.8]}], "model": "model",
          "usage": {"prompt_tokens": 7, "total_tokens": 7}},
     ),
+    "openai_transcriptions": _transcription("OpenAI transcription", "OpenAiTranscriptionRequest", "transcribe"),
+    "openai_translations": _transcription("OpenAI translation", "OpenAiTranslationRequest", "translate"),
 }  # fmt: skip
 """By the dialect's name."""

@@ -166,7 +166,8 @@ def _inference(dialects: Sequence[Description]) -> dict[str, Any]:
                 "application/json": {
                     "schema": _any_of([ref(dialect.request) for dialect in dialects]),
                     "examples": {dialect.title: {"value": dialect.example} for dialect in dialects},
-                }
+                },
+                **_forms(dialects),
             },
         },
         "responses": {
@@ -184,6 +185,11 @@ def _inference(dialects: Sequence[Description]) -> dict[str, Any]:
             },
         },
     }
+
+
+def _forms(dialects: Sequence[Description]) -> dict[str, Any]:
+    shapes = [ref(dialect.request) for dialect in dialects if dialect.forms]
+    return {"multipart/form-data": {"schema": _any_of(shapes)}} if shapes else {}
 
 
 def _shapes(kinds: Iterable[Any]) -> list[Shape]:

@@ -22,7 +22,7 @@ class FileRules(NamedTuple):
 
     Attributes:
         max_bytes: of a file.
-        max_units: of a file's content: an image's pixels.
+        max_units: of a file's content: an image's pixels, an audio clip's samples.
         seconds: that a fetch may take in all.
     """
 
@@ -34,11 +34,12 @@ class FileRules(NamedTuple):
 class Decoder(NamedTuple):
     """How the files of one kind are read.
 
-    Costs are in units: an image's pixels, or whatever takes as long to decode as a pixel.
+    Costs are in units: an image's pixels, an audio clip's samples, or whatever takes as long to decode as a pixel.
 
     Attributes:
         rules: returns those of the options.
-        read_size: returns a file's size by its header, within microseconds; zeros where it cannot be found.
+        read_size: returns a file's size by its header, within microseconds; zeros where it cannot be found. Raises
+            InvalidPayload where the header is wrong.
         units: returns those of a size. Raises InvalidPayload where the rules allow no such size.
         unit_bytes: of decoded data.
         unit_memory: bytes that decoding takes, beside the file.

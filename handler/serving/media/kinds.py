@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 
-from handler.serving.media import image
+from handler.serving.media import audio, image
 from handler.serving.media.decoder import Decoder
 
-DECODERS: dict[str, Decoder] = {"image": image.DECODER}
+DECODERS: dict[str, Decoder] = {"image": image.DECODER, "audio": audio.DECODER}
 
 _FETCHING = ("aiohttp",)
 

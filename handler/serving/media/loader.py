@@ -54,7 +54,7 @@ class Reservation:
         """Raise Overloaded where too little is free, InvalidPayload where there never is so much."""
         if self._size + size > self._memory.most:
             raise InvalidPayload(
-                f"the request's {self._media} have more than {self._memory.most} bytes of files and pixels"
+                f"the request's {self._media} have more than {self._memory.most} bytes of files and decoded data"
             )
         self._memory.take(size, self._size)
         self._size += size

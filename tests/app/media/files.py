@@ -14,6 +14,7 @@ from typing import Any
 
 import PIL.Image
 
+from tests.app.media.clips import clip_file
 from tests.doubles.http_thread import serving
 
 HOST = "127.0.0.2"
@@ -85,6 +86,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _ok(self) -> None:
         self._answer(200, image_file())
+
+    def _clip(self) -> None:
+        self._answer(200, clip_file(kind="FLAC"), Content_Type="audio/flac")
 
     def _moved(self) -> None:
         self._answer(302, Location="/ok.png")

@@ -36,7 +36,10 @@ from handler.config.sources import Setting, from_environment
         ("OPTION_ECHO_CUES", ["  engines:     echo; no effect with others: only echo has cues"]),
         ("tensor_parallel_degree", ["  type:        a whole number of at least 1, or max"]),
         ("option.engine_args", ["  type:        a JSON object", "  engines:     vllm, trtllm; others refuse it"]),
-        ("limit_mm_per_prompt", ["  type:        a number of images, as image=4", "  engines:     all"]),
+        (
+            "limit_mm_per_prompt",
+            ["  type:        a number of images and audio clips, as image=4", "  engines:     all"],
+        ),
         ("load_format", ["  engines:     vllm; others refuse it", "  engines:     trtllm; others refuse it"]),
         (
             "option.spec_length",

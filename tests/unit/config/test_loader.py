@@ -130,14 +130,15 @@ def test_another_handler_or_task_stops_the_embedded_server(key: str, harmless: s
 @in_one_test(
     ("text", "limits"),
     [("image=0", {"image": 0}), ('{"image": 0, "video": 0}', {"image": 0, "video": 0}), ("image=4", {"image": 4}),
+     ("image=4,audio=1", {"image": 4, "audio": 1}),
      ("image=0,video=1", None), ('{"image": 4, "video": 2}', None), ("audio:8", None)],
 )  # fmt: skip
-def test_only_images_may_have_a_limit_above_zero(text: str, limits: dict[str, int] | None) -> None:
+def test_only_images_and_audio_clips_may_have_a_limit_above_zero(text: str, limits: dict[str, int] | None) -> None:
     given = f"option.limit_mm_per_prompt={text}"
     if limits is None:
-        assert "audio and video are not served" in refused("option.llm_engine=vllm", given)
+        assert "others are not served" in refused("option.llm_engine=vllm", given)
         args = f'option.engine_args={{"limit_mm_per_prompt": {text}}}'
-        assert text[0] != "{" or "audio and video are not served" in refused("option.llm_engine=vllm", args)
+        assert text[0] != "{" or "others are not served" in refused("option.llm_engine=vllm", args)
     else:
         assert config("option.llm_engine=vllm", given).engine_options["limit_mm_per_prompt"] == limits
 

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from handler.core.media import Medium
+from handler.core.media import MEDIA, Medium
 from handler.engines.huggingface.chat_content import find_forms
 from handler.engines.huggingface.image_tokens import no_images, read_image_tokens
 from handler.engines.huggingface.media_tokens import collapse, expand, no_media
@@ -53,7 +53,11 @@ def test_what_takes_no_images_says_why(tmp_path: Path) -> None:
     assert "pixtral" in no_images(write(tmp_path, {"model_type": "llava", "vision_config": {"model_type": "pixtral"}}))
     qwen = read_image_tokens(write(tmp_path, {"model_type": "qwen2_vl"}))
     assert not isinstance(qwen, str)
-    assert no_media(None) == {"image": "the model takes text only"}
+    assert no_media(None) == dict.fromkeys(MEDIA, "the model takes text only")
+    assert no_media(write(tmp_path, {"model_type": "qwen2_vl"})) == {
+        "image": "",
+        "audio": "the model takes no audio clips",
+    }
     with pytest.raises(ValueError, match="over 200 times"):
         qwen.count((201, 1))
 

@@ -31,7 +31,7 @@ CONTEXT = ServerContext(
 )
 
 VOCABULARY = Vocabulary([b"a", b" b", "\u00e9".encode()[:1], "\u00e9".encode()[1:], b"c", b"<end>"], special={5})
-CAPABLE = ServerContext(engine="able", vocabulary=VOCABULARY)
+CAPABLE = ServerContext(engine="able", vocabulary=VOCABULARY, no_media={"audio": ""})
 """An engine that lacks nothing, with a vocabulary of six tokens."""
 
 

@@ -214,6 +214,7 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
         labels=("no", "yes", "perhaps"),
         task=Task.CLASSIFICATION if schema == "vllm_classify" else Task.GENERATION,
         vocabulary=VOCABULARY if "embed" in schema else None,
+        no_media={"audio": ""} if schema in ("openai_transcriptions", "openai_translations") else CONTEXT.no_media,
     )
     found = answer(schema_of(name), body, script, context)
     asked = body.decode() if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False)

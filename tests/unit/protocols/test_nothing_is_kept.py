@@ -18,7 +18,7 @@ NAMES = (
     "session_params", "thread", "thread_id",
 )  # fmt: skip
 
-SEEING = replace(CAPABLE, no_media={"image": ""})
+SEEING = replace(CAPABLE, no_media={"image": "", "audio": ""})
 PNG = {"type": "input_image", "image_url": "data:image/png;base64,aQ==", "file_id": "file_1"}
 
 
@@ -66,13 +66,13 @@ def user(part: Any) -> dict[str, Any]:
         ("openai_chat", talk({"role": "assistant", "audio": {"id": "audio_1"}}), "messages[1].audio is not supported"),
         ("lmi", talk({"role": "assistant", "content": "", "audio": {"id": "a"}}), "messages[1].audio is not supported"),
         ("openai_chat", talk(user({"type": "file", "file": {"file_id": "f"}})),
-         "'file' is not supported: the engine reads text and images, no files"),
+         "'file' is not supported: the engine reads text, images and audio clips, no files"),
         ("openai_chat", talk(user({"type": "image_url", "image_url": {"url": "https://x/a.png", "file_id": "f"}})),
          "messages[].content[].image_url.file_id: is not supported"),
         ("openai_chat", talk(user({"type": "image_url", "image_url": None, "uuid": "u"})), "image_url must be a URL"),
         ("openai_responses", {"input": [user(PNG)]}, "input[0].content[0].file_id is not supported"),
         ("openai_responses", {"input": [user({"type": "input_file", "file_id": "f"})]},
-         "'input_file' is not supported: the engine reads text and images, no files"),
+         "'input_file' is not supported: the engine reads text, images and audio clips, no files"),
         ("openai_responses", {"input": [{"type": "item_reference", "id": "m"}]}, "'item_reference' is not supported"),
         ("openai_responses", {"input": [{"id": "m"}]}, "input[0]: 'item_reference' is not supported"),
         ("openai_responses", {"input": [{"id": "m", "type": None}]}, "input[0]: 'item_reference' is not supported"),

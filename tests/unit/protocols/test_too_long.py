@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import AnswerTooLong, PromptTooLong
 from handler.protocols.openapi.document import DESCRIPTIONS
 from tests.one_test import in_one_test
-from tests.unit.protocols.answers import EXAMPLES, STREAMED, answer, refused
+from tests.unit.protocols.answers import CONTEXT, EXAMPLES, STREAMED, answer, refused
 
 PROMPT = PromptTooLong("inputs", 9000, 8191)
 ANSWER = AnswerTooLong("max_new_tokens", 9, 8184, 8192)
@@ -24,12 +25,15 @@ def form(value: Any) -> Any:
     }
 
 
+HEARING = replace(CONTEXT, no_media={"audio": ""})
+
+
 @in_one_test("stream", [False, True])
 @in_one_test(("route", "dialect"), EXAMPLES)
 def test_both_have_one_form(route: str, dialect: str, stream: bool) -> None:
     example = DESCRIPTIONS[dialect].example
     body = {**example, "stream": True} if stream and dialect in STREAMED else example
-    alone, together = (answer(route, body, refused(error)) for error in (PROMPT, ANSWER))
+    alone, together = (answer(route, body, refused(error), HEARING) for error in (PROMPT, ANSWER))
     assert (alone.status, alone.content_type) == (together.status, together.content_type)
     assert alone.status >= 400 or alone.content_type.startswith("text/event-stream")
     values = [json.loads(one.body.removeprefix(b"data:")) for one in (alone, together)]

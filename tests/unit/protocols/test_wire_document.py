@@ -52,6 +52,7 @@ DIALECTS = {
     "[LMI's embeddings](embeddings.md#lmis-embeddings)": ("lmi_embedding",),
     "[TEI](embeddings.md#teis-routes)": ("tei_embed", "tei_similarity", "tei_rerank", "tei_predict"),
     "[Rerank](embeddings.md#rerank)": ("rerank", "rerank_v2"),
+    "[Transcriptions](audio.md)": ("openai_transcriptions", "openai_translations"),
     "[vLLM's scores](vllm.md#scores)": ("vllm_score",),
     "[vLLM's pooling](vllm.md#pooling-and-labels)": ("vllm_pooling", "vllm_classify"),
 }

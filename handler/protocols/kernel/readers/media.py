@@ -16,7 +16,7 @@ _PART = 1 << 18  # characters, a multiple of four: other threads may run between
 
 _TEXT_ONLY = "the engine reads text only"
 
-_UNREAD = {"input_audio": "audio", "audio_url": "audio", "video_url": "video", "file": "files", "input_file": "files"}
+_UNREAD = {"video_url": "video", "input_video": "video", "file": "files", "input_file": "files"}
 """Types of parts that other servers read, each with what it brings."""
 
 
@@ -39,7 +39,7 @@ def check_read(word: str, at: str, context: ServerContext) -> None:
     """Raise InvalidPayload where no engine reads parts of this type, naming what they bring and what this one reads."""
     if word in _UNREAD:
         taken = [several for kind, several in MEDIA.items() if not context.no_media.get(kind, _TEXT_ONLY)]
-        read = " and ".join(["text", *taken])
+        read = " and ".join([", ".join(["text", *taken[:-1]]), *taken[-1:]])
         raise InvalidPayload(f"{at}: {word!r} is not supported: the engine reads {read}, no {_UNREAD[word]}")
 
 

@@ -9,15 +9,32 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.media import MediaSource
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.readers.media import check_number, check_read, check_taken, only_in, place, read_url
+from handler.protocols.kernel.readers.media import (
+    check_number,
+    check_read,
+    check_taken,
+    only_in,
+    place,
+    read_base64,
+    read_url,
+)
 from handler.protocols.kernel.schema.shapes import COUNT, NULL, TEXT, Shape, listing, nullable, record
 
 ROLES = ("system", "user", "assistant", "developer", "tool")
 
 MAX_ARGUMENTS, MAX_ALL_ARGUMENTS = 1 << 20, 1 << 22
 
-_URLS = {"image_url": "image"}
+_URLS = {"image_url": "image", "audio_url": "audio"}
 """Types of parts with a URL in a field of the same name, and the kind of their media."""
+
+_AUDIO = "input_audio"
+"""OpenAI's type of parts with an audio clip."""
+
+AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus")
+"""Formats of audio clips; OpenAI has the first two. The file itself says which one it is."""
+
+_KINDS = {**_URLS, _AUDIO: "audio"}
+"""Types of parts with media, and their kinds."""
 
 _OTHER_IMAGES = ("image", "input_image")
 """What other APIs call a part with an image."""
@@ -35,8 +52,12 @@ _READ: Mapping[str, Mapping[str, Shape]] = {
 """Fields of a message beside role and content."""
 
 _PART = record(
-    {"type": {"enum": ["text", *_URLS]}},
-    {"text": nullable(TEXT), **{name: {"anyOf": [TEXT, record({"url": TEXT}), NULL]} for name in _URLS}},
+    {"type": {"enum": ["text", *_KINDS]}},
+    {
+        "text": nullable(TEXT),
+        **{name: {"anyOf": [TEXT, record({"url": TEXT}), NULL]} for name in _URLS},
+        _AUDIO: nullable(record({"data": TEXT}, {"format": nullable({"enum": [*AUDIO_FORMATS]})})),
+    },
 )
 MESSAGES: Shape = listing(
     record(
@@ -202,8 +223,8 @@ def _content(
         where = f"{at}[{index}]"
         if isinstance(part, MediaSource):
             source = part
-        elif (word := _type(part)) in _URLS:
-            check_taken(_URLS[word], word, where, context)
+        elif (word := _type(part)) in _KINDS:
+            check_taken(_KINDS[word], word, where, context)
             source = _medium(part, word, where, unknown)
         else:
             parts.append({"type": "text", "text": _part(part, where, context)})
@@ -214,7 +235,7 @@ def _content(
 
 
 def _is_medium(part: Any) -> bool:
-    return isinstance(part, MediaSource) or _type(part) in _URLS
+    return isinstance(part, MediaSource) or _type(part) in _KINDS
 
 
 def _type(part: Any) -> str:
@@ -224,21 +245,32 @@ def _type(part: Any) -> str:
 
 
 def _medium(part: Message, word: str, at: str, unknown: dict[str, None]) -> MediaSource:
-    """Read OpenAI's part of type `word`; that field may also be the URL itself, as in vLLM."""
+    """Read OpenAI's part of type `word`; the field of a URL may also be the URL itself, as in vLLM."""
     given = part.get(word)
-    more = {name: value for name, value in given.items() if name != "url"} if isinstance(given, dict) else {}
+    read = ("data", "format") if word == _AUDIO else ("url",)
+    more = {name: value for name, value in given.items() if name not in read} if isinstance(given, dict) else {}
     if more.get("detail") == "auto":
         del more["detail"]  # as if it was left out
     unknown |= {f"messages[].content[].{word}.{name}": None for name, value in more.items() if value is not None}
     names = [name for name in part if name not in ("type", word) and part[name] is not None]
     unknown |= {f"messages[].content[].{name}": None for name in names}
+    if word == _AUDIO:
+        return _input_audio(given, f"{at}.{word}")
     return read_url(_URLS[word], given.get("url") if isinstance(given, dict) else given, f"{at}.{word}")
+
+
+def _input_audio(given: Any, at: str) -> MediaSource:
+    if not isinstance(given, dict):
+        raise InvalidPayload(f"{at} must be an object with 'data', the file in base64, and 'format'")
+    if (name := given.get("format")) is not None and name not in AUDIO_FORMATS:
+        raise InvalidPayload(f"{at}.format must be one of {', '.join(AUDIO_FORMATS)}")
+    return read_base64("audio", given.get("data"), f"{at}.data")
 
 
 def _part(part: Any, at: str, context: ServerContext) -> str:
     word = _type(part)
-    if word in _URLS:
-        raise InvalidPayload(f"{at}: {word!r} is not supported: {only_in(_URLS[word])}")
+    if word in _KINDS:
+        raise InvalidPayload(f"{at}: {word!r} is not supported: {only_in(_KINDS[word])}")
     if word in _OTHER_IMAGES:
         check_taken("image", word, at, context)
         raise InvalidPayload(f"{at}: {word!r} is not supported: write it as an 'image_url'")

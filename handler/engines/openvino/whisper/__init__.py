@@ -1,0 +1,1 @@
+"""Transcription of audio clips by OpenVINO GenAI's WhisperPipeline."""

@@ -1,0 +1,162 @@
+"""OpenAI's transcriptions and translations: forms as its clients send them, JSON, and what is wrong with either."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from handler.core.values import Request
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.openai.transcriptions import Transcriptions
+from tests.app.media.clips import clip_file, flac, tone, wav
+from tests.app.server import serve
+from tests.servers import LiveServer, http, options
+
+TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
+CLIP = clip_file(kind="MP3")
+ECHO = "user: <audio> assistant: user: <audio>"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    settings = options(
+        "option.task=transcription", "option.max_model_len=8", "option.max_audio_seconds=3",
+        "option.max_audio_bytes=150000", "max_request_size=400000",
+    )  # fmt: skip
+    with serve("--engine", "echo", *settings) as server:
+        server.wait_ready()
+        yield server
+
+
+def send(server: LiveServer, file: Any = CLIP, path: str = TRANSCRIPTIONS, **fields: Any) -> Any:
+    return http.post(server.url + path, files={"file": ("a.mp3", file)}, data=fields)
+
+
+@pytest.mark.parametrize("path", [TRANSCRIPTIONS, TRANSLATIONS, "/invocations"])
+def test_a_form_is_answered(server: LiveServer, path: str) -> None:
+    answer = send(server, path=path, model="model", language="en", prompt="names", temperature="0.0", stream="false")
+    assert answer.status_code == 200, answer.text
+    usage = {"type": "tokens", "input_tokens": 3, "output_tokens": 5, "total_tokens": 8}
+    assert answer.json() == {"text": ECHO, "usage": usage}
+    assert "x-lmi-ignored-parameters" not in answer.headers
+
+
+def test_json_has_the_file_in_base64(server: LiveServer) -> None:
+    body = {"file": base64.b64encode(CLIP).decode(), "language": "en"}
+    for path in (TRANSCRIPTIONS, "/invocations"):
+        assert server.post(body, path).json()["text"] == ECHO
+
+
+def test_the_text_alone(server: LiveServer) -> None:
+    answer = send(server, response_format="text")
+    assert (answer.text, answer.headers["content-type"]) == (ECHO, "text/plain; charset=utf-8")
+
+
+def test_unknown_fields_are_named(server: LiveServer) -> None:
+    assert send(server, colour="red").headers["x-lmi-ignored-parameters"] == "colour"
+
+
+FIELDS: dict[str, tuple[dict[str, Any], str]] = {
+    "verbose": ({"response_format": "verbose_json"}, "response_format"),
+    "subtitles": ({"response_format": "srt"}, "the engine gives the text alone; write json or text"),
+    "no format": ({"response_format": "poem"}, "must be json or text"),
+    "times": ({"timestamp_granularities[]": "word"}, "is not supported: the engine gives the text alone"),
+    "a stream": ({"stream": "true"}, "is not supported: the engine gives the text at its end; leave it out"),
+    "hot": ({"temperature": "7"}, "temperature"),
+    "no number": ({"temperature": "warm"}, "must be a number"),
+    "a long prompt": ({"prompt": "a" * 20_000}, "must be a string of at most 16384 characters"),
+    "a long language": ({"language": "e" * 99}, "must be the language's code, as en"),
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_wrong_fields(server: LiveServer, name: str) -> None:
+    fields, words = FIELDS[name]
+    answer = send(server, **fields)
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]["message"]
+
+
+FILES = {
+    "empty": (b"", "file: the audio has no bytes"),
+    "a text": (b"hello", "file: it is no WAV, FLAC, MP3 or Ogg (Vorbis, Opus)"),
+    "8 hours": (flac(8 * 3600 * 16_000), "file: the audio has 28800 s; at most 3 s (option.max_audio_seconds)"),
+    "too long": (clip_file(tone(3.5)), "file: the audio has 3.5 s; at most 3 s"),
+    "no channel": (wav(bytes(99), channels=0), "file: the audio has 0 channels"),
+    "cut": (clip_file()[:999], "file: the audio is broken"),
+    "too many bytes": (CLIP + bytes(150_000), "bytes; at most 150000 (option.max_audio_bytes)"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_wrong_files(server: LiveServer, name: str) -> None:
+    file, words = FILES[name]
+    answer = send(server, file)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["type"]) == (400, "file", "invalid_request_error")
+    assert words in error["message"]
+    assert send(server).json()["text"] == ECHO
+
+
+def form(*parts: str, boundary: str = "x") -> bytes:
+    return "".join(f"--{boundary}\r\n{part}\r\n" for part in parts).encode() + f"--{boundary}--\r\n".encode()
+
+
+NAMED = 'Content-Disposition: form-data; name="a"\r\n\r\n'
+BODIES: dict[str, tuple[bytes, str, str]] = {
+    "no boundary": (form(NAMED), "multipart/form-data", "needs a boundary of 1 to 70 characters"),
+    "a long boundary": (form(NAMED), f"multipart/form-data; boundary={'x' * 99}", "needs a boundary"),
+    "another boundary": (form(NAMED), "multipart/form-data; boundary=y", "is not of the type multipart/form-data"),
+    "breaks off": (form(NAMED + "abc")[:-9], "multipart/form-data; boundary=x", "breaks off"),
+    "no name": (form("A: b\r\n\r\nc"), "multipart/form-data; boundary=x", "a part of the form has no name"),
+    "many parts": (form(*[NAMED] * 65), "multipart/form-data; boundary=x", "the form has more than 64 parts"),
+    "long headers": (form("A: " + "b" * 9000 + "\r\n\r\n"), "multipart/form-data; boundary=x", "breaks off"),
+    "no file": (form(NAMED + "b"), "multipart/form-data; boundary=x", "'file' is required"),
+    "a file without a name": (
+        form('Content-Disposition: form-data; name="file"\r\n\r\n%%'), "multipart/form-data; boundary=x",
+        "file: the audio is not base64"),
+    "JSON without a file": (b"{}", "application/json", "'file' is required"),
+    "a list": (b"[]", "application/json", "the body must be a form or a JSON object with 'file'"),
+    "a number for a file": (b'{"file": 3}', "application/json", "'file' must be a form's file, or a string of base64"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_wrong_bodies(server: LiveServer, name: str) -> None:
+    body, content_type, words = BODIES[name]
+    answer = http.post(server.url + TRANSCRIPTIONS, content=body, headers={"content-type": content_type})
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]["message"]
+
+
+def test_a_form_longer_than_the_option_allows_is_refused_before_it_is_read(server: LiveServer) -> None:
+    assert send(server, bytes(500_000)).status_code == 413
+
+
+def test_other_routes_take_no_forms() -> None:
+    with serve("--engine", "echo") as server:
+        server.wait_ready()
+        assert send(server, path="/v1/chat/completions").status_code == 415
+        answer = send(server)
+        assert answer.status_code == 404
+        assert "it is for option.task=automatic-speech-recognition" in answer.json()["error"]["message"]
+
+
+def test_language_task_and_temperature_reach_the_engine() -> None:
+    context = ServerContext("openvino", no_media={"audio": ""})
+    body = {"file": base64.b64encode(CLIP).decode(), "language": "DE", "prompt": "names", "temperature": "0.5"}
+    (request,) = Transcriptions("openai_translations", "translate").parse(body, context).requests
+    assert isinstance(request, Request)
+    assert dict(request.template.arguments) == {"task": "translate", "language": "de", "prompt": "names"}
+    assert (request.sampling.do_sample, request.sampling.temperature) == (True, 0.5)
+    (request,) = Transcriptions("openai_translations", "translate").parse({"file": body["file"]}, context).requests
+    assert not request.sampling.do_sample
+
+
+def test_the_document_says_that_forms_are_taken(server: LiveServer) -> None:
+    paths = http.get(f"{server.url}/api-doc/openapi.json").json()["paths"]
+    for path in (TRANSCRIPTIONS, TRANSLATIONS):
+        assert set(paths[path]["post"]["requestBody"]["content"]) == {"application/json", "multipart/form-data"}

@@ -1,0 +1,159 @@
+"""A Whisper with random weights, made by transformers' own classes, and what it answers; needs torch and optimum-intel.
+
+`python -m tests.audio.whisper DIRECTORY` writes it in OpenVINO's form, and its answers, which are in
+tests/golden/engines/whisper/. optimum-intel 2.2 with transformers 4.57 made them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from handler.core.media import SAMPLE_RATE, Medium
+from tests.audio.models import clip
+
+GAP = 0.04
+NUM_TOKENS = 12
+SEED = 1
+_SPECIAL = (
+    "<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>", "<|startoflm|>",
+    "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>",
+)  # fmt: skip
+
+
+class Case(NamedTuple):
+    """A clip, and what is asked for."""
+
+    clip: Medium
+    language: str
+    task: str
+    prompt: str = ""
+
+
+CASES = (
+    Case(clip(2.0, 1), "en", "transcribe"),
+    Case(clip(2.0, 1), "de", "transcribe"),
+    Case(clip(2.0, 1), "de", "translate"),
+    Case(clip(3.7, 2), "en", "transcribe"),
+    Case(clip(2.0, 1), "en", "transcribe", "hello world"),
+)
+
+
+def write_model(directory: Path, seed: int = SEED) -> Path:
+    """Write a Hugging Face directory."""
+    import torch
+    from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+    from tests.vision.models import _tokenizer
+
+    tokenizer = _tokenizer([*_SPECIAL])
+    tokenizer.add_tokens([f"<|{number * 0.02:.2f}|>" for number in range(1501)])
+    tokenizer.eos_token = tokenizer.pad_token = tokenizer.bos_token = "<|endoftext|>"
+    ids = dict(zip(_SPECIAL, tokenizer.convert_tokens_to_ids([*_SPECIAL]), strict=True))
+    end, start = ids["<|endoftext|>"], ids["<|startoftranscript|>"]
+    sizes = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in _SIZES.items()}
+    config = WhisperConfig(
+        vocab_size=len(tokenizer),
+        num_mel_bins=80,
+        d_model=64,
+        decoder_start_token_id=start,
+        pad_token_id=end,
+        bos_token_id=end,
+        eos_token_id=end,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+        **sizes,
+    )
+    torch.manual_seed(seed)
+    model = WhisperForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("decoder.layer_norm.weight"):
+                weight.fill_(10)  # logits further apart
+            elif "decoder.embed_positions" in name:
+                weight.normal_(0, 0.3)
+            elif weight.dim() > 1 and "embed_positions" not in name:  # wide enough that clips and words matter
+                wide = 4 if "encoder_attn" in name else 1
+                weight.normal_(0, 0.12 if "embed_tokens" in name else wide / weight[0].numel() ** 0.5)
+    made = model.generation_config
+    made._from_model_config = False  # else optimum leaves out what follows
+    made.is_multilingual = True
+    made.lang_to_id = {name: ids[name] for name in ("<|en|>", "<|de|>")}
+    made.task_to_id = {name: ids[f"<|{name}|>"] for name in ("transcribe", "translate")}
+    made.no_timestamps_token_id = ids["<|notimestamps|>"]
+    made.prev_sot_token_id = ids["<|startofprev|>"]
+    made.return_timestamps = False
+    made.max_initial_timestamp_index = 50
+    made.max_length = 448
+    made.suppress_tokens = list(range(end, len(tokenizer)))  # an answer has words alone
+    made.begin_suppress_tokens = [end]
+    model.float().save_pretrained(directory)
+    WhisperFeatureExtractor(feature_size=80).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+_SIZES = {"layers": 2, "attention_heads": 2, "ffn_dim": 128}
+
+
+class Answer(NamedTuple):
+    """Greedy ids, and the least difference of the first two logits."""
+
+    ids: list[int]
+    gap: float
+
+
+class Reference:
+    """transformers in fp32; the logits of each step are computed anew."""
+
+    def __init__(self, model: Path) -> None:
+        import torch
+        from transformers import AutoTokenizer, WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+        self._torch = torch
+        self._model = WhisperForConditionalGeneration.from_pretrained(model).eval()
+        self._extractor = WhisperFeatureExtractor.from_pretrained(model)
+        self._tokenizer = AutoTokenizer.from_pretrained(model)
+
+    def answer(self, case: Case) -> Answer:
+        import numpy
+
+        torch, config = self._torch, self._model.generation_config
+        samples = numpy.frombuffer(case.clip.data, numpy.float32)
+        features = self._extractor(samples, sampling_rate=SAMPLE_RATE, return_tensors="pt").input_features
+        named = [f"<|{name}|>" for name in ("startoftranscript", case.language, case.task, "notimestamps")]
+        ids = self._tokenizer.convert_tokens_to_ids(named)
+        if case.prompt:
+            words = self._tokenizer.encode(" " + case.prompt, add_special_tokens=False)
+            ids = [config.prev_sot_token_id, *words, *ids]
+        with torch.no_grad():
+            heard = self._model.get_encoder()(features)
+        found: list[int] = []
+        gaps: list[float] = []
+        for _ in range(NUM_TOKENS):
+            with torch.no_grad():
+                given = torch.tensor([[*ids, *found]])
+                logits = self._model(encoder_outputs=heard, decoder_input_ids=given).logits[0, -1]
+            logits[config.suppress_tokens] = float("-inf")
+            best = logits.topk(2)
+            found.append(int(best.indices[0]))
+            gaps.append(float(best.values[0] - best.values[1]))
+        return Answer(found, min(gaps))
+
+
+def main(directory: Path) -> None:
+    source = write_model(directory / "checkpoint")
+    reference = Reference(source)
+    answers: list[dict[str, Any]] = [reference.answer(case)._asdict() for case in CASES]
+    (directory / "answers.json").write_text(json.dumps(answers) + "\n")
+    assert min(answer["gap"] for answer in answers) >= GAP, answers
+    command = Path(sys.executable).with_name("optimum-cli")
+    task = ("--task", "automatic-speech-recognition-with-past", "--weight-format", "fp32")
+    subprocess.run([command, "export", "openvino", "-m", source, *task, directory / "openvino"], check=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

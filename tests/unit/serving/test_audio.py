@@ -1,0 +1,168 @@
+"""Audio clips: decoded to 16 kHz and one channel, and what wrong ones are refused by, before work is done."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import numpy
+import pytest
+
+from handler.config.loader import read_config
+from handler.core.errors import InvalidPayload
+from handler.core.media import SAMPLE_RATE, MediaSource, Medium
+from handler.engines.process.sandbox import Sandbox
+from handler.serving.media.audio.headers import read_size
+from handler.serving.media.loader import MediaLoader
+from handler.serving.media.rules import media_rules
+from tests.app.media.clips import clip_file, flac, tone, wav
+
+RULES = media_rules(read_config(overrides=["option.max_audio_seconds=60"], environ={}).checked())
+FORMATS = (
+    ("WAV", "PCM_16"), ("WAV", "PCM_U8"), ("WAV", "PCM_24"), ("WAV", "FLOAT"), ("WAV", "ULAW"), ("WAVEX", "PCM_16"),
+    ("FLAC", "PCM_16"), ("FLAC", "PCM_24"), ("OGG", "VORBIS"), ("OGG", "OPUS"), ("MP3", "MPEG_LAYER_III"),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def clips() -> Iterator[MediaLoader]:
+    loader = MediaLoader(RULES)
+    yield loader
+    loader.close()
+
+
+def source(file: bytes, name: str = "clip") -> MediaSource:
+    return MediaSource("audio", file, "", name)
+
+
+def load(loader: MediaLoader, file: bytes) -> tuple[Medium, Any]:
+    (medium,) = loader.load([source(file)]).result().media
+    samples = numpy.frombuffer(medium.data, numpy.float32)
+    assert medium.size == (len(samples),)
+    return medium, samples
+
+
+@pytest.mark.parametrize(("kind", "subtype"), FORMATS)
+@pytest.mark.parametrize(("rate", "channels"), [(16_000, 1), (48_000, 2), (8_000, 1)])
+def test_every_format_becomes_samples_of_one_rate(
+    clips: MediaLoader, kind: str, subtype: str, rate: int, channels: int
+) -> None:
+    given = tone(1.0, rate, channels)
+    _, samples = load(clips, clip_file(given, rate, kind, subtype))
+    assert abs(len(samples) - SAMPLE_RATE) <= (2500 if kind == "MP3" else 2)  # an MP3 has whole frames
+    if kind == "MP3":
+        samples = samples[:SAMPLE_RATE]
+    middle = samples[4000:12_000]
+    assert 0.25 < numpy.abs(middle).max() < 0.35
+    assert numpy.argmax(numpy.abs(numpy.fft.rfft(middle))) == 220  # 440 Hz, in steps of 2
+
+
+def test_channels_are_averaged(clips: MediaLoader) -> None:
+    left, right = tone(0.5), tone(0.5, hertz=1000.0)
+    _, samples = load(clips, clip_file(numpy.stack([left, right], axis=1), subtype="FLOAT"))
+    assert numpy.allclose(samples, (left + right) / 2, atol=1e-7)
+
+
+def test_equal_samples_have_equal_digests(clips: MediaLoader) -> None:
+    given = (tone(0.5) * 32_767).astype(numpy.int16)  # so that both files have the same numbers
+    one, two = (load(clips, clip_file(given, kind=kind, subtype="PCM_16"))[0] for kind in ("WAV", "FLAC"))
+    other, longer = load(clips, clip_file(given // 2))[0], load(clips, clip_file(tone(0.6)))[0]
+    assert (one.digest, one.data) == (two.digest, two.data)
+    assert len({one.digest, other.digest, longer.digest}) == 3
+
+
+def test_a_wav_of_a_pipe_ends_where_the_file_ends(clips: MediaLoader) -> None:
+    samples = bytes(32_000)
+    for named in (0xFFFFFFFF, 0x7FFFFFFF):
+        assert load(clips, wav(samples, named=named))[0].size == (16_000,)
+
+
+def test_the_first_bytes_say_the_length() -> None:
+    assert read_size(clip_file(tone(0.5, 44_100, 2), 44_100)) == (22_050, 44_100, 2)
+    assert read_size(clip_file(tone(0.5, 44_100, 2), 44_100, "FLAC")) == (22_050, 44_100, 2)
+    for file in (clip_file(), clip_file(kind="FLAC"), clip_file(kind="OGG"), clip_file(kind="MP3")):
+        for end in range(200):
+            with contextlib.suppress(InvalidPayload):
+                assert min(read_size(file[:end])) >= 0
+    began = time.thread_time()
+    for hostile in (b"RIFF\0\0\0\0WAVE" + b"LIST\0\0\0\0" * (2 << 20), b"RIFF\0\0\0\0WAVE" + b"\xff" * (20 << 20)):
+        with pytest.raises(InvalidPayload, match="its header names no samples"):
+            read_size(hostile)
+    assert time.thread_time() - began < 0.5
+
+
+NAN = numpy.full(1600, numpy.nan, numpy.float32)
+MIB = 1 << 20
+WRONG: dict[str, tuple[bytes, str, bool]] = {
+    "nothing": (b"", "the audio has no bytes", True),
+    "a text": (b"what is this?", "it is no WAV, FLAC, MP3 or Ogg (Vorbis, Opus)", False),
+    "an image": (b"\x89PNG\r\n\x1a\n" + bytes(99), "it is no WAV, FLAC, MP3 or Ogg (Vorbis, Opus)", False),
+    "MP4": (b"\0\0\0\x20ftypM4A " + bytes(99), "it is no WAV, FLAC, MP3 or Ogg (Vorbis, Opus)", False),
+    "AIFF": (clip_file(kind="AIFF"), "it is no WAV, FLAC, MP3 or Ogg (Vorbis, Opus)", False),
+    "an encoding of telephones": (
+        clip_file(subtype="GSM610"), "its encoding is not supported: WAV of GSM610", False),
+    "no channel": (wav(bytes(99), channels=0), "the audio has 0 channels; it must have 1 to 8", True),
+    "65,535 channels": (wav(bytes(99), channels=65_535, bits=8), "the audio has 65535 channels", True),
+    "192 kHz of 8 channels": (
+        wav(bytes(3200), rate=192_000, channels=8),
+        "the audio has 8 channels of 192000 samples a second; all together may have 384000", True),
+    "no rate": (wav(bytes(99), rate=0), "the audio has 0 samples a second; it must have 4000 to 192000", True),
+    "4 GHz": (wav(bytes(99), rate=4_000_000_000), "the audio has 4000000000 samples a second", True),
+    "no samples": (wav(b""), "the audio has no samples", True),
+    "only its first bytes": (clip_file()[:20], "the audio is broken: its header names no samples", True),
+    "a WAV cut short": (clip_file()[:8000], "names 16000 bytes of samples, and 7956 follow", True),
+    "a WAV that says more": (wav(bytes(99), named=1 << 30), "names 1073741824 bytes of samples, and 99 follow", True),
+    "a WAV too long": (wav(bytes(2 * MIB)), "the audio has 65.536 s; at most 60 s (option.max_audio_seconds)", True),
+    "8 hours of silence": (
+        flac(8 * 3600 * 16_000), "the audio has 28800 s; at most 60 s (option.max_audio_seconds)", True),
+    "a FLAC that says nothing": (flac(0), "the audio's header does not say how long it is", True),
+    "a FLAC that says less": (flac(10), "", False),
+    "a FLAC that says more": (flac(9000), "the audio is broken", False),
+    "a FLAC cut short": (clip_file(kind="FLAC")[:500], "the audio is broken", False),
+    "an Ogg cut short": (clip_file(kind="OGG")[:200], "the audio is broken", False),
+    "an MP3 of nothing": (b"\xff\xfb\x90\xc4" + bytes(4000), "the audio is broken", False),
+    "an Ogg too long": (
+        clip_file(numpy.zeros(61 * 16_000, numpy.float32), kind="OGG"), "the audio has 61 s; at most 60 s", False),
+    "an MP3 too long": (
+        clip_file(numpy.zeros(61 * 16_000, numpy.float32), kind="MP3"), "s; at most 60 s", False),
+    "NaN": (clip_file(NAN, subtype="FLOAT"), "the audio has samples that are no finite numbers", False),
+    "NaN at another rate": (
+        clip_file(NAN, 44_100, subtype="FLOAT"), "the audio has samples that are no finite numbers", False),
+    "infinite": (
+        wav(numpy.full(99, numpy.inf, numpy.float32).tobytes(), bits=32, code=3), "no finite numbers", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_clip_is_refused_by_name_and_its_neighbour_is_not(clips: MediaLoader, name: str) -> None:
+    """Those that a header tells are never given to the decoder."""
+    file, words, by_header = WRONG[name]
+    with mock.patch.object(Sandbox, "run", autospec=True, side_effect=Sandbox.run) as run:
+        future = clips.load([source(file, "messages[0].content[1].input_audio.data")])
+        if not words:
+            assert future.result().media[0].size == (10,)
+        else:
+            with pytest.raises(InvalidPayload) as raised:
+                future.result()
+            assert raised.value.message.startswith("messages[0].content[1].input_audio.data: ")
+            assert words in raised.value.message
+        assert run.called is not by_header
+        del future
+    gc.collect()
+    assert load(clips, clip_file())[0].size == (8000,)
+    gc.collect()
+    assert clips.memory.taken == 0
+
+
+def test_a_clip_that_takes_too_long_ends_its_own_decoding(clips: MediaLoader) -> None:
+    with (
+        mock.patch("handler.serving.media.loader.SECONDS", 1e-3),
+        mock.patch("handler.serving.media.loader._QUICK_SECONDS", 1e-3),
+        pytest.raises(InvalidPayload, match=r"the audio needs more than 0\.001 s"),
+    ):
+        clips.load([source(clip_file(tone(50.0, 44_100), 44_100, "MP3"))]).result()
+    assert load(clips, clip_file())[0].size == (8000,)
