@@ -27,6 +27,7 @@ class Description(NamedTuple):
         streams: content types of streams; each value is framed by itself.
         refuses_in_frame: a refused request for a stream gets one `chunk`, framed as the stream would be.
         forms: a body may also be a form.
+        texts: a whole answer may also be plain text.
     """
 
     title: str
@@ -40,6 +41,7 @@ class Description(NamedTuple):
     streams: tuple[str, ...] = ()
     refuses_in_frame: bool = False
     forms: bool = False
+    texts: bool = False
 
 
 Answer = tuple[str, Any, Any]

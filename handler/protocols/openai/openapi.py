@@ -31,6 +31,7 @@ def _transcription(title: str, request: str, task: str) -> Description:
         {"text": "Good morning.",
          "usage": {"type": "tokens", "input_tokens": 4, "output_tokens": 3, "total_tokens": 7}},
         forms=True,
+        texts=True,
     )  # fmt: skip
 
 

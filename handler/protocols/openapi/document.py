@@ -156,6 +156,8 @@ def _inference(dialects: Sequence[Description]) -> dict[str, Any]:
             "schema": _any_of(_shapes(dialect.answer for dialect in whole)),
             "examples": {dialect.title: {"value": dialect.answer_example} for dialect in whole},
         }
+    if any(dialect.texts for dialect in dialects):
+        content["text/plain"] = {"schema": {"type": "string"}}
     titles = [dialect.title for dialect in dialects]
     return {
         "tags": [titles[0] if titles else "Inference"],

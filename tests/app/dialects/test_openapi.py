@@ -251,6 +251,9 @@ def _check_golden_file(name: str) -> None:
     # TGI refuses under 200 where a stream was asked for; the files of OpenAI's hold only a part of each body.
     if "error" not in values[0] and not name.startswith("openai/"):
         validator(ref(dialect.request)).validate(json.loads(asked.removeprefix("> ")))
+    if kind == "text/plain":
+        assert dialect.texts
+        return
     assert kind == "application/json" or kind in dialect.streams
     answer = dialect.answer if kind == "application/json" else dialect.chunk
     for value in values:
