@@ -131,8 +131,9 @@ class Admission:
             raise InvalidPayload(
                 f"the request has {size} bytes; at most {store.most_bytes} are stored (option.responses_max_bytes)"
             )
+        if wanted.keeps:
+            store.check_room()
         if not wanted.previous and not wanted.items:
-            store.check_room()  # for its own
             return NOTHING
         return await self._end(store.recall(owner_of(headers), wanted))
 

@@ -14,15 +14,16 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Conflict, Overloaded, Problem, Unavailable
 from handler.core.framing import dumps, loads
-from handler.protocols.kernel.kept import KeptAnswer, Kind, Recalled, Wanted, kept_items
+from handler.protocols.kernel.kept import KeptAnswer, KeptItem, Kind, Recalled, State, Wanted, kept_items
 
 T = TypeVar("T")
 
@@ -53,6 +54,12 @@ CREATE TABLE items (
 );
 CREATE INDEX items_by_id ON items (id);
 """
+_COLUMNS = (
+    "SELECT id, owner, kind, previous, failed, head, size, used, expires FROM answers LIMIT 0",
+    "SELECT answer, place, is_output, id, item FROM items LIMIT 0",
+)
+"""What fails in another program's file."""
+
 _CHAIN = """
 WITH RECURSIVE chain (id, previous, failed, head, size, depth) AS (
     SELECT id, previous, failed, head, size, 0 FROM answers WHERE id = :id AND owner = :owner AND kind = :kind
@@ -125,6 +132,7 @@ class ResponseStore:
         self._clock = clock
         self._in_progress: weakref.WeakValueDictionary[str, InProgress] = weakref.WeakValueDictionary()
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock, self._unwritten = threading.Lock(), 0  # bytes
         self._database = _open(directory)
         self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
         self._thread.start()
@@ -134,9 +142,10 @@ class ResponseStore:
         return OwnersKeeper(self, owner)
 
     def check_room(self) -> None:
-        """Raise Overloaded where too many calls wait, writes among them."""
-        if self._calls.qsize() >= _MOST_WAITING:
-            raise Overloaded(f"{_MOST_WAITING} calls wait for the stored responses")
+        """Raise Overloaded where an answer cannot be kept: too many calls wait, or too many bytes to be written."""
+        self._check_calls()
+        if self._unwritten > self.most_bytes:
+            raise Overloaded(f"responses of {self.most_bytes} bytes wait to be stored (option.responses_max_bytes)")
 
     def recall(self, owner: str, wanted: Wanted) -> Future[Recalled]:
         """Recall what a request needs.
@@ -186,17 +195,27 @@ class ResponseStore:
     def keep(self, owner: str, answer: KeptAnswer) -> None:
         """Keep an answer that has ended. What comes later finds it."""
         self._in_progress.pop(answer.id, None)
-        self._calls.put(lambda: self._keep(owner, answer))
+        try:
+            head, items = dumps(answer.head), [*answer.given, *kept_items(answer.output)]
+        except Exception:
+            return log.exception("a response could not be stored: a bug")
+        row = _Row(owner, answer, head, items, len(head) + sum(len(item.json) for item in items))
+        self._add_unwritten(row.size)
+        self._calls.put(lambda: self._write(row))
 
     def close(self) -> None:
         """Write what is left, for a moment; a second call changes nothing."""
         self._calls.put(None)
         self._thread.join(_END_SECONDS)
 
+    def _check_calls(self) -> None:
+        if self._calls.qsize() >= _MOST_WAITING:
+            raise Overloaded(f"{_MOST_WAITING} calls wait for the stored responses")
+
     # -- the thread ----------------------------------------------------------------------------------------------
 
     def _submit(self, call: Callable[[], T]) -> Future[T]:
-        self.check_room()
+        self._check_calls()
         future: Future[T] = Future()
 
         def run() -> None:
@@ -233,12 +252,28 @@ class ResponseStore:
         with contextlib.suppress(sqlite3.Error):
             self._database.close()
 
+    def _add_unwritten(self, size: int) -> None:
+        with self._lock:
+            self._unwritten += size
+
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Write all that the block writes, or nothing."""
+        """Write all that the block writes, or nothing. No other process changes what the block reads."""
         self._database.execute("BEGIN IMMEDIATE")
-        try:
+        with self._transaction():
             yield self._database
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Read all in the block as it is at one moment, whatever other processes delete."""
+        self._database.execute("BEGIN")
+        with self._transaction():
+            yield
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            yield
         except BaseException:
             self._database.rollback()
             raise
@@ -250,16 +285,21 @@ class ResponseStore:
             with self._writing() as database:
                 database.execute("DELETE FROM answers WHERE expires <= ?", now)
 
-    def _keep(self, owner: str, answer: KeptAnswer) -> None:
-        head = dumps(answer.head)
-        output, first = kept_items(answer.output), len(answer.given)
-        items = [(answer.id, place, place >= first, *item) for place, item in enumerate([*answer.given, *output])]
-        size, now = len(head) + sum(len(item[-1]) for item in items), self._clock()
+    def _write(self, row: _Row) -> None:
+        try:
+            self._keep(row)
+        finally:
+            self._add_unwritten(-row.size)
+
+    def _keep(self, row: _Row) -> None:
+        owner, answer, head, kept, size = row
+        now, first = self._clock(), len(answer.given)
+        items = [(answer.id, place, place >= first, *item) for place, item in enumerate(kept)]
         previous, failed = answer.previous, answer.failed
-        row = (answer.id, owner, answer.kind, previous, failed, head, size, now, now + self._lifetime)
+        values = (answer.id, owner, answer.kind, previous, failed, head, size, now, now + self._lifetime)
         with self._writing() as database:
             database.execute("DELETE FROM answers WHERE expires <= ?", (now,))
-            database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
             database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", items)
             count, total = database.execute("SELECT count(*), total(size) FROM answers").fetchone()
             if count > self._most or total > self.most_bytes:
@@ -268,10 +308,17 @@ class ResponseStore:
             log.warning("a response of %d bytes is not stored: option.responses_max_bytes is less", size)
 
     def _recall(self, owner: str, wanted: Wanted) -> Recalled:
-        recalled = self._conversation(owner, wanted) if wanted.previous else Recalled()
-        if recalled.state != "found" or not wanted.items:
-            return recalled
-        items, answers, size = dict[str, Any](), list[str](), recalled.size
+        with self._writing():
+            read = self._conversation(owner, wanted) if wanted.previous else _Read()
+            if read.state == "found" and wanted.items:
+                read = self._with_items(read, owner, wanted)
+        if read.state != "found":
+            return Recalled(read.state)
+        items = {id: loads(item) for id, item in read.items.items()}
+        return Recalled(head=loads(read.head), history=[*map(loads, read.history)], items=items, size=read.size)
+
+    def _with_items(self, read: _Read, owner: str, wanted: Wanted) -> _Read:
+        items, answers, size = dict[str, bytes](), list[str](), read.size
         for id in dict.fromkeys(wanted.items):
             query = (
                 "SELECT item, answers.id FROM items JOIN answers ON answers.id = answer WHERE items.id = ? AND "
@@ -281,40 +328,39 @@ class ResponseStore:
             if found is not None:
                 size += len(found[0])
                 if size > self._most_recalled:
-                    return Recalled("too_long")
-                items[id] = loads(found[0])
+                    return _Read("too_long")
+                items[id] = found[0]
                 answers.append(found[1])
         self._use(answers)
-        return recalled._replace(items=items, size=size)
+        return read._replace(items=items, size=size)
 
-    def _conversation(self, owner: str, wanted: Wanted) -> Recalled:
+    def _conversation(self, owner: str, wanted: Wanted) -> _Read:
         names = {"id": wanted.previous, "owner": owner, "kind": wanted.kind, "now": self._clock(), "most": self._most}
         chain = self._database.execute(_CHAIN, names).fetchall()
         if not chain:
-            return Recalled("missing")
+            return _Read("missing")
         if chain[-1][2]:
-            return Recalled("failed")
+            return _Read("failed")
         if chain[0][1]:
-            return Recalled("broken")
+            return _Read("broken")
         size = sum(one[3] for one in chain)
         if size > self._most_recalled:
-            return Recalled("too_long")
+            return _Read("too_long")
         ids = [one[0] for one in chain]
         history = [item for id in ids for item in self._items(id)]
-        head = loads(self._database.execute("SELECT head FROM answers WHERE id = ?", ids[:1]).fetchone()[0])
+        (head,) = self._database.execute("SELECT head FROM answers WHERE id = ?", ids[:1]).fetchone()
         self._use(ids)
-        return Recalled(head=head, history=history, size=size)
+        return _Read(head=head, history=history, size=size)
 
     def _use(self, ids: Sequence[str]) -> None:
         """Note that answers are used, the later ones later."""
         now = self._clock()
-        with self._writing() as database:
-            new = ((now, now + self._lifetime, id) for id in ids)
-            database.executemany("UPDATE answers SET used = ?, expires = ? WHERE id = ?", new)
+        new = ((now, now + self._lifetime, id) for id in ids)
+        self._database.executemany("UPDATE answers SET used = ?, expires = ? WHERE id = ?", new)
 
-    def _items(self, id: str, *, output_only: bool = False) -> Iterable[Any]:
+    def _items(self, id: str, *, output_only: bool = False) -> list[bytes]:
         query = "SELECT item FROM items WHERE answer = ? AND is_output >= ? ORDER BY place"
-        return [loads(item) for (item,) in self._database.execute(query, (id, output_only))]
+        return [item for (item,) in self._database.execute(query, (id, output_only))]
 
     def _head(self, owner: str, id: str) -> bytes | None:
         query = "SELECT head FROM answers WHERE id = ? AND owner = ? AND kind = ? AND expires > ?"
@@ -323,11 +369,17 @@ class ResponseStore:
         return None if found is None else found[0]
 
     def _response(self, owner: str, id: str) -> dict[str, Any] | None:
-        if (head := self._head(owner, id)) is None:
-            return None
-        return {**loads(head), "output": self._items(id, output_only=True)}
+        with self._reading():
+            head = self._head(owner, id)
+            output = [] if head is None else self._items(id, output_only=True)
+        return None if head is None else {**loads(head), "output": [*map(loads, output)]}
 
     def _input_items(self, owner: str, id: str, limit: int, after: str, newest_first: bool) -> ItemPage | None:
+        with self._reading():
+            rows = self._page(owner, id, limit + 1, after, newest_first)
+        return None if rows is None else ItemPage([*map(loads, rows[:limit])], len(rows) > limit)
+
+    def _page(self, owner: str, id: str, most: int, after: str, newest_first: bool) -> list[bytes] | None:
         if self._head(owner, id) is None:
             return None
         order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
@@ -338,13 +390,32 @@ class ResponseStore:
             if found is None:
                 return None
             query, names = f"{query} AND place {beyond} ?", [id, found[0]]
-        rows = self._database.execute(f"{query} ORDER BY place {order} LIMIT ?", [*names, limit + 1]).fetchall()
-        return ItemPage([loads(item) for (item,) in rows[:limit]], len(rows) > limit)
+        return [item for (item,) in self._database.execute(f"{query} ORDER BY place {order} LIMIT ?", [*names, most])]
 
     def _delete(self, owner: str, id: str) -> bool:
         with self._writing() as database:
             query = "DELETE FROM answers WHERE id = ? AND owner = ? AND kind = 'response' AND expires > ?"
             return database.execute(query, (id, owner, self._clock())).rowcount > 0
+
+
+class _Row(NamedTuple):
+    """An answer to write, as JSON."""
+
+    owner: str
+    answer: KeptAnswer
+    head: bytes
+    items: Sequence[KeptItem]
+    size: int
+
+
+class _Read(NamedTuple):
+    """What will be recalled, as JSON."""
+
+    state: State = "found"
+    head: bytes = b"{}"
+    history: Sequence[bytes] = ()
+    items: Mapping[str, bytes] = MappingProxyType({})
+    size: int = 0
 
 
 class InProgress:
@@ -382,9 +453,13 @@ def _open(directory: Path | None) -> sqlite3.Connection:
     if version not in (0, _VERSION):
         raise sqlite3.DatabaseError(f"its tables have version {version}; this release has {_VERSION}")
     if not version:
+        if database.execute("SELECT 1 FROM sqlite_master").fetchone():
+            raise sqlite3.DatabaseError("it is another program's database")
         for statement in filter(str.strip, _TABLES.split(";")):
             database.execute(statement)
         database.execute(f"PRAGMA user_version = {_VERSION}")
+    for query in _COLUMNS:
+        database.execute(query)
     database.execute("COMMIT")
     return database
 

@@ -169,3 +169,15 @@ def test_the_document_says_where_threads_are_taken(server: LiveServer, echo_serv
     for one, taken in ((server, True), (echo_server, False)):
         schemas = httpx.get(f"{one.url}/api-doc/openapi.json").json()["components"]["schemas"]
         assert ("thread" in schemas["AnthropicMessagesRequest"]["properties"]) is taken
+
+
+def test_ids_of_messages_mean_nothing(server: LiveServer) -> None:
+    for id in (None, 5, {"a": 1}):
+        made = send(server, {**user("a"), "id": id}, **CREATE).json()
+        assert send(server, user("b"), **go_on(made["id"])).status_code == 200
+
+
+def test_a_thread_that_cannot_be_kept_is_refused(server: LiveServer) -> None:
+    tool = {"name": "f", "input_schema": {"type": "object", "maximum": 10**30}}
+    found = send(server, user("a"), tools=[tool], **CREATE)
+    assert (found.status_code, "cannot be stored" in found.text) == (400, True)

@@ -17,6 +17,7 @@ from handler.protocols.assistant.events import Parser
 from handler.protocols.assistant.reasoning.families import FAMILIES
 from handler.protocols.assistant.reasoning.parsing import thinking_parser
 from handler.protocols.assistant.response_template.parsing import ResponseParser
+from handler.protocols.assistant.response_template.pattern import Pattern
 from handler.protocols.assistant.response_template.template import read_response_template
 from handler.protocols.assistant.tools.formats import FORMATS
 from tests.unit.protocols.assistant.response_templates import TEMPLATES, answers
@@ -172,6 +173,42 @@ def test_the_work_of_a_hostile_template_is_linear(pattern: str) -> None:
     template = read_response_template({"start_anchor": "a", "fields": fields})
     for begin, unit in (("", "<a"), ("", "<" + "a" * 200), ("<", "a"), ("{", "<a"), ("{<", "a")):
         assert_linear(lambda: ResponseParser(template, "", TOOLS), begin, unit)
+
+
+TAG = r"<(?P<key>\w+)=(?P<value>[^>]*)>"
+
+
+def _calls(content: str = "xml-inline", **arguments: Any) -> dict[str, Any]:
+    transform = {"name": "time", "arguments": "{content}"}
+    return {"open": "{", "close": "}", "content": content, "content_args": arguments, "transform": transform}
+
+
+def test_the_work_is_linear_in_tags_that_are_merged() -> None:
+    fields = {"content": {}, "tool_calls": _calls(tag_pattern=TAG, merge_duplicates=True)}
+    template = read_response_template({"start_anchor": "a", "fields": fields})
+    text = "{" + "<a=1>" * 120_000 + "}"
+    assert cpu_time(lambda: read(ResponseParser(template, "", TOOLS), text, 1 << 20)) < 5
+    events = ResponseParser(template, "", TOOLS).feed("{<a=1><a=2><a=3>}")
+    assert '["1", "2", "3"]' in str(events)
+
+
+def test_a_hostile_template_is_read_at_once() -> None:
+    empty = "(?:)"
+    for _ in range(6):
+        empty = f"(?:{empty}{{256}})"
+    assert cpu_time(lambda: Pattern(f"a{empty}b")) < 1
+    assert Pattern(f"a{empty}b").match("ab") is not None
+    many = _calls("text")
+    many["transform"] = {"name": "time", "arguments": {f"k{number}": "{content}" for number in range(1000)}}
+    with pytest.raises(ValueError, match="has 1000 places for values; at most 64"):
+        read_response_template({"start_anchor": "a", "fields": {"content": {}, "tool_calls": many}})
+
+
+@pytest.mark.parametrize("pattern", ["a[^b]*b", "(?:a|a)+b", "(?:a|aa)+[^c]*c?b"])
+def test_the_work_of_looking_for_an_answers_start_is_bounded(pattern: str) -> None:
+    template = read_response_template({"start_anchor_pattern": pattern, "fields": {"content": {}}})
+    assert cpu_time(lambda: template.begun("a" * 60_000)) < 1
+    assert template.begun("a" * 60_000 + "abcd") == "cd"
 
 
 @settings(deadline=None)

@@ -84,4 +84,5 @@ def make_keeping(body: Mapping[str, Any], context: ServerContext) -> ThreadKeepi
         return None
     previous = thread.get("previous_message_id", "")
     head = {} if previous else {name: body[name] for name in _OWN if body.get(name) is not None}
-    return ThreadKeeping(Keeping(context.keeper, "thread", previous, kept_items(body["messages"])), head)
+    *given, _ = kept_items([*body["messages"], head])  # the head as well can be written
+    return ThreadKeeping(Keeping(context.keeper, "thread", previous, given), head)

@@ -66,9 +66,14 @@ def kept_items(items: Iterable[Mapping[str, Any]]) -> list[KeptItem]:
         InvalidPayload: one can be read, but not written.
     """
     try:
-        return [KeptItem(item.get("id", ""), dumps(item)) for item in items]
+        return [KeptItem(_id(item), dumps(item)) for item in items]
     except TypeError as error:
         raise InvalidPayload(f"the request cannot be stored: {error}") from None
+
+
+def _id(item: Mapping[str, Any]) -> str:
+    id = item.get("id")
+    return id if isinstance(id, str) else ""
 
 
 class KeptAnswer(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sqlite3
 import threading
@@ -263,6 +264,52 @@ def test_calls_that_wait_are_bounded(store: ResponseStore, monkeypatch: pytest.M
     assert [one.result(10) for one in waiting] == [None] * 3
 
 
+def test_bytes_that_wait_to_be_written_are_bounded(store: ResponseStore) -> None:
+    gate = threading.Event()
+    store._submit(gate.wait)
+    keep(store, *(answer(f"r{number}", text="x" * 300_000) for number in range(3)))
+    store.check_room()
+    keep(store, answer("r4", text="x" * 300_000))
+    with pytest.raises(Overloaded, match="responses of 1048576 bytes wait to be stored"):
+        store.check_room()
+    found = store.response(ANN, "r4")
+    gate.set()
+    assert found.result(10) is not None
+    store.check_room()
+
+
+def test_a_response_is_read_as_it_is_at_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another server that shares the directory deletes it amid the reading."""
+    one = open_store(tmp_path)
+    keep(one, answer("a"), answer("b", "a"))
+    assert recall(one, "b").state == "found"
+    with sqlite3.connect(
+        tmp_path / "responses.sqlite3", timeout=0.1, isolation_level=None, check_same_thread=False
+    ) as other:
+        other.execute("PRAGMA foreign_keys = ON")
+        items = one._items
+
+        def disturbed(id: str, **keywords: Any) -> Any:
+            with contextlib.suppress(sqlite3.OperationalError):  # it is locked
+                other.execute("DELETE FROM answers")
+            return items(id, **keywords)
+
+        monkeypatch.setattr(one, "_items", disturbed)
+        found = one.response(ANN, "a").result(10)
+        assert found is not None
+        assert ids(found["output"]) == ["out_a"]
+        assert ids(recall(one, "b").history) == ["in_a", "out_a", "in_b", "out_b"]
+    other.close()
+    one.close()
+
+
+def test_ids_that_are_no_texts_are_left_out() -> None:
+    assert [one.id for one in kept_items([{"id": {"a": 1}}, {"id": None}, {"id": 5}, {}, {"id": "a"}])] == [
+        *[""] * 4,
+        "a",
+    ]
+
+
 def test_a_file_that_breaks_fails_calls_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = open_store(tmp_path)
     store._submit(lambda: store._database.execute("DROP TABLE items")).result(10)
@@ -283,12 +330,29 @@ def _newer(directory: Path) -> None:
         database.execute("PRAGMA user_version = 7")
 
 
+def _another(directory: Path) -> None:
+    with sqlite3.connect(directory / "responses.sqlite3") as database:
+        database.execute("CREATE TABLE notes (id)")
+
+
+def _another_of_version_1(directory: Path) -> None:
+    with sqlite3.connect(directory / "responses.sqlite3") as database:
+        database.execute("PRAGMA user_version = 1")
+
+
 def _directory(directory: Path) -> None:
     (directory / "responses.sqlite3").mkdir()
 
 
 @pytest.mark.parametrize(
-    ("spoil", "why"), [(_garbage, "not a database"), (_newer, "have version 7"), (_directory, "Is a directory")]
+    ("spoil", "why"),
+    [
+        (_garbage, "not a database"),
+        (_newer, "have version 7"),
+        (_directory, "Is a directory"),
+        (_another, "another program's database"),
+        (_another_of_version_1, "no such table: answers"),
+    ],
 )
 def test_a_place_that_cannot_be_used_stops_the_start(tmp_path: Path, spoil: Any, why: str) -> None:
     spoil(tmp_path)

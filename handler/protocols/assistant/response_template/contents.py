@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from handler.protocols.assistant.events import pieces
 from handler.protocols.assistant.response_template.pattern import Attempt, Pattern
 from handler.protocols.assistant.tools.json_text import refuse_constant
 
@@ -107,7 +108,9 @@ class Tags(Content):
             raise ValueError("a tag without a key")
         if self._merges and key in self._found:
             before = self._found[key]
-            self._found[key] = [*(before if isinstance(before, list) else [before]), value]
+            if not isinstance(before, list):
+                before = self._found[key] = [before]
+            before.append(value)
         else:
             self._found[key] = value
         return held[match.size :]
@@ -233,7 +236,8 @@ def _value_parser(arguments: Arguments, depth: int) -> Callable[[str], Any]:
 
     def parse(text: str) -> Any:
         content = make()
-        content.feed(text)
+        for piece in pieces(text):  # the work of each may grow with its square
+            content.feed(piece)
         return content.value()
 
     return parse

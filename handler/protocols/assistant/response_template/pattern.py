@@ -244,8 +244,11 @@ class Pattern:
 
     def _emit_repeat(self, node: _Node) -> None:
         least, most, lazy = node.value
+        begin = len(self.steps)
         for _ in range(least):
             self._emit(node.parts[0])
+            if len(self.steps) == begin:
+                return  # the part is empty; repetitions in one another would take forever
         splits, loop = [], len(self.steps)
         for _ in range(1 if most is None else most - least):
             splits.append(self._add(_Step(_SPLIT)))

@@ -25,6 +25,8 @@ CONTENT, CALLS = "content", "tool_calls"
 _MOST_MARKS = 32
 _LONGEST_MARK = 256
 _SEARCHED = 16_384  # characters of a prompt's end in which a pattern is looked for
+_MOST_SOUGHT = 1 << 17  # ways of a pattern that are followed there
+_MOST_PLACES = 64  # of a transform, each of which may hold the whole region
 
 LONGEST = 1024
 """Characters of a mark that a pattern describes; a longer one is none."""
@@ -60,12 +62,15 @@ class Marks:
             ends = [at + len(mark) for mark in self.texts if (at := text.rfind(mark)) >= 0]
             return max(ends, default=None)
         tail = text[-_SEARCHED:]
-        firsts = re.compile("|".join(self.firsts), re.DOTALL)
+        firsts, work = re.compile("|".join(self.firsts), re.DOTALL), 0
         for first in sorted((match.start() for match in firsts.finditer(tail)), reverse=True):
             attempt = Attempt(self.pattern, tail[first - 1] if first else "", LONGEST)
             attempt.feed(tail[first : first + LONGEST], final=True)
             if (found := attempt.match(tail[first:])) is not None and found.size:
                 return len(text) - len(tail) + first + found.size
+            work += attempt.work
+            if work > _MOST_SOUGHT:
+                break
         return None
 
 
@@ -314,7 +319,9 @@ def _field(name: str, value: Any) -> Field:
     each = given.get("transform_each", False)
     if transform is None and (each or groups or (closes is not None and closes.groups)):
         raise ValueError(f"{at}.transform: is missing, which transform_each and the groups of patterns need")
-    if not each and (lost := [root for root in roots(transform) if root not in ("content", *groups)]):
+    if len(places := list(roots(transform))) > _MOST_PLACES:
+        raise ValueError(f"{at}.transform: has {len(places)} places for values; at most {_MOST_PLACES}")
+    if not each and (lost := [root for root in places if root not in ("content", *groups)]):
         raise ValueError(f"{at}.transform: {{{lost[0]}}} is neither content nor a group of open_pattern")
     between = (join or "") if given.get("repeats") else None
     name_group = "" if each or content != "json" or arguments else _name_group(transform)
