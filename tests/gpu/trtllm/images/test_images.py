@@ -57,7 +57,7 @@ def seen(found: Loaded, key: int) -> list[int]:
 
 
 def test_an_image_is_seen_alone_and_in_company(each: Loaded) -> None:
-    assert each.capabilities.no_media == {"image": ""}
+    assert each.capabilities.no_media == {"image": "", "audio": "the model takes no audio clips"}
     asked = [(RED,), (BLUE,), (RED, BLUE), (BLUE, RED), ()]
     alone = [seen(each, each.look(QUESTION, *images)) for images in asked]
     assert len({tuple(ids) for ids in alone}) == len(asked)  # which images, and in which order
