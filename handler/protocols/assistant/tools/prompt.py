@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from handler.protocols.assistant.template import THOUGHTS
 from handler.protocols.assistant.tools.formats import find
 from handler.protocols.assistant.tools.formats.json_calls import GRANITE
 from handler.protocols.assistant.tools.formats.pythonic import LFM2, write_lfm2
@@ -31,6 +32,9 @@ _INDEXED_ID = re.compile(r"<\|tool_calls_section_begin\|>")
 _FIRST_CALL = re.compile(r"\A(?s:(?!.* in (?:message|m)(?:\.|\[['\"])tool_calls).*)tool_calls\[0\]")
 """The templates of GigaChat 3, gpt-oss and Llama 3 print the first call of a message, or refuse several."""
 
+_ONE_TEXT = re.compile(r"\.content and \w+\.thinking\b[^{}]*%\}\s*\{\{-?\s*raise_exception")
+"""gpt-oss's template refuses a message with calls that has both reasoning and text: it prints either as analysis."""
+
 _CALLS = re.compile(r"\btool_calls\b")
 """Templates of LFM2 and of Granite 3.3 have no word of calls: they print a message's role and text alone."""
 
@@ -51,6 +55,8 @@ def lay_out(
         messages = _with_indexed_ids(messages)
     elif _shows(_FIRST_CALL, template):
         messages = _one_call_a_message(messages)
+        if _shows(_ONE_TEXT, template):
+            messages = [_with_one_text(message) for message in messages]
     elif not _shows(_CALLS, template):
         messages = [_with_written_calls(message, template) for message in messages]
     if _shows(_DESCRIPTION, template):
@@ -108,6 +114,14 @@ def _one_call_a_message(messages: Sequence[Message]) -> list[Message]:
             found += [{**whole, "tool_calls": [call]}, *results.pop(call.get("id", ""), ())]
         found += [result for others in results.values() for result in others]
     return found
+
+
+def _with_one_text(message: Message) -> Message:
+    """Put the text before calls into the reasoning, at its end."""
+    if not (message.get("tool_calls") and message.get("content") and message.get("thinking")):
+        return message
+    joined = f"{message['thinking']}\n{message['content']}"
+    return {**message, "content": "", **{name: joined for name in THOUGHTS if name in message}}
 
 
 def _with_written_calls(message: Message, template: str) -> Message:

@@ -293,6 +293,22 @@ def test_a_template_with_one_call_a_message_gets_several_messages() -> None:
         assert lay_out(messages, [], others)[0] == (asked, answer, *(results[place] for place in (2, 0, 1)), asked)
 
 
+def test_a_template_that_refuses_text_beside_reasoning_gets_both_as_reasoning() -> None:
+    call = {"id": "a", "function": {"name": "f", "arguments": {}}}
+    thoughts = dict.fromkeys(("reasoning", "reasoning_content", "thinking"), "Hm.")
+    answer: dict[str, Any] = {"role": "assistant", "content": "So.", "tool_calls": [call], **thoughts}
+    others: list[dict[str, Any]] = [
+        {**answer, "content": ""},
+        {"role": "assistant", "content": "So.", "tool_calls": [call]},
+        {"role": "assistant", "content": "So.", **thoughts},
+    ]
+    template = "{{ tools }}{{ message.tool_calls[0] }}"
+    refusal = "{%- if message.content and message.thinking %}\n {{- raise_exception('Both') }}{% endif %}"
+    found, _ = lay_out([answer, *others], [], template + refusal)
+    assert found == ({**answer, "content": "", **dict.fromkeys(thoughts, "Hm.\nSo.")}, *others)
+    assert lay_out([answer], [], template)[0] == (answer,)
+
+
 @pytest.mark.parametrize(
     ("mark", "written"),
     [
