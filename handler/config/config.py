@@ -57,5 +57,9 @@ class Config(Options):
         """Whether clients may open sessions: unless an option says so, in LMI's async mode, as there."""
         return self.async_schema if self.enable_stateful_sessions is None else self.enable_stateful_sessions
 
+    @property
+    def stores_responses(self) -> bool:
+        return self.responses_store != "off"
+
     def where(self, key: str) -> str:
         return self.origins.get(key, "default")

@@ -32,8 +32,6 @@ log = logging.getLogger("handler")
 OWNER = "?owner"
 """Where a host puts whose key it has found right, among a request's headers: no header is called so."""
 
-OFF, MEMORY = "off", "memory"
-
 _FILE = "responses.sqlite3"
 _VERSION = 1  # of the tables
 _PERIOD = 10.0  # seconds between two looks for expired ones
@@ -153,20 +151,14 @@ class ResponseStore:
         Raises:
             Overloaded: too many calls wait.
         """
-        one = self._in_progress.get(wanted.previous)
-        if one is not None and one.owner == owner:
-            done: Future[Recalled] = Future()
-            done.set_result(Recalled("in_progress"))
-            return done
+        if self._begun(owner, wanted.previous) is not None:
+            return _done(Recalled("in_progress"))
         return self._submit(lambda: self._recall(owner, wanted))
 
     def response(self, owner: str, id: str) -> Future[dict[str, Any] | None]:
         """Return a response, also one in progress; None where the owner has none of this id."""
-        one = self._in_progress.get(id)
-        if one is not None and one.owner == owner:
-            done: Future[dict[str, Any] | None] = Future()
-            done.set_result({**one.answer})
-            return done
+        if (begun := self._begun(owner, id)) is not None:
+            return _done({**begun.answer})
         return self._submit(lambda: self._response(owner, id))
 
     def input_items(
@@ -181,8 +173,7 @@ class ResponseStore:
         Raises:
             Conflict: it is in progress.
         """
-        one = self._in_progress.get(id)
-        if one is not None and one.owner == owner:
+        if self._begun(owner, id) is not None:
             raise Conflict(f"Response with id '{id}' is in progress; delete it when it has ended.")
         return self._submit(lambda: self._delete(owner, id))
 
@@ -207,6 +198,11 @@ class ResponseStore:
         """Write what is left, for a moment; a second call changes nothing."""
         self._calls.put(None)
         self._thread.join(_END_SECONDS)
+
+    def _begun(self, owner: str, id: str) -> InProgress | None:
+        """Return an owner's answer that is in progress."""
+        found = self._in_progress.get(id)
+        return found if found is not None and found.owner == owner else None
 
     def _check_calls(self) -> None:
         if self._calls.qsize() >= _MOST_WAITING:
@@ -418,6 +414,12 @@ class _Read(NamedTuple):
     size: int = 0
 
 
+def _done(value: T) -> Future[T]:
+    future: Future[T] = Future()
+    future.set_result(value)
+    return future
+
+
 class InProgress:
     """An answer in progress, known while its reply holds this."""
 
@@ -470,10 +472,10 @@ def configured_store(config: Config) -> ResponseStore | None:
     Raises:
         ConfigError: its file cannot be used.
     """
-    place = config.responses_store
-    if place == OFF:
+    if not config.stores_responses:
         return None
-    directory = None if place == MEMORY else Path(place).absolute()
+    place = config.responses_store
+    directory = None if place == "memory" else Path(place).absolute()
     try:
         return ResponseStore(
             directory,

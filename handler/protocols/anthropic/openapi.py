@@ -28,7 +28,7 @@ def _request(*required: str) -> RequestShape:
         request_shape({**FIELDS, "thread": THREAD}, TABLE, *required),
         request_shape(FIELDS, TABLE, *required),
     )
-    return lambda context: (others if context.config.responses_store == "off" else kept)(context)
+    return lambda context: (kept if context.config.stores_responses else others)(context)
 
 
 DESCRIPTIONS: Mapping[str, Description] = {

@@ -17,7 +17,7 @@ def reasoning_family(context: ServerContext) -> Family | None:
     return choose_family(name, context.chat_template)
 
 
-def found(context: ServerContext) -> str:
+def describe_parsers(context: ServerContext) -> str:
     """Say which parsers read the model's answers, and by what they were chosen."""
     thoughts, calls = reasoning_family(context), choose_format(context)
     own, shown = "the model's response template", "the chat template"
@@ -33,5 +33,5 @@ def found(context: ServerContext) -> str:
     elif context.config.tool_call_parser != AUTO:
         told = f"by option.tool_call_parser={context.config.tool_call_parser}"
     else:
-        told = f"{calls.name if calls else 'of a form that is not known'}, by {own if calls is HF else shown}"
+        told = f"{calls.name if calls else 'in an unknown format'}, by {own if calls is HF else shown}"
     return f"reasoning: {said}; tool calls: {told}"

@@ -1,4 +1,4 @@
-"""White space at the ends of an answer's text and reasoning, removed while they stream (`option.trim_answers`)."""
+"""White space at the ends of texts, removed while they stream; those of a whole answer by `option.trim_answers`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ class PlainText(Parser):
 
 
 @dataclass(slots=True)
-class _Ends:
-    """One text: `space` is white space that is shown only if more of the text follows."""
+class Ends:
+    """The ends of one text.
+
+    Attributes:
+        begun: the text has begun: space at its beginning is part of it.
+        space: white space that is shown only if more of the text follows.
+    """
 
     begun: bool = False
     space: list[str] = field(default_factory=list)
@@ -44,8 +49,8 @@ class Trimmed:
     __slots__ = ("_reasoning", "_text")
 
     def __init__(self) -> None:
-        self._text = _Ends()
-        self._reasoning = _Ends()
+        self._text = Ends()
+        self._reasoning = Ends()
 
     def read(self, events: Iterable[Event]) -> list[Event]:
         """Return the events without the white space that begins or may end a text."""

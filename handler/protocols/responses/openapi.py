@@ -44,7 +44,7 @@ _WITHOUT_STORE = request_shape(FIELDS, TABLE, "input")
 def _request(context: ServerContext) -> Shape:
     """Return the schema of a body, with what is read only where responses are stored."""
     shape = _WITHOUT_STORE(context)
-    if context.config.responses_store == "off":
+    if not context.config.stores_responses:
         return shape
     stored = {"store": nullable(FLAG), "previous_response_id": nullable(TEXT)}
     reference = {"anyOf": [record({"id": TEXT}), *shape["properties"]["input"]["anyOf"]]}

@@ -153,5 +153,5 @@ ROWS = (
     ),
     Row("option.tool_call_parser", "llama3_json", "format of tool calls", {"tool_call_parser": "llama3_json"}),
     Row("option.lora_dtype", "float16", "precision of adapters", {"vllm.lora_dtype": "float16"}, _ADAPTERS),
-    Row("pooling", "cls", "how the tokens' vectors become a text's", {"pooling": "cls"}),
+    Row("pooling", "cls", "how the tokens' vectors become the text's vector", {"pooling": "cls"}),
 )

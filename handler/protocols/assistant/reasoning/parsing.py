@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
+from abc import abstractmethod
 
 from handler.protocols.assistant.events import Event, Parser, Reasoning, pieces
 from handler.protocols.assistant.reasoning.families import HARMONY, Family
+from handler.protocols.assistant.trimming import Ends
 
 
 class ThinkingParser(Parser):
@@ -35,27 +37,14 @@ class ThinkingParser(Parser):
         return [] if self._inner is None else self._inner.flush()
 
 
-class ThoughtParser(ThinkingParser):
-    """Thoughts between marks. Half a mark at the end belongs to the thought or the text before it.
+class MarksParser(ThinkingParser):
+    """Reads from one mark to the next. Half a mark at the end of what has come waits for the rest."""
 
-    Args:
-        thinking: the answer's first character belongs to a thought.
-    """
-
-    def __init__(self, family: Family, inner: Parser | None = None, *, thinking: bool) -> None:
+    def __init__(self, inner: Parser | None = None) -> None:
         super().__init__(inner)
-        self.thinking = thinking
-        self.begin = family.begin
-        self._family = family
-        self._inside = (*family.begin, *family.end, *family.calls)  # the marks that count in a thought
         self._held = ""
-        self._space: list[str] = []  # after what was shown of a thought
-        self._over = False  # no other thought can begin
-        self._in_calls = False
 
     def feed(self, text: str) -> list[Event]:
-        if self._over:
-            return self._beside(text)
         events: list[Event] = []
         for piece in pieces(text):
             self._held += piece
@@ -71,8 +60,32 @@ class ThoughtParser(ThinkingParser):
         while self._held and self._step(events, final=final):
             pass
 
+    @abstractmethod
     def _step(self, events: list[Event], *, final: bool) -> bool:
         """Read up to the next mark; return whether what follows is to be read as well."""
+
+
+class ThoughtParser(MarksParser):
+    """Thoughts between marks. Half a mark at the end belongs to the thought or the text before it.
+
+    Args:
+        thinking: the answer's first character belongs to a thought.
+    """
+
+    def __init__(self, family: Family, inner: Parser | None = None, *, thinking: bool) -> None:
+        super().__init__(inner)
+        self.thinking = thinking
+        self.begin = family.begin
+        self._family = family
+        self._inside = (*family.begin, *family.end, *family.calls)  # the marks that count in a thought
+        self._ends = Ends(begun=True)
+        self._over = False  # no other thought can begin
+        self._in_calls = False
+
+    def feed(self, text: str) -> list[Event]:
+        return self._beside(text) if self._over else super().feed(text)
+
+    def _step(self, events: list[Event], *, final: bool) -> bool:
         if self.thinking:
             return self._in_thought(events, final=final)
         if self._over:
@@ -85,23 +98,14 @@ class ThoughtParser(ThinkingParser):
         family = self._family
         thought, mark, self._held = split(self._held, self._inside, final=final)
         if family.strips:
-            thought = self._without_end(thought)
+            thought = self._ends.trim(thought)
         if thought:
             events.append(Reasoning(thought))
         if mark and mark not in family.begin:
-            self.thinking, self._space = False, []
+            self.thinking, self._ends = False, Ends(begun=True)
             if mark in family.calls or not family.reopens:
                 self._leave(mark if mark in family.calls else "", events)
         return bool(mark)
-
-    def _without_end(self, thought: str) -> str:
-        """Keep the space at a thought's end for what may follow."""
-        shown = thought.rstrip()
-        if not shown:
-            self._space.append(thought)
-            return ""
-        before, self._space = self._space, [thought[len(shown) :]]
-        return "".join([*before, shown])
 
     def _outside(self, events: list[Event], *, final: bool) -> bool:
         family = self._family
@@ -138,7 +142,7 @@ class ThoughtParser(ThinkingParser):
             self._held, self._over = mark + self._held, True
 
 
-class Unframed(Parser):
+class Unframed(MarksParser):
     """Drops the marks around an answer's text: the first one before it, and those that end it.
 
     Args:
@@ -146,34 +150,19 @@ class Unframed(Parser):
     """
 
     def __init__(self, family: Family, inner: Parser | None) -> None:
+        super().__init__(inner)
         self._opening = family.opening
         self._closing = family.closing_text
-        self._inner = inner
-        self._held = ""
         self._begun = False
         self._end: list[str] = []  # marks that may end the answer, and the space after them
 
-    def feed(self, text: str) -> list[Event]:
-        events: list[Event] = []
-        for piece in pieces(text):
-            self._held += piece
-            self._read(events, final=False)
-        return events
-
-    def flush(self) -> list[Event]:
-        events: list[Event] = []
-        self._read(events, final=True)
-        return events if self._inner is None else [*events, *self._inner.flush()]
-
-    def _read(self, events: list[Event], *, final: bool) -> None:
-        step = self._text if self._begun else self._start
-        while self._held and step(events, final=final):
-            step = self._text
+    def _step(self, events: list[Event], *, final: bool) -> bool:
+        return self._text(events, final=final) if self._begun else self._start(events, final=final)
 
     def _start(self, events: list[Event], *, final: bool) -> bool:
         """Look for the mark before the text; return whether the text has begun."""
         start = self._held.lstrip()
-        self._show(self._held[: len(self._held) - len(start)], events)
+        events += self._beside(self._held[: len(self._held) - len(start)])
         self._held = start
         mark = next(filter(start.startswith, self._opening), "")
         self._held = start.removeprefix(mark)
@@ -183,24 +172,20 @@ class Unframed(Parser):
     def _text(self, events: list[Event], *, final: bool) -> bool:
         """Read up to a mark that may end the answer; return whether what follows is to be read as well."""
         if not self._closing:
-            self._show(self._held, events)
+            events += self._beside(self._held)
             self._held = ""
             return False
         text, mark, self._held = split(self._held, self._closing, final=final)
         if text.strip():
-            self._show("".join([*self._end, text]), events)
+            events += self._beside("".join([*self._end, text]))
             self._end = []
         elif self._end:
             self._end.append(text)
         else:
-            self._show(text, events)
+            events += self._beside(text)
         if mark:
             self._end.append(mark)
         return bool(mark)
-
-    def _show(self, text: str, events: list[Event]) -> None:
-        if text:
-            events += [text] if self._inner is None else self._inner.feed(text)
 
 
 _HEADER, _MESSAGE = ("<|channel|>", "<|start|>", " to="), "<|message|>"
@@ -209,7 +194,7 @@ _CHANNEL, _RECIPIENT = re.compile(r"<\|channel\|>\s*(\w*)"), re.compile(r"\bto="
 _LONGEST_HEADER = 1024  # characters
 
 
-class HarmonyParser(ThinkingParser):
+class HarmonyParser(MarksParser):
     """Messages of OpenAI's harmony format (openai/harmony, docs/format.md), each with a header.
 
     The channel `analysis` is a thought. A message with a recipient is a call, which the inner parser gets with its
@@ -218,32 +203,20 @@ class HarmonyParser(ThinkingParser):
 
     def __init__(self, inner: Parser | None = None) -> None:
         super().__init__(inner)
-        self._held = ""
-        self._read = self._between
+        self._state = self._between
         self._end = ""  # what the inner parser gets of a message's end mark
 
-    def feed(self, text: str) -> list[Event]:
-        events: list[Event] = []
-        for piece in pieces(text):
-            self._held += piece
-            while self._held and self._read(events, final=False):
-                pass
-        return events
-
-    def flush(self) -> list[Event]:
-        events: list[Event] = []
-        while self._held and self._read(events, final=True):
-            pass
-        return [*events, *super().flush()]
+    def _step(self, events: list[Event], *, final: bool) -> bool:
+        return self._state(events, final=final)
 
     def _between(self, events: list[Event], *, final: bool) -> bool:
         """Parse between two messages."""
         if self._held.startswith(_HEADER):
-            self._read = self._header
+            self._state = self._header
         elif not final and any(mark.startswith(self._held) for mark in _HEADER):
             return False
         else:
-            self._read = self._message
+            self._state = self._message
         return True
 
     def _header(self, events: list[Event], *, final: bool) -> bool:
@@ -253,10 +226,10 @@ class HarmonyParser(ThinkingParser):
                 return False
             mark = next(mark for mark in _HEADER if header.startswith(mark))
             events += self._beside(mark)  # here: to a message's text it would be the start of the next header
-            self._held, self._read = header.removeprefix(mark), self._message
+            self._held, self._state = header.removeprefix(mark), self._message
             return True
         channel = _CHANNEL.search(header)
-        self._held, self._read = rest, self._message
+        self._held, self._state = rest, self._message
         if _RECIPIENT.search(header) and self._inner is not None:
             events += self._beside(header + message)
             self._end = "call"
@@ -273,7 +246,7 @@ class HarmonyParser(ThinkingParser):
                 events += self._beside(mark if mark in _ENDS else "")
             if mark not in _ENDS:
                 self._held = mark + self._held
-            self.thinking, self._end, self._read = False, "", self._between
+            self.thinking, self._end, self._state = False, "", self._between
         return bool(mark)
 
 

@@ -21,6 +21,7 @@ from handler.protocols.assistant.response_template.template import (
 from handler.protocols.assistant.tools.json_text import JsonEnd, as_json, dumps
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, Tool
 from handler.protocols.assistant.tools.schema import ANY, ToolSchema
+from handler.protocols.assistant.trimming import Ends
 
 _FREE = 16_384  # ways that may be followed in vain before that is held against the answer's length
 
@@ -222,21 +223,14 @@ class _Text:
     def __init__(self, field: Field | None) -> None:
         self._strips = field is None or field.strips
         self._join = None if field is None else field.join
+        self._ends = Ends()
         self._begun = False
-        self._space: list[str] = []
         self._between = ""
 
     def feed(self, text: str) -> list[str]:
         """Return what can be shown."""
-        if not self._strips:
-            shown = text
-        elif not self._begun and not (text := text.lstrip()):
-            return []
-        elif shown := text.rstrip():
-            self._space.append(shown)
-            shown, self._space = "".join(self._space), [text[len(shown) :]]
-        else:
-            self._space.append(text)
+        shown = self._ends.trim(text) if self._strips else text
+        if not shown:
             return []
         self._begun = True
         shown, self._between = self._between + shown, ""
@@ -247,11 +241,11 @@ class _Text:
         if self._join is not None:
             if self._begun:
                 self._between = self._join
-            self._begun, self._space = False, []
+            self._begun, self._ends = False, Ends()
 
     def forget(self) -> None:
         """Forget the space of what is not shown."""
-        self._space, self._between = [], ""
+        self._ends.space, self._between = [], ""
 
 
 class _Calls:

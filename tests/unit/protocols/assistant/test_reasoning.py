@@ -18,7 +18,7 @@ from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload
 from handler.core.sequence import SequenceState
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Token
-from handler.protocols.assistant.choice import found
+from handler.protocols.assistant.choice import describe_parsers
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
 from handler.protocols.assistant.reasoning.families import ALIASES, FAMILIES, choose_family
 from handler.protocols.assistant.reasoning.parsing import thinking_parser
@@ -465,13 +465,16 @@ def test_by_default_a_rule_that_cannot_follow_a_thought_holds_from_the_start() -
 
 
 def test_the_start_says_which_parsers_read_the_answers() -> None:
-    assert found(BY_DEFAULT) == (
+    assert describe_parsers(BY_DEFAULT) == (
         "reasoning: qwen3, by the chat template (option.reasoning_parser=none leaves it in the text); "
         "tool calls: hermes, by the chat template"
     )
-    assert found(NAMED) == "reasoning: none, by the chat template; tool calls: smollm2, by the chat template"
+    assert describe_parsers(NAMED) == "reasoning: none, by the chat template; tool calls: smollm2, by the chat template"
     named = with_options(BY_DEFAULT, reasoning_parser="none", tool_call_parser="mistral")
-    assert found(named) == "reasoning: by option.reasoning_parser=none; tool calls: by option.tool_call_parser=mistral"
+    assert (
+        describe_parsers(named)
+        == "reasoning: by option.reasoning_parser=none; tool calls: by option.tool_call_parser=mistral"
+    )
 
 
 def test_without_a_parser_calls_stay_in_the_text() -> None:

@@ -17,7 +17,7 @@ from transformers.utils.chat_parsing import parse_response
 from handler.core.text import Vocabulary
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Token
 from handler.protocols.assistant.answer import answer_form
-from handler.protocols.assistant.choice import found, reasoning_family
+from handler.protocols.assistant.choice import describe_parsers, reasoning_family
 from handler.protocols.assistant.events import Event
 from handler.protocols.assistant.response_template.parsing import ResponseParser
 from handler.protocols.assistant.response_template.pattern import Attempt, Pattern
@@ -252,7 +252,7 @@ TEXT = '<think>Hm.</think>Well. <tool_call>{"name": "weather", "arguments": {"ci
 def test_it_is_autos_first_choice_for_both() -> None:
     family = reasoning_family(OWN)
     assert (family and family.name, choose_format(OWN)) == ("hf", HF)
-    assert found(OWN).count("hf, by the model's response template") == 2
+    assert describe_parsers(OWN).count("hf, by the model's response template") == 2
     off = with_options(OWN, reasoning_parser="none", tool_call_parser="none")
     assert (reasoning_family(off), choose_format(off)) == (None, None)
 
@@ -291,7 +291,7 @@ CONTENT_ALONE = replace(
 
 def test_a_template_without_thoughts_reads_texts() -> None:
     parsers = "reasoning: none, by the model's response template; tool calls: hermes, by the chat template"
-    assert found(CONTENT_ALONE) == parsers
+    assert describe_parsers(CONTENT_ALONE) == parsers
     for body, text in (({}, "<|SAY|>Yes.<|/SAY|><|END|>"), ({"tools": TOOLS}, "Yes.")):
         message = json.loads(chat(body, saying(text), CONTENT_ALONE).body)["choices"][0]["message"]
         assert message["content"] == "Yes."
