@@ -62,7 +62,7 @@ class Lmi(Dialect):
         body = read_object(body)
         parameters = read_parameters_field(body)
         prompt = body.get("inputs")
-        if isinstance(prompt, list) and len(prompt) == 1 and context.config.lmi_version < _NO_LISTS_SINCE:
+        if context.config.lmi_version < _NO_LISTS_SINCE and _is_one_text(prompt):
             (prompt,) = prompt
         if isinstance(prompt, list):
             raise InvalidPayload(
@@ -176,6 +176,10 @@ def _read_formatter(parameters: Mapping[str, Any]) -> Framing | None:
     if name is None or (isinstance(name, str) and name in FRAMINGS):
         return None if name is None else FRAMINGS[name]
     raise InvalidParameter(f"parameters.output_formatter={show(name)}: must be one of {', '.join(FRAMINGS)}")
+
+
+def _is_one_text(prompt: Any) -> bool:
+    return isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str)
 
 
 def _prompt(prompt: str | None, ids: Sequence[int] | None, context: ServerContext) -> str:

@@ -222,6 +222,6 @@ def test_a_list_of_one_prompt_is_that_prompt_before_0_30() -> None:
     assert answer("lmi", {"inputs": ["hi"], **one}) == answer("lmi", {"inputs": "hi", **one})
 
 
-@pytest.mark.parametrize("inputs", [[], [""], [5], [["hi"]], ["hi", "ho"]])
+@pytest.mark.parametrize("inputs", [[], [""], [5], [None], [["hi"]], ["hi", "ho"]])
 def test_no_other_list_is_a_prompt_of_rolling_batch(inputs: Any) -> None:
     assert answer("lmi", {"inputs": inputs}, context=of("0.28")).status == 424
