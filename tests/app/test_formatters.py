@@ -223,7 +223,9 @@ def test_each_failure_is_one_requests(bad_server: LiveServer, cue: str, wanted: 
         bad_input = bad_server.post(ask("a", bad_input=cue))
         whole = bad_server.post(ask(f"{cue}@1 b"))
         at_once = bad_server.post(ask(f"{cue} b", stream=True))
-        midway = bad_server.post(ask(f"{cue}@2 b", stream=True))
+        # A busy machine may bring both tokens at once: then nothing has been sent, and it is a 424.
+        tries = (bad_server.post(ask(f"{cue}@2 b", stream=True)) for _ in range(9))
+        midway = next(found for found in tries if found.status_code == 200)
         texts = {neighbour.result().text for neighbour in neighbours}
     for found in (bad_input, whole, at_once):
         assert (found.status_code, found.json()["code"]) == (424, 424)
