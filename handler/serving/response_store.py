@@ -448,6 +448,16 @@ def _open(directory: Path | None) -> sqlite3.Connection:
         os.close(os.open(directory / _FILE, os.O_RDWR | os.O_CREAT, 0o600))
         name = str(directory / _FILE)
     database = sqlite3.connect(name, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        _prepare(database)
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database
+
+
+def _prepare(database: sqlite3.Connection) -> None:
+    """Make the tables, unless they are there; sqlite3.DatabaseError where the file is none of ours."""
     database.execute("PRAGMA foreign_keys = ON")
     database.execute("PRAGMA secure_delete = ON")  # what is deleted is gone
     database.execute("BEGIN IMMEDIATE")
@@ -463,7 +473,6 @@ def _open(directory: Path | None) -> sqlite3.Connection:
     for query in _COLUMNS:
         database.execute(query)
     database.execute("COMMIT")
-    return database
 
 
 def configured_store(config: Config) -> ResponseStore | None:

@@ -326,17 +326,17 @@ def _garbage(directory: Path) -> None:
 
 
 def _newer(directory: Path) -> None:
-    with sqlite3.connect(directory / "responses.sqlite3") as database:
+    with contextlib.closing(sqlite3.connect(directory / "responses.sqlite3", isolation_level=None)) as database:
         database.execute("PRAGMA user_version = 7")
 
 
 def _another(directory: Path) -> None:
-    with sqlite3.connect(directory / "responses.sqlite3") as database:
+    with contextlib.closing(sqlite3.connect(directory / "responses.sqlite3", isolation_level=None)) as database:
         database.execute("CREATE TABLE notes (id)")
 
 
 def _another_of_version_1(directory: Path) -> None:
-    with sqlite3.connect(directory / "responses.sqlite3") as database:
+    with contextlib.closing(sqlite3.connect(directory / "responses.sqlite3", isolation_level=None)) as database:
         database.execute("PRAGMA user_version = 1")
 
 
