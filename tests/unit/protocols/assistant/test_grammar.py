@@ -146,7 +146,10 @@ def test_a_tools_name_is_no_placeholder(name: str) -> None:
     for notation in (notation for format in FORMATS.values() for notation in format.notations.values()):
         rule = calls(notation, [tool], single=True)
         (tag,) = rule["tags"] if "tags" in rule else rule["content"]["tags"]
-        assert name in tag["begin"]
+        number, _, named = notation.call[0].partition("NUMBER")
+        literal = tag["content"]["elements"][1]["value"] if "NAME" in named else tag["begin"]
+        assert name in literal, "the name comes before the number or after it"
+        assert ("NAME" in number) != ("NAME" in named)
         assert str(tag).count("[0-9]{1,4}") == ("NUMBER" in notation.call[0])
 
 

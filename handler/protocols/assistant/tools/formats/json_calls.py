@@ -382,7 +382,7 @@ INTERNLM = Format(
     r"<\|action_start\|>",
     {
         "": Notation(
-            ('<|action_start|><|plugin|>{"name": "NAME", "parameters": ', "}<|action_end|>"), mark="<|action_start|>"
+            ('<|action_start|><|plugin|>\n{"name": "NAME", "parameters": ', "}<|action_end|>"), mark="<|action_start|>"
         )
     },
 )
@@ -397,14 +397,19 @@ APERTUS = Format(
 )
 """A list of objects between marks (the template)."""
 
-_COHERE_CALL = ('{"tool_name": "NAME", "parameters": ', "}")
-
 COHERE3 = Format(
     "cohere_command3",
     Cohere,
     ("<|START_ACTION|>", "<|END_ACTION|>"),
     r"<\|START_ACTION\|>",
-    _list_between(Cohere, _COHERE_CALL),
+    {
+        "": Notation(
+            ('{"tool_call_id": "NUMBER", "tool_name": "NAME", "parameters": ', "}"),
+            ("<|START_ACTION|>[\n    ", "\n]<|END_ACTION|>"),
+            ",\n    ",
+            "<|START_ACTION|>",
+        )
+    },
 )
 COHERE4 = COHERE3._replace(name="cohere_command4", template="")
 """A list of objects between marks (the templates of Command R7B, A and A+)."""
