@@ -54,4 +54,4 @@ def read_audio_tokens(model: Path | None) -> MediaTokens | str:
         return QwenAudioTokens(config.get("audio_token_index", config.get("audio_token_id", 151646)))
     if any(name in config for name in _AUDIO_CONFIGS):
         return f"audio clips are not supported for model_type {kind} (config.json)"
-    return "the model takes no audio clips"
+    return NO_MEDIA

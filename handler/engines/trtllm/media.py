@@ -15,33 +15,26 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.media import MediaPrompt
-from handler.engines.huggingface.audio_tokens import read_audio_tokens
 from handler.engines.huggingface.image_tokens import QwenTokens, read_image_tokens
-from handler.engines.huggingface.media_tokens import collapse, prompt_text
+from handler.engines.huggingface.media_tokens import collapse, no_media, prompt_text
 from handler.engines.pillow import pillow_image
 
 
-def refusal(model: Path | None, *, own_caches: bool) -> str:
-    """Return the reason why TensorRT-LLM takes no images of this model here; "" where it does.
+def refusals(model: Path | None, *, own_caches: bool) -> dict[str, str]:
+    """Return the reasons why TensorRT-LLM takes no media of a kind with this model here; "" where it does.
+
+    It reads audio clips of Phi-4-multimodal alone (1.0 to 1.3), by code and by an adapter that come with that model.
 
     Args:
         own_caches: a request can have a prefix cache of its own, or there is none.
     """
-    tokens = read_image_tokens(model)
-    if isinstance(tokens, str):
-        return tokens
-    if not isinstance(tokens, QwenTokens):
-        return "TensorRT-LLM has no model_type llava (config.json)"
-    return "" if own_caches else "images before TensorRT-LLM 1.2 need option.enable_prefix_caching=false"
-
-
-def no_audio(model: Path | None) -> str:
-    """Return the reason why TensorRT-LLM takes no audio clips of this model.
-
-    It reads those of Phi-4-multimodal alone (1.0 to 1.3), by code and by an adapter that come with that model.
-    """
-    tokens = read_audio_tokens(model)
-    return tokens if isinstance(tokens, str) else "TensorRT-LLM has no model_type qwen2_audio (config.json)"
+    images = read_image_tokens(model)
+    reasons = {"audio": "TensorRT-LLM has no model_type qwen2_audio (config.json)", "image": ""}
+    if not isinstance(images, str) and not isinstance(images, QwenTokens):
+        reasons["image"] = "TensorRT-LLM has no model_type llava (config.json)"
+    elif not own_caches:
+        reasons["image"] = "images before TensorRT-LLM 1.2 need option.enable_prefix_caching=false"
+    return {kind: reason or reasons[kind] for kind, reason in no_media(model).items()}
 
 
 def cache_salt(media: MediaPrompt | None) -> str | None:

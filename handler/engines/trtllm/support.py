@@ -15,7 +15,7 @@ from typing import Any
 from handler.core.errors import ConfigError
 from handler.engines.base import NO_LORA, Capabilities
 from handler.engines.trtllm.arguments import NEWEST, Release
-from handler.engines.trtllm.media import no_audio, refusal
+from handler.engines.trtllm.media import refusals
 from handler.engines.trtllm.sampling import SUPPORTS
 from handler.engines.trtllm.setup import max_prompt
 
@@ -115,10 +115,7 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
         SUPPORTS,
         reasons,
         no_adapters="" if lora else NO_LORA,
-        no_media={
-            "audio": no_audio(Path(arguments["model"])),
-            "image": refusal(Path(arguments["model"]), own_caches=whole_prompts(arguments, release)),
-        },
+        no_media=refusals(Path(arguments["model"]), own_caches=whole_prompts(arguments, release)),
         sampling_defaults=SAMPLING_DEFAULTS,
         structural_tags=frozenset({"json"} if tags else ()),
     )
