@@ -174,22 +174,19 @@ def _allowed(choice: Named, tools: list[Mapping[str, Any]]) -> tuple[Named, list
     if not isinstance(choice.value, dict) or choice.value.get("type") != "allowed_tools":
         return choice, tools
     allowed = choice.value.get("allowed_tools")
-    mode = allowed.get("mode") if isinstance(allowed, dict) else None
-    names = _allowed_names(allowed.get("tools")) if isinstance(allowed, dict) else None
+    mode, listed = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
+    names = {_function_name(tool) for tool in listed} if isinstance(listed, list) else set()
     known = {tool["function"]["name"] for tool in tools}
     if mode not in ("auto", "required") or not names or not known.issuperset(names):
         raise Named("tool_choice.allowed_tools", allowed).refused(_ALLOWED)
     return Named(choice.name, mode), [tool for tool in tools if tool["function"]["name"] in names]
 
 
-def _allowed_names(tools: Any) -> set[str] | None:
-    """Return the names of a list of functions; None where it is none."""
-    if not isinstance(tools, list):
-        return None
-    functions = [tool.get("function") for tool in tools if isinstance(tool, dict) and tool.get("type") == "function"]
-    names = [function.get("name") for function in functions if isinstance(function, dict)]
-    known = {name for name in names if isinstance(name, str)}
-    return known if len(tools) == len([name for name in names if isinstance(name, str)]) else None
+def _function_name(value: Any) -> str | None:
+    """Return the name that an object in OpenAI's form gives; None where it names no function."""
+    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _choice(choice: Named, names: Sequence[str]) -> tuple[str, str]:
@@ -203,11 +200,10 @@ def _choice(choice: Named, names: Sequence[str]) -> tuple[str, str]:
         if value not in names:
             raise choice.refused(_CHOICES)
         return "named", value  # as TGI and its client have it
-    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if name not in names:
+    name = _function_name(value)
+    if name is None or name not in names:
         raise choice.refused(_CHOICES)
-    return "named", str(name)
+    return "named", name
 
 
 def _tools(tools: Named) -> tuple[list[Mapping[str, Any]], set[str], list[str]]:
