@@ -20,8 +20,8 @@ from handler.protocols.kernel.kept import NOTHING, Recalled
 from handler.serving.large_bodies import LARGE, is_long
 from handler.serving.media.loader import MediaLoader, Reservation
 from handler.serving.media.rules import MediaRules
+from handler.serving.owners import owner_of
 from handler.serving.preprocess import Decoded, Headers, Preprocessor, check_structured_output
-from handler.serving.response_store import owner_of
 from handler.serving.turns import TurnThreads
 
 T = TypeVar("T")

@@ -39,7 +39,8 @@ from handler.protocols.kernel.validation import check_task
 from handler.serving.forms import read_form
 from handler.serving.large_bodies import LARGE, LargeBodies
 from handler.serving.media.placing import place_media
-from handler.serving.response_store import ResponseStore, owner_of
+from handler.serving.owners import owner_of
+from handler.serving.response_store import ResponseStore
 from handler.serving.sessions import Sessions, answer_call, session_call, session_of
 
 NO_FORMATTERS = Formatters()

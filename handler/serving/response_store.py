@@ -6,7 +6,6 @@ SQLite holds them in either place, on a thread of its own. Each belongs to the A
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import queue
@@ -28,9 +27,6 @@ from handler.protocols.kernel.kept import KeptAnswer, KeptItem, Kind, Recalled, 
 T = TypeVar("T")
 
 log = logging.getLogger("handler")
-
-OWNER = "?owner"
-"""Where a host puts whose key it has found right, among a request's headers: no header is called so."""
 
 _FILE = "responses.sqlite3"
 _VERSION = 1  # of the tables
@@ -75,20 +71,6 @@ DELETE FROM answers WHERE id IN (
     ) WHERE number > ? OR bytes > ?
 )
 """
-
-
-def owner_of(headers: Mapping[str, str]) -> str:
-    """Return whose a request is, by its API key, whether or not the host checks keys; "" where it has none."""
-    if (owner := headers.get(OWNER)) is not None:
-        return owner
-    scheme, _, token = headers.get("authorization", "").strip().partition(" ")
-    key = headers.get("x-api-key", "").strip() or (token.strip() if scheme.lower() == "bearer" else "")
-    return owner_by_key(key) if key else ""
-
-
-def owner_by_key(key: str) -> str:
-    """Return the name of a key's owner, which does not tell the key."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class ItemPage(NamedTuple):

@@ -15,7 +15,8 @@ from handler.http.asgi import Endpoint, send_answer, send_json
 from handler.protocols.openai.errors import ERRORS
 from handler.protocols.responses.stored import check_retrieval, deleted, not_kept, page, read_page
 from handler.serving.model import ServedModel
-from handler.serving.response_store import ResponseStore, owner_of
+from handler.serving.owners import owner_of
+from handler.serving.response_store import ResponseStore
 
 Answer = Callable[[ResponseStore, str, str, QueryParams], Awaitable[Any]]
 """Takes the store, the owner, the response's id and the query."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +13,7 @@ from handler.http.asgi import Endpoint, send_answer
 from handler.http.routes.inference import Inference
 from handler.protocols.kernel.errors import FRONT_END
 from handler.protocols.kernel.http_response import HttpResponse
-from handler.serving.response_store import OWNER, owner_by_key
+from handler.serving.owners import OWNER, bearer_token, digest_of, owner_by_key
 
 CHALLENGE = [(b"www-authenticate", b"Bearer")]
 
@@ -23,7 +22,7 @@ class Keys:
     """Constant time: how long an answer takes tells nothing of how much of which key was right."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [digest_of(key) for key in keys]  # of one length: compare_digest tells that of what it gets
 
     def admit(self, authorization: str, api_key: str = "") -> bool:
         """Whether one of the headers' values holds one of the keys; an empty value holds none."""
@@ -31,23 +30,15 @@ class Keys:
 
     def owner(self, authorization: str, api_key: str = "") -> str:
         """Return the owner of the key that one of the headers' values holds; "" where none does."""
-        scheme, _, given = authorization.strip().partition(" ")
-        bearer = self._has(given.strip()) and scheme.lower() == "bearer"
-        if api_key and self._has(api_key.strip()):
-            return owner_by_key(api_key.strip())
-        return owner_by_key(given.strip()) if bearer else ""
+        given = (api_key.strip(), bearer_token(authorization))
+        return next((owner_by_key(key) for key in given if key and self._has(key)), "")
 
     def _has(self, given: str) -> bool:
-        digest = _digest(given)
+        digest = digest_of(given)
         found = False
         for known in self._digests:  # all of them, whatever the first ones say
             found |= hmac.compare_digest(digest, known)
         return found
-
-
-def _digest(key: str) -> bytes:
-    """Of one length for all keys: compare_digest tells the length of what it compares."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 class ApiKeys:

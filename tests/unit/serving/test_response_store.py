@@ -17,7 +17,8 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, Overloaded, Unavailable
 from handler.protocols.kernel.kept import KeptAnswer, Recalled, Wanted, kept_items
 from handler.serving import response_store
-from handler.serving.response_store import ResponseStore, configured_store, owner_by_key, owner_of
+from handler.serving.owners import owner_by_key, owner_of
+from handler.serving.response_store import ResponseStore, configured_store
 
 ANN, BOB = owner_by_key("ann"), owner_by_key("bob")
 
