@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter
 from handler.core.values import Finish, Sampling, Token
 from handler.protocols.assistant.choice import reasoning_family
-from handler.protocols.assistant.events import Event, Parser
+from handler.protocols.assistant.events import Event, Parser, PlainText
 from handler.protocols.assistant.reasoning.parsing import ThinkingParser
 from handler.protocols.assistant.reasoning.request import Thinking
 from handler.protocols.assistant.response_template.request import TemplateThinking
 from handler.protocols.assistant.tools.arguments import CheckedCalls
 from handler.protocols.assistant.tools.formats.hf import HF
 from handler.protocols.assistant.tools.request import AUTO, NONE, Tools
-from handler.protocols.assistant.trimming import PlainText, Trimmed
+from handler.protocols.assistant.trimming import Trimmed
 from handler.protocols.kernel.context import ServerContext
 
 

@@ -67,6 +67,16 @@ class Parser(Protocol):
         """Return the rest at the answer's end."""
 
 
+class PlainText(Parser):
+    """Leaves all of an answer text."""
+
+    def feed(self, text: str) -> list[Event]:
+        return [text] if text else []
+
+    def flush(self) -> list[Event]:
+        return []
+
+
 _PIECE = 1024  # characters
 
 

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from handler.protocols.assistant.events import Event, Parser, Reasoning
-
-
-class PlainText(Parser):
-    """Reads an answer that is nothing but text."""
-
-    def feed(self, text: str) -> list[Event]:
-        return [text] if text else []
-
-    def flush(self) -> list[Event]:
-        return []
+from handler.protocols.assistant.events import Event, Reasoning
 
 
 @dataclass(slots=True)
