@@ -58,6 +58,11 @@ class Config(Options):
         return self.async_schema if self.enable_stateful_sessions is None else self.enable_stateful_sessions
 
     @property
+    def reasoning(self) -> str:
+        """The name of `option.reasoning_parser`, which is auto where it is not set."""
+        return self.reasoning_parser or "auto"
+
+    @property
     def stores_responses(self) -> bool:
         return self.responses_store != "off"
 

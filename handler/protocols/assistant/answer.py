@@ -106,7 +106,7 @@ class AnswerForm(NamedTuple):
         """
         shows = self.thinking is not None and self.thinking.shows
         if not shows and (budget := sampling.thinking_token_budget) is not None:
-            shown = "; the chat template shows none" if context.config.reasoning_parser in (None, AUTO) else ""
+            shown = "; the chat template shows none" if context.config.reasoning == AUTO else ""
             why = f"needs option.reasoning_parser, the model's family{shown}"
             raise InvalidParameter(f"thinking_token_budget={budget}: {why}")
         marks = self.tools.format.special(context.vocabulary) if self.tools.format else frozenset[str]()
@@ -128,7 +128,7 @@ def answer_form(
     family, template = reasoning_family(context), context.response_template
     lacks, kwargs = context.unsupported.get("thinking_token_budget", ""), arguments or {}
     named = context.config.reasoning_parser is not None
-    if template is not None and (tools.format is HF or context.config.reasoning_parser != NONE):
+    if template is not None and (tools.format is HF or context.config.reasoning != NONE):
         shows = family is not None
         thinking = TemplateThinking(template, kwargs, prefix, context.vocabulary, lacks, named=named, shows=shows)
         return AnswerForm(tools, thinking, trims)

@@ -11,7 +11,7 @@ from handler.protocols.kernel.context import ServerContext
 
 def reasoning_family(context: ServerContext) -> Family | None:
     """Return the family of the model's thoughts; None where they stay in the text."""
-    name = context.config.reasoning_parser or AUTO
+    name = context.config.reasoning
     if context.response_template is not None and name != NONE:
         return family(context.response_template) if context.response_template.reasoning is not None else None
     return choose_family(name, context.chat_template)
@@ -22,8 +22,8 @@ def describe_parsers(context: ServerContext) -> str:
     thoughts, calls = reasoning_family(context), choose_format(context)
     own, shown = "the model's response template", "the chat template"
     by = own if context.response_template is not None else shown
-    if context.config.reasoning_parser not in (None, AUTO):
-        said = f"by option.reasoning_parser={context.config.reasoning_parser}"
+    if context.config.reasoning != AUTO:
+        said = f"by option.reasoning_parser={context.config.reasoning}"
     elif thoughts is None:
         said = f"none, by {by}"
     else:

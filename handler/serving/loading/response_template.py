@@ -29,7 +29,7 @@ def response_template(config: Config, model: Path | None) -> ResponseTemplate | 
     Raises:
         ConfigError: an option names it, and it is missing, wrong, lacks that part, or stands beside another parser.
     """
-    given = dict(zip(_OPTIONS, (config.reasoning_parser or AUTO, config.tool_call_parser), strict=True))
+    given = dict(zip(_OPTIONS, (config.reasoning, config.tool_call_parser), strict=True))
     plugin = {"option.tool_parser_plugin": config.tool_parser_plugin} if config.tool_parser_plugin else {}
     named = [key for key, name in given.items() if name == HF.name]
     others = [f"{key}={name}" for key, name in {**given, **plugin}.items() if name not in (AUTO, NONE, HF.name)]
