@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from handler.protocols.assistant.events import pieces
-from handler.protocols.assistant.response_template.pattern import Attempt, Pattern
+from handler.protocols.assistant.response_template.pattern import Attempt, Pattern, may_try
 from handler.protocols.assistant.tools.json_text import refuse_constant
 
 _DEEPEST = 8  # value parsers in value parsers, and lists and objects of a transform
@@ -52,8 +52,6 @@ class ParsedContent(Content):
 class Tags(Content):
     """An object of the tags in a text. They are looked for as it comes, not all at its end."""
 
-    _FREE = 16_384  # ways that may be followed in vain before that is held against the text's length
-
     def __init__(self, pattern: Pattern, parse: Callable[[str], Any], *, merges: bool) -> None:
         super().__init__()
         self._pattern = pattern
@@ -78,7 +76,7 @@ class Tags(Content):
     def _read(self, text: str, *, final: bool) -> None:
         while text or final:
             if self._attempt is None:
-                if self._in_vain > self._FREE + 2 * self._size:
+                if not may_try(self._in_vain, self._size):
                     return
                 first = self._firsts.search(text)
                 start = len(text) if first is None else first.start()

@@ -9,7 +9,7 @@ from typing import Any
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Ending, Event, Reasoning, pieces
 from handler.protocols.assistant.reasoning.parsing import ThinkingParser
 from handler.protocols.assistant.response_template.contents import Content
-from handler.protocols.assistant.response_template.pattern import Match
+from handler.protocols.assistant.response_template.pattern import Match, may_try
 from handler.protocols.assistant.response_template.template import (
     CALLS,
     CONTENT,
@@ -22,8 +22,6 @@ from handler.protocols.assistant.tools.json_text import JsonEnd, as_json, dumps
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, Tool
 from handler.protocols.assistant.tools.schema import ANY, ToolSchema
 from handler.protocols.assistant.trimming import Ends
-
-_FREE = 16_384  # ways that may be followed in vain before that is held against the answer's length
 
 
 class ResponseParser(ThinkingParser):
@@ -97,7 +95,7 @@ class ResponseParser(ThinkingParser):
                 self._take(len(self._held))
                 return final and self._watch.at_end and not self._empty
             self._take(start)
-            tries = self._in_vain <= _FREE + 2 * self._size
+            tries = may_try(self._in_vain, self._size)
             self._candidates = [
                 (field, marks.begin(self._before))
                 for field, marks in self._watch.marks

@@ -17,6 +17,16 @@ _MOST_WAYS = 32  # that a match may be in at once
 _MOST_REPEATS = 256
 _MOST_MOVES = 4096  # that are remembered
 _DEEPEST = 16  # groups in groups
+_FREE = 16_384  # ways that may be followed in vain before that is held against the text's length
+
+
+def may_try(in_vain: int, size: int) -> bool:
+    """Return whether a pattern may still be tried on a text of which `size` characters were read.
+
+    Args:
+        in_vain: the ways that were followed on it and led to no match.
+    """
+    return in_vain <= _FREE + 2 * size
 
 
 class Match(NamedTuple):
