@@ -47,9 +47,9 @@ def write_model(directory: Path, seed: int = SEED) -> Path:
     import torch
     from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-    from tests.vision.models import _tokenizer
+    from tests.random_models import byte_tokenizer
 
-    tokenizer = _tokenizer([*_SPECIAL])
+    tokenizer = byte_tokenizer([*_SPECIAL])
     tokenizer.add_tokens([f"<|{number * 0.02:.2f}|>" for number in range(1501)])
     tokenizer.eos_token = tokenizer.pad_token = tokenizer.bos_token = "<|endoftext|>"
     ids = dict(zip(_SPECIAL, tokenizer.convert_tokens_to_ids([*_SPECIAL]), strict=True))

@@ -3,28 +3,20 @@
 `python -m tests.vision.models DIRECTORY` writes them and their answers, which are in tests/golden/engines/vision/.
 OpenVINO's form of them lies there too: optimum-intel 2.2 made it, of Qwen2-VL with transformers 4.57 and `rope_scaling`
 in the configuration as that reads it.
-
-Tests compare greedy tokens. Two engines never compute the same last bits, so weights and images are such that the first
-two logits differ by at least `GAP` at each position.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from handler.core.media import MediaSource, Medium
-from handler.core.values import Request, Sampling
+from handler.core.media import Medium
 from handler.engines.pillow import pillow_image
-from handler.serving.media.placing import place_media
-from tests.process.engines.test_conformance import Driver, ids
-
-GAP = 0.1
-NUM_TOKENS = 8
+from tests.random_models import Answer, Case, byte_tokenizer, cases, greedy_answer, save
 
 _PARTS = """{%- for message in messages -%}<|im_start|>{{ message['role'] }}
 {% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] -%}
@@ -52,29 +44,15 @@ def picture(width: int, height: int, seed: int) -> Medium:
 
 
 _PICTURES = (picture(56, 84, 1), picture(84, 56, 2), picture(84, 56, 3))
-_QUESTION = {"type": "text", "text": "What is in this image?"}
-
-
-class Case(NamedTuple):
-    """A chat."""
-
-    messages: tuple[Mapping[str, Any], ...]
-    images: tuple[Medium, ...]
-
-
-def _case(*images: Medium) -> Case:
-    return Case(({"role": "user", "content": [*[{"type": "image"}] * len(images), _QUESTION]},), images)
-
-
-CASES = (_case(), *map(_case, _PICTURES), _case(*_PICTURES))
-"""Without an image, with one of each, with three; the last two of the pictures are of one size."""
+CASES = cases(*_PICTURES)
+"""The last two of the pictures are of one size."""
 
 
 def write_model(directory: Path, family: str, seed: int | None = None) -> Path:
     """Write a Hugging Face directory of one of FAMILIES."""
     import torch
 
-    tokenizer = _tokenizer(_QWEN if family == "qwen2_vl" else _LLAVA)
+    tokenizer = byte_tokenizer(_QWEN if family == "qwen2_vl" else _LLAVA)
     model, processor = (_qwen if family == "qwen2_vl" else _llava)(tokenizer)
     torch.manual_seed(FAMILIES[family] if seed is None else seed)
     with torch.no_grad():
@@ -87,32 +65,16 @@ def write_model(directory: Path, family: str, seed: int | None = None) -> Path:
                 weight.normal_(0, 0.8)
             if name == "lm_head.weight":
                 weight.normal_(0, 0.8)
-    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    model.generation_config.pad_token_id = tokenizer.convert_tokens_to_ids("<|endoftext|>")
-    model.float().save_pretrained(directory)
-    _name_as_published(directory / "model.safetensors")
+    save(model, tokenizer, directory, _published)
     processor.save_pretrained(directory)
     processor.image_processor.save_pretrained(directory)  # in the file that OpenVINO GenAI reads
     return directory
 
 
-class Answer(NamedTuple):
-    """Number of the prompt's tokens, greedy ids, and the least difference of the first two logits."""
-
-    num_prompt: int
-    ids: list[int]
-    gap: float
-
-
-def _name_as_published(file: Path) -> None:
-    """Name weights as the published LLaVA has them; transformers 5 reads both, and vLLM 0.32 only these."""
-    from safetensors.torch import load_file, save_file
-
-    def name(given: str) -> str:
-        own = "vision_tower.vision_model."
-        return given if own in given else given.replace("vision_tower.", own)
-
-    save_file({name(given): weight for given, weight in load_file(file).items()}, file, {"format": "pt"})
+def _published(name: str) -> str:
+    """Return a weight's name as LLaVA's authors have it."""
+    own = "vision_tower.vision_model."
+    return name if own in name else name.replace("vision_tower.", own)
 
 
 class Reference:
@@ -129,15 +91,9 @@ class Reference:
 
     def answer(self, case: Case) -> Answer:
         text = self._processor.apply_chat_template(list(case.messages), tokenize=False, add_generation_prompt=True)
-        given = [pillow_image(image) for image in case.images]
+        given = [pillow_image(image) for image in case.media]
         inputs = dict(self._processor(text=[text], images=given or None, return_tensors="pt"))
-        ids, found, gaps = inputs.pop("input_ids"), [], []
-        for _ in range(NUM_TOKENS):
-            best = self._logits(ids, inputs).topk(2)
-            found.append(int(best.indices[0]))
-            gaps.append(float(best.values[0] - best.values[1]))
-            ids = self._torch.cat([ids, best.indices[:1][None]], 1)
-        return Answer(ids.shape[1] - NUM_TOKENS, found, min(gaps))
+        return greedy_answer(inputs.pop("input_ids"), lambda ids: self._logits(ids, inputs))
 
     def _logits(self, ids: Any, inputs: Mapping[str, Any]) -> Any:
         """Compute all anew: `generate` keeps the last image's positions in the model (transformers 5.19, Qwen2-VL)."""
@@ -147,54 +103,6 @@ class Reference:
             more["mm_token_type_ids"] = self._torch.cat([types, text], 1)
         with self._torch.no_grad():
             return self._model(input_ids=ids, use_cache=False, **more).logits[0, -1]
-
-
-class Vision:
-    """An engine with a vision model, and what transformers answers to each of CASES."""
-
-    def __init__(self, driver: Driver, answers: Sequence[Answer]) -> None:
-        self.driver = driver
-        self._answers = answers
-        assert min(answer.gap for answer in answers) >= GAP
-
-    def check(self, cases: Sequence[Case]) -> None:
-        """Submit all at once, and compare."""
-        started = [(case, self.submit(case)) for case in cases]
-        found = self.driver.run()
-        for case, id in started:
-            assert ids(found[id]) == self.expected(case).ids, found[id][-1].error
-
-    def submit(self, case: Case) -> int:
-        request = Request(
-            "",
-            Sampling(max_new_tokens=NUM_TOKENS, ignore_eos=True),
-            messages=case.messages,
-            media=tuple(MediaSource("image", b"", "", f"image {number}") for number, _ in enumerate(case.images)),
-        )
-        tokenizer = self.driver.tokenizer
-        prompt = tokenizer.encode_chat(case.messages)
-        if case.images:
-            prompt = place_media(request, prompt, case.images, tokenizer.media_tokens)
-        assert len(prompt.ids) == self.expected(case).num_prompt
-        return self.driver.batcher.submit(request, prompt)
-
-    def expected(self, case: Case) -> Answer:
-        return self._answers[CASES.index(case)]
-
-
-def _tokenizer(special: list[str]) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from tokenizers.trainers import BpeTrainer
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(["What is in this image? a user an assistant"] * 3, trainer)
-    tokenizer.add_special_tokens(special)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
 def _qwen(tokenizer: Any) -> tuple[Any, Any]:

@@ -9,15 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from handler.core.media import Medium
 from handler.core.text import Detokenizer
 from handler.engines.pillow import pillow_image
+from tests.random_models import NUM_TOKENS, Case, Compared
 from tests.servers import LiveServer
-from tests.vision.models import CASES, NUM_TOKENS, Case, Vision
+from tests.vision.models import CASES
 
 
-def check_over_http(server: LiveServer, vision: Vision) -> None:
+def check_over_http(server: LiveServer, vision: Compared) -> None:
     """Ask for one case alone, then for all of them twice at the same time."""
 
     def ask(case: Case) -> tuple[int, str]:
-        content = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in case.images]
+        content = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in case.media]
         body = {
             "model": "model",
             "messages": [{"role": "user", "content": [*content, case.messages[0]["content"][-1]]}],

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from handler.engines.base import EngineStatistics
-from tests.audio.models import CASES, Hearing, Reference, write_model
+from tests.audio.models import CASES, Reference, write_model
 from tests.process.engines.test_conformance import start
+from tests.random_models import Compared
 from tests.servers import wait_for
 
 pytestmark = pytest.mark.vllm
@@ -21,20 +22,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def hearing(model: Path) -> Iterator[Hearing]:
+def hearing(model: Path) -> Iterator[Compared]:
     answers = [Reference(model).answer(case) for case in CASES]
     driver = start("vllm", model, enforce_eager=True, max_model_len=512)
-    yield Hearing(driver, answers)
+    yield Compared(driver, CASES, answers)
     driver.engine.close()
 
 
-def test_tokens_are_those_of_transformers_alone_and_in_company(hearing: Hearing) -> None:
+def test_tokens_are_those_of_transformers_alone_and_in_company(hearing: Compared) -> None:
     for case in CASES:
         hearing.check([case])
     hearing.check([*CASES, *reversed(CASES)])
 
 
-def test_equal_clips_hit_the_prefix_cache_and_others_never(hearing: Hearing) -> None:
+def test_equal_clips_hit_the_prefix_cache_and_others_never(hearing: Compared) -> None:
     def hits() -> int:
         hearing.driver.engine.step(timeout=0.1)  # the statistics come after the last tokens
         found = hearing.driver.engine.statistics

@@ -9,8 +9,9 @@ import pytest
 
 from handler.engines.base import EngineStatistics
 from tests.process.engines.test_conformance import start
+from tests.random_models import Compared
 from tests.servers import options, serve, wait_for
-from tests.vision.models import CASES, FAMILIES, Reference, Vision, write_model
+from tests.vision.models import CASES, FAMILIES, Reference, write_model
 from tests.vision.over_http import check_over_http
 
 pytestmark = pytest.mark.vllm
@@ -22,20 +23,20 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def vision(model: Path) -> Iterator[Vision]:
+def vision(model: Path) -> Iterator[Compared]:
     answers = [Reference(model).answer(case) for case in CASES]
     driver = start("vllm", model, enforce_eager=True, max_model_len=256)
-    yield Vision(driver, answers)
+    yield Compared(driver, CASES, answers)
     driver.engine.close()
 
 
-def test_tokens_are_those_of_transformers_alone_and_in_company(vision: Vision) -> None:
+def test_tokens_are_those_of_transformers_alone_and_in_company(vision: Compared) -> None:
     for case in CASES:
         vision.check([case])
     vision.check([*CASES, *reversed(CASES)])
 
 
-def test_equal_images_hit_the_prefix_cache_and_others_never(vision: Vision) -> None:
+def test_equal_images_hit_the_prefix_cache_and_others_never(vision: Compared) -> None:
     def hits() -> int:
         vision.driver.engine.step(timeout=0.1)  # the statistics come after the last tokens
         found = vision.driver.engine.statistics
@@ -51,7 +52,7 @@ def test_equal_images_hit_the_prefix_cache_and_others_never(vision: Vision) -> N
 
 
 @pytest.mark.parametrize("model", ["qwen2_vl"], indirect=True)  # one family: a start takes long
-def test_over_http(model: Path, vision: Vision) -> None:
+def test_over_http(model: Path, vision: Compared) -> None:
     small = ("dtype=fp32", "enforce_eager=true", "kv_cache_gib=1", "max_model_len=256", "model_loading_timeout=600")
     with serve(str(model), "--engine", "vllm", *options(*(f"option.{each}" for each in small))) as server:
         server.wait_ready(170)

@@ -17,8 +17,9 @@ from handler.engines.base import EngineConfig
 from handler.engines.openvino.engine import check
 from handler.serving.media.placing import place_media
 from tests.process.engines.test_conformance import ids, start
+from tests.random_models import Answer, Compared
 from tests.servers import serve
-from tests.vision.models import CASES, FAMILIES, Answer, Vision
+from tests.vision.models import CASES, FAMILIES
 from tests.vision.over_http import check_over_http
 
 pytestmark = pytest.mark.model
@@ -35,20 +36,20 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def vision(model: Path) -> Iterator[Vision]:
+def vision(model: Path) -> Iterator[Compared]:
     answers = json.loads((GOLDEN / "answers.json").read_text())[model.name]
     driver = start("openvino", model)
-    yield Vision(driver, [Answer(**answer) for answer in answers])
+    yield Compared(driver, CASES, [Answer(**answer) for answer in answers])
     driver.engine.close()
 
 
-def test_tokens_are_those_of_transformers_alone_and_in_company(vision: Vision) -> None:
+def test_tokens_are_those_of_transformers_alone_and_in_company(vision: Compared) -> None:
     for case in CASES:
         vision.check([case])
     vision.check([*CASES, *reversed(CASES)])
 
 
-def test_over_http(model: Path, vision: Vision) -> None:
+def test_over_http(model: Path, vision: Compared) -> None:
     with serve(str(model), "-o", "option.dtype=fp32") as server:
         check_over_http(server, vision)
 
@@ -64,7 +65,7 @@ def test_over_http(model: Path, vision: Vision) -> None:
     ],
 )
 def test_a_prompt_that_genai_would_read_otherwise_is_refused_alone(
-    vision: Vision, prompt: str | list[int], reason: str
+    vision: Compared, prompt: str | list[int], reason: str
 ) -> None:
     driver = vision.driver
     encoded = driver.tokenizer.encode(prompt if isinstance(prompt, str) else "he")
@@ -77,7 +78,7 @@ def test_a_prompt_that_genai_would_read_otherwise_is_refused_alone(
     assert ids(found[good]) == vision.expected(CASES[1]).ids
 
 
-def test_prompts_of_ids_are_served_where_a_text_has_them(vision: Vision) -> None:
+def test_prompts_of_ids_are_served_where_a_text_has_them(vision: Compared) -> None:
     driver = vision.driver
     encoded = driver.tokenizer.encode("What is in this image?")
     answers = []
@@ -87,12 +88,12 @@ def test_prompts_of_ids_are_served_where_a_text_has_them(vision: Vision) -> None
     assert answers[0] == answers[1]
 
 
-def test_images_that_do_not_fit_are_refused_by_name(vision: Vision) -> None:
+def test_images_that_do_not_fit_are_refused_by_name(vision: Compared) -> None:
     tokens = vision.driver.tokenizer.media_tokens
     request = Request("", media=tuple(MediaSource("image", b"", "", f"images[{number}]") for number in range(2)))
     prompt = vision.driver.tokenizer.encode_chat(CASES[1].messages)
     with pytest.raises(InvalidPayload, match="makes 1 placeholders for 2 images"):
-        place_media(request, prompt, CASES[4].images[:2], tokens)
+        place_media(request, prompt, CASES[4].media[:2], tokens)
 
 
 def test_the_prefix_cache_stays_off(model: Path) -> None:
