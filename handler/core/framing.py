@@ -36,7 +36,7 @@ def encoded(value: Any) -> Any:
 
 
 def rewritten(text: str) -> Any:
-    """Return what stands for a JSON text written compactly, with all digits of its integers."""
+    """Encode a JSON text anew: compactly, with all digits of its integers. The result stands for it in another value."""
     value = json.loads(text)
     try:
         return orjson.Fragment(dumps(value))
