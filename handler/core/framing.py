@@ -36,7 +36,7 @@ def encoded(value: Any) -> Any:
 
 
 def rewritten(text: str) -> Any:
-    """Encode a JSON text anew: compactly, with all digits of its integers. The result stands for it in another value."""
+    """Return what stands for a JSON text in another value: it is written compactly, with all digits of its integers."""
     value = json.loads(text)
     try:
         return orjson.Fragment(dumps(value))
