@@ -53,10 +53,11 @@ def decode(max_samples: int, data: memoryview) -> Iterator[Any]:
             parts = list(_parts(file, size, max_samples, exact=kind != "MP3"))
     except soundfile.LibsndfileError as error:
         raise InvalidPayload(f"the audio is broken: {error.error_string.rstrip('.')}") from None
-    digest = hashlib.sha256(b"".join([b"audio %d " % sum(map(len, parts))]))
+    found = sum(map(len, parts))
+    digest = hashlib.sha256(b"audio %d " % found)
     for part in parts:
         digest.update(part)
-    yield (sum(map(len, parts)),), digest.hexdigest()
+    yield (found,), digest.hexdigest()
     for part in parts:
         yield part.tobytes()
 
