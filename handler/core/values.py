@@ -255,11 +255,25 @@ NO_TOKEN = Token(-1, "", None, True)
 """Replaces the last token where an engine ends a sequence without one."""
 
 
-class Logits(NamedTuple):
-    """Logits [tokens, vocabulary] of the prompt (`context`) and of the generated tokens."""
+class Extras(NamedTuple):
+    """What an engine says of a sequence beside its tokens; it goes from the engine to the answer's writer as it is.
 
-    context: Sequence[Sequence[float]] | None = None
-    generation: Sequence[Sequence[float]] | None = None
+    Attributes:
+        context_logits: [tokens, vocabulary] of the prompt, once, on request.
+        generation_logits: [tokens, vocabulary] of this step's tokens, on request.
+        vector: of a request with Pooling, in its only output: an embedding, one score, or a number for each label.
+    """
+
+    context_logits: Sequence[Sequence[float]] | None = None
+    generation_logits: Sequence[Sequence[float]] | None = None
+    vector: Sequence[float] | None = None
+
+    def over(self, earlier: Extras) -> Extras:
+        """Return the newest of each."""
+        return earlier._replace(**{name: value for name, value in self._asdict().items() if value is not None})
+
+
+NO_EXTRAS = Extras()
 
 
 class Delta(NamedTuple):
@@ -271,10 +285,9 @@ class Delta(NamedTuple):
     finish: Finish | None = None
     error: ServingError | None = None
     prefill: Sequence[Token] | None = None  # the prompt's tokens, with the first delta, on request
-    logits: Logits | None = None
-    vector: Sequence[float] | None = None  # of a request with `pooling`, with its `finish`
+    extras: Extras | None = None
 
 
-_PlainDelta = tuple[int, int, Sequence[Token], None, None, None, None, None]
+_PlainDelta = tuple[int, int, Sequence[Token], None, None, None, None]
 new_delta: Callable[[_PlainDelta], Delta] = partial(tuple.__new__, Delta)
 """Make a delta of tokens alone, in half the time of `Delta(...)`: for the hot path."""

@@ -17,8 +17,8 @@ from handler.core.values import (
     BY_HANDLER,
     PLAIN_TEMPLATE,
     Adapter,
+    Extras,
     Finish,
-    Logits,
     Pooling,
     Sampling,
     StructuredOutput,
@@ -46,9 +46,8 @@ class Output(NamedTuple):
         prompt_logprobs: on request, once, with the first output: one a prompt token, None for the first.
         error: the reason of `finish` ERROR, in words for the client: a foreign program's only by `client_words`.
         tops: on request, for each of `ids`.
-        logits: on request.
+        extras: what is passed on as it is.
         prompt_tops: as `tops`, for the prompt's tokens; nothing for the first.
-        vector: of a request with Pooling, in its only output: an embedding, one score, or a number for each label.
         refused: `error` says what is wrong with the request.
         detail: what only the log may say of the error.
         retry_after: the engine is busy: seconds after which the request may come again, 0 where nobody knows. None:
@@ -63,9 +62,8 @@ class Output(NamedTuple):
     prompt_logprobs: Sequence[float | None] | None = None
     error: str | None = None
     tops: Sequence[Alternatives] | None = None
-    logits: Logits | None = None
     prompt_tops: Sequence[Alternatives] | None = None
-    vector: Sequence[float] | None = None
+    extras: Extras | None = None
     refused: bool = False
     detail: str = ""
     retry_after: float | None = None
@@ -83,7 +81,7 @@ class Output(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether nothing comes with its tokens but the sequence's end."""
-        return self.prompt_logprobs is None and self.tops is None and self.logits is None
+        return self.prompt_logprobs is None and self.tops is None and self.extras is None
 
 
 def failed(key: int, error: Exception | str) -> Output:

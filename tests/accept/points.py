@@ -156,13 +156,15 @@ def a_prompts_log_probabilities_are_all_there_also_the_second_time(served: Serve
 def logits_have_their_shapes(served: Served) -> None:
     served.needs("return_context_logits", "return_generation_logits")
     answer = served.one(return_context_logits=True, return_generation_logits=True, max_new_tokens=3, ignore_eos=True)
-    logits = answer.deltas[0].logits
+    logits = answer.deltas[0].extras
     assert logits is not None, answer.error
-    assert logits.context is not None
-    assert logits.generation is not None
-    assert len(logits.context) == len(served.tokenizer.encode("Once upon a time").ids)
-    assert len(logits.generation) == 3
-    assert int(max(range(len(logits.generation[0])), key=logits.generation[0].__getitem__)) == answer.ids[0]
+    assert logits.context_logits is not None
+    assert logits.generation_logits is not None
+    assert len(logits.context_logits) == len(served.tokenizer.encode("Once upon a time").ids)
+    assert len(logits.generation_logits) == 3
+    assert (
+        int(max(range(len(logits.generation_logits[0])), key=logits.generation_logits[0].__getitem__)) == answer.ids[0]
+    )
 
 
 def a_cancelled_request_frees_its_place(served: Served) -> None:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from handler.core.values import Adapter, Finish, Pooling
+from handler.core.values import Adapter, Extras, Finish, Pooling
 from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Output, Step
 from handler.engines.echo.cues import CUES, REFUSE, act
 from handler.engines.echo.tokenizer import CONTEXT
@@ -39,7 +39,13 @@ class EchoPooling:
             if self._cues and (cue := min(ids)) < len(CUES):
                 act(CUES[cue])
             outputs.append(
-                Output(key, (), (), Finish.EOS, vector=self._files.finish(self._numbers(ids, pooling), pooling))
+                Output(
+                    key,
+                    (),
+                    (),
+                    Finish.EOS,
+                    extras=Extras(vector=self._files.finish(self._numbers(ids, pooling), pooling)),
+                )
             )
         self._waiting.clear()
         return Step([], [], [], outputs)

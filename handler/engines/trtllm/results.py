@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from handler.core.values import Finish, Logits, Sampling
+from handler.core.values import Extras, Finish, Sampling
 from handler.engines.base import Alternatives, Output, Step, describe, failed
 from handler.engines.logprobs import score
 from handler.engines.trtllm.sampling import Model, own_stops, stops
@@ -181,8 +181,10 @@ class RunningRequest:
         context = self._context() if with_prompt else None
         scores = context if self.options.context_logits else None
         generation = _rows(output.generation_logits)[: len(ids)] if self.options.generation_logits else None
-        logits = None if scores is None and generation is None else Logits(_to_lists(scores), _to_lists(generation))
-        result = Output(self.key, ids, logprobs, finish, number, tops=tops, logits=logits)
+        extras = None
+        if scores is not None or generation is not None:
+            extras = Extras(_to_lists(scores), _to_lists(generation))
+        result = Output(self.key, ids, logprobs, finish, number, tops=tops, extras=extras)
         if context is None or not self.options.prompt_logprobs:
             return result
         scored, prompt_tops = score(context[:-1], self.options.prompt[1:], self.options.prompt_tops)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import ConfigError
-from handler.core.values import Adapter, Finish, Pooling, Task
+from handler.core.values import Adapter, Extras, Finish, Pooling, Task
 from handler.engines.base import EngineConfig, EngineRequest, EngineStatistics, Output, Step
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, read_pooling
 from handler.engines.process.process_group import end_with_children
@@ -60,9 +60,9 @@ class VllmPooling:
         self.add(EngineRequest(0, [0], Pooling("embed", normalize=False)))
         while True:
             for output in self.step().others:
-                if output.vector is None:
+                if output.extras is None or output.extras.vector is None:
                     raise RuntimeError(f"its first request failed: {output.error}")
-                return len(output.vector)
+                return len(output.extras.vector)
 
     def interrupt_on(self, fd: int) -> bool:
         if not hasattr(self._core, "interrupt_on"):
@@ -98,7 +98,7 @@ class VllmPooling:
                 found.append(Output(pending.key, (), (), Finish.ERROR, error=error))
                 continue
             vector = self._files.finish(output.pooling_output.float().numpy().reshape(-1), pooling)
-            found.append(Output(pending.key, (), (), Finish.EOS, vector=vector))
+            found.append(Output(pending.key, (), (), Finish.EOS, extras=Extras(vector=vector)))
         return Step([], [], [], found)
 
     def statistics(self) -> EngineStatistics:

@@ -8,7 +8,7 @@ from typing import Any
 
 from handler.core.framing import JSON, Framing, encoded
 from handler.core.text import Prompt
-from handler.core.values import Delta, Finish, Request, Sampling, Token
+from handler.core.values import NO_EXTRAS, Delta, Finish, Request, Sampling, Token
 from handler.protocols.kernel.base import Reply
 
 _LONG = 1 << 11  # tokens and their alternatives
@@ -26,7 +26,16 @@ class SequenceOutput:
         self.tokens: list[Token] = []
         self.prefill: Sequence[Token] = ()
         self.rows: list[Sequence[float]] = []  # of logits, for each token
+        self.extras = NO_EXTRAS  # the newest of each
         self.finish = Finish.ERROR
+
+    def take(self, delta: Delta) -> None:
+        self.tokens += delta.tokens
+        if delta.prefill is not None:
+            self.prefill = delta.prefill
+        if delta.extras is not None:
+            self.extras = delta.extras.over(self.extras)
+            self.rows += delta.extras.generation_logits or ()
 
     @property
     def text(self) -> str:
@@ -62,7 +71,6 @@ class WholeReply(Reply):
         self._sequences = [SequenceOutput(index, special_in_text=special_in_text) for index in range(num_sequences)]
         self._unfinished = num_sequences
         self._num_prompt_tokens = 0
-        self._context: Sequence[Sequence[float]] | None = None  # the prompt's logits
         self.finished = False
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
@@ -71,12 +79,7 @@ class WholeReply(Reply):
     def feed(self, index: int, delta: Delta) -> bytes:
         assert delta.error is None, "a document that fails is written by its request's errors"
         sequence = self._of(index, delta)
-        sequence.tokens += delta.tokens
-        if delta.prefill is not None:
-            sequence.prefill = delta.prefill
-        if delta.logits is not None:
-            self._context = self._context if delta.logits.context is None else delta.logits.context
-            sequence.rows += delta.logits.generation or ()
+        sequence.take(delta)
         if delta.finish is None:
             return b""
         sequence.finish = self._finish(delta) or delta.finish
@@ -87,6 +90,12 @@ class WholeReply(Reply):
     def takes_long(self, delta: Delta) -> bool:
         ends = delta.finish is not None and self._unfinished == 1
         return ends and sum(sequence.num_values for sequence in self._sequences) > _LONG
+
+    @property
+    def _context(self) -> Sequence[Sequence[float]] | None:
+        """The prompt's logits."""
+        found = (sequence.extras.context_logits for sequence in self._sequences)
+        return next((logits for logits in found if logits is not None), None)
 
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
         """Return the sequence of a delta of request number `index`."""
@@ -122,7 +131,7 @@ class VectorReply(WholeReply):
         self._num_prompt_tokens += num_prompt_tokens
 
     def feed(self, index: int, delta: Delta) -> bytes:
-        self._vectors[index] = self._keep(delta.vector or ())
+        self._vectors[index] = self._keep((delta.extras or NO_EXTRAS).vector or ())
         return super().feed(index, delta._replace(sequence=index))
 
     def _document(self) -> Any:

@@ -55,7 +55,7 @@ class TokenStream(Reply, ABC):
             return line(tokens[0]) if len(tokens) == 1 else b"".join(map(line, tokens))
         parts = [] if self._begun else [self._head()]
         self._begun = True
-        if delta.prefill is not None or delta.logits is not None:
+        if delta.prefill is not None or delta.extras is not None:
             self._take(place, delta)
         if delta.finish is None:
             tokens, last = delta.tokens, None

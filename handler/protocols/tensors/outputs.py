@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypedDict, TypeVar
 
-from handler.core.values import Delta, Token
+from handler.core.values import NO_EXTRAS, Delta, Token
 from handler.protocols.kernel.schema.types import Count
 
 OUTPUTS = {
@@ -108,9 +108,9 @@ class Lines:
 
     def take(self, delta: Delta) -> None:
         """Take the delta whose tokens come next."""
-        if delta.logits is not None:
-            self._context = delta.logits.context if delta.logits.context is not None else self._context
-            self._rows = iter(delta.logits.generation or ())
+        extras = delta.extras or NO_EXTRAS
+        self._context = self._context if extras.context_logits is None else extras.context_logits
+        self._rows = iter(extras.generation_logits or ())
 
     def line(self, token: Token) -> TensorValues:
         """Build `outputs` of one line. `cum_log_probs` sums up to this token; the prompt's logits come in the first

@@ -208,7 +208,7 @@ def test_a_prompts_log_probabilities_are_its_own_tokens_also_the_second_time(mod
             assert output.prompt_logprobs[0] is None
             assert output.prompt_logprobs[1:] == pytest.approx(wanted, abs=1e-4)
             assert output.prompt_tops is None
-            assert output.logits is None
+            assert output.extras is None
         output = found.one(prompt, prompt_logprobs=True, prompt_top_logprobs=2).outputs[0]
         assert output.prompt_logprobs is not None
         assert output.prompt_tops is not None

@@ -36,13 +36,13 @@ def test_logits(newest: Loaded) -> None:
     ids = newest.tokenizer.encode(PROMPT).ids
     answer = newest.one(return_context_logits=True, return_generation_logits=True, max_new_tokens=3, ignore_eos=True)
     (output,) = answer.outputs
-    assert output.logits is not None
-    assert output.logits.context is not None
-    assert output.logits.generation is not None
-    assert [len(output.logits.context), len(output.logits.generation)] == [len(ids), 3]
+    assert output.extras is not None
+    assert output.extras.context_logits is not None
+    assert output.extras.generation_logits is not None
+    assert [len(output.extras.context_logits), len(output.extras.generation_logits)] == [len(ids), 3]
     model = newest.double.model
-    assert output.logits.context[-1] == pytest.approx(model.logits(ids).tolist())
-    assert output.logits.generation[1] == pytest.approx(model.logits([*ids, answer.ids[0]]).tolist())
+    assert output.extras.context_logits[-1] == pytest.approx(model.logits(ids).tolist())
+    assert output.extras.generation_logits[1] == pytest.approx(model.logits([*ids, answer.ids[0]]).tolist())
 
 
 @pytest.mark.parametrize("which", ["newest", "other"])

@@ -12,7 +12,7 @@ import pytest
 from handler import engines
 from handler.config.config import Config
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Delta, Pooling, Request, Task
+from handler.core.values import NO_EXTRAS, Delta, Pooling, Request, Task
 from handler.engines.base import EngineConfig
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
@@ -29,7 +29,7 @@ def computed(batcher: Batcher, requests: list[tuple[list[int], Pooling]]) -> lis
     while len(found) < len(ids):
         found |= {delta.id: delta for delta in batcher.step(1.0)}
     assert not [delta.error for delta in found.values() if delta.error]
-    return [found[id].vector for id in ids]
+    return [(found[id].extras or NO_EXTRAS).vector for id in ids]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 from handler.core.errors import GenerationFailed, ServingError
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Delta, Finish, Logits, Token
+from handler.core.values import Delta, Extras, Finish, Token
 from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.http_response import HttpResponse
@@ -78,8 +78,8 @@ def with_logits(sequence: int = 0) -> list[Delta]:
     """A whole answer with rows of three logits for the prompt's two tokens and for each of its own."""
     context = [[0.5, -1.0, float("-inf")], [1.0, 2.0, 3.0]]
     rows = [[float(index), -float(sequence), 0.25] for index in range(len(TOKENS))]
-    found = [one._replace(logits=Logits(None, [row])) for one, row in zip(deltas(sequence), rows, strict=True)]
-    return [found[0]._replace(logits=Logits(context, [rows[0]])), *found[1:]]
+    found = [one._replace(extras=Extras(None, [row])) for one, row in zip(deltas(sequence), rows, strict=True)]
+    return [found[0]._replace(extras=Extras(context, [rows[0]])), *found[1:]]
 
 
 def shorter(sequence: int) -> list[Delta]:
@@ -117,7 +117,7 @@ def answer(
     for index in range(len(call.requests)):
         call.reply.start(index, 2)
         if script is None and pooling is not None:
-            lines = [Delta(1, 0, (), Finish.STOP, vector=VECTORS[pooling.kind][index])]
+            lines = [Delta(1, 0, (), Finish.STOP, extras=Extras(vector=VECTORS[pooling.kind][index]))]
         elif script is None:
             lines = [
                 delta

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from handler.core.errors import GenerationFailed
-from handler.core.values import Delta, Finish, Logits, Request, Token
+from handler.core.values import NO_EXTRAS, Delta, Extras, Finish, Request, Token
 from handler.protocols.anthropic import blocks
 from handler.protocols.kernel.base import ParsedRequest, Reply
 from handler.protocols.kernel.context import ServerContext
@@ -152,9 +152,9 @@ def sequence_deltas(rng: random.Random, request: Request, sequence: int) -> list
     """One sequence, in deltas of several tokens."""
     deltas = [Delta(1, sequence, tokens(rng, rng.randrange(5))) for _ in range(rng.randrange(1, 5))]
     if request.sampling.return_generation_logits:
-        rows = [Logits(None, [[float(token.id), 0.25] for token in delta.tokens]) for delta in deltas]
-        deltas = [delta._replace(logits=own) for delta, own in zip(deltas, rows, strict=True)]
-        deltas[0] = deltas[0]._replace(logits=rows[0]._replace(context=[[0.5, -1.0]]))
+        rows = [Extras(None, [[float(token.id), 0.25] for token in delta.tokens]) for delta in deltas]
+        deltas = [delta._replace(extras=own) for delta, own in zip(deltas, rows, strict=True)]
+        deltas[0] = deltas[0]._replace(extras=rows[0]._replace(context_logits=[[0.5, -1.0]]))
     if request.sampling.prompt_logprobs and sequence == 0:
         deltas[0] = deltas[0]._replace(prefill=tokens(rng, 2))
     if rng.random() < 0.2:
@@ -179,15 +179,15 @@ def answer_deltas(rng: random.Random, call: ParsedRequest) -> list[tuple[int, De
 
 def one_a_token(delta: Delta) -> list[Delta]:
     """The same tokens in deltas of one token each."""
-    logits = delta.logits or Logits()
+    extras = delta.extras or NO_EXTRAS
     singles = [
-        Delta(delta.id, delta.sequence, (token,), logits=Logits(None, [row]) if row else None)
-        for token, row in itertools.zip_longest(delta.tokens, logits.generation or ())
+        Delta(delta.id, delta.sequence, (token,), extras=Extras(None, [row]) if row else None)
+        for token, row in itertools.zip_longest(delta.tokens, extras.generation_logits or ())
     ]
     if len(singles) < 2:
         return [delta]
-    first_logits = singles[0].logits and singles[0].logits._replace(context=logits.context)
-    singles[0] = singles[0]._replace(prefill=delta.prefill, logits=first_logits)
+    first = singles[0].extras and singles[0].extras._replace(context_logits=extras.context_logits)
+    singles[0] = singles[0]._replace(prefill=delta.prefill, extras=first)
     singles[-1] = singles[-1]._replace(finish=delta.finish)
     return singles
 

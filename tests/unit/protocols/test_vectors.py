@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from handler.core.framing import JSON, Framing
-from handler.core.values import Delta, Finish, Task
+from handler.core.values import Delta, Extras, Finish, Task
 from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.lmi.embedding import LmiEmbedding
@@ -51,7 +51,7 @@ def test_each_vector_is_encoded_when_it_comes(monkeypatch: pytest.MonkeyPatch, s
     for index in range(count):
         reply.start(index, 1)
     for index in reversed(range(count)):
-        answer = reply.feed(index, Delta(index, 0, (), Finish.STOP, vector=VECTOR))
+        answer = reply.feed(index, Delta(index, 0, (), Finish.STOP, extras=Extras(vector=VECTOR)))
     assert max(encoded) <= len(VECTOR)
     assert encoded[-1] == 0, "the vectors stand in the answer as they were encoded"
     value = json.loads(answer)

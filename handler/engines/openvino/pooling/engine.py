@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from handler.config import model_files
 from handler.core.errors import ConfigError
-from handler.core.values import Adapter, Finish, Pooling, Task
+from handler.core.values import Adapter, Extras, Finish, Pooling, Task
 from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Output, Step
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, read_pooling
 from handler.engines.openvino.pooling.bert_graph import bert_graph
@@ -78,7 +78,7 @@ class OpenVinoPooling:
             [],
             [],
             [
-                Output(text.key, (), (), Finish.EOS, vector=self._files.finish(row, text.pooling))
+                Output(text.key, (), (), Finish.EOS, extras=Extras(vector=self._files.finish(row, text.pooling)))
                 for text, row in zip(texts, rows, strict=True)
             ],
         )

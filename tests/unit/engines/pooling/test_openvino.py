@@ -39,7 +39,7 @@ def computed(engine: Any, requests: Iterable[tuple[int, list[int], Pooling]]) ->
         engine.add(EngineRequest(key, ids, pooling))
     outputs = run(engine)
     assert all(output.finish is Finish.EOS and not output.ids for output in outputs)
-    return {output.key: output.vector for output in outputs}
+    return {output.key: output.extras.vector for output in outputs if output.extras}
 
 
 @pytest.mark.parametrize(

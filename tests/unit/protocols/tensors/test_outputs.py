@@ -6,7 +6,7 @@ import array
 import json
 from typing import Any
 
-from handler.core.values import Delta, Finish, Logits, Token
+from handler.core.values import Delta, Extras, Finish, Token
 from tests.unit.protocols.answers import CAPABLE, TOKENS, answer, value
 
 ALL = ["output_ids", "sequence_length", "output_log_probs", "cum_log_probs", "generation_logits"]
@@ -20,8 +20,8 @@ def lines(script: list[Delta], names: list[str]) -> list[Any]:
 def test_a_step_of_several_tokens_is_a_line_for_each() -> None:
     rows = [[1.0], [2.0], [3.0]]
     script = [
-        Delta(1, 0, TOKENS[:2], logits=Logits([[9.0]], rows[:2])),
-        Delta(1, 0, TOKENS[2:3], Finish.LENGTH, logits=Logits(None, rows[2:])),
+        Delta(1, 0, TOKENS[:2], extras=Extras([[9.0]], rows[:2])),
+        Delta(1, 0, TOKENS[2:3], Finish.LENGTH, extras=Extras(None, rows[2:])),
     ]
     found = lines(script, [*ALL, "context_logits"])
     assert [line["output_ids"] for line in found] == [[[304]], [[11157]], [[278]]]
@@ -43,14 +43,14 @@ def test_an_end_without_a_token_has_no_output() -> None:
 
 
 def test_rows_of_tokens_behind_a_stop_string_are_left_out() -> None:
-    script = [Delta(1, 0, TOKENS[:1], Finish.STOP, logits=Logits(None, [[1.0], [2.0]]))]
+    script = [Delta(1, 0, TOKENS[:1], Finish.STOP, extras=Extras(None, [[1.0], [2.0]]))]
     body = {"inputs": "a", "parameters": {"outputs": ["generation_logits"]}}
     assert value("lmi", body, script, CAPABLE)["outputs"] == {"generation_logits": [[[[1.0]]]]}
     assert lines(script, ["generation_logits"]) == [{"generation_logits": [[[[1.0]]]]}]
 
 
 def test_rows_may_be_arrays_and_tokens_without_a_probability() -> None:
-    script = [Delta(1, 0, (Token(1, "x", None, False),), Finish.EOS, logits=Logits([array.array("f", [0.5])], None))]
+    script = [Delta(1, 0, (Token(1, "x", None, False),), Finish.EOS, extras=Extras([array.array("f", [0.5])], None))]
     body = {"inputs": "a", "parameters": {"return_context_logits": True, "return_log_probs": True}}
     assert value("lmi", body, script, CAPABLE)["outputs"] == {
         "output_log_probs": [[[None]]],
@@ -62,8 +62,8 @@ def test_rows_may_be_arrays_and_tokens_without_a_probability() -> None:
 def test_sequences_are_in_the_order_of_the_answer_and_as_long_as_the_longest() -> None:
     low, high = Token(1, "x", -2.0, False), Token(2, "y", -1.0, False)
     script = [
-        Delta(1, 0, (low, low), Finish.LENGTH, logits=Logits(None, [[1.0, 0.0], [2.0, 0.0]])),
-        Delta(1, 1, (high,), Finish.STOP, logits=Logits(None, [[3.0, 0.0]])),
+        Delta(1, 0, (low, low), Finish.LENGTH, extras=Extras(None, [[1.0, 0.0], [2.0, 0.0]])),
+        Delta(1, 1, (high,), Finish.STOP, extras=Extras(None, [[3.0, 0.0]])),
     ]
     body = {"inputs": "a", "parameters": {"n": 2, "do_sample": True, "outputs": ALL}}
     assert value("lmi", body, script, CAPABLE)["outputs"] == {
