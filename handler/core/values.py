@@ -262,11 +262,13 @@ class Extras(NamedTuple):
         context_logits: [tokens, vocabulary] of the prompt, once, on request.
         generation_logits: [tokens, vocabulary] of this step's tokens, on request.
         vector: of a request with Pooling, in its only output: an embedding, one score, or a number for each label.
+        num_cached_tokens: of the prompt, which the engine had computed before; once.
     """
 
     context_logits: Sequence[Sequence[float]] | None = None
     generation_logits: Sequence[Sequence[float]] | None = None
     vector: Sequence[float] | None = None
+    num_cached_tokens: int | None = None
 
     def over(self, earlier: Extras) -> Extras:
         """Return the newest of each."""

@@ -163,6 +163,7 @@ class EngineRequest(NamedTuple):
         ids: of the prompt.
         parameters: Pooling where the engine was loaded for that.
         media: of the prompt, where the model takes them.
+        goes_on: `ids` end with a part of the answer, which has been delivered.
     """
 
     key: int
@@ -170,6 +171,7 @@ class EngineRequest(NamedTuple):
     parameters: Sampling | Pooling
     adapter: Adapter | None = None
     media: MediaFile | None = None
+    goes_on: bool = False
 
     @property
     def sampling(self) -> Sampling:
@@ -192,19 +194,20 @@ class EngineRequest(NamedTuple):
         return None if self.media is None else self.media.read()
 
 
-PackedRequest = tuple[int, Sequence[int], tuple[Any, ...] | Pooling, Adapter | None, MediaFile | None]
+PackedRequest = tuple[int, Sequence[int], tuple[Any, ...] | Pooling, Adapter | None, MediaFile | None, bool]
 """An EngineRequest without class names, which cost more to send than what they name."""
 
 
 def pack(request: EngineRequest) -> PackedRequest:
-    key, ids, parameters, adapter, media = request
-    return key, ids, tuple(parameters) if isinstance(parameters, Sampling) else parameters, adapter, media
+    key, ids, parameters, adapter, media, goes_on = request
+    packed = tuple(parameters) if isinstance(parameters, Sampling) else parameters
+    return key, ids, packed, adapter, media, goes_on
 
 
 def unpack(packed: PackedRequest) -> EngineRequest:
-    key, ids, parameters, adapter, media = packed
+    key, ids, parameters, adapter, media, goes_on = packed
     sampling = parameters if isinstance(parameters, Pooling) else Sampling._make(parameters)
-    return EngineRequest(key, ids, sampling, adapter, media)
+    return EngineRequest(key, ids, sampling, adapter, media, goes_on)
 
 
 class Engine(Protocol):

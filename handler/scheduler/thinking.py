@@ -151,7 +151,8 @@ class ThinkingEngine:
             thoughts=None,
             thinking_token_budget=None,
         )
-        self._engine.add(part.request._replace(ids=[*part.request.ids, *ids], parameters=second))
+        whole = [*part.request.ids, *ids]
+        self._engine.add(part.request._replace(ids=whole, parameters=second, goes_on=not end.again))
 
 
 class _End(NamedTuple):

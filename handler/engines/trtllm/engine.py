@@ -95,7 +95,7 @@ class TrtLlm:
         arguments = sampling_arguments(sampling, self._model)
         if (guide := arguments.pop("guided_decoding", None)) is not None:
             arguments["guided_decoding"] = import_name("GuidedDecodingParams", "tensorrt_llm.llmapi")(**guide)
-        options = request_options(ids, sampling, self._model)
+        options = request_options(request, self._model)
         more: dict[str, Any] = {}
         if adapter is not None:
             if adapter.id not in self._checked:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from handler.core.values import Extras, Finish, Sampling
-from handler.engines.base import Alternatives, Output, Step, describe, failed
+from handler.core.values import NO_EXTRAS, Extras, Finish
+from handler.engines.base import Alternatives, EngineRequest, Output, Step, describe, failed
 from handler.engines.logprobs import score
 from handler.engines.trtllm.sampling import Model, own_stops, stops
 
@@ -30,6 +30,7 @@ class RequestOptions:
     prompt_tops: int = 0
     context_logits: bool = False
     generation_logits: bool = False
+    goes_on: bool = False  # the prompt ends with a part of the answer
 
     @property
     def whole(self) -> bool:
@@ -47,9 +48,10 @@ class RequestOptions:
         return not (self.whole or self.own_stops or self.tops or self.prompt_logits)
 
 
-def request_options(ids: Sequence[int], sampling: Sampling, model: Model) -> RequestOptions:
+def request_options(request: EngineRequest, model: Model) -> RequestOptions:
+    sampling = request.sampling
     return RequestOptions(
-        prompt=ids,
+        prompt=request.ids,
         width=sampling.num_beams,
         stops=frozenset(sampling.stop_token_ids),
         own_stops=stops(sampling, model) if own_stops(sampling, model) else frozenset(),
@@ -59,6 +61,7 @@ def request_options(ids: Sequence[int], sampling: Sampling, model: Model) -> Req
         prompt_tops=sampling.prompt_top_logprobs,
         context_logits=sampling.return_context_logits,
         generation_logits=sampling.return_generation_logits,
+        goes_on=request.goes_on,
     )
 
 
@@ -81,9 +84,14 @@ class RunningRequest:
         """Whether tokens have come."""
         return self._sent > 0
 
+    @property
+    def _num_cached(self) -> int | None:
+        """Number of the prompt's tokens that were in the prefix cache; None: nothing to tell."""
+        return None if self.options.goes_on else getattr(self.result, "cached_tokens", 0) or None
+
     def one_token(self, step: Step) -> bool:
         """Add the new token to the columns of `step`; False where there is more to return, or less."""
-        if not self._plain or self.ended or self.error:
+        if not self._plain or self.ended or self.error or (not self._sent and self._num_cached):
             return False
         try:
             output, sent = self.result.outputs[0], self._sent
@@ -181,10 +189,10 @@ class RunningRequest:
         context = self._context() if with_prompt else None
         scores = context if self.options.context_logits else None
         generation = _rows(output.generation_logits)[: len(ids)] if self.options.generation_logits else None
-        extras = None
-        if scores is not None or generation is not None:
-            extras = Extras(_to_lists(scores), _to_lists(generation))
-        result = Output(self.key, ids, logprobs, finish, number, tops=tops, extras=extras)
+        cached = None if self._sent or number else self._num_cached
+        extras = Extras(_to_lists(scores), _to_lists(generation), num_cached_tokens=cached)
+        said = None if extras == NO_EXTRAS else extras
+        result = Output(self.key, ids, logprobs, finish, number, tops=tops, extras=said)
         if context is None or not self.options.prompt_logprobs:
             return result
         scored, prompt_tops = score(context[:-1], self.options.prompt[1:], self.options.prompt_tops)

@@ -113,9 +113,8 @@ class Vllm:
             start = partial(self._search, Beams(request, media, search))
         else:
             scores: list[float | None] | None = [None] if sampling.prompt_logprobs else None  # no score for the first
-            pending = Pending(
-                key, frozenset(sampling.stop_token_ids), sampling.top_logprobs, scores, sampling.prompt_top_logprobs
-            )
+            stops, num_tops = frozenset(sampling.stop_token_ids), sampling.prompt_top_logprobs
+            pending = Pending(key, stops, sampling.top_logprobs, scores, num_tops, begun=request.goes_on)
             start = partial(
                 self._run, pending, self._prompt(request.ids, media), self._params(sampling), request.adapter
             )

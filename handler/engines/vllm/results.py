@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from handler.core.values import Finish
+from handler.core.values import Extras, Finish
 from handler.engines.base import Alternatives, Output, Step
 
 
@@ -23,6 +23,7 @@ class Pending:
         prompt_tops: alternatives to the prompt's tokens, as far as they have come.
         beam: number of the beam that it continues.
         id: vLLM's own, once it has the request.
+        begun: an output of it has come.
         plain: only the chosen token comes with each step.
     """
 
@@ -33,6 +34,7 @@ class Pending:
     num_prompt_tops: int = 0
     beam: int | None = None
     id: str = ""
+    begun: bool = False
     prompt_tops: list[Alternatives] = field(init=False, default_factory=lambda: [()])
     plain: bool = field(init=False)
 
@@ -91,7 +93,8 @@ class Results:
             if pending is None:  # cancelled
                 continue
             tokens, finish = output.new_token_ids, output.finish_reason
-            if pending.plain and finish is None and len(tokens) == 1:  # nearly every one
+            cached = None if pending.begun else _take_cached(pending, output)
+            if pending.plain and finish is None and len(tokens) == 1 and not cached:  # nearly every one
                 keys.append(pending.key)
                 ids.append(tokens[0])
                 scores = output.new_logprobs
@@ -105,12 +108,23 @@ class Results:
             if pending.beam is not None:
                 if finish is not None:
                     beams.append(_beam_token(pending, output))
-            elif (result := _output(pending, output)) is not None:
+            elif (result := _output(pending, output, cached)) is not None:
                 others.append(result)
         return Step(keys, ids, logprobs, others), beams
 
 
-def _output(pending: Pending, output: Any) -> Output | None:
+def _take_cached(pending: Pending, output: Any) -> int:
+    """Return how many tokens of a request's prompt were in the prefix cache, as its first output says.
+
+    The field is `num_cached_tokens` in the oldest versions, later in `prefill_stats` (vllm/v1/engine/__init__.py).
+    """
+    pending.begun = True
+    stats = getattr(output, "prefill_stats", None) or output
+    cached: int = getattr(stats, "num_cached_tokens", 0)
+    return cached
+
+
+def _output(pending: Pending, output: Any, cached: int | None) -> Output | None:
     if pending.prompt_logprobs is not None and (scores := output.new_prompt_logprobs_tensors) is not None:
         pending.prompt_logprobs += scores.logprobs[:, 0].tolist()  # a part of a long prompt; column 0 has its own ids
         if pending.num_prompt_tops:
@@ -132,6 +146,7 @@ def _output(pending: Pending, output: Any) -> Output | None:
         prompt_logprobs=prompt_logprobs,
         tops=_tops(scores, pending.num_tops) if pending.num_tops else None,
         prompt_tops=prompt_tops,
+        extras=Extras(num_cached_tokens=cached) if cached else None,
     )
 
 

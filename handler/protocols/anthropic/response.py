@@ -66,7 +66,7 @@ class Settings(NamedTuple):
             reason = reason if stopped_by is None else "stop_sequence"
         return {"stop_reason": reason, "stop_sequence": stopped_by}
 
-    def message(self, num_prompt_tokens: int) -> AnthropicMessage:
+    def message(self, num_prompt_tokens: int, num_cached_tokens: int = 0) -> AnthropicMessage:
         """Return a message that has not begun."""
         return {
             "id": self.id,
@@ -76,15 +76,17 @@ class Settings(NamedTuple):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": self.usage(num_prompt_tokens, 0),
+            "usage": self.usage(num_prompt_tokens, num_cached_tokens, 0),
         }
 
-    def usage(self, num_prompt_tokens: int, num_tokens: int, num_thoughts: int = 0) -> AnthropicUsage:
-        """Count the tokens. The engines' own cache of prompts is not told apart."""
+    def usage(
+        self, num_prompt_tokens: int, num_cached_tokens: int, num_tokens: int, num_thoughts: int = 0
+    ) -> AnthropicUsage:
+        """Count the tokens. What the engine had in its prefix cache is told apart; what it puts there is not."""
         counts: AnthropicUsage = {
-            "input_tokens": num_prompt_tokens,
+            "input_tokens": num_prompt_tokens - num_cached_tokens,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
+            "cache_read_input_tokens": num_cached_tokens,
             "output_tokens": num_tokens,
         }
         if self.form.thinking is not None:
@@ -109,7 +111,12 @@ class MessageStream(BlockStream):
         return named_event(self._errors.tail(error))
 
     def _head(self) -> bytes:
-        return encode({"type": "message_start", "message": self._settings.message(self._num_prompt_tokens)})
+        return encode(
+            {
+                "type": "message_start",
+                "message": self._settings.message(self._num_prompt_tokens, self._num_cached_tokens),
+            }
+        )
 
     def _token(self, place: int, token: Token) -> bytes:
         if self._longest_stop:
@@ -145,7 +152,9 @@ class MessageStream(BlockStream):
         if self._settings.keeping is not None:
             self._settings.keeping.end(self._settings.id, gather(self._kept))
         stop = self._settings.stop(finish, self._tail, self._num_tokens, called=self._blocks.called)
-        counts = self._settings.usage(self._num_prompt_tokens, self._num_tokens, self._num_thoughts)
+        counts = self._settings.usage(
+            self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_thoughts
+        )
         end = encode({"type": "message_delta", "delta": stop, "usage": counts})
         return rest + end + encode({"type": "message_stop"})
 
@@ -161,7 +170,9 @@ class MessageDocument(WholeReply):
         (sequence,) = self._sequences
         settings, blocks, answer = self._settings, self._settings.blocks(), read_whole(self._settings.form, sequence)
         content = gather([*blocks.feed(answer.events), *blocks.end()])
-        counts = settings.usage(self._num_prompt_tokens, answer.num_tokens, answer.num_thoughts)
+        counts = settings.usage(
+            self._num_prompt_tokens, sequence.extras.num_cached_tokens or 0, answer.num_tokens, answer.num_thoughts
+        )
         called = blocks.called and sum(block["type"] == "tool_use" for block in content) == blocks.num_calls
         stop = settings.stop(sequence.finish, sequence.text, answer.num_tokens, called=called)
         if settings.keeping is not None:

@@ -35,6 +35,7 @@ class TokenStream(Reply, ABC):
         self._events: list[bytes | None] = [None] * self._unfinished
         self._begun = False
         self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0  # of the prompts
         self._num_tokens = 0
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
@@ -53,10 +54,10 @@ class TokenStream(Reply, ABC):
         if line is not None and delta.finish is None:
             tokens = delta.tokens
             return line(tokens[0]) if len(tokens) == 1 else b"".join(map(line, tokens))
-        parts = [] if self._begun else [self._head()]
-        self._begun = True
         if delta.prefill is not None or delta.extras is not None:
             self._take(place, delta)
+        parts = [] if self._begun else [self._head()]
+        self._begun = True
         if delta.finish is None:
             tokens, last = delta.tokens, None
         else:
@@ -94,6 +95,8 @@ class TokenStream(Reply, ABC):
 
     def _take(self, place: int, delta: Delta) -> None:
         """Note what a delta has beside its tokens, before they are rendered."""
+        if not delta.sequence and delta.extras is not None:  # each of several samples says it of the same prompt
+            self._num_cached_tokens += delta.extras.num_cached_tokens or 0
 
     @abstractmethod
     def _token(self, place: int, token: Token) -> bytes:

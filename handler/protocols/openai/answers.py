@@ -13,13 +13,20 @@ class CompletionDetails(TypedDict):
     reasoning_tokens: Count
 
 
+class PromptDetails(TypedDict):
+    cached_tokens: Count
+
+
 class TokenUsage(TypedDict):
-    """Token counts; with details where thoughts are separated from the text."""
+    """Token counts; with details of the answer where thoughts are separated from the text, and of the prompt where the
+    engine had computed a part of it before.
+    """
 
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
     completion_tokens_details: NotRequired[CompletionDetails]
+    prompt_tokens_details: NotRequired[PromptDetails]
 
 
 class OpenAiAnswer(TypedDict):

@@ -95,6 +95,7 @@ class TextStream(Stream[TextChoice]):
         self._format = format
 
     def _take(self, place: int, delta: Delta) -> None:
+        super()._take(place, delta)
         self._choices[place].prefill = delta.prefill or ()
 
     def _value(self, choices: list[Any], counts: StreamUsage) -> Mapping[str, object]:
@@ -189,7 +190,7 @@ class PromptOnly(Reply):
             if delta.finish is None:
                 return b""
             prefill = self._prefills.pop(index, None)
-            delta = Delta(delta.id, delta.sequence, (), Finish.LENGTH, prefill=prefill)
+            delta = Delta(delta.id, delta.sequence, (), Finish.LENGTH, prefill=prefill, extras=delta.extras)
         data = self._reply.feed(index, delta)
         self.finished = self._reply.finished
         return data

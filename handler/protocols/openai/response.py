@@ -59,8 +59,15 @@ class Usage(NamedTuple):
     null: bool = False
 
 
-def usage(num_prompt_tokens: int, num_tokens: int, num_thoughts: int | None = None) -> TokenUsage:
-    """Return the counts; `num_thoughts` are the tokens of thoughts, None where these are not separated."""
+def usage(
+    num_prompt_tokens: int, num_tokens: int, num_thoughts: int | None = None, num_cached_tokens: int = 0
+) -> TokenUsage:
+    """Return the counts.
+
+    Args:
+        num_thoughts: the tokens of thoughts; None where these are not separated.
+        num_cached_tokens: those of the prompts that the engine had computed before, if it says so.
+    """
     counts: TokenUsage = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,
@@ -68,6 +75,8 @@ def usage(num_prompt_tokens: int, num_tokens: int, num_thoughts: int | None = No
     }
     if num_thoughts is not None:
         counts["completion_tokens_details"] = {"reasoning_tokens": num_thoughts}
+    if num_cached_tokens:
+        counts["prompt_tokens_details"] = {"cached_tokens": num_cached_tokens}
     return counts
 
 
@@ -175,7 +184,7 @@ class Stream(TokenStream, Generic[C]):
     def _end(self) -> bytes:
         chunk = b""
         if self._usage.at_end:
-            counts = usage(self._num_prompt_tokens, self._num_tokens, self._count_thoughts())
+            counts = usage(self._num_prompt_tokens, self._num_tokens, self._count_thoughts(), self._num_cached_tokens)
             chunk = self._framing.encode(self._value([], {"usage": counts}))
         return chunk + self._framing.end
 
@@ -205,4 +214,5 @@ class WholeAnswer(WholeReply):
     def _usage(self, num_thoughts: int | None = None) -> TokenUsage:
         """Return the counts; `num_thoughts` as in `usage`."""
         num_tokens = sum(token.id >= 0 for sequence in self._sequences for token in sequence.tokens)
-        return usage(self._num_prompt_tokens, num_tokens, num_thoughts)
+        num_cached_tokens = sum(first.extras.num_cached_tokens or 0 for first in self._sequences[:: self._each])
+        return usage(self._num_prompt_tokens, num_tokens, num_thoughts, num_cached_tokens)

@@ -92,10 +92,10 @@ def now() -> int:
     return int(time.time())
 
 
-def usage(num_prompt_tokens: int, num_tokens: int, num_thoughts: int) -> ResponseUsage:
+def usage(num_prompt_tokens: int, num_cached_tokens: int, num_tokens: int, num_thoughts: int) -> ResponseUsage:
     return {
         "input_tokens": num_prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": num_cached_tokens, "cache_write_tokens": 0},
         "output_tokens": num_tokens,
         "output_tokens_details": {"reasoning_tokens": num_thoughts},
         "total_tokens": num_prompt_tokens + num_tokens,
@@ -168,7 +168,7 @@ class ResponseStream(BlockStream):
         rest = self._token(place, token) if token.text or self._reader is not None else b""
         rest += self._encode(self._items.feed(self._reader.flush(finish))) if self._reader is not None else b""
         rest += self._encode(self._items.end(complete=finish is not Finish.LENGTH))
-        counts = usage(self._num_prompt_tokens, self._num_tokens, self._num_thoughts)
+        counts = usage(self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_thoughts)
         response = self._settings.response(self._items.output, finish, broken=self._items.broken, usage=counts)
         self._settings.keep(response)
         return rest + self._encode([self._told(response)])
@@ -186,7 +186,9 @@ class ResponseDocument(WholeReply):
         items, answer = self._settings.items(), read_whole(self._settings.form, sequence)
         items.feed(answer.events)
         items.end(complete=sequence.finish is not Finish.LENGTH)
-        counts = usage(self._num_prompt_tokens, answer.num_tokens, answer.num_thoughts)
+        counts = usage(
+            self._num_prompt_tokens, sequence.extras.num_cached_tokens or 0, answer.num_tokens, answer.num_thoughts
+        )
         response = self._settings.response(items.output, sequence.finish, broken=items.broken, usage=counts)
         self._settings.keep(response)
         return response

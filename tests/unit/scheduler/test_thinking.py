@@ -243,7 +243,8 @@ def test_both_parts_keep_what_they_do_not_change() -> None:
     engine.add(whole)
     while len(script.whole) < 2:
         engine.step()
-    own: dict[str, Any] = {"key": 0, "ids": (), "parameters": Sampling()}
+    assert [part.goes_on for part in script.whole] == [False, True]
+    own: dict[str, Any] = {"key": 0, "ids": (), "parameters": Sampling(), "goes_on": False}
     assert [part._replace(**own) for part in script.whole] == [whole._replace(**own)] * 2
 
 

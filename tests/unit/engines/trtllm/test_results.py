@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from handler.core.values import Finish
+from handler.core.values import Extras, Finish
 from handler.engines.base import Step
 from handler.engines.trtllm.results import RequestOptions, RunningRequest
 from tests.one_test import in_one_test
@@ -68,3 +68,20 @@ def test_what_has_ended_without_a_reason_or_cannot_be_read_is_an_error() -> None
         (output,) = broken.outputs()
         assert (output.finish, step.ids) == (Finish.ERROR, [])
         assert output.error
+
+
+def test_what_was_in_the_prefix_cache_comes_once_with_the_first_token() -> None:
+    found, step = running([5]), Step([], [], [], [])
+    found.result.cached_tokens = 32
+    assert not found.one_token(step)
+    (output,) = found.outputs()
+    assert (output.ids, output.extras) == ([5], Extras(num_cached_tokens=32))
+    found.result.outputs[0].token_ids = [5, 6]
+    assert found.one_token(step)
+    assert step.ids == [6]
+
+
+def test_an_answer_that_goes_on_tells_nothing_of_the_prefix_cache() -> None:
+    found, step = running([5], goes_on=True), Step([], [], [], [])
+    found.result.cached_tokens = 32
+    assert found.one_token(step)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from handler.core.values import Finish
+from handler.core.values import Extras, Finish
 from handler.engines.base import Output, Step
 from handler.engines.vllm.results import BeamToken, Pending, Results
 
@@ -126,3 +126,18 @@ def test_an_end_that_is_none_is_an_error_of_that_request() -> None:
 def test_scores_that_are_no_numbers_end_the_engine() -> None:
     with pytest.raises(RuntimeError, match="no numbers"):
         results(Pending(1)).read([said("1", 7, scores=scores([(7, float("nan"))]))])
+
+
+def test_what_was_in_the_prefix_cache_comes_once_with_the_first_token() -> None:
+    made = results(Pending(1), Pending(2), Pending(3), Pending(4, begun=True))
+    newer, older, none, later = (said(name, 7) for name in "1234")
+    newer.prefill_stats = later.prefill_stats = SimpleNamespace(num_cached_tokens=16)
+    older.num_cached_tokens = 32
+    none.prefill_stats = SimpleNamespace(num_cached_tokens=0)
+    step, _ = made.read([newer, older, none, later])
+    assert step.keys == [3, 4]
+    assert [(output.key, output.ids, output.extras) for output in step.others] == [
+        (1, [7], Extras(num_cached_tokens=16)),
+        (2, [7], Extras(num_cached_tokens=32)),
+    ]
+    assert made.read([newer, older])[0] == Step([1, 2], [7, 7], [None, None], [])
