@@ -19,7 +19,7 @@ from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.openai import chat_response
 from handler.protocols.openapi.document import DESCRIPTIONS
-from handler.protocols.responses import items
+from handler.protocols.responses import items, response
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, STREAMED, with_options
 from tests.unit.protocols.anthropic.golden import TOOLS as ANTHROPIC_TOOLS
@@ -192,6 +192,14 @@ def one_a_token(delta: Delta) -> list[Delta]:
     return singles
 
 
+def settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have two answers of the same tokens equal ids and times."""
+    monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
+    monkeypatch.setattr(blocks, "tool_use_id", lambda: "toolu_0")
+    monkeypatch.setattr(items, "new_id", lambda prefix: f"{prefix}_0")
+    monkeypatch.setattr(response, "now", lambda: 0)
+
+
 def render(reply: Reply, errors: ErrorFormat, deltas: list[tuple[int, Delta]]) -> tuple[bytes, bool]:
     """Return the bytes, and whether the answer is complete; a failure before them is another response."""
     data = b""
@@ -205,9 +213,7 @@ def render(reply: Reply, errors: ErrorFormat, deltas: list[tuple[int, Delta]]) -
 
 @in_one_test("name", CASES)
 def test_tokens_that_come_at_once_have_the_same_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
-    monkeypatch.setattr(blocks, "tool_use_id", lambda: "toolu_0")
-    monkeypatch.setattr(items, "new_id", lambda prefix: f"{prefix}_0")
+    settle(monkeypatch)
     schema, body, context = CASES[name]
     call = DIALECTS[schema].parse(json.loads(json.dumps(body)), context)
     for index in range(len(call.requests)):
@@ -222,9 +228,7 @@ def test_tokens_that_come_at_once_have_the_same_bytes(name: str, monkeypatch: py
 
 @in_one_test("name", CASES)
 def test_a_line_of_a_token_is_what_feeding_it_returns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
-    monkeypatch.setattr(blocks, "tool_use_id", lambda: "toolu_0")
-    monkeypatch.setattr(items, "new_id", lambda prefix: f"{prefix}_0")
+    settle(monkeypatch)
     schema, body, context = CASES[name]
     call = DIALECTS[schema].parse(json.loads(json.dumps(body)), context)
     call.reply.start(0, 2)
