@@ -22,8 +22,11 @@ MAX_PAGE, PAGE = 100, 20
 """Input items of a page: the most, and how many by default."""
 
 
-def read_wanted(body: Any) -> Wanted | None:
+def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
     """Return what a body needs of the responses that are kept; what is wrong with it `parse` says.
+
+    Args:
+        keeps: its own answer is kept, unless it says otherwise.
 
     Raises:
         InvalidPayload: it has too many references.
@@ -34,7 +37,9 @@ def read_wanted(body: Any) -> Wanted | None:
     items = dict.fromkeys(filter(None, map(referenced, given))) if isinstance(given, list) else {}
     if len(items) > MAX_REFERENCES:
         raise InvalidPayload(f"'input' refers to {len(items)} stored items; at most {MAX_REFERENCES}")
-    return Wanted("response", body.get("store") is not False, previous if isinstance(previous, str) else "", [*items])
+    return Wanted(
+        "response", keeps and body.get("store") is not False, previous if isinstance(previous, str) else "", [*items]
+    )
 
 
 def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
