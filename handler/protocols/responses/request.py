@@ -12,17 +12,15 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON
-from handler.core.text import Prompt
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.kept import Keeping, Wanted
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
-from handler.protocols.kernel.reply import PromptDocument
 from handler.protocols.kernel.schema.shapes import Shape, nullable, record
 from handler.protocols.kernel.validation import Named
-from handler.protocols.openai.chat import OpenAiChat, ParsedChat
+from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
 from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import CHAT
 from handler.protocols.openai.request import streaming
@@ -150,12 +148,11 @@ class _Chat(OpenAiChat):
 
 class _CountedChat(_Chat):
     def answer(self, chat: ParsedChat) -> ParsedRequest:
-        def render(prompt: Prompt) -> list[bytes]:
-            count: ResponseTokens = {"object": "response.input_tokens", "input_tokens": len(prompt.ids)}
-            return [JSON.encode(count)]
+        return counted(chat, self.errors, _tokens)
 
-        reply = PromptDocument(render)
-        return ParsedRequest((chat.request,), reply, self.errors, chat.ignored, take_prompt=reply.take)
+
+def _tokens(number: int) -> ResponseTokens:
+    return {"object": "response.input_tokens", "input_tokens": number}
 
 
 def _effort(body: Mapping[str, Any]) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from handler.core.errors import InvalidParameter, InvalidPayload, NotKept
+from handler.core.errors import InvalidPayload, NotKept
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.kept import Keeper, Keeping, Wanted, kept_items
+from handler.protocols.kernel.kept import Keeper, Keeping, Wanted, kept_items, too_long
 from handler.protocols.kernel.validation import Named
 from handler.protocols.responses.answers import DeletedResponse, ResponseHead, ResponseItems
 from handler.protocols.responses.messages import referenced, with_ids
@@ -67,10 +67,7 @@ def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
         raise previous.refused("this response failed; go on from the one before it")
     if state == "too_long":
         field = previous if previous.value else "input"
-        most = context.config.max_request_size
-        raise InvalidParameter(
-            f"{field}: the stored items that it names have more than {most} bytes (max_request_size)"
-        )
+        raise too_long(field, "the stored items that it names", context.config.max_request_size)
     return store.value is not False
 
 

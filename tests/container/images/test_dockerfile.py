@@ -51,7 +51,9 @@ def test_each_image_has_its_front_and_engine() -> None:
 def test_each_image_can_read_the_media_that_its_engine_takes() -> None:
     taken = {"cpu": ("image", "audio"), "lmi": ("image", "audio"), "trtllm": ("image",)}
     for name in IMAGES:
-        [installed] = [found for value in STAGES[name].values("RUN") for found in re.findall(r"\$\{1\}\[(.*?)\]", value)]
+        [installed] = [
+            found for value in STAGES[name].values("RUN") for found in re.findall(r"\$\{1\}\[(.*?)\]", value)
+        ]
         assert {DECODERS[medium].extra for medium in taken[name]} <= {*installed.split(",")}, name
 
 

@@ -352,9 +352,10 @@ def test_a_call_that_is_not_allowed_is_text_and_those_beside_it_stay(format: str
 
 
 def test_what_is_given_back_is_the_name_and_the_arguments() -> None:
-    said = [CallStart(0, "time"), Arguments(0, '{"zone'), Arguments(0, '": "CET"}'), CallEnd(0)]
+    said: list[Event] = [CallStart(0, "time"), Arguments(0, '{"zone'), Arguments(0, '": "CET"}'), CallEnd(0)]
     calls = CheckedCalls({"weather"})
-    events = [*calls.read([*said, CallStart(1, "weather"), Arguments(1, "{}"), CallEnd(1), CallStart(2, "time")])]
+    said += [CallStart(1, "weather"), Arguments(1, "{}"), CallEnd(1), CallStart(2, "time")]
+    events = calls.read(said)
     assert events == [
         "time", ' {"zone', '": "CET"}', CallStart(0, "weather"), Arguments(0, "{}"), CallEnd(0), "time",
     ]  # fmt: skip

@@ -89,7 +89,7 @@ def test_allowed_tools_alone_are_shown_and_called() -> None:
         assert found == tools(tools=[WEATHER], tool_choice=mode)._replace(allowed=frozenset({"weather"}))
         assert [tool["function"]["name"] for tool in found.shown] == ["weather"]
     both = allowed("auto", NAMED, TIME)
-    assert tools(tools=[WEATHER, TIME], tool_choice=both).allowed == {"weather", "time"}
+    assert tools(tools=[WEATHER, TIME], tool_choice=both).allowed == frozenset({"weather", "time"})
 
 
 @in_one_test(

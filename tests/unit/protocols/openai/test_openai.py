@@ -463,16 +463,17 @@ def test_a_call_of_a_tool_that_is_not_allowed_is_text(stream: bool) -> None:
     other = {"type": "function", "function": {"name": "time"}}
     said = [{"name": name, "arguments": {"a": 1}} for name in ("time", "weather")]
     body = {"tools": [*TOOLS, other], "stream": stream}
-    for allowed, finish in ((TOOLS, "tool_calls"), ([other], "tool_calls"), ([*TOOLS, other], "tool_calls")):
-        names = [tool["function"]["name"] for tool in allowed]
+
+    def ask(text: str, *allowed: Any) -> tuple[str, list[Any], str]:
         choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": allowed}}
-        found = chat({**body, "tool_choice": choice}, saying(f"<tool_call>{json.dumps(said)}</tool_call>"))
-        content, calls, reason = _gathered(found, stream=stream)
-        assert ([call["name"] for call in calls], reason) == (names if len(names) == 1 else ["time", "weather"], finish)
-        assert content == "".join(f'{name} {{"a": 1}}' for name in ("time", "weather") if name not in names)
-    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [other]}}
-    found = chat({**body, "tool_choice": choice}, saying(f"So <tool_call>{json.dumps(said[1])}</tool_call>"))
-    assert _gathered(found, stream=stream) == ('So weather {"a": 1}', [], "stop")
+        content, calls, finish = _gathered(chat({**body, "tool_choice": choice}, saying(text)), stream=stream)
+        return content, [call["name"] for call in calls], finish
+
+    both = f"<tool_call>{json.dumps(said)}</tool_call>"
+    assert ask(both, *TOOLS) == ('time {"a": 1}', ["weather"], "tool_calls")
+    assert ask(both, other) == ('weather {"a": 1}', ["time"], "tool_calls")
+    assert ask(both, *TOOLS, other) == ("", ["time", "weather"], "tool_calls")
+    assert ask(f"So <tool_call>{json.dumps(said[1])}</tool_call>", other) == ('So weather {"a": 1}', [], "stop")
 
 
 def _gathered(found: HttpResponse, *, stream: bool) -> tuple[str, list[Any], str]:
