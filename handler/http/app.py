@@ -100,7 +100,10 @@ class App:
             *VllmRoutes(model).routes,
         ]
         self._router = Router(self.routes, default=self._not_found, redirect_slashes=False)
-        self._exact = {route.path: route.app for route in reversed(self.routes) if "{" not in route.path}
+        self._exact: dict[str, ASGIApp] = {
+            **dict.fromkeys(registry.PATHS, self._not_found),
+            **{route.path: route.app for route in reversed(self.routes) if "{" not in route.path},
+        }
         self._keys = ApiKeys(access.keys, {("GET", "/ping"), ("GET", "/health"), *OPEN_PATHS})
         self._cors = Cors(access.origins)
         is_custom = handlers is not None or model.handle is not None

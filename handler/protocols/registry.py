@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from handler.core.errors import InvalidParameter, ModelNotFound, NotFound
@@ -24,7 +25,7 @@ from handler.protocols.openai.embeddings import OpenAiEmbeddings
 from handler.protocols.openai.parameters import read_model
 from handler.protocols.openai.transcriptions import Transcriptions
 from handler.protocols.rerank.request import Rerank
-from handler.protocols.responses.request import OpenAiResponses
+from handler.protocols.responses.request import OpenAiResponses, ResponsesCount
 from handler.protocols.tei.request import TeiEmbed, TeiPredict, TeiRerank, TeiSimilarity
 from handler.protocols.tgi.compat import TgiCompat
 from handler.protocols.tgi.mindie import Mindie
@@ -140,6 +141,7 @@ ROUTES: dict[str, Dialect] = {
     "/v1/chat/completions": OpenAiChat(),
     "/v1/completions": _COMPLETIONS,
     "/v1/responses": _RESPONSES,
+    "/v1/responses/input_tokens": ResponsesCount(),
     "/v1/messages": _MESSAGES,
     "/v1/messages/count_tokens": AnthropicCount(),
     **{f"{model}/{route.value}": Triton(route) for model in TRITON_MODEL for route in (Route.GENERATE, Route.STREAM)},
@@ -254,6 +256,11 @@ _TEI_PATHS = {
 }
 """Other routes of text-embeddings-inference, and why they are not served."""
 
+_REASONS = {
+    **_TEI_PATHS,
+    "/v1/responses/compact": "no input is summarized; send it whole, or summarize it by a request of your own",
+}
+
 _FAMILIES: dict[str, ErrorFormat] = {
     "/v1/messages": _MESSAGES.errors,
     "/v1/complete": _MESSAGES.errors,
@@ -264,6 +271,10 @@ _FAMILIES: dict[str, ErrorFormat] = {
     **dict.fromkeys(("/embed", "/similarity", "/rerank", "/predict", *_TEI_PATHS), _EMBED.errors),
 }
 """Where a dialect's paths begin, and how it tells errors; the longer ones first."""
+
+
+PATHS = frozenset(path for path in (*_REASONS, *ROUTES, *chain(*POOLED_ROUTES.values())) if "{" not in path)
+"""Paths that may look like another route's with a parameter (/v1/responses/{id}), served here or not."""
 
 
 def refuse_path(path: str, task: Task) -> HttpResponse | None:
@@ -277,8 +288,8 @@ def refuse_path(path: str, task: Task) -> HttpResponse | None:
 
 
 def _why(path: str, task: Task) -> str:
-    if path in _TEI_PATHS:
-        return f": {_TEI_PATHS[path]}"
+    if path in _REASONS:
+        return f": {_REASONS[path]}"
     if path.startswith("/v2/models/") and path.endswith("/infer"):
         return ": tensors are not taken, send text to …/generate"
     needed = [other for other, served in {Task.GENERATION: ROUTES, **POOLED_ROUTES}.items() if path in served]

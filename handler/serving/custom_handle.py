@@ -16,6 +16,7 @@ from handler.core.custom_handlers import Role
 from handler.core.errors import ConfigError, Overloaded, ServingError, Unavailable
 from handler.core.event_loop import run_in_daemon_thread
 from handler.engines import s3
+from handler.engines.huggingface.hub import DESCRIPTIONS
 from handler.plugins.formatter_thread import FormatterThread
 from handler.plugins.handle import (
     TITLE,
@@ -48,6 +49,8 @@ class CustomHandle:
     def __init__(self, handle: Handle, config: Config) -> None:
         self._handle = handle
         self._start_limit = config.model_loading_timeout
+        by_echo = handle.role is not Role.ALONE and config.engine == "echo"
+        self._files = DESCRIPTIONS if by_echo else ()  # of a model on S3: a trial without a model needs no weights
         self._runs: _OneByOne | _SideBySide
         if handle.is_async:
             self._runs = _SideBySide(handle, config.predict_timeout, config.job_queue_size)
@@ -67,14 +70,14 @@ class CustomHandle:
     async def begin(self) -> None:
         """Make the first call, which has no contents: the function loads what it needs.
 
-        A model on S3 is downloaded before, and named by its directory, as by LMI.
+        A model on S3 is downloaded before, and named by its directory, as by LMI; with the engine echo without weights.
 
         Raises:
             ConfigError: it failed, and there is nothing to answer in its place; or the model cannot be downloaded.
         """
         properties = self._handle.properties
         if s3.is_url(url := properties.get("model_id")):
-            directory = await run_in_daemon_thread(functools.partial(s3.download, url))
+            directory = await run_in_daemon_thread(functools.partial(s3.download, url, self._files))
             properties = {**properties, "model_id": str(directory)}
         first = Call({}, properties)
         try:

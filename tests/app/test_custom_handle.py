@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -255,7 +256,13 @@ def test_a_first_call_that_raises_stops_the_start_with_its_traceback(tmp_path: P
 
 
 def test_a_model_on_s3_is_its_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(s3, "download", lambda url: tmp_path / url.rpartition("/")[2])
+    downloaded = []
+
+    def download(url: str, only: Sequence[str] = ()) -> Path:
+        downloaded.append([*only])
+        return tmp_path / url.rpartition("/")[2]
+
+    monkeypatch.setattr(s3, "download", download)
     text = """
 from djl_python import Output
 
@@ -266,9 +273,15 @@ def handle(inputs):
     found.append(inputs.get_property("model_id"))
     return None if inputs.is_empty() else Output().add(found[0])
 """
-    with serve("--properties", str(properties(tmp_path, text, "option.model_id=s3://bucket/x\n"))) as server:
-        server.wait_ready()
-        assert server.post({}).text == str(tmp_path / "x")
+    file = str(properties(tmp_path, text, "option.model_id=s3://bucket/x\n"))
+    for engine in ((), ("--engine", "echo")):
+        with serve("--properties", file, *engine) as server:
+            server.wait_ready()
+            assert server.post({}).text == str(tmp_path / "x")
+    everything, without_weights = downloaded
+    assert everything == []
+    assert "*.json" in without_weights
+    assert not any(fnmatch("model.safetensors", pattern) for pattern in without_weights)
 
 
 # -- batches -----------------------------------------------------------------------------------------------------

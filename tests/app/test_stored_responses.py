@@ -88,6 +88,17 @@ def test_a_reference_stands_for_its_item(server: LiveServer) -> None:
     ] == said["id"]
 
 
+def test_a_count_is_that_of_the_conversation_and_stores_nothing(server: LiveServer) -> None:
+    first = ask(server, "one two", max_output_tokens=4)
+    going_on = {"input": "three", "previous_response_id": first["id"], "instructions": "Be brief."}
+    counted = server.post({**going_on, "stream": True}, f"{PATH}/input_tokens", headers=ANN).json()
+    asked = ask(server, going_on.pop("input"), store=False, **going_on)
+    assert counted == {"object": "response.input_tokens", "input_tokens": asked["usage"]["input_tokens"]}
+    lacks = server.post({"input": "a", "previous_response_id": "resp_0"}, f"{PATH}/input_tokens", headers=ANN)
+    assert (lacks.status_code, lacks.json()["error"]["code"]) == (404, "previous_response_not_found")
+    assert call(server, "GET", "compact").status_code == 404
+
+
 def test_retrieve_list_and_delete(server: LiveServer) -> None:
     made = ask(server, [user("one"), {"role": "assistant", "content": "two"}, user("three")], metadata={"a": "b"})
     assert call(server, "GET", made["id"]).json() == made

@@ -81,7 +81,7 @@ UNNAMED = {
         "tests/unit/protocols/assistant/test_reasoning.py::"
         "test_by_default_reasoning_is_apart_where_the_template_shows_it"
     ),
-    "images by URL": "tests/app/media/test_refusals.py::test_urls_stay_where_the_options_allow_them",
+    "images and audio by URL": "tests/app/media/test_refusals.py::test_urls_stay_where_the_options_allow_them",
     "video": _LOADER + "test_only_images_and_audio_clips_may_have_a_limit_above_zero",
     "`X-Amzn-SageMaker-Target-Model`, which LMI's page on adapters sends": (
         "tests/app/test_http.py::test_sagemaker_headers_that_ask_for_what_is_not_there_are_refused"

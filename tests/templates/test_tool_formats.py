@@ -67,6 +67,7 @@ WANTED = {
     "mistralai-Ministral-3-14B-Reasoning-2512": "mistral",
     "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
     "moonshotai-Kimi-K2": "kimi_k2",
+    "muse-glimmer": "muse_glimmer",
     "openai-gpt-oss-120b": "openai",
     "openbmb-MiniCPM5-1B": "minicpm5",
     "poolside-Laguna-S-2.1": "glm45",
@@ -81,7 +82,6 @@ OTHERS = (
     "CohereForAI-c4ai-command-r-plus-tool_use",
     "meetkai-functionary-medium-v3.1",
     "meetkai-functionary-medium-v3.2",
-    "muse-glimmer",
     "upstage-Solar-Open-100B",
 )
 """Templates with tools in forms that are not known here: `tools` are refused."""
@@ -141,7 +141,7 @@ WITHOUT_TEXT = (
     "Cohere2MoE", "CohereForAI-c4ai-command-r7b-12-2024-tool_use", "MiniMax-M1", "Mistral-Small-3.2-24B-Instruct-2506",
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
     "meta-llama-Llama-3.1-8B-Instruct", "meta-llama-Llama-3.2-3B-Instruct", "meta-llama-Llama-3.3-70B-Instruct",
-    "mistralai-Mistral-Nemo-Instruct-2407",
+    "mistralai-Mistral-Nemo-Instruct-2407", "muse-glimmer",
 )  # fmt: skip
 """Templates that print no text beside calls."""
 

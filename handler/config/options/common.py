@@ -29,7 +29,7 @@ ROLLING_BATCHES = ("auto", "disable", "trtllm", "vllm", "lmi-dist", "scheduler")
 REASONING_PARSERS = (
     "auto", "none", "hf", "deepseek_r1", "deepseek_v3", "qwen3", "glm45", "glm47", "minimax_m2",
     "minimax_m2_append_think", "kimi_k2",
-    "mistral", "gemma4", "openai_gptoss", "granite", "nemotron_v3", "seed_oss", "deepseek_v4",
+    "mistral", "gemma4", "openai_gptoss", "granite", "nemotron_v3", "seed_oss", "deepseek_v4", "muse_glimmer",
     *("kimi_k3", "minimax_m3", "deepseek_v41", "hy_v3", "hunyuan_a13b", "cohere_command3", "olmo3", "ernie45"),
     *("k2_horizon", "inkling"),
     *("granite_thinking_parser", "holo2", "ling3", "mimo", "poolside_v1", "step3p5", "step5", "step3", "hy_v4"),
@@ -43,14 +43,14 @@ TOOL_CALL_PARSERS = (
     *("granite", "granite4", "phi4_mini_json", "seed_oss", "deepseek_v4", "mimo"),
     *("kimi_k3", "minimax_m3", "deepseek_v41", "hy_v3", "hy_v4", "jamba", "cohere_command3", "cohere_command4", "lfm2"),
     *("olmo3", "functiongemma", "gigachat3", "apertus", "xlam", "internlm", "granite-20b-fc", "step3", "nemotron_json"),
-    *("longcat", "dots", "k2_horizon", "minicpm5", "inkling"),
+    *("longcat", "dots", "k2_horizon", "minicpm5", "inkling", "muse_glimmer"),
     *("llama4_json", "qwen3_json", "step3p5", "step5", "poolside_v1", "ling3", "ernie45", "hunyuan_a13b"),
 )
 
-VLLM_REASONING_PARSERS = ("beam", "minicpmv", "muse", "muse_glimmer", "musespark1x", "plamo3")
+VLLM_REASONING_PARSERS = ("beam", "minicpmv", "muse", "musespark1x", "plamo3")
 """Names of vLLM 0.33 for reasoning that is not known here."""
 
-VLLM_TOOL_CALL_PARSERS = ("beam", "muse", "muse_glimmer", "musespark1x", "plamo3")
+VLLM_TOOL_CALL_PARSERS = ("beam", "muse", "musespark1x", "plamo3")
 """Names of vLLM 0.33 for tool calls of forms that are not known here."""
 
 

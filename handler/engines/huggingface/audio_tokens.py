@@ -5,13 +5,13 @@ The formula is that of transformers' models/qwen2_audio/processing_qwen2_audio.p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from handler.config import model_files
 from handler.core.media import SAMPLE_RATE, MediaTokens
-from handler.engines.base import NO_MEDIA
+from handler.engines.huggingface.media_config import read_tokens
 
 _HOP = 160  # samples of a frame of the spectrogram: Whisper's
 _MOST = 30  # seconds: transformers cuts off what is longer
@@ -46,12 +46,10 @@ def read_audio_tokens(model: Path | None) -> MediaTokens | str:
     Args:
         model: a Hugging Face directory, or what was made of one.
     """
-    if model is None or not model.is_dir():
-        return NO_MEDIA
-    config = model_files.read_json(model / "config.json")
-    kind = config.get("model_type")
-    if kind == "qwen2_audio":
-        return QwenAudioTokens(config.get("audio_token_index", config.get("audio_token_id", 151646)))
-    if any(name in config for name in _AUDIO_CONFIGS):
-        return f"audio clips are not supported for model_type {kind} (config.json)"
-    return NO_MEDIA
+    return read_tokens(model, "audio", _read, _AUDIO_CONFIGS)
+
+
+def _read(config: Mapping[str, Any], model: Path) -> MediaTokens | None:
+    if config.get("model_type") != "qwen2_audio":
+        return None
+    return QwenAudioTokens(config.get("audio_token_index", config.get("audio_token_id", 151646)))

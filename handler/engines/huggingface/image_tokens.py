@@ -14,7 +14,7 @@ from typing import Any
 
 from handler.config import model_files
 from handler.core.media import MediaTokens
-from handler.engines.base import NO_MEDIA
+from handler.engines.huggingface.media_config import read_tokens
 
 _VISION_CONFIGS = ("vision_config", "vision_tower", "visual", "mm_vision_tower")
 _MAX_RATIO = 200  # of an image's sides: Qwen2-VL's
@@ -76,23 +76,20 @@ def read_image_tokens(model: Path | None) -> MediaTokens | str:
     Args:
         model: a Hugging Face directory, or what was made of one.
     """
-    if model is None or not model.is_dir():
-        return NO_MEDIA
-    config = model_files.read_json(model / "config.json")
-    kind = config.get("model_type")
-    if kind in ("qwen2_vl", "qwen2_5_vl"):
-        return _qwen(config, _processor(model))
-    if kind == "llava":
-        return _llava(config)
-    if any(name in config for name in _VISION_CONFIGS):
-        return f"images are not supported for model_type {kind} (config.json)"
-    return NO_MEDIA
+    return read_tokens(model, "image", _read, _VISION_CONFIGS)
 
 
 def no_images(model: Path | None) -> str:
     """Return the reason why a model takes no images; "" where it does."""
     found = read_image_tokens(model)
     return found if isinstance(found, str) else ""
+
+
+def _read(config: Mapping[str, Any], model: Path) -> MediaTokens | str | None:
+    kind = config.get("model_type")
+    if kind in ("qwen2_vl", "qwen2_5_vl"):
+        return _qwen(config, _processor(model))
+    return _llava(config) if kind == "llava" else None
 
 
 def _qwen(config: Mapping[str, Any], processor: Mapping[str, Any]) -> MediaTokens | str:

@@ -12,7 +12,6 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.framing import JSON
 from handler.core.identifiers import new_secret
-from handler.core.text import Prompt
 from handler.protocols.anthropic.answers import AnthropicCount as AnthropicTokens
 from handler.protocols.anthropic.errors import ERRORS
 from handler.protocols.anthropic.messages import MESSAGES, MessagesReader
@@ -27,9 +26,8 @@ from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.kept import Wanted
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
-from handler.protocols.kernel.reply import PromptDocument
 from handler.protocols.kernel.schema.shapes import Shape
-from handler.protocols.openai.chat import OpenAiChat, ParsedChat
+from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
 from handler.protocols.openai.parameters import CHAT
 
 _OF_CHAT = {name: OpenAiChat.fields[name] for name in ("model", "stream")}
@@ -131,9 +129,8 @@ class _Chat(OpenAiChat):
 
 class _CountedChat(_Chat):
     def answer(self, chat: ParsedChat) -> ParsedRequest:
-        def render(prompt: Prompt) -> list[bytes]:
-            count: AnthropicTokens = {"input_tokens": len(prompt.ids)}
-            return [JSON.encode(count)]
+        return counted(chat, self.errors, _tokens)
 
-        reply = PromptDocument(render)
-        return ParsedRequest((chat.request,), reply, self.errors, chat.ignored, take_prompt=reply.take)
+
+def _tokens(number: int) -> AnthropicTokens:
+    return {"input_tokens": number}

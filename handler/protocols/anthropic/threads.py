@@ -12,7 +12,7 @@ from handler.core.errors import InvalidParameter
 from handler.protocols.anthropic.answers import Block
 from handler.protocols.anthropic.errors import ThreadNotFound, ThreadsUnsupported
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.kept import Keeping, Wanted, kept_items
+from handler.protocols.kernel.kept import Keeping, Wanted, kept_items, too_long
 from handler.protocols.kernel.schema.shapes import TEXT, Shape, nullable, record
 from handler.protocols.kernel.validation import Named
 
@@ -56,8 +56,7 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
         return body
     previous, state = Named("thread.previous_message_id", value["previous_message_id"]), context.recalled.state
     if state == "too_long":
-        most = context.config.max_request_size
-        raise InvalidParameter(f"{previous}: the messages before have more than {most} bytes (max_request_size)")
+        raise too_long(previous, "the messages before", context.config.max_request_size)
     if state != "found" or not previous.value:
         raise ThreadNotFound(f"{previous}: no such message is kept, or not all before it; send all messages")
     for name in _OWN:

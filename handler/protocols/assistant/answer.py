@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
@@ -22,6 +22,9 @@ from handler.protocols.kernel.context import ServerContext
 class AnswerReader:
     """Reads one answer.
 
+    Args:
+        allowed: names of the tools that may be called; None: any.
+
     Attributes:
         num_thoughts: tokens of thoughts so far, without their marks.
         thinking: the last token belonged to a thought.
@@ -29,11 +32,18 @@ class AnswerReader:
 
     __slots__ = ("_calls", "_parser", "_thoughts", "_trimmed", "num_thoughts", "thinking")
 
-    def __init__(self, parser: Parser, thoughts: ThinkingParser | None, *, trims: bool = False) -> None:
+    def __init__(
+        self,
+        parser: Parser,
+        thoughts: ThinkingParser | None,
+        *,
+        trims: bool = False,
+        allowed: Collection[str] | None = None,
+    ) -> None:
         self._parser = parser
         self._thoughts = thoughts
         self._trimmed = Trimmed() if trims else None
-        self._calls = CheckedCalls()
+        self._calls = CheckedCalls(allowed)
         self.num_thoughts = 0
         self.thinking = False
 
@@ -93,10 +103,12 @@ class AnswerForm(NamedTuple):
         inner = self.tools.parser()
         if self.thinking is not None:
             parser = self.thinking.parser(inner)
-            return AnswerReader(parser, parser, trims=self.trims)
+            return AnswerReader(parser, parser, trims=self.trims, allowed=self.tools.allowed)
         if inner is None and self.trims:
             inner = PlainText()
-        return None if inner is None else AnswerReader(inner, None, trims=self.trims)
+        if inner is None:
+            return None
+        return AnswerReader(inner, None, trims=self.trims, allowed=self.tools.allowed)
 
     def sampling(self, sampling: Sampling, context: ServerContext) -> Sampling:
         """Keep the special tokens that are marks of this form in the text.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
-from handler.core.errors import InvalidPayload
+from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import dumps
 
 Kind = Literal["response", "thread"]
@@ -50,6 +50,17 @@ class Recalled(NamedTuple):
 
 
 NOTHING = Recalled()
+
+
+def too_long(field: object, what: str, most: int) -> InvalidParameter:
+    """Return the error for more that was kept than a request may bring in.
+
+    Args:
+        field: the body's, with its value.
+        what: it names.
+        most: bytes.
+    """
+    return InvalidParameter(f"{field}: {what} have more than {most} bytes (max_request_size)")
 
 
 class KeptItem(NamedTuple):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON, SSE_DONE, Framing
+from handler.core.text import Prompt
 from handler.core.values import Adapter, Request, keep_last
 from handler.protocols.assistant.answer import answer_form
 from handler.protocols.assistant.template import read_template
@@ -20,6 +21,7 @@ from handler.protocols.kernel.generation import GenerationDefaults
 from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_sampled
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.messages import MESSAGES, read_messages
+from handler.protocols.kernel.reply import PromptDocument
 from handler.protocols.kernel.schema.shapes import Shape
 from handler.protocols.openai.chat_response import ChatDocument, ChatFormat, ChatStream, Logprobs
 from handler.protocols.openai.errors import ERRORS
@@ -42,6 +44,20 @@ class ParsedChat(NamedTuple):
     framing: Framing
     usage: Usage
     ignored: Sequence[str]
+
+
+def counted(chat: ParsedChat, errors: ErrorFormat, document: Callable[[int], Mapping[str, Any]]) -> ParsedRequest:
+    """Answer with the number of the prompt's tokens alone.
+
+    Args:
+        document: makes the answer.
+    """
+
+    def render(prompt: Prompt) -> list[bytes]:
+        return [JSON.encode(document(len(prompt.ids)))]
+
+    reply = PromptDocument(render)
+    return ParsedRequest((chat.request,), reply, errors, chat.ignored, take_prompt=reply.take)
 
 
 class OpenAiChat(Dialect):

@@ -212,6 +212,13 @@ OpenAiResponseEvent = ResponseEvent | ItemEvent | PartEvent | Delta | TextDone |
 # -- stored responses --------------------------------------------------------------------------------------------
 
 
+class ResponseTokens(TypedDict):
+    """How many tokens the prompt of a request has."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: Count
+
+
 class DeletedResponse(TypedDict):
     id: str
     object: Literal["response"]

@@ -10,7 +10,13 @@ from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.description import Answer, Description, Operation, request_shape
 from handler.protocols.kernel.schema.shapes import COUNT, FLAG, TEXT, Shape, nullable, record
 from handler.protocols.openai.errors import OpenAiError, OpenAiErrorFields
-from handler.protocols.responses.answers import DeletedResponse, OpenAiResponse, OpenAiResponseEvent, ResponseItems
+from handler.protocols.responses.answers import (
+    DeletedResponse,
+    OpenAiResponse,
+    OpenAiResponseEvent,
+    ResponseItems,
+    ResponseTokens,
+)
 from handler.protocols.responses.parameters import TABLE
 from handler.protocols.responses.request import FIELDS
 
@@ -93,6 +99,15 @@ DESCRIPTIONS: Mapping[str, Description] = {
         _ANSWER,
         OpenAiResponseEvent | OpenAiError,
         (SSE.content_type,),
+    ),
+    "openai_responses_count": Description(
+        "OpenAI response's token count",
+        "OpenAiResponsesCountRequest",
+        _request,
+        OpenAiError,
+        {"model": "", "input": "Name the capital of France."},
+        ResponseTokens,
+        {"object": "response.input_tokens", "input_tokens": 12},
     ),
 }
 """By the dialect's name."""

@@ -1,4 +1,4 @@
-"""OpenAI's responses at /v1/responses.
+"""OpenAI's responses at /v1/responses, and their count at /v1/responses/input_tokens.
 
 A body is translated to that of a chat, which the chat's own readers read. A response is kept where the server keeps any
 and the body does not say otherwise: `stored.py`.
@@ -20,11 +20,11 @@ from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.schema.shapes import Shape, nullable, record
 from handler.protocols.kernel.validation import Named
-from handler.protocols.openai.chat import OpenAiChat, ParsedChat
+from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
 from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import CHAT
 from handler.protocols.openai.request import streaming
-from handler.protocols.responses.answers import ResponseHead, ResponseStart
+from handler.protocols.responses.answers import ResponseHead, ResponseStart, ResponseTokens
 from handler.protocols.responses.head import read_head, without_strict
 from handler.protocols.responses.items import new_id, secret_id
 from handler.protocols.responses.messages import INPUT, InputReader
@@ -62,15 +62,18 @@ class OpenAiResponses(Dialect):
     errors = ERRORS
 
     def wanted(self, body: Any) -> Wanted | None:
-        return read_wanted(body)
+        return read_wanted(body, keeps=True)
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        return self._parse(body, context, _Chat)
+
+    def _parse(self, body: Any, context: ServerContext, chat: type[_Chat]) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'input'")
         for name, own in _OWN.items():
             if body.get(name) is not None:
                 raise InvalidParameter(f"{name}: is not supported: write {own}")
-        keeps = read_kept(body, context)
+        keeps = read_kept(body, context) and chat is _Chat
         reader, tools, effort = InputReader(context), ToolsReader(), _effort(body)
         reader.read(body)
         tools.read(body.get("tools"))
@@ -86,11 +89,23 @@ class OpenAiResponses(Dialect):
         try:
             head = read_head(body, context.generation, store=keeps)
             keeping = make_keeping(context.keeper, head, reader.items) if context.keeper and keeps else None
-            parsed = _Chat(head, tools.namespaces, keeping).parse(translated, context)
+            parsed = chat(head, tools.namespaces, keeping).parse(translated, context)
         except (InvalidParameter, InvalidPayload) as error:
             raise type(error)(_in_own_words(error.message)) from None
         no_effect = [name for name in body if name in NO_EFFECT and body[name] is not None]
         return parsed._replace(ignored=[*ignored, *map(_in_own_words, parsed.ignored), *no_effect])
+
+
+class ResponsesCount(OpenAiResponses):
+    """The tokens of the same prompt; what shapes an answer is checked and has no effect."""
+
+    name = "openai_responses_count"
+
+    def wanted(self, body: Any) -> Wanted | None:
+        return read_wanted(body, keeps=False)
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        return self._parse(body, context, _CountedChat)
 
 
 class _Chat(OpenAiChat):
@@ -129,6 +144,15 @@ class _Chat(OpenAiChat):
         if chat.framing is JSON:
             return ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored)
         return streaming(requests, ResponseStream(settings), self.errors, chat.ignored)
+
+
+class _CountedChat(_Chat):
+    def answer(self, chat: ParsedChat) -> ParsedRequest:
+        return counted(chat, self.errors, _tokens)
+
+
+def _tokens(number: int) -> ResponseTokens:
+    return {"object": "response.input_tokens", "input_tokens": number}
 
 
 def _effort(body: Mapping[str, Any]) -> Any:

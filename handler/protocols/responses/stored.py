@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from handler.core.errors import InvalidParameter, InvalidPayload, NotKept
+from handler.core.errors import InvalidPayload, NotKept
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.kept import Keeper, Keeping, Wanted, kept_items
+from handler.protocols.kernel.kept import Keeper, Keeping, Wanted, kept_items, too_long
 from handler.protocols.kernel.validation import Named
 from handler.protocols.responses.answers import DeletedResponse, ResponseHead, ResponseItems
 from handler.protocols.responses.messages import referenced, with_ids
@@ -22,8 +22,11 @@ MAX_PAGE, PAGE = 100, 20
 """Input items of a page: the most, and how many by default."""
 
 
-def read_wanted(body: Any) -> Wanted | None:
+def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
     """Return what a body needs of the responses that are kept; what is wrong with it `parse` says.
+
+    Args:
+        keeps: its own answer is kept, unless it says otherwise.
 
     Raises:
         InvalidPayload: it has too many references.
@@ -34,7 +37,9 @@ def read_wanted(body: Any) -> Wanted | None:
     items = dict.fromkeys(filter(None, map(referenced, given))) if isinstance(given, list) else {}
     if len(items) > MAX_REFERENCES:
         raise InvalidPayload(f"'input' refers to {len(items)} stored items; at most {MAX_REFERENCES}")
-    return Wanted("response", body.get("store") is not False, previous if isinstance(previous, str) else "", [*items])
+    return Wanted(
+        "response", keeps and body.get("store") is not False, previous if isinstance(previous, str) else "", [*items]
+    )
 
 
 def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
@@ -62,10 +67,7 @@ def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
         raise previous.refused("this response failed; go on from the one before it")
     if state == "too_long":
         field = previous if previous.value else "input"
-        most = context.config.max_request_size
-        raise InvalidParameter(
-            f"{field}: the stored items that it names have more than {most} bytes (max_request_size)"
-        )
+        raise too_long(field, "the stored items that it names", context.config.max_request_size)
     return store.value is not False
 
 

@@ -15,6 +15,7 @@ from tests.servers import LiveServer, http, options
 from tests.stepped import item
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+RESPONSE_COUNT = "/v1/responses/input_tokens"
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "a ü"}], "max_tokens": 3}
 NAMED = "X-Amzn-SageMaker-Custom-Attributes"
 
@@ -73,6 +74,7 @@ def test_invocations_take_a_response_by_route(echo_server: LiveServer) -> None:
         (MESSAGES, {**ASK, "stream": True}, b'data: {"type":"message_stop"}\n\n'),
         (COUNT, ASK, b'{"input_tokens":4}'),
         ("/v1/responses", {"input": "a", "store": True}, b'"param":"store","code":null}}'),
+        (RESPONSE_COUNT, {"input": "a ü"}, b'{"object":"response.input_tokens","input_tokens":4}'),
     ],
 )
 def test_a_rolling_batch_of_djls_takes_them_by_route(route: str, asked: dict[str, Any], last: bytes) -> None:
@@ -112,6 +114,8 @@ def test_who_has_no_key_is_told_so_in_its_form(short: LiveServer, path: str) -> 
         ("/v1/messages/batches", "not_found_error"),
         ("/v1/complete", "not_found_error"),
         ("/v1/moderations", "invalid_request_error"),
+        ("/v1/responses/resp_0/cancel", "invalid_request_error"),
+        ("/v1/embeddings/batches", "invalid_request_error"),
     ],
 )
 def test_routes_that_are_not_served_say_so_in_their_form(echo_server: LiveServer, path: str, kind: str) -> None:
@@ -124,6 +128,25 @@ def test_routes_that_are_not_served_say_so_in_their_form(echo_server: LiveServer
         "code": None,
     }
     assert ("type" in found.json()) is (kind == "not_found_error")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("/v1/responses/compact", "no input is summarized"), ("/v1/embeddings", "it is for option.task=text-embedding")],
+)
+def test_a_path_that_is_not_served_is_not_another_route(echo_server: LiveServer, path: str, words: str) -> None:
+    """The first one looks like that of a stored response, which has no POST."""
+    found = http.post(echo_server.url + path, json={"input": "a"})
+    assert found.status_code == 404
+    assert found.json()["error"]["message"].startswith(f"{path} is not served here: {words}")
+
+
+def test_what_generates_is_not_served_by_a_model_of_another_task() -> None:
+    with serve("--engine", "echo", *options("option.task=text-embedding")) as server:
+        server.wait_ready()
+        found = http.post(f"{server.url}/v1/responses/input_tokens", json={"input": "a"})
+    assert found.status_code == 404
+    assert "it is for option.task=text-generation" in found.json()["error"]["message"]
 
 
 def test_a_silent_stream_pings() -> None:

@@ -60,6 +60,15 @@ def test_a_tool_and_its_output(responses: Driver, root: str) -> None:
     assert again["incomplete_details"]["reason"] == "max_output_tokens"
 
 
+def test_a_count(responses: Driver, openai_server: LiveServer) -> None:
+    counted = responses.generate(openai_server.url, QUESTION, counted=True)
+    assert counted == {"object": "response.input_tokens", "input_tokens": 37}
+    tools = {"tools": [WEATHER], "instructions": "Be brief."}
+    counted = responses.generate(openai_server.url, QUESTION, counted=True, **tools)
+    asked = responses.generate(openai_server.url, QUESTION, max_output_tokens=1, **tools)
+    assert counted["input_tokens"] == asked["usage"]["input_tokens"] > 37
+
+
 @pytest.mark.parametrize("how", ["generate", "stream"])
 @pytest.mark.parametrize(
     ("options", "error", "words"),
@@ -75,6 +84,12 @@ def test_refusals(responses: Driver, root: str, how: str, options: dict[str, Any
     outcome = responses.call(how, root, QUESTION, **options)
     assert (outcome.error or "").split(".")[-1] == error
     assert words in outcome.message
+
+
+def test_what_is_not_served_is_said(responses: Driver, root: str) -> None:
+    outcome = responses.call("generate", root, QUESTION, compacted=True)
+    assert (outcome.error or "").split(".")[-1] == "NotFoundError"
+    assert "/v1/responses/compact is not served here: no input is summarized" in outcome.message
 
 
 def test_stored_responses(responses: Driver, storing_server: LiveServer) -> None:
@@ -97,6 +112,7 @@ def test_golden_files_fit_the_clients_types(responses: Driver) -> None:
         _, _, answered = path.read_text().partition("\n< ")
         lines = answered.partition("\n")[2].splitlines()
         values += [json.loads(line.removeprefix("data: ")) for line in lines if line and not line.startswith("event: ")]
-    kinds = responses.generate("", "", values=[value for value in values if "type" in value or "id" in value])
+    kinds = responses.generate("", "", values=[value for value in values if "error" not in value or "id" in value])
     assert {"Response", "ResponseReasoningTextDeltaEvent", "ResponseFunctionCallArgumentsDoneEvent"} <= set(kinds)
+    assert "InputTokenCountResponse" in kinds
     assert {"ResponseFailedEvent", "ResponseIncompleteEvent", "ResponseCompletedEvent"} <= set(kinds)

@@ -22,6 +22,7 @@ from deploy.resolve.images import push_instructions
 from handler import __version__
 from handler.config.model_files import DEMO_MEMBER
 from handler.container.djl import S5CMD
+from handler.serving.media.kinds import DECODERS
 from tests.container.images.dockerfile import ROOT, SECOND, context, read
 
 ARGUMENTS, STAGES = read()
@@ -45,6 +46,15 @@ def test_each_image_has_its_front_and_engine() -> None:
     fronts = {name: (found["LMI_FRONT"], found.get("OPTION_LLM_ENGINE")) for name, found in chosen.items()}
     assert fronts == {"cpu": ("embedded", None), "lmi": ("djl", "vllm"), "trtllm": ("djl", "trtllm")}
     assert Path(chosen["cpu"]["LMI_DEFAULT_MODEL"]).name == Path(DEMO_MEMBER).name
+
+
+def test_each_image_can_read_the_media_that_its_engine_takes() -> None:
+    taken = {"cpu": ("image", "audio"), "lmi": ("image", "audio"), "trtllm": ("image",)}
+    for name in IMAGES:
+        [installed] = [
+            found for value in STAGES[name].values("RUN") for found in re.findall(r"\$\{1\}\[(.*?)\]", value)
+        ]
+        assert {DECODERS[medium].extra for medium in taken[name]} <= {*installed.split(",")}, name
 
 
 def test_bases_are_pinned() -> None:
@@ -161,8 +171,8 @@ def test_hadolint_finds_nothing() -> None:
 @pytest.mark.parametrize(
     ("file", "extras"),
     [
-        ("constraints-cpu.txt", ("cpu", "images", "container", "openai")),
-        ("constraints-gpu.txt", ("container", "openai")),
+        ("constraints-cpu.txt", ("cpu", "images", "audio", "container", "openai")),
+        ("constraints-gpu.txt", ("images", "audio", "container", "openai")),
     ],
 )
 def test_constraints_pin_what_the_package_needs(file: str, extras: tuple[str, ...]) -> None:

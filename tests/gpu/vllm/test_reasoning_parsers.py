@@ -22,7 +22,7 @@ DIFFERENT = {
 
 OTHERS = {
     *("cohere_command3", "deepseek_v41", "ernie45", "hunyuan_a13b", "hy_v3", "k2_horizon", "kimi_k3", "minimax_m3"),
-    *("inkling", "olmo3"),
+    *("inkling", "muse_glimmer", "olmo3"),
 }
 """Families that tests/templates/vllm compares with vLLM 0.33's parsers, on the cases of vLLM's own tests."""
 

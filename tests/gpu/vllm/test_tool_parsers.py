@@ -101,6 +101,7 @@ OTHERS = {
         "lfm2",
         "longcat",
         "minicpm5",
+        "muse_glimmer",
     ),
     *("minimax_m3", "olmo3", "step3", "xlam"),
 }

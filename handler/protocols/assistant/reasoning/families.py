@@ -63,7 +63,7 @@ class Family(NamedTuple):
     @property
     def closing(self) -> str:
         """The mark that ends a thought wherever it stands; "" where there is none."""
-        return self.end[0] if self.end and self.name != HARMONY else ""
+        return self.end[0] if self.end and self.name not in MESSAGES else ""
 
     def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:
         """Return the marks that are special tokens, which a tokenizer leaves out of the text by default."""
@@ -101,7 +101,10 @@ def _ending(template: str) -> str:
 
 _TAIL = 256  # characters of a prompt's end that hold its last mark
 
-HARMONY = "openai_gptoss"
+HARMONY, MUSE = "openai_gptoss", "muse_glimmer"
+MESSAGES = (HARMONY, MUSE)
+"""Families whose answers are messages, each with a header."""
+
 APPEND = "minimax_m2_append_think"
 
 _CALL = ("<tool_call>",)
@@ -142,6 +145,7 @@ FAMILIES = {
             ("<|channel|>final<|message|>",),
             others=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
         ),
+        Family(MUSE, (), (" to=user<|message|>",), others=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")),
         Family(
             "granite",
             ("Here is my thought process:", "Here's my thought process:"),
@@ -223,6 +227,7 @@ _BY_MARK = {
     "<|content_thinking|>": "inkling",
     "<think{}>": "hy_v3",
     "<|channel|>analysis": HARMONY,
+    "to=self<|message|>": MUSE,
     "<|channel>": "gemma4",
     "<seed:think>": "seed_oss",
     "[THINK]": "mistral",
@@ -254,4 +259,4 @@ def choose_family(name: str, template: str) -> Family | None:
         return FAMILIES.get(ALIASES.get(name, name))
     shown = {**_BY_MARK, **(_BY_COMPANY if "</think>" in template else {})}
     found = next((FAMILIES[family] for mark, family in shown.items() if mark in template), None)
-    return found if found is None or found.name == HARMONY else found._replace(thinks=False)
+    return found if found is None or found.name in MESSAGES else found._replace(thinks=False)

@@ -7,7 +7,7 @@ import re
 from abc import abstractmethod
 
 from handler.protocols.assistant.events import Event, Parser, Reasoning, pieces
-from handler.protocols.assistant.reasoning.families import HARMONY, Family
+from handler.protocols.assistant.reasoning.families import HARMONY, MUSE, Family
 from handler.protocols.assistant.trimming import Ends
 
 
@@ -188,18 +188,20 @@ class Unframed(MarksParser):
         return bool(mark)
 
 
-_HEADER, _MESSAGE = ("<|channel|>", "<|start|>", " to="), "<|message|>"
-_ENDS = ("<|end|>", "<|call|>", "<|return|>")
-_CHANNEL, _RECIPIENT = re.compile(r"<\|channel\|>\s*(\w*)"), re.compile(r"\bto=")
+_MESSAGE = "<|message|>"
 _LONGEST_HEADER = 1024  # characters
 
 
-class HarmonyParser(MarksParser):
-    """Messages of OpenAI's harmony format (openai/harmony, docs/format.md), each with a header.
+class MessagesParser(MarksParser):
+    """Messages, each with a header. What has no header is text.
 
-    The channel `analysis` is a thought. A message with a recipient is a call, which the inner parser gets with its
-    header and its end mark. What has no header is text.
+    Attributes:
+        headers: how a header begins.
+        ends: marks after a message.
     """
+
+    headers: tuple[str, ...]
+    ends: tuple[str, ...]
 
     def __init__(self, inner: Parser | None = None) -> None:
         super().__init__(inner)
@@ -211,9 +213,9 @@ class HarmonyParser(MarksParser):
 
     def _between(self, events: list[Event], *, final: bool) -> bool:
         """Parse between two messages."""
-        if self._held.startswith(_HEADER):
+        if self._held.startswith(self.headers):
             self._state = self._header
-        elif not final and any(mark.startswith(self._held) for mark in _HEADER):
+        elif not final and any(mark.startswith(self._held) for mark in self.headers):
             return False
         else:
             self._state = self._message
@@ -224,30 +226,70 @@ class HarmonyParser(MarksParser):
         if not message:
             if not final and len(header) <= _LONGEST_HEADER:
                 return False
-            mark = next(mark for mark in _HEADER if header.startswith(mark))
+            mark = next(mark for mark in self.headers if header.startswith(mark))
             events += self._beside(mark)  # here: to a message's text it would be the start of the next header
             self._held, self._state = header.removeprefix(mark), self._message
             return True
-        channel = _CHANNEL.search(header)
         self._held, self._state = rest, self._message
-        if _RECIPIENT.search(header) and self._inner is not None:
+        if self._inner is not None and self.is_inner(header):
             events += self._beside(header + message)
             self._end = "call"
         else:
-            self.thinking = channel is not None and channel[1] == "analysis"
+            self.thinking = self.is_thought(header)
         return True
 
+    @abstractmethod
+    def is_inner(self, header: str) -> bool:
+        """Return whether the inner parser gets a message with its header and its end mark."""
+
+    @abstractmethod
+    def is_thought(self, header: str) -> bool:
+        """Return whether a message is a thought."""
+
     def _message(self, events: list[Event], *, final: bool) -> bool:
-        text, mark, self._held = split(self._held, (*_ENDS, "<|start|>"), final=final)
+        text, mark, self._held = split(self._held, (*self.ends, "<|start|>"), final=final)
         if text:
             events += [Reasoning(text)] if self.thinking else self._beside(text)
         if mark:
             if self._end:
-                events += self._beside(mark if mark in _ENDS else "")
-            if mark not in _ENDS:
+                events += self._beside(mark if mark in self.ends else "")
+            if mark not in self.ends:
                 self._held = mark + self._held
             self.thinking, self._end, self._state = False, "", self._between
         return bool(mark)
+
+
+_CHANNEL, _RECIPIENT = re.compile(r"<\|channel\|>\s*(\w*)"), re.compile(r"\bto=")
+
+
+class HarmonyParser(MessagesParser):
+    """OpenAI's harmony format (openai/harmony, docs/format.md): a message with a recipient is a call."""
+
+    headers = ("<|channel|>", "<|start|>", " to=")
+    ends = ("<|end|>", "<|call|>", "<|return|>")
+
+    def is_inner(self, header: str) -> bool:
+        return _RECIPIENT.search(header) is not None
+
+    def is_thought(self, header: str) -> bool:
+        channel = _CHANNEL.search(header)
+        return channel is not None and channel[1] == "analysis"
+
+
+_SELF = re.compile(r"(?:\A|\s)to=self\s*\Z")
+
+
+class MuseParser(MessagesParser):
+    """Muse Glimmer's template: a message to the model itself is a thought. Text with the tags of calls is no call."""
+
+    headers = ("<|start|>", " to=", "to=", _MESSAGE)
+    ends = ("<|eom|>", "<|eot|>")
+
+    def is_inner(self, header: str) -> bool:
+        return not self.is_thought(header)
+
+    def is_thought(self, header: str) -> bool:
+        return _SELF.search(header) is not None
 
 
 class Prefixed(ThinkingParser):
@@ -270,6 +312,8 @@ def thinking_parser(family: Family, inner: Parser | None = None, *, thinking: bo
     """
     if family.name == HARMONY:
         return HarmonyParser(inner)
+    if family.name == MUSE:
+        return MuseParser(inner)
     if not family.end:
         return Prefixed("<think>", inner)
     if family.opening:

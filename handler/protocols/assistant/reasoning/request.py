@@ -10,7 +10,7 @@ from handler.core.text import Vocabulary
 from handler.core.thoughts import Thoughts
 from handler.core.values import Request, Sampling
 from handler.protocols.assistant.events import Parser
-from handler.protocols.assistant.reasoning.families import HARMONY, Family
+from handler.protocols.assistant.reasoning.families import MESSAGES, Family
 from handler.protocols.assistant.reasoning.parsing import ThinkingParser, thinking_parser
 
 _COUNTED_ANEW = ("presence_penalty", "frequency_penalty", "no_repeat_ngram_size")
@@ -60,7 +60,7 @@ class Thinking:
         """Return whether a prompt leaves a thought open, or has ended one; None where it says nothing."""
         if self._prefix is not None:
             return self.family.is_open(self._prefix)
-        return None if self.family.name == HARMONY else self.family.ends_open(prompt)
+        return None if self.family.name in MESSAGES else self.family.ends_open(prompt)
 
     def read_prompt(self, request: Request, prompt: str) -> Request:
         """Find out from the prompt's end whether a thought is open; parsers are made after that.

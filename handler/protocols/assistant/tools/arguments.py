@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from handler.core.values import Finish
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Ending, Event, Reasoning
@@ -68,9 +68,15 @@ class CheckedCalls:
     """The calls in one answer's events. What it says about their ends is true.
 
     A call that breaks off before its arguments is given back as text, its name: clients take no arguments for `{}`.
+
+    Args:
+        allowed: names of the tools that may be called; a call of another one is given back as text, its name and its
+            arguments. None: any.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allowed: Collection[str] | None = None) -> None:
+        self._allowed = allowed
+        self._refused: dict[int, str] = {}  # a refused call's number -> what comes before its next arguments
         self._open: dict[int, _Call] = {}
         self._count = 0
 
@@ -100,7 +106,13 @@ class CheckedCalls:
         if isinstance(event, _BESIDE_CALLS):
             yield event
         elif isinstance(event, CallStart):
-            self._open[event.number] = _Call(event.name)
+            if self._allowed is None or event.name in self._allowed:
+                self._open[event.number] = _Call(event.name)
+            else:
+                self._refused[event.number] = " "
+                yield event.name
+        elif event.number in self._refused:
+            yield from self._give_back(event)
         elif (call := self._open.get(event.number)) is None:
             pass  # a user's parser may write more after the end
         elif isinstance(event, Arguments):
@@ -108,6 +120,13 @@ class CheckedCalls:
         else:
             del self._open[event.number]
             yield from self._end(call, event, closes=closes)
+
+    def _give_back(self, event: Arguments | CallEnd) -> Iterator[Event]:
+        if isinstance(event, CallEnd):
+            del self._refused[event.number]
+        elif event.text:
+            yield self._refused[event.number] + event.text
+            self._refused[event.number] = ""
 
     def _write(self, call: _Call, text: str) -> Iterator[Event]:
         if text and call.number is None:

@@ -65,6 +65,7 @@ class Tools(NamedTuple):
         shown: the tools in the prompt, in OpenAI's form.
         choice: auto, required, or "" without tools to call; a named tool sets `name` too.
         single: at most one call.
+        allowed: names of the tools that may be called, where the request allows these alone; None: any name is a call.
         format: the format in which the model writes calls; None where structured output makes the answer JSON.
         structured_output: makes the answer a call; with the choice auto, each call one of a tool.
         unknown: names that no table knows.
@@ -75,6 +76,7 @@ class Tools(NamedTuple):
     choice: str = ""
     name: str = ""
     single: bool = False
+    allowed: frozenset[str] | None = None
     format: Format | None = None
     structured_output: StructuredOutput | None = None
     unknown: Sequence[str] = ()
@@ -102,7 +104,7 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
     single = Named("parallel_tool_calls", body.get("parallel_tool_calls"))
     if single.value is not None and not isinstance(single.value, bool):
         raise single.refused("must be true or false")
-    choice, tools = _allowed(choice, tools)
+    choice, tools, allowed = _allowed(choice, tools)
     wanted, name = _choice(choice, [tool["function"]["name"] for tool in tools])
     if not tools:
         if wanted not in ("", "auto", "none"):
@@ -110,7 +112,7 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
         return Tools()
     if wanted == "none":  # what is not shown is not called
         return Tools(unknown=unknown)
-    result = Tools(tools, wanted or "auto", name, single.value is False, unknown=unknown)
+    result = Tools(tools, wanted or "auto", name, single.value is False, allowed, unknown=unknown)
     format = choose_format(context)
     notation = _notation(format, context)
     if result.choice == "auto":
@@ -166,20 +168,23 @@ def choose_format(context: ServerContext) -> Format | None:
     return find(context.chat_template)
 
 
-def _allowed(choice: Named, tools: list[Mapping[str, Any]]) -> tuple[Named, list[Mapping[str, Any]]]:
-    """Return the mode of OpenAI's allowed tools as the choice, and these tools alone; else both as they are.
+def _allowed(
+    choice: Named, tools: list[Mapping[str, Any]]
+) -> tuple[Named, list[Mapping[str, Any]], frozenset[str] | None]:
+    """Return the mode of OpenAI's allowed tools as the choice, these tools alone and their names; else all as it is.
 
-    The model sees no other tool, so that it calls none.
+    The model sees no other tool, but may know one from the messages, or make one up.
     """
     if not isinstance(choice.value, dict) or choice.value.get("type") != "allowed_tools":
-        return choice, tools
+        return choice, tools, None
     allowed = choice.value.get("allowed_tools")
     mode, listed = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
-    names = {_function_name(tool) for tool in listed} if isinstance(listed, list) else set()
+    names = {_function_name(tool) for tool in listed} if isinstance(listed, list) else set[str | None]()
     known = {tool["function"]["name"] for tool in tools}
     if mode not in ("auto", "required") or not names or not known.issuperset(names):
         raise Named("tool_choice.allowed_tools", allowed).refused(_ALLOWED)
-    return Named(choice.name, mode), [tool for tool in tools if tool["function"]["name"] in names]
+    shown = [tool for tool in tools if tool["function"]["name"] in names]
+    return Named(choice.name, mode), shown, frozenset(tool["function"]["name"] for tool in shown)
 
 
 def _function_name(value: Any) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 from common import main
 from openai import AsyncOpenAI, NotFoundError, OpenAI
 from openai._models import validate_type
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import InputTokenCountResponse, Response, ResponseStreamEvent
 
 
 class Responses:
@@ -16,6 +16,10 @@ class Responses:
         if "values" in options:
             return [_checked(value) for value in options["values"]]
         with OpenAI(**_client(url)) as client:
+            if options.pop("counted", False):
+                return client.responses.input_tokens.count(model="model", input=prompt, **options).model_dump()
+            if options.pop("compacted", False):
+                return client.responses.compact(model="model", input=prompt, **options).model_dump()
             if options.pop("stored", False):
                 return _stored(client, _asked(prompt, options))
             if options.pop("gathered", False):
@@ -32,6 +36,11 @@ class Responses:
         if "values" in options:
             return [_checked(value) for value in options["values"]]
         async with AsyncOpenAI(**_client(url)) as client:
+            if options.pop("counted", False):
+                counted = await client.responses.input_tokens.count(model="model", input=prompt, **options)
+                return counted.model_dump()
+            if options.pop("compacted", False):
+                return (await client.responses.compact(model="model", input=prompt, **options)).model_dump()
             if options.pop("stored", False):
                 return await _stored_async(client, _asked(prompt, options))
             if options.pop("gathered", False):
@@ -84,7 +93,7 @@ async def _stored_async(client: AsyncOpenAI, asked: dict[str, Any]) -> dict[str,
 
 def _checked(value: dict[str, Any]) -> str:
     """Hold a value against the client's type for it; return the type's name."""
-    kind: Any = ResponseStreamEvent if "type" in value else Response
+    kind: Any = ResponseStreamEvent if "type" in value else Response if "id" in value else InputTokenCountResponse
     return type(validate_type(type_=kind, value=value)).__name__
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
@@ -24,10 +24,12 @@ Call = tuple[str, str, bool]
 """A call's name, its arguments' text, and whether it is said to be whole."""
 
 
-def read(parser: Parser, pieces: Sequence[str], finish: Finish) -> list[str | Call]:
+def read(
+    parser: Parser, pieces: Sequence[str], finish: Finish, allowed: Collection[str] | None = None
+) -> list[str | Call]:
     """The text and the calls of an answer; the parts of a stream and of a whole answer are the same."""
     tokens = [Token(1, piece, None, False) for piece in pieces]
-    reader = AnswerReader(parser, None)
+    reader = AnswerReader(parser, None, allowed=allowed)
     return joined([*(event for token in tokens for event in reader.feed(token)), *reader.flush(finish)])
 
 
@@ -328,6 +330,36 @@ def test_whatever_a_model_writes_what_is_whole_is_an_object(answer: tuple[str, s
         text = text[:at] + put + text[at + size :]
     for _, arguments, whole in calls(format, text, data.draw(st.sampled_from([Finish.EOS, Finish.LENGTH]))):
         assert not whole or isinstance(load(arguments), dict)
+
+
+# -- calls of tools that are not allowed -----------------------------------------------------------------------------
+
+
+@in_one_test(("format", "text"), ANSWERS)
+def test_a_call_that_is_not_allowed_is_text_and_those_beside_it_stay(format: str, text: str) -> None:
+    found = read(FORMATS[format].make(TOOLS), [text], Finish.EOS)
+    names = {item[0] for item in found if isinstance(item, tuple)}
+    for allowed in ({"other"}, *({name} for name in names)):
+        whole = read(FORMATS[format].make(TOOLS), [text], Finish.EOS, allowed)
+        assert whole == read(FORMATS[format].make(TOOLS), text, Finish.EOS, allowed), "however it comes"
+        assert [item for item in whole if isinstance(item, tuple)] == [
+            item for item in found if isinstance(item, tuple) and item[0] in allowed
+        ]
+        words = "".join(item for item in whole if isinstance(item, str))
+        for item in found:
+            said = item if isinstance(item, str) else item[0] if item[0] not in allowed else ""
+            assert said in words
+
+
+def test_what_is_given_back_is_the_name_and_the_arguments() -> None:
+    said: list[Event] = [CallStart(0, "time"), Arguments(0, '{"zone'), Arguments(0, '": "CET"}'), CallEnd(0)]
+    calls = CheckedCalls({"weather"})
+    said += [CallStart(1, "weather"), Arguments(1, "{}"), CallEnd(1), CallStart(2, "time")]
+    events = calls.read(said)
+    assert events == [
+        "time", ' {"zone', '": "CET"}', CallStart(0, "weather"), Arguments(0, "{}"), CallEnd(0), "time",
+    ]  # fmt: skip
+    assert calls.end([CallEnd(2, Ending.OPEN)], Finish.EOS) == []
 
 
 # -- other parsers -------------------------------------------------------------------------------------------------

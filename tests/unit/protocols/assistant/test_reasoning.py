@@ -41,6 +41,11 @@ HARMONY = (
     "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
 )
 
+MUSE = (
+    " to=self<|message|>Hm, <atem:function_calls>.<|eom|><|start|>assistant to=user<|message|>Wait.<|eom|>"
+    "<|start|>assistant<|message|>Yes.<|eot|>"
+)
+
 K3 = ("<|close|>think<|sep|>", "<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")
 
 ANSWERS: Sequence[tuple[str, bool, str, str, str]] = (
@@ -74,6 +79,11 @@ ANSWERS: Sequence[tuple[str, bool, str, str, str]] = (
     ("openai_gptoss", True, "<|channel|>fin", "", "<|channel|>fin"),
     ("openai_gptoss", True, "<|start|>assistant", "", "<|start|>assistant"),
     ("openai_gptoss", True, "<|start|>" * 120, "", "<|start|>" * 120),
+    ("muse_glimmer", True, MUSE, "Hm, <atem:function_calls>.", "Wait.Yes."),
+    ("muse_glimmer", True, f"<|start|>assistant{MUSE}", "Hm, <atem:function_calls>.", "Wait.Yes."),
+    ("muse_glimmer", True, " to=self<|message|>Hm.<|start|>assistant to=user<|message|>Yes.", "Hm.", "Yes."),
+    ("muse_glimmer", True, " to=user<|message|>Yes. to=self <|eo", "", "Yes. to=self <|eo"),
+    ("muse_glimmer", True, "to=do: tests", "", "to=do: tests"),
     ("granite", False, "Here's my thought process: Hm. Here is my response: Yes.", " Hm. ", " Yes."),
     ("granite", False, "Here is my house", "", "Here is my house"),
     ("nemotron_v3", True, "Hm.\n</think>\nYes.", "Hm.", "\nYes."),
@@ -197,6 +207,20 @@ def test_without_tools_a_call_of_gpt_oss_is_text() -> None:
         assert parts(read("openai_gptoss", f"{header}<|message|>{{}}<|call|>", thinking=True)) == ("", "{}", [])
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_call_of_muse_glimmer_is_one_in_a_message_to_a_tool_alone(asked: bool) -> None:
+    call = '<atem:function_calls><atem:invoke name="weather"></atem:invoke></atem:function_calls>'
+    said = f" to=self<|message|>So {call}<|eom|><|start|>assistant to=user<|message|>I write {call}.<|eom|>"
+    text = f"{said}<|start|>assistant to=weather<|message|>{call}<|eot|>"
+    form = FORMATS["muse_glimmer"].make(tool_texts.TOOLS) if asked else None
+    for pieces in ([text], text):
+        parser = thinking_parser(FAMILIES["muse_glimmer"], form, thinking=True)
+        found = [event for piece in pieces for event in parser.feed(piece)] + parser.flush()
+        beside = f"I write {call}." if asked else f"I write {call}.{call}"
+        assert parts(found) == (f"So {call}", beside, [("weather", "{}")] if asked else [])
+        form = FORMATS["muse_glimmer"].make(tool_texts.TOOLS) if asked else None
+
+
 COMPANIES = {
     "deepseek_r1": "deepseek_v3",
     "deepseek_v3": "deepseek_v31",
@@ -208,6 +232,7 @@ COMPANIES = {
     "mistral": "mistral",
     "gemma4": "gemma4",
     "openai_gptoss": "openai",
+    "muse_glimmer": "muse_glimmer",
     "granite": "granite",
     "nemotron_v3": "qwen3_coder",
     "seed_oss": "seed_oss",
@@ -228,7 +253,11 @@ COMPANIES = {
 @in_one_test("family", COMPANIES)
 def test_calls_of_every_format_are_found_after_a_thought(family: str) -> None:
     format, form = FORMATS[COMPANIES[family]], FAMILIES[family]
-    thought = f"{form.begin[0]}Hm.{form.end[0]}" if form.begin else "<|channel|>analysis<|message|>Hm.<|end|>"
+    of_messages = {
+        "openai_gptoss": "<|channel|>analysis<|message|>Hm.<|end|>",
+        "muse_glimmer": " to=self<|message|>Hm.<|eom|>",
+    }
+    thought = f"{form.begin[0]}Hm.{form.end[0]}" if form.begin else of_messages[family]
     for case in tool_texts.golden(COMPANIES[family]).values():
         text, wanted = case["text"], case["events"]
         if family == "openai_gptoss" and not text.startswith("<|"):
@@ -278,6 +307,7 @@ def test_any_cutting_of_anything_gives_the_same_parts(family: str, words: list[s
         ("deepseek_v3", "<｜Assistant｜><think>", {"thinking": True}, "Hm.</think>Yes.", "Hm."),
         ("gemma4", "<|turn>model\n<|channel>thought\n", {}, "Hm.<channel|>Yes.", "Hm."),
         ("openai_gptoss", "<|start|>assistant", {}, HARMONY, "Hm."),
+        ("muse_glimmer", "<|start|>assistant", {}, MUSE, "Hm, <atem:function_calls>."),
     ],
 )
 def test_the_prompts_end_says_whether_a_thought_is_open(
@@ -401,6 +431,7 @@ def test_a_thought_without_an_end_leaves_no_content() -> None:
     [
         ("{{ messages }}", None),
         ("<|channel|>analysis<|message|>", "openai_gptoss"),
+        ("'<|start|>assistant to=self<|message|>' <atem:function_calls>", "muse_glimmer"),
         ("<think></think>", "qwen3"),
         ("<think></think> <arg_key>", "glm45"),
         ("<｜Assistant｜><think></think>", "deepseek_r1"),

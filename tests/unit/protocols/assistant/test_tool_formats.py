@@ -63,7 +63,7 @@ def test_golden_answers_call_the_tools_with_json(format: str) -> None:
     assert calls["no call"] == []
 
 
-FRAMED = ("openai", "kimi_k3", "inkling")
+FRAMED = ("openai", "kimi_k3", "inkling", "muse_glimmer")
 """Formats in which marks stand around text too."""
 
 

@@ -48,6 +48,11 @@ BEGUN = {
     "mimo": ("<tool_call><function=time>", "<parameter=a>1</parameter>", "</func"),
     "seed_oss": ("<seed:tool_call><function=time>", "<parameter=a>1</parameter>", "</func"),
     "minimax_m2": ('<minimax:tool_call><invoke name="time">', '<parameter name="a">1</parameter>', "</inv"),
+    "muse_glimmer": (
+        ' to=time<|message|><atem:function_calls><atem:invoke name="time">',
+        '<atem:parameter name="a">1</atem:parameter>',
+        "</atem:inv",
+    ),
     "deepseek_v32": (
         '<｜DSML｜function_calls><｜DSML｜invoke name="time">',
         '<｜DSML｜parameter name="a">1</｜DSML｜parameter>',

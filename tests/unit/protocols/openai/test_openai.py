@@ -37,6 +37,7 @@ from handler.core.values import (
 )
 from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.http_response import HttpResponse
 from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
 from handler.protocols.openai.parameters import COMPLETIONS as COMPLETIONS_TABLE
@@ -455,6 +456,38 @@ def test_only_one_call_where_they_may_not_be_parallel(stream: bool) -> None:
     else:
         names = [call["function"]["name"] for call in json.loads(found.body)["choices"][0]["message"]["tool_calls"]]
     assert [name for name in names if name] == ["a"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_of_a_tool_that_is_not_allowed_is_text(stream: bool) -> None:
+    other = {"type": "function", "function": {"name": "time"}}
+    said = [{"name": name, "arguments": {"a": 1}} for name in ("time", "weather")]
+    body = {"tools": [*TOOLS, other], "stream": stream}
+
+    def ask(text: str, *allowed: Any) -> tuple[str, list[Any], str]:
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": allowed}}
+        content, calls, finish = _gathered(chat({**body, "tool_choice": choice}, saying(text)), stream=stream)
+        return content, [call["name"] for call in calls], finish
+
+    both = f"<tool_call>{json.dumps(said)}</tool_call>"
+    assert ask(both, *TOOLS) == ('time {"a": 1}', ["weather"], "tool_calls")
+    assert ask(both, other) == ('weather {"a": 1}', ["time"], "tool_calls")
+    assert ask(both, *TOOLS, other) == ("", ["time", "weather"], "tool_calls")
+    assert ask(f"So <tool_call>{json.dumps(said[1])}</tool_call>", other) == ('So weather {"a": 1}', [], "stop")
+
+
+def _gathered(found: HttpResponse, *, stream: bool) -> tuple[str, list[Any], str]:
+    """Return an answer's content, its functions and why it finished."""
+    if not stream:
+        (choice,) = json.loads(found.body)["choices"]
+        message = choice["message"]
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        return message["content"] or "", calls, choice["finish_reason"]
+    parts = choices(chunk for chunk in events(found) if chunk["choices"])
+    deltas = [part["delta"] for part in parts]
+    content = "".join(delta.get("content") or "" for delta in deltas)
+    begun = [call["function"] for delta in deltas for call in delta.get("tool_calls") or () if "id" in call]
+    return content, begun, parts[-1]["finish_reason"]
 
 
 def test_required_calls_are_a_list_without_marks() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.values import Delta, Finish
-from tests.unit.protocols.answers import failing
+from tests.unit.protocols.answers import deltas, failing
 from tests.unit.protocols.openai.requests import CITY, saying
 
 ASK: dict[str, Any] = {"model": "model", "input": "What is"}
@@ -40,5 +40,6 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
         ("fails", "", ASK, failing(2)),
         ("stream_fails", "", body(stream=True), failing(2)),
         ("store", "", body(store=True), None),
+        ("count", "_count", ASK, deltas()[:1]),
     )
 }

@@ -12,7 +12,7 @@ from handler.core.values import StructuredOutput
 from handler.protocols.kernel.base import ParsedRequest
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, answer
-from tests.unit.protocols.openai.requests import CITY
+from tests.unit.protocols.openai.requests import CITY, saying
 from tests.unit.protocols.responses.golden import ASK, TOOLS, WEATHER, body
 
 HERMES = replace(CAPABLE, chat_template="{{ tools, message.reasoning, reasoning_effort }} <tool_call>")
@@ -79,6 +79,19 @@ def test_allowed_tools_alone_are_shown() -> None:
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [other]}
     (request,) = parse(body(tools=[WEATHER, other], tool_choice=choice)).requests
     assert [tool["function"]["name"] for tool in request.tools] == ["other"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_of_a_tool_that_is_not_allowed_is_text(stream: bool) -> None:
+    other = {"type": "function", "name": "other"}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [other]}
+    said = '<tool_call>[{"name": "weather", "arguments": {"a": 1}}, {"name": "other", "arguments": {}}]</tool_call>'
+    asked = body(tools=[WEATHER, other], tool_choice=choice, stream=stream)
+    found = answer(DIALECTS["openai_responses"], asked, saying(said), HERMES).body
+    last = found.decode().rstrip().rpartition("\ndata: ")[2] if stream else found
+    message, made = (json.loads(last)["response"] if stream else json.loads(last))["output"]
+    assert message["content"][0]["text"] == 'weather {"a": 1}'
+    assert (made["type"], made["name"], made["status"]) == ("function_call", "other", "completed")
 
 
 @pytest.mark.parametrize(

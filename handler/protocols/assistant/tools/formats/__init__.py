@@ -31,6 +31,7 @@ from handler.protocols.assistant.tools.formats.kimi_k2 import KIMI_K2
 from handler.protocols.assistant.tools.formats.kimi_k3 import KIMI_K3
 from handler.protocols.assistant.tools.formats.minimax_m3 import MINIMAX_M3
 from handler.protocols.assistant.tools.formats.mistral import MISTRAL
+from handler.protocols.assistant.tools.formats.muse import MUSE_GLIMMER
 from handler.protocols.assistant.tools.formats.openai import OPENAI
 from handler.protocols.assistant.tools.formats.pythonic import LFM2, LLAMA4_PYTHONIC, OLMO3, PYTHONIC
 from handler.protocols.assistant.tools.formats.tagged import (
@@ -52,6 +53,7 @@ FORMATS = {
     format.name: format
     for format in (
         OPENAI,
+        MUSE_GLIMMER,
         KIMI_K3,
         MINIMAX_M3,
         HY_V3,

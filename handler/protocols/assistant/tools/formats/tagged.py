@@ -44,7 +44,7 @@ class TaggedCalls(CallParser):
                 yield from self._call()
 
     def _call(self) -> Steps[None]:
-        name = yield from self._name(NAME)
+        name = self.tool((yield from self._name(NAME)))
         yield from self.expect(">")
         self.begin(name)
         self._before = "{"
@@ -58,6 +58,10 @@ class TaggedCalls(CallParser):
             end = self._until_call((yield from self.stream_until(_drop, *ends)))
         self.write("}" if self._before == ", " else "{}")
         self.end_call()
+
+    def tool(self, name: str) -> str:
+        """Return the tool's name for the one that the model wrote."""
+        return name
 
     def _parameter(self, schema: ToolSchema) -> Steps[str]:
         key = yield from self._name(_KEY)
