@@ -17,10 +17,11 @@ from deploy.deployer.calls import CALLS, call, is_duplicate, show, tags_of
 from deploy.deployer.live import Live, LiveResource, look
 from deploy.deployer.plan import Action, Plan, Verb
 from deploy.deployer.rollback import leftovers, undo
+from deploy.deployer.versions import specifications
 from deploy.deployer.wait import CONSISTENCY_SECONDS, Report, wait_for
 from deploy.errors import DeployError, Failed, NotThere, Refused
 from deploy.resources.names import TAG_DEPLOYMENT
-from deploy.resources.resource import FAILED, READY, Kind, Ref, Resource, refs, resolved
+from deploy.resources.resource import FAILED, READY, Json, Kind, Ref, Resource, refs, resolved
 
 EVERY = 15.0
 """Seconds between two polls."""
@@ -214,11 +215,15 @@ def _may_still_change(aws: Aws, current: Action | None) -> bool:
     if description is None:
         return False
     desired = current.request or {}
-    config, model = desired.get("EndpointConfigName"), desired.get("Specification", {}).get("ModelName")
+    config, models = desired.get("EndpointConfigName"), _models(desired)
     if description[status] in READY:
-        serves = description.get("EndpointConfigName"), description.get("Specification", {}).get("ModelName")
-        return (config, model) != (None, None) and (config, model) == serves
+        serves = description.get("EndpointConfigName"), _models(description)
+        return (config, models) != (None, set()) and (config, models) == serves
     return description[status] not in FAILED
+
+
+def _models(component: Json) -> set[Any]:
+    return {one["ModelName"] for one in specifications(component) if "ModelName" in one}
 
 
 def _roll_back(

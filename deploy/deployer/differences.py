@@ -6,13 +6,35 @@ is a difference only where leaving it out means "none".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from deploy.resources.resource import Json, Kind, Ref, Resource, resolved
 
-_NONE_IF_LEFT_OUT = ("AlarmActions", "OKActions", "InsufficientDataActions")
+_OPTIONAL = (
+    "AcceleratorPartitionLayouts",
+    "AcceleratorPartitionType",
+    "AdditionalModelDataSources",
+    "AsyncInferenceConfig",
+    "AvailabilityZoneBalance",
+    "CapacityReservationConfig",
+    "ContainerMetricsConfig",
+    "CoreDumpConfig",
+    "CrossRegionTrafficConfig",
+    "DataCaptureConfig",
+    "EnableSSMAccess",
+    "ExplainerConfig",
+    "ImageConfig",
+    "KmsKeyId",
+    "MaxMemoryRequiredInMb",
+    "ScaleInPolicy",
+    "ShadowProductionVariants",
+    "VpcConfig",
+)
+"""Fields without a default: a specification that no longer has one does not want it."""
+
+_NONE_IF_LEFT_OUT = ("AlarmActions", "OKActions", "InsufficientDataActions", *_OPTIONAL)
 _WHOLE = ("Environment", "Tags")
 """Maps in which AWS adds nothing."""
 
@@ -43,7 +65,10 @@ def desired_fields(resource: Resource) -> dict[str, Any]:
         request = resource.update
     if resource.kind is Kind.ENDPOINT:
         request = {name: request[name] for name in ("EndpointName", "EndpointConfigName")}
-    return {name: value for name, value in request.items() if name not in ("Tags", "DeploymentConfig")}
+    fields = {name: value for name, value in request.items() if name not in ("Tags", "DeploymentConfig")}
+    if "Specifications" in fields:
+        fields["Specifications"] = _by_type(fields["Specifications"])
+    return fields
 
 
 def as_request(kind: Kind, description: Json) -> dict[str, Any]:
@@ -51,12 +76,22 @@ def as_request(kind: Kind, description: Json) -> dict[str, Any]:
     fields = dict(description)
     if kind is Kind.COMPONENT:
         fields["RuntimeConfig"] = {"CopyCount": description.get("RuntimeConfig", {}).get("DesiredCopyCount")}
-        specification = dict(description.get("Specification", {}))
-        if container := specification.get("Container"):
-            image = container.get("DeployedImage", {}).get("SpecifiedImage")
-            fields_of_request = {name: value for name, value in container.items() if name != "DeployedImage"}
-            specification["Container"] = {**fields_of_request, **({"Image": image} if image is not None else {})}
-        fields["Specification"] = specification
+        fields["Specification"] = _specification(description.get("Specification", {}))
+        fields["Specifications"] = _by_type([_specification(one) for one in description.get("Specifications", ())])
+    return fields
+
+
+def _by_type(specifications: Sequence[Json]) -> list[Json]:
+    """Sort the specifications of a component, which AWS may list in any order."""
+    return sorted(specifications, key=lambda one: str(one.get("InstanceType")))
+
+
+def _specification(description: Json) -> dict[str, Any]:
+    fields = dict(description)
+    if container := fields.get("Container"):
+        image = container.get("DeployedImage", {}).get("SpecifiedImage")
+        fields_of_request = {name: value for name, value in container.items() if name != "DeployedImage"}
+        fields["Container"] = {**fields_of_request, **({"Image": image} if image is not None else {})}
     return fields
 
 

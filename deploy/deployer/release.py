@@ -15,6 +15,7 @@ from deploy.aws import Aws, is_denied
 from deploy.deployer.calls import show
 from deploy.deployer.live import Live, LiveResource
 from deploy.deployer.preparation import Preparation
+from deploy.deployer.versions import specifications
 from deploy.resources.build import resources
 from deploy.resources.resource import Json, Kind
 from deploy.spec import Spec
@@ -79,12 +80,11 @@ def _containers(endpoint: LiveResource, aws: Aws, live: Live, *, adopt: bool) ->
 def _components(endpoint: str, aws: Aws, live: Live, *, adopt: bool) -> Iterator[Json]:
     """Yield what the endpoint's inference components are made of."""
     if not adopt:
-        yield from (component.description.get("Specification", {}) for component in live.of(Kind.COMPONENT))
+        yield from (one for component in live.of(Kind.COMPONENT) for one in specifications(component.description))
         return
     pages = aws.client("sagemaker").get_paginator("list_inference_components").paginate(EndpointNameEquals=endpoint)
     for name in [item["InferenceComponentName"] for page in pages for item in page["InferenceComponents"]]:
-        component = _described(Kind.COMPONENT, name, aws, live, adopt=True) or {}
-        yield component.get("Specification", {})
+        yield from specifications(_described(Kind.COMPONENT, name, aws, live, adopt=True) or {})
 
 
 def _described(kind: Kind, name: str, aws: Aws, live: Live, *, adopt: bool) -> Json | None:

@@ -54,12 +54,21 @@ def _newest(resources: Iterable[LiveResource]) -> list[LiveResource]:
 
 
 def _models(configs: Iterable[Json]) -> list[str]:
-    variants = [item for config in configs for item in config["ProductionVariants"]]
+    variants = [
+        item
+        for config in configs
+        for item in (*config["ProductionVariants"], *config.get("ShadowProductionVariants", ()))
+    ]
     names = [item["ModelName"] for item in variants if "ModelName" in item]
     pools = [pool for item in variants for pool in item.get("InstancePools", ())]
     return [*names, *(pool["ModelNameOverride"] for pool in pools if "ModelNameOverride" in pool)]
 
 
 def _component_models(live: Live) -> list[str]:
-    specifications = [item.description.get("Specification", {}) for item in live.of(Kind.COMPONENT)]
-    return [str(item["ModelName"]) for item in specifications if "ModelName" in item]
+    every = [one for item in live.of(Kind.COMPONENT) for one in specifications(item.description)]
+    return [str(item["ModelName"]) for item in every if "ModelName" in item]
+
+
+def specifications(component: Json) -> tuple[Json, ...]:
+    """Return a component's specifications: one, or one for each instance type."""
+    return (component.get("Specification", {}), *component.get("Specifications", ()))

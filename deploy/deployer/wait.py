@@ -15,6 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from deploy.aws import Aws
 from deploy.deployer.aws_errors import is_temporary
 from deploy.deployer.calls import CALLS, show
+from deploy.deployer.versions import specifications
 from deploy.diagnostics.advice import advice
 from deploy.errors import Failed, NotThere
 from deploy.operations import logs
@@ -228,7 +229,10 @@ def _versions(resource: Resource, description: Mapping[str, Any]) -> tuple[objec
     """Return the desired and the serving version (of a component: its model); equal if none is desired."""
     request = resource.request
     if resource.kind is Kind.COMPONENT:
-        request, description = request.get("Specification", {}), description.get("Specification", {})
+        request, description = (
+            next((one for one in specifications(component) if "ModelName" in one), {})
+            for component in (request, description)
+        )
     name = "ModelName" if resource.kind is Kind.COMPONENT else "EndpointConfigName"
     desired = request.get(name)
     return (desired, description.get(name, desired)) if isinstance(desired, str) else (None, None)

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deploy.errors import Refused
+from deploy.export.passthrough import without_lacking
 from deploy.resources.resource import Kind, Ref, Resource, resolved
 
-_TYPES = {
+TYPES = {
     Kind.MODEL: "AWS::SageMaker::Model",
     Kind.ENDPOINT_CONFIG: "AWS::SageMaker::EndpointConfig",
     Kind.ENDPOINT: "AWS::SageMaker::Endpoint",
@@ -30,7 +31,7 @@ _NAME_PROPERTIES = {
 }
 """Properties that name another resource: its kind, and its attribute that is the name."""
 
-_UPDATE_PROPERTIES = ("DeploymentConfig", "RetainAllVariantProperties")
+_UPDATE_PROPERTIES = ("DeploymentConfig", "ExcludeRetainedVariantProperties", "RetainAllVariantProperties")
 """Arguments of UpdateEndpoint in the API; properties of the endpoint in a template."""
 
 _MAX_INLINE_TEMPLATE = 51_200
@@ -57,6 +58,15 @@ def cloudformation_template(resources: Sequence[Resource]) -> dict[str, Any]:
             }
         },
     }
+
+
+def template_notes(resources: Sequence[Resource]) -> list[str]:
+    """Return a sentence for each field that the template leaves out, as CloudFormation lacks it."""
+    return [
+        f"{place} of {resource.key}: CloudFormation has no place for it."
+        for resource in resources
+        for place in without_lacking(resource, resource.request)[1]
+    ]
 
 
 def terraform_configuration(resources: Sequence[Resource], region: str) -> dict[str, Any]:
@@ -110,14 +120,14 @@ def _logical_names(resources: Sequence[Resource]) -> Mapping[str, str]:
 
 def _template_resource(resource: Resource, names: Mapping[str, str]) -> dict[str, Any]:
     updates = {name: resource.update[name] for name in _UPDATE_PROPERTIES if name in resource.update}
-    content = {**resource.request, **updates}
+    content, _ = without_lacking(resource, {**resource.request, **updates})
     if isinstance(tags := content.get("Tags"), Mapping):
         content["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
     properties, references = _with_references(content, resource, names)
     # CloudFormation derives no order from a name that is only part of a text.
     if depends_on := [names[key] for key in resource.needs if key not in references]:
-        return {"Type": _TYPES[resource.kind], "Properties": properties, "DependsOn": depends_on}
-    return {"Type": _TYPES[resource.kind], "Properties": properties}
+        return {"Type": TYPES[resource.kind], "Properties": properties, "DependsOn": depends_on}
+    return {"Type": TYPES[resource.kind], "Properties": properties}
 
 
 def _with_references(content: Any, resource: Resource, names: Mapping[str, str]) -> tuple[Any, set[str]]:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from deploy.errors import Refused, SpecError
+from deploy.export.passthrough import pod_notes
 from deploy.resolve.decision import Decision
 from deploy.resources.environment import environment
 from deploy.spec import Spec
@@ -119,6 +120,7 @@ def servers(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = Fa
     """
     if lost := [f"{path}: {_REFUSED[path]}" for path in setting_paths(spec) if path in _REFUSED]:
         raise Refused("this format has no place for " + "; ".join(lost), "Leave it out, or deploy to SageMaker.")
+    pod_notes(spec)
     variables = environment(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
     if not (port := variables.get(_PORT, "8080")).isdecimal() or not 0 < int(port) < 1 << 16:
         raise SpecError(f"environment.{_PORT}={port}: must be a port, 1 to 65535")
@@ -174,7 +176,7 @@ def notes(spec: Spec) -> list[str]:
         sentences.append("update.policy: no place here for blue_green; pods are replaced in batches.")
     if spec.components and "instance.count" in setting_paths(spec):
         sentences.append("instance.count: no place here; the cluster's autoscaler adds nodes for the components' pods.")
-    return sentences
+    return [*sentences, *pod_notes(spec)]
 
 
 def setting_paths(section: Section, before: str = "") -> Iterator[str]:

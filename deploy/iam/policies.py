@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from deploy.iam import passthrough
 from deploy.iam.arns import Arns
+from deploy.iam.statements import allow as _allow
 from deploy.resolve.decision import Decision
 from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.s3.uri import bucket_and_key
@@ -65,6 +67,7 @@ def _execution(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str,
         yield _allow("Image", list(_PULL), [repository])
     yield from _reading(spec, arns, decision)
     yield from _answers(spec, arns)
+    yield from passthrough.execution_role(spec, arns)
     if spec.network.subnets:
         yield _allow("Network", list(_NETWORK), ["*"])
     yield from _volume_key(spec, arns)
@@ -291,10 +294,3 @@ def policies(spec: Spec, decision: Decision) -> dict[str, Policy]:
 
 def _policy(statements: Sequence[dict[str, Any]] | Iterator[dict[str, Any]]) -> Policy:
     return {"Version": "2012-10-17", "Statement": list(statements)}
-
-
-def _allow(
-    sid: str, actions: Sequence[str], resources: Sequence[str], condition: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    statement = {"Sid": sid, "Effect": "Allow", "Action": list(actions), "Resource": list(resources)}
-    return {**statement, "Condition": condition} if condition else statement

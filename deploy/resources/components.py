@@ -9,9 +9,11 @@ from deploy.errors import SpecError
 from deploy.resolve.decision import Decision
 from deploy.resources.endpoint_config import times
 from deploy.resources.names import VARIANT
+from deploy.resources.passthrough import component_request
 from deploy.resources.resource import Kind, Resource
 from deploy.resources.updating import component_deployment
 from deploy.spec import Spec
+from deploy.spec.disagreements import component_fields
 from deploy.spec.sections import Adapter, Component
 
 
@@ -29,12 +31,18 @@ def component(
     Raises:
         SpecError: it needs more GPUs than an instance has.
     """
-    specification = {
-        "ModelName": model.name,
-        "StartupParameters": times(decision),
-        "ComputeResourceRequirements": _resources(item, decision),
-        "DataCacheConfig": {"EnableCaching": item.cache},
-    }
+    specification = component_request(
+        {
+            "Specification": {
+                "ModelName": model.name,
+                "StartupParameters": times(decision),
+                "ComputeResourceRequirements": _resources(item, decision),
+                "DataCacheConfig": {"EnableCaching": item.cache},
+            }
+        },
+        component_fields(spec, item),
+        [pool.instance_type for pool in decision.pools],
+    )
     copies = {"RuntimeConfig": {"CopyCount": item.copies}}
     deployment = component_deployment(spec, item, decision, alarms)
     return Resource(
@@ -44,14 +52,14 @@ def component(
             "InferenceComponentName": item.name,
             "EndpointName": spec.name,
             "VariantName": VARIANT,
-            "Specification": specification,
+            **specification,
             **copies,
             "Tags": tags,
         },
         needs=(endpoint.key, model.key, *(alarm.key for alarm in alarms)),
         update={
             "InferenceComponentName": item.name,
-            "Specification": specification,
+            **specification,
             **(copies if spec.scaling is None else {}),  # otherwise keep the number that scaling has reached
             **({"DeploymentConfig": deployment} if deployment else {}),
         },

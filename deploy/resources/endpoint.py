@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deploy.resolve.decision import Decision
+from deploy.resources.passthrough import merged
 from deploy.resources.resource import Kind, Resource
 from deploy.resources.updating import endpoint_deployment
 from deploy.spec import Spec
@@ -24,11 +25,14 @@ def endpoint(
         spec.name,
         {"EndpointName": spec.name, "EndpointConfigName": config.name, "Tags": tags},
         needs=(config.key, *(alarm.key for alarm in alarms)),
-        update={
-            "EndpointName": spec.name,
-            "EndpointConfigName": config.name,
-            # Keep the number of instances that scaling has reached; otherwise the specification decides.
-            "RetainAllVariantProperties": scaled,
-            "DeploymentConfig": endpoint_deployment(spec, decision, alarms),
-        },
+        update=merged(
+            {
+                "EndpointName": spec.name,
+                "EndpointConfigName": config.name,
+                # Keep the number of instances that scaling has reached; otherwise the specification decides.
+                "RetainAllVariantProperties": scaled,
+                "DeploymentConfig": endpoint_deployment(spec, decision, alarms),
+            },
+            spec.sagemaker.endpoint,
+        ),
     )

@@ -9,6 +9,7 @@ from deploy.errors import SpecError
 from deploy.resolve.decision import Decision
 from deploy.resources.model import isolation
 from deploy.resources.names import VARIANT, version_name
+from deploy.resources.passthrough import merged
 from deploy.resources.resource import Kind, Resource
 from deploy.spec import Spec
 from deploy.spec.sections import Async, PrefixAware
@@ -27,6 +28,7 @@ def endpoint_config(spec: Spec, decision: Decision, models: Sequence[Resource], 
         content["KmsKeyId"] = spec.encryption.volume_key
     if spec.asynchronous is not None:
         content["AsyncInferenceConfig"] = _asynchronous(spec.asynchronous, spec.encryption.output_key)
+    content = merged(content, spec.sagemaker.endpoint_config)
     name = version_name(spec.name, content)
     needs = () if spec.components else tuple(dict.fromkeys(model.key for model in models))
     return Resource(Kind.ENDPOINT_CONFIG, name, {"EndpointConfigName": name, **content, "Tags": tags}, needs)
@@ -54,7 +56,7 @@ def _variant(spec: Spec, decision: Decision, models: Sequence[Resource]) -> dict
         variant["InferenceAmiVersion"] = decision.ami
     if spec.instance.volume_gb is not None:
         variant["VolumeSizeInGB"] = spec.instance.volume_gb
-    return variant
+    return merged(variant, spec.sagemaker.variant)
 
 
 def _types(decision: Decision, models: Sequence[Resource]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from deploy.resolve.decision import Decision
 from deploy.resources.environment import environment
 from deploy.resources.names import version_name
+from deploy.resources.passthrough import merged
 from deploy.resources.resource import Kind, Resource
 from deploy.spec import Spec
 
@@ -27,6 +28,7 @@ def model(spec: Spec, decision: Decision, tags: list[dict[str, str]], *, allow_p
     content: dict[str, Any] = {"PrimaryContainer": container, "ExecutionRoleArn": spec.role}
     if not spec.components:  # with components the configuration holds them
         content |= isolation(spec)
+    content = merged(content, spec.sagemaker.model)
     name = version_name(spec.name, content)
     return Resource(Kind.MODEL, name, {"ModelName": name, **content, "Tags": tags})
 

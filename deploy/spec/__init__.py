@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from deploy.spec.disagreements import disagreements
+from deploy.spec.passthrough import SageMaker
 from deploy.spec.sections import (
     Alarms,
     Async,
@@ -82,6 +84,9 @@ class Spec(Section):
     asynchronous: Async | None = Field(
         None, alias="async", description="Asynchronous inference: requests wait in a queue, answers go to S3."
     )
+    sagemaker: SageMaker = Field(
+        SageMaker(), description="Fields of SageMaker's API that go into the requests as they are."
+    )
     tags: dict[TagKey, TagValue] = Field(
         default_factory=dict, max_length=50 - _OURS, description="Tags of all resources."
     )
@@ -133,6 +138,7 @@ class Spec(Section):
         names += [adapter.name for component in self.components for adapter in component.adapters]
         if twice := {name for name in names if names.count(name) > 1}:
             yield f"components: {', '.join(sorted(twice))} stands there twice"
+        yield from disagreements(self)
 
     def _pool_contradictions(self) -> Iterator[str]:
         pools = self.instance.pools

@@ -21,10 +21,15 @@ _SECRET = ("token", "secret", "key", "password")
 def messages(error: ValidationError) -> list[str]:
     """Return one line for each error, e.g. `instance.count: must be at least 1 (given: 0)`."""
     return [
-        f"{place}: {line}" if (place := _place(item["loc"])) else line
+        _placed(_place(item["loc"]), line)
         for item in error.errors(include_url=False)
         for line in _describe(item).splitlines()
     ]
+
+
+def _placed(place: str, line: str) -> str:
+    """Put the place before a line; one that begins with a dot names what is below it."""
+    return f"{place}{line}" if line.startswith(".") or not place else f"{place}: {line}"
 
 
 def _place(loc: Sequence[int | str]) -> str:

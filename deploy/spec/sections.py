@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from deploy.spec.passthrough import ComponentFields
 from deploy.spec.values import (
     ArtifactUri,
     Count,
@@ -204,6 +205,9 @@ class Component(Section):
     cpus: Annotated[float, Field(ge=0.25)] | None = Field(None, description="CPU cores of one copy.")
     cache: bool = Field(True, description="Keep image and weights on the instance, to add copies faster.")
     adapters: tuple[Adapter, ...] = Field((), description="LoRA adapters of this model.")
+    sagemaker: ComponentFields = Field(
+        default_factory=dict, description="As sagemaker.component, for this component only."
+    )
 
 
 class Scaling(Section):

@@ -13,7 +13,7 @@ import yaml
 from deploy.aws import Aws
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.errors import SpecError
-from deploy.export.cloudformation import cloudformation_template, terraform_configuration
+from deploy.export.cloudformation import cloudformation_template, template_notes, terraform_configuration
 from deploy.export.hyperpod import hyperpod_manifests
 from deploy.export.kserve import kserve_manifests
 from deploy.export.kubernetes import kubernetes_manifests
@@ -74,7 +74,7 @@ def _aws(spec: Spec, decision: Decision, arguments: argparse.Namespace) -> tuple
         text = json.dumps(cloudformation_template(built), indent=2)
     else:
         text = yaml.safe_dump(cloudformation_template(built), sort_keys=False, width=120).rstrip("\n")
-    return text, list(warnings(spec, decision))
+    return text, [*warnings(spec, decision), *template_notes(built)]
 
 
 def _kubernetes(spec: Spec, decision: Decision, arguments: argparse.Namespace) -> tuple[str, list[str]]:

@@ -49,7 +49,11 @@ class Calls:
         return {"ModelArn": self._cloud.create("model", p["ModelName"], p, region).arn}
 
     def create_endpoint_config(self, p: dict[str, Any], region: str) -> dict[str, Any]:
-        for variant in p["ProductionVariants"]:
+        if len(p.get("ShadowProductionVariants", ())) > 1 or (
+            len(p["ProductionVariants"]) > 1 and "ShadowProductionVariants" in p
+        ):
+            raise Invalid("One variant for ProductionVariants and one for ShadowProductionVariants.")
+        for variant in (*p["ProductionVariants"], *p.get("ShadowProductionVariants", ())):
             self._check_types(variant)
             self._check_routing(variant.get("RoutingConfig", {}))
             if "ModelName" in variant:
@@ -163,13 +167,13 @@ class Calls:
         endpoint = self._cloud.get("endpoint", p["EndpointName"])
         if endpoint.status != "InService":
             raise Invalid(f'Endpoint "{endpoint.arn}" is not InService.')
-        specification = p["Specification"]
-        if "ModelName" in specification:
-            self._cloud.get("model", specification["ModelName"])
-        if "BaseInferenceComponentName" in specification:
-            base = self._cloud.get("inference-component", specification["BaseInferenceComponentName"])
-            if base.status != "InService":
-                raise Invalid(f'Base inference component "{base.arn}" is not InService.')
+        for specification in _specifications(p):
+            if "ModelName" in specification:
+                self._cloud.get("model", specification["ModelName"])
+            if "BaseInferenceComponentName" in specification:
+                base = self._cloud.get("inference-component", specification["BaseInferenceComponentName"])
+                if base.status != "InService":
+                    raise Invalid(f'Base inference component "{base.arn}" is not InService.')
         p["RuntimeConfig"] = _copies(p.get("RuntimeConfig", {"CopyCount": 1}))
         made = self._cloud.create("inference-component", p["InferenceComponentName"], p, region)
         self._cloud.begin(made, "Creating")
@@ -181,7 +185,10 @@ class Calls:
 
         def done() -> None:
             kept = component.request
-            component.request = {**kept, "Specification": p.get("Specification", kept["Specification"])}
+            given: dict[str, Any] = {name: p[name] for name in ("Specification", "Specifications") if name in p}
+            if given:  # one for all types, or one for each, replaces what there was
+                kept = {name: kept[name] for name in kept if not name.startswith("Specification")}
+            component.request = {**kept, **given}
             if "RuntimeConfig" in p:
                 component.request["RuntimeConfig"] = _copies(p["RuntimeConfig"])
 
@@ -200,7 +207,7 @@ class Calls:
     def delete_inference_component(self, p: dict[str, Any], region: str) -> None:
         component = self._idle_component(p["InferenceComponentName"])
         for other in self._cloud.components_of(component.request["EndpointName"]):
-            if other.request["Specification"].get("BaseInferenceComponentName") == component.name:
+            if component.name in [one.get("BaseInferenceComponentName") for one in _specifications(other.request)]:
                 raise Invalid(f'Cannot delete inference component "{component.arn}": adapter "{other.arn}" uses it.')
         self._cloud.begin_deletion(component, lambda: None)
 
@@ -229,11 +236,12 @@ class Calls:
             said["ProductionVariants"] = self._variants(thing)
         if kind == "inference-component":
             said["EndpointArn"] = self._cloud.get("endpoint", thing.request["EndpointName"]).arn
-            if container := said["Specification"].get("Container"):
-                said["Specification"]["Container"] = {
-                    **{name: value for name, value in container.items() if name != "Image"},
-                    **({"DeployedImage": {"SpecifiedImage": container["Image"]}} if "Image" in container else {}),
-                }
+            for specification in _specifications(said):
+                if container := specification.get("Container"):
+                    specification["Container"] = {
+                        **{name: value for name, value in container.items() if name != "Image"},
+                        **({"DeployedImage": {"SpecifiedImage": container["Image"]}} if "Image" in container else {}),
+                    }
         return said
 
     def list_kind(self, kind: str, p: dict[str, Any]) -> dict[str, Any]:
@@ -288,6 +296,14 @@ class Calls:
     def delete_tags(self, p: dict[str, Any], region: str) -> None:
         for key in p["TagKeys"]:
             self._cloud.by_arn(p["ResourceArn"]).tags.pop(key, None)
+
+
+def _specifications(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """One for all instance types, or one for each."""
+    one, several = request.get("Specification"), request.get("Specifications", [])
+    if (one is None) == (not several):
+        raise Invalid("Exactly one of Specification and Specifications must be given.")
+    return several or [one]
 
 
 def _in_pools(variant: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+"""Contradictions between fields of `sagemaker:` and the rest of a specification."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deploy.spec import Spec
+    from deploy.spec.sections import Component
+
+_CONFIG, _VARIANT = "sagemaker.endpoint_config", "sagemaker.variant"
+
+
+def disagreements(spec: Spec) -> Iterator[str]:
+    """Yield a line for each contradiction, which begins with the field's place."""
+    config, variant = spec.sagemaker.endpoint_config, spec.sagemaker.variant
+    if spec.sagemaker.component and not spec.components:
+        yield "sagemaker.component: the specification has no components"
+    if "AsyncInferenceConfig" in config and spec.asynchronous is None:
+        yield f"{_CONFIG}.AsyncInferenceConfig: needs async"
+    if "CrossRegionTrafficConfig" in config and spec.asynchronous is not None:
+        yield f"{_CONFIG}.CrossRegionTrafficConfig: does not go with async"
+    if "ManagedInstanceScaling" in variant and spec.instance.managed is None:
+        yield f"{_VARIANT}.ManagedInstanceScaling: needs instance.managed"
+    yield from _shadows(spec)
+    yield from _partitions(spec)
+    container = spec.sagemaker.model.get("PrimaryContainer", {})
+    if "ModelDataSource" in container and spec.model.id is not None:
+        yield "sagemaker.model.PrimaryContainer.ModelDataSource: needs model data in S3 (model.s3 or model.path)"
+    rolling = spec.sagemaker.endpoint.get("DeploymentConfig", {}).get("RollingUpdatePolicy")
+    managed = spec.instance.managed
+    single = max(spec.instance.count, managed.min if managed is not None else 0) == 1
+    if rolling is not None and (spec.update.policy != "rolling" or single):
+        yield (
+            "sagemaker.endpoint.DeploymentConfig.RollingUpdatePolicy: needs update.policy: rolling, and an "
+            "instance.count above 1"
+        )
+    for item in spec.components:
+        yield from _specifications(spec, item)
+
+
+def component_fields(spec: Spec, item: Component) -> list[Mapping[str, Any]]:
+    """Return the fields that are merged into a component's request, in this order."""
+    return [spec.sagemaker.component, item.sagemaker]
+
+
+def _shadows(spec: Spec) -> Iterator[str]:
+    place = f"{_CONFIG}.ShadowProductionVariants"
+    shadows = spec.sagemaker.endpoint_config.get("ShadowProductionVariants", ())
+    if len(shadows) > 1:
+        yield f"{place}: SageMaker takes one beside a production variant, not {len(shadows)}"
+    if shadows and spec.asynchronous is not None:
+        yield f"{place}: does not go with async"
+    if shadows and spec.components:
+        yield f"{place}: does not go with components"
+
+
+def _partitions(spec: Spec) -> Iterator[str]:
+    """SageMaker places one component on each partition, and only where both sides name it."""
+    place = f"{_VARIANT}.AcceleratorPartitionLayouts"
+    layouts = spec.sagemaker.variant.get("AcceleratorPartitionLayouts", ())
+    there = [kind for layout in layouts for kind in layout.get("AcceleratorPartitionTypes", ())]
+    if len(layouts) > 1:
+        yield f"{place}: SageMaker takes one layout for all accelerators, not {len(layouts)}"
+    if layouts and not spec.components:
+        yield f"{place}: needs components, one for each partition"
+    for item in spec.components:
+        kinds = [kind for fields in component_fields(spec, item) for kind in _partition_types(fields)]
+        field = f"components {item.name}: AcceleratorPartitionType"
+        if not layouts and kinds:
+            yield f"{field}: needs sagemaker.variant.AcceleratorPartitionLayouts"
+        elif layouts and not kinds:
+            yield f"{field}: must be given, as the instances are partitioned ({', '.join(there)})"
+        elif layouts and (other := [kind for kind in kinds if kind not in there]):
+            yield f"{field}: {other[0]} is not in {place} ({', '.join(there)})"
+        if kinds and item.accelerators != 1:
+            yield f"{field}: a partition is of one accelerator, and accelerators is {item.accelerators}"
+
+
+def _partition_types(fields: Mapping[str, Any]) -> Iterator[str]:
+    for one in (fields.get("Specification", {}), *fields.get("Specifications", ())):
+        if (kind := one.get("ComputeResourceRequirements", {}).get("AcceleratorPartitionType")) is not None:
+            yield kind
+
+
+def _specifications(spec: Spec, item: Component) -> Iterator[str]:
+    """The specifications of a component by instance type, each type once, and only types of the deployment."""
+    place = f"components {item.name}: Specifications"
+    pools = [pool.type for pool in spec.instance.pools]
+    types = [
+        one.get("InstanceType") for fields in component_fields(spec, item) for one in fields.get("Specifications", ())
+    ]
+    if types and not pools:
+        yield f"{place}: needs instance.pools, which name the types"
+        return
+    if twice := {str(kind) for kind in types if types.count(kind) > 1}:
+        yield f"{place}: {', '.join(sorted(twice))} stands there twice"
+    for kind in types:
+        if kind is None:
+            yield f"{place}: InstanceType must be given"
+        elif kind not in pools:
+            yield f"{place}: {kind} is not in instance.pools ({', '.join(pools)})"

@@ -1,0 +1,313 @@
+"""Fields of SageMaker's API that go into the requests as they are written: `sagemaker:`.
+
+They are checked against botocore's service model: names, types, words, patterns, bounds. A field that another setting
+of the specification decides is refused with that setting's name (`OWNED`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any
+
+from botocore.loaders import Loader
+from botocore.model import ServiceModel
+from pydantic import AfterValidator, Field
+
+from deploy.spec.values import Section
+
+Fields = Mapping[str, Any]
+
+_SHAPES: dict[str, tuple[str, str]] = {
+    "endpoint_config": ("CreateEndpointConfig", ""),
+    "variant": ("CreateEndpointConfig", "ProductionVariants"),
+    "component": ("CreateInferenceComponent", ""),
+    "model": ("CreateModel", ""),
+    "endpoint": ("UpdateEndpoint", ""),
+}
+"""The request of each part of `sagemaker`, and the list in it that has the fields."""
+
+_TIMES = {
+    "ModelDataDownloadTimeoutInSeconds": "timeouts.download",
+    "ContainerStartupHealthCheckTimeoutInSeconds": "timeouts.startup",
+}
+_NETWORK = {
+    "VpcConfig": "network.subnets and network.security_groups",
+    "EnableNetworkIsolation": "network.isolated",
+    "ExecutionRoleArn": "role",
+    "Tags": "tags",
+}
+_CONTAINER = "image, options and environment; SageMaker's own fields of the container go into sagemaker.model"
+_VARIANT_NAME = "lmi deploy: a variant keeps its name, or its updates could not roll"
+_VERSION_NAME = "lmi deploy: its name ends in a digest of its content"
+
+OWNED: Mapping[str, Mapping[str, str]] = {
+    "endpoint_config": {
+        "EndpointConfigName": _VERSION_NAME,
+        "ProductionVariants": "instance, timeouts and routing; other fields of the variant go into sagemaker.variant",
+        "KmsKeyId": "encryption.volume_key",
+        "AsyncInferenceConfig.ClientConfig": "async.concurrency",
+        "AsyncInferenceConfig.OutputConfig.S3OutputPath": "async.output",
+        "AsyncInferenceConfig.OutputConfig.S3FailurePath": "async.failures",
+        "AsyncInferenceConfig.OutputConfig.KmsKeyId": "encryption.output_key",
+        "AsyncInferenceConfig.OutputConfig.NotificationConfig.SuccessTopic": "async.notify_success",
+        "AsyncInferenceConfig.OutputConfig.NotificationConfig.ErrorTopic": "async.notify_error",
+        **_NETWORK,
+    },
+    "variant": {
+        "VariantName": _VARIANT_NAME,
+        "ModelName": "model",
+        "InitialInstanceCount": "instance.count",
+        "InstanceType": "instance.type",
+        "InstancePools": "instance.pools",
+        "InitialVariantWeight": "lmi deploy: the endpoint has one variant",
+        "ServerlessConfig": "instance: there is no GPU without instances",
+        "VolumeSizeInGB": "instance.volume_gb",
+        "InferenceAmiVersion": "instance.ami",
+        "VariantInstanceProvisionTimeoutInSeconds": "timeouts.provision",
+        "ManagedInstanceScaling.Status": "instance.managed",
+        "ManagedInstanceScaling.MinInstanceCount": "instance.managed.min",
+        "ManagedInstanceScaling.MaxInstanceCount": "instance.managed.max",
+        "RoutingConfig": "routing",
+        **_TIMES,
+    },
+    "component": {
+        "InferenceComponentName": "components[].name",
+        "EndpointName": "name",
+        "VariantName": _VARIANT_NAME,
+        "RuntimeConfig": "components[].copies",
+        "DeploymentConfig": "update",
+        "Tags": "tags",
+        "Specification.InstanceType": "instance.type",
+        "Specification.ModelName": "model",
+        "Specification.Container": _CONTAINER,
+        "Specification.BaseInferenceComponentName": "components[].adapters",
+        "Specification.DataCacheConfig": "components[].cache",
+        "Specification.ComputeResourceRequirements.NumberOfCpuCoresRequired": "components[].cpus",
+        "Specification.ComputeResourceRequirements.NumberOfAcceleratorDevicesRequired": "components[].accelerators",
+        "Specification.ComputeResourceRequirements.MinMemoryRequiredInMb": "components[].memory_mb",
+        **{f"Specification.StartupParameters.{name}": owner for name, owner in _TIMES.items()},
+        "Specifications.ModelName": "model",
+        "Specifications.Container": _CONTAINER,
+        "Specifications.BaseInferenceComponentName": "components[].adapters",
+        "Specifications.DataCacheConfig": "components[].cache",
+    },
+    "model": {
+        "ModelName": _VERSION_NAME,
+        "Containers": "image: the model has one container",
+        "InferenceExecutionConfig": "image: the model has one container",
+        "PrimaryContainer.Image": "image",
+        "PrimaryContainer.ModelPackageName": "image",
+        "PrimaryContainer.InferenceSpecificationName": "image",
+        "PrimaryContainer.Environment": "options and environment",
+        "PrimaryContainer.Mode": "model: the container has one model",
+        "PrimaryContainer.MultiModelConfig": "model: the container has one model",
+        "PrimaryContainer.ModelDataUrl": "model.s3",
+        "PrimaryContainer.ModelDataSource.S3DataSource.S3Uri": "model.s3",
+        "PrimaryContainer.ModelDataSource.S3DataSource.S3DataType": "model.s3",
+        "PrimaryContainer.ModelDataSource.S3DataSource.CompressionType": "model.s3",
+        **_NETWORK,
+    },
+    "endpoint": {
+        "EndpointName": "name",
+        "EndpointConfigName": _VERSION_NAME,
+        "Tags": "tags",
+        "RetainAllVariantProperties": "scaling and instance.managed",
+        "RetainDeploymentConfig": "update",
+        "DeploymentConfig.BlueGreenUpdatePolicy": "update",
+        "DeploymentConfig.RollingUpdatePolicy.MaximumBatchSize": "update.batch_percent",
+        "DeploymentConfig.RollingUpdatePolicy.WaitIntervalInSeconds": "update.wait",
+        "DeploymentConfig.RollingUpdatePolicy.MaximumExecutionTimeoutInSeconds": "timeouts",
+        "DeploymentConfig.AutoRollbackConfiguration": "alarms",
+    },
+}
+"""Fields that a setting of the specification decides, by their dotted place (lists without positions)."""
+
+_FILLED = ("Specifications.ComputeResourceRequirements.MinMemoryRequiredInMb",)
+"""Required fields that the specification gives where they are left out."""
+
+_IN_PROSE = {"MetricPublishFrequencyInSeconds": (10, 30, 60, 120, 180, 240, 300)}
+"""Values that only the descriptions of the API list."""
+
+_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "structure": ((dict,), "a mapping of names to values"),
+    "map": ((dict,), "a mapping of names to values"),
+    "list": ((list, tuple), "a list"),
+    "string": ((str,), "a text (put it in quotes)"),
+    "integer": ((int,), "a whole number"),
+    "long": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "double": ((int, float), "a number"),
+    "boolean": ((bool,), "true or false"),
+}
+
+
+def problems(part: str, content: Fields) -> Iterator[str]:
+    """Yield what is wrong with the fields of one part of `sagemaker`: a line each, which begins with the place."""
+    return _structure(part, shape_of(part), content, "", "")
+
+
+def _checked(part: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def check(content: dict[str, Any]) -> dict[str, Any]:
+        if lines := [*problems(part, content)]:
+            raise ValueError("\n".join(lines))
+        return content
+
+    return check
+
+
+ComponentFields = Annotated[dict[str, Any], AfterValidator(_checked("component"))]
+
+
+class SageMaker(Section):
+    """Fields of SageMaker's API without a setting of their own; they are merged into the requests last."""
+
+    endpoint_config: Annotated[dict[str, Any], AfterValidator(_checked("endpoint_config"))] = Field(
+        default_factory=dict, description="Fields of CreateEndpointConfig, as DataCaptureConfig or MetricsConfig."
+    )
+    variant: Annotated[dict[str, Any], AfterValidator(_checked("variant"))] = Field(
+        default_factory=dict, description="Fields of its production variant, as EnableSSMAccess or CoreDumpConfig."
+    )
+    component: ComponentFields = Field(
+        default_factory=dict, description="Fields of CreateInferenceComponent, for every component."
+    )
+    model: Annotated[dict[str, Any], AfterValidator(_checked("model"))] = Field(
+        default_factory=dict, description="Fields of CreateModel, as AdditionalModelDataSources."
+    )
+    endpoint: Annotated[dict[str, Any], AfterValidator(_checked("endpoint"))] = Field(
+        default_factory=dict, description="Fields of UpdateEndpoint."
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _service() -> ServiceModel:
+    return ServiceModel(Loader().load_service_model("sagemaker", "service-2"), service_name="sagemaker")
+
+
+@functools.cache
+def shape_of(part: str) -> Any:
+    """Return botocore's shape of the fields."""
+    operation, member = _SHAPES[part]
+    shape = _service().operation_model(operation).input_shape
+    return shape.members[member].member if member else shape
+
+
+def _value(part: str, shape: Any, value: Any, place: str, path: str) -> Iterator[str]:
+    types, words = _TYPES.get(shape.type_name, ((str,), "a text (put it in quotes)"))
+    if type(value) not in types:  # `isinstance` takes booleans for numbers
+        yield f"{place}: must be {words}{_given(value)}"
+    elif shape.type_name == "structure":
+        yield from _structure(part, shape, value, place, path)
+    elif shape.type_name == "list":
+        yield from _bounds(shape, len(value), place, "entries")
+        for number, item in enumerate(value):
+            yield from _value(part, shape.member, item, f"{place}[{number}]", path)
+    elif shape.type_name == "map":
+        yield from _bounds(shape, len(value), place, "entries")
+        for name, item in value.items():
+            yield from _value(part, shape.key, name, place, path)
+            yield from _value(part, shape.value, item, f"{place}.{name}", path)
+    else:
+        yield from _scalar(shape, value, place)
+
+
+def _structure(part: str, shape: Any, content: Fields, place: str, path: str) -> Iterator[str]:
+    owned = OWNED[part]
+    for name, value in content.items():
+        here, below = f"{place}.{name}", f"{path}.{name}".removeprefix(".")
+        if below in owned:
+            yield f"{here}: belongs to {owned[below]}"
+        elif name not in shape.members:
+            yield f"{here}: there is no such field{_suggestion(part, shape, str(name), place)}"
+        else:
+            yield from _value(part, shape.members[name], value, here, below)
+    for name in shape.required_members:
+        below = f"{path}.{name}".removeprefix(".")
+        ours = any(one == below or one.startswith(f"{below}.") for one in (*owned, *_FILLED))
+        if name not in content and not ours:
+            yield f"{place}.{name}: must be given"
+
+
+def _scalar(shape: Any, value: Any, place: str) -> Iterator[str]:
+    if isinstance(value, bool):
+        return
+    told, size = shape.metadata, len(value) if isinstance(value, str) else value
+    wrong = [*_bounds(shape, size, place, "characters" if isinstance(value, str) else "")]
+    name = re.sub(r"\[\d+\]", "", place).rpartition(".")[2]
+    if not isinstance(value, str):
+        if not wrong and value not in _IN_PROSE.get(name, (value,)):
+            wrong.append(f"{place}: must be {_either(_IN_PROSE[name])}{_given(value)}")
+    elif shape.enum:
+        if value not in shape.enum:
+            wrong = [f"{place}: {_no_such_word(value, shape.enum)}{_given(value)}"]
+    elif not wrong and (pattern := told.get("pattern")) and not re.fullmatch(pattern, value, re.DOTALL):
+        wrong.append(f"{place}: must match {pattern}{_given(value)}")
+    elif not wrong and pattern and "|s3)://" in pattern and not value.startswith("s3://"):
+        wrong.append(f"{place}: must begin with s3://{_given(value)}")  # https:// has no bucket to give rights to
+    yield from wrong
+
+
+def _bounds(shape: Any, size: float, place: str, what: str) -> Iterator[str]:
+    least, most = shape.metadata.get("min"), shape.metadata.get("max")
+    unit = f" {what}" if what else ""
+    verb = "have" if what else "be"
+    if least is not None and size < least:
+        yield f"{place}: must {verb} at least {least:g}{unit} (given: {size:g})"
+    elif most is not None and size > most:
+        yield f"{place}: must {verb} at most {most:g}{unit} (given: {size:g})"
+
+
+_SHOWN = 12  # words of an enumeration that a message lists
+
+
+def _no_such_word(value: str, words: list[str]) -> str:
+    if len(words) <= _SHOWN:
+        return f"must be {_either(words)}"
+    near = difflib.get_close_matches(value, words, n=1, cutoff=0.0)
+    return f"is none of the {len(words)} words that SageMaker takes; did you mean {near[0]}?"
+
+
+def _either(values: Any) -> str:
+    *most, last = map(str, values)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _given(value: Any) -> str:
+    if value is None:
+        return "; leave it out, or give a value"
+    return f" (given: {json.dumps(value, ensure_ascii=False)})" if isinstance(value, str | int | float) else ""
+
+
+def _suggestion(part: str, shape: Any, name: str, place: str) -> str:
+    """Return e.g. `; did you mean sagemaker.variant.EnableSSMAccess?`: a near name here, or the same one elsewhere."""
+    lowered = {member.lower(): member for member in shape.members}
+    if name.lower() in lowered:
+        return f"; did you mean {lowered[name.lower()]}?"
+    for other in (part, *_SHAPES):
+        if (found := _places(other).get(name)) is not None:
+            return f"; did you mean sagemaker.{other}.{found}?"
+    near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
+    return f"; did you mean {lowered[near[0]]}?" if near else ""
+
+
+@functools.cache
+def _places(part: str) -> Mapping[str, str]:
+    """Map each field's name to its dotted place in a part, the shortest, without those of other settings."""
+    found: dict[str, str] = {}
+    level = [("", shape_of(part))]
+    while level:
+        below: list[tuple[str, Any]] = []
+        for path, shape in level:
+            for name, member in shape.members.items():
+                place = f"{path}.{name}".removeprefix(".")
+                if place in OWNED[part] or path.count(".") > 5:
+                    continue
+                found.setdefault(name, place)
+                inner = member.member if member.type_name == "list" else member
+                if inner.type_name == "structure":
+                    below.append((place, inner))
+        level = below
+    return found
