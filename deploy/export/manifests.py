@@ -37,10 +37,14 @@ _REFUSED = {
     "encryption.volume_key": "volumes of a cluster have their StorageClass's key",
     "encryption.output_key": "asynchronous answers are SageMaker's",
     "encryption.topic_key": "asynchronous answers are SageMaker's",
+    "shadow": "it is a variant of an endpoint; export one specification for each",
+    "reservation": "reservations are the node group's",
     "components.adapters": "put them into adapters/ beside the model, or register them with each pod",
 }
 _NOTED = {
     "alarms": "make alarms of /metrics; an update does not roll back by them",
+    "capture": "requests and answers are not kept; a proxy or the server's own logs may",
+    "encryption.capture_key": "there are no captured files",
     "encryption.model_key": "the account's role uses it, as `lmi deploy iam` allows",
     "encryption.secret_key": "the account's role uses it, as `lmi deploy iam` allows",
     "instance.ami": "the nodes' image must have the driver that the container needs",

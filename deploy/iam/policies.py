@@ -63,8 +63,8 @@ def _execution(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str,
         arns.logs(),
     )
     yield _allow("ImageLogin", ["ecr:GetAuthorizationToken"], ["*"])
-    if (repository := arns.repository(decision.image)) is not None:
-        yield _allow("Image", list(_PULL), [repository])
+    if repositories := _repositories(arns, decision):
+        yield _allow("Image", list(_PULL), repositories)
     yield from _reading(spec, arns, decision)
     yield from _answers(spec, arns)
     yield from passthrough.execution_role(spec, arns)
@@ -75,8 +75,8 @@ def _execution(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str,
         yield _allow("VolumeKeyShown", ["kms:DescribeKey"], *arns.key(key))
     if spec.alarms is not None:
         yield _allow("Rollback", ["cloudwatch:DescribeAlarms"], arns.alarms())
-    if spec.model.token_secret is not None:
-        yield _allow("HubToken", ["secretsmanager:GetSecretValue"], [spec.model.token_secret])
+    if secrets := _secrets(spec):
+        yield _allow("HubToken", ["secretsmanager:GetSecretValue"], secrets)
         yield from _key_via(arns, "secretsmanager", "HubTokenKey", spec.encryption.secret_key, ["kms:Decrypt"])
     if (key := spec.encryption.output_key) is not None:
         yield _allow("AnswersKey", ["kms:Decrypt", "kms:GenerateDataKey"], *arns.key(key))
@@ -91,9 +91,23 @@ def _reading(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, A
 
 
 def _places(spec: Spec, decision: Decision) -> list[str]:
-    """Return the S3 URIs of model data and adapters."""
-    places = [decision.model_data] if decision.model_data is not None else []
-    return places + [adapter.artifact for component in spec.components for adapter in component.adapters]
+    """Return the S3 URIs of model data, the shadow's too, and adapters."""
+    places = [one.model_data for one in decision.both if one.model_data is not None]
+    return [*dict.fromkeys(places)] + [
+        adapter.artifact for component in spec.components for adapter in component.adapters
+    ]
+
+
+def _repositories(arns: Arns, decision: Decision) -> list[str]:
+    """Return the ECR repositories of what serves and its shadow."""
+    found = [arns.repository(one.image) for one in decision.both]
+    return [*dict.fromkeys(arn for arn in found if arn is not None)]
+
+
+def _secrets(spec: Spec) -> list[str]:
+    """Return the secrets that hold tokens of the hub."""
+    models = [spec.model, *([spec.shadow.model] if spec.shadow and spec.shadow.model else [])]
+    return [*dict.fromkeys(one.token_secret for one in models if one.token_secret is not None)]
 
 
 def _key_via(arns: Arns, service: str, sid: str, key: str | None, actions: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -134,13 +148,14 @@ def _listing(arns: Arns, sid: str, places: Sequence[str]) -> Iterator[dict[str, 
 def deployer(spec: Spec, decision: Decision) -> Policy:
     """Return the policy of the deployer."""
     arns = Arns(spec, decision)
-    own_image = arns.is_own(decision.image)
+    own_image = any(arns.is_own(one.image) for one in decision.both)
     statements = [
         *_making(spec, arns),
         _in_general(spec, own_image),
         *_watching(spec, arns),
         *_bringing(spec, arns, decision, own_image),
         *_checking_keys(spec, arns, decision),
+        *passthrough.deployer(spec, arns),
     ]
     return _policy(statements)
 
@@ -182,8 +197,8 @@ def _making(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
         "Role", ["iam:PassRole"], [spec.role], {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
     )
     yield _allow("RoleChecked", ["iam:GetRole", "iam:SimulatePrincipalPolicy"], [spec.role])
-    if spec.model.token_secret is not None:
-        yield _allow("SecretChecked", ["secretsmanager:DescribeSecret"], [spec.model.token_secret])
+    if secrets := _secrets(spec):
+        yield _allow("SecretChecked", ["secretsmanager:DescribeSecret"], secrets)
     yield from _volume_key(spec, arns)  # CreateEndpoint's caller needs it as the role does
 
 
@@ -215,8 +230,13 @@ def _watching(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
 
 def _bringing(spec: Spec, arns: Arns, decision: Decision, own_image: bool) -> Iterator[dict[str, Any]]:
     """Reading the image, and uploading the model's files."""
-    if (repository := arns.repository(decision.image)) is not None:
-        yield _allow("Image", ["ecr:DescribeImages", *sorted((*_PULL, *(_PUSH if own_image else ())))], [repository])
+    if repositories := _repositories(arns, decision):
+        yield _allow("Image", ["ecr:DescribeImages", *sorted((*_PULL, *(_PUSH if own_image else ())))], repositories)
+    if (shadow := decision.shadow) is not None and shadow.model_data not in (None, decision.model_data):
+        yield _allow("ShadowData", ["s3:GetObject"], [arns.objects(str(shadow.model_data))])
+        yield from _listing(arns, "ShadowDataListed", [str(shadow.model_data)])
+        if decision.model_data is None:
+            yield from _key_via(arns, "s3", "ModelKey", spec.encryption.model_key, ["kms:Decrypt"])
     if decision.model_data is not None:
         write = "AbortMultipartUpload DeleteObject ListMultipartUploadParts PutObject" if spec.model.upload else ""
         verbs = ["GetObject", *write.split()]
@@ -237,13 +257,15 @@ def _checking_keys(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[
     places, topics = _places(spec, decision), spec.topics
     if spec.asynchronous is not None:
         places += _answer_places(spec.asynchronous)
+    if spec.capture is not None:
+        places.append(spec.capture.output)
     if places:
         buckets = dict.fromkeys(bucket_and_key(place)[0] for place in places)
         yield _allow("EncryptionChecked", ["s3:GetEncryptionConfiguration"], [arns.bucket(name) for name in buckets])
     if topics:
         yield _allow("TopicsChecked", ["sns:GetTopicAttributes"], topics)
     volume_key = spec.encryption.volume_key  # which CreateEndpoint's caller describes
-    if places or topics or spec.model.token_secret is not None or volume_key is not None:
+    if places or topics or _secrets(spec) or volume_key is not None:
         elsewhere = [] if volume_key is None else [arn for arn in arns.key(volume_key)[0] if not arns.is_own_key(arn)]
         yield _allow("KeysChecked", ["kms:DescribeKey"], [*arns.keys(), *elsewhere])
 

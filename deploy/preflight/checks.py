@@ -13,6 +13,7 @@ from botocore.exceptions import ClientError
 
 from deploy.aws import Aws, as_deploy_error, error_code, is_missing
 from deploy.errors import DeployError, NotAllowed, Refused
+from deploy.preflight.beside import places, reservation
 from deploy.preflight.check import Check, Context, Fetch, Verdict, error, ok, warning
 from deploy.preflight.image import image
 from deploy.preflight.key import key, topics
@@ -20,6 +21,7 @@ from deploy.preflight.model import model, secret
 from deploy.resolve.decision import Decision
 from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.spec import Spec
+from deploy.spec.shadow import shadow_of
 
 _SECONDS = 5.0  # for one request to the hub
 
@@ -145,12 +147,14 @@ def _quota_of(context: Context, instance: str) -> Check:
     needed = context.spec.instance.count if managed is None else max(managed.max, context.spec.instance.count)
     if context.spec.scaling is not None and not context.spec.components:
         needed = max(needed, context.spec.scaling.max)
+    shadow = context.decision.shadow
+    beside = context.spec.shadow.count if context.spec.shadow and shadow and shadow.instance_type == instance else 0
     name = f"{instance} for endpoint usage"
     pages = context.aws.client("service-quotas").get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
     for page in pages:
         for quota in page["Quotas"]:
             if quota["QuotaName"] == name:
-                return _enough(name, quota["Value"], needed, context.spec.instance.count)
+                return _enough(name, quota["Value"], needed + beside, context.spec.instance.count + beside)
     return warning("quota", f"none named {name!r} was found", "See Service Quotas, Amazon SageMaker.")
 
 
@@ -211,6 +215,24 @@ def _name(context: Context) -> Check:
     return ok("name", f"{context.spec.name} exists and is this deployment's ({result['EndpointStatus']})")
 
 
+def _shadow(context: Context) -> list[Check]:
+    """Check the shadow's image, model, token and quota where they are not those of what serves."""
+    shadow, decision = context.spec.shadow, context.decision.shadow
+    if shadow is None or decision is None:
+        return []
+    own = Context(context.aws, shadow_of(context.spec), decision, context.fetch)
+    checks: list[Check] = []
+    for name, check, other in (
+        ("image", image, decision.image != context.decision.image),
+        ("model", model, shadow.model is not None),
+        ("secret", secret, shadow.model is not None),
+        ("quota", _quota, decision.instance_type != context.decision.instance_type),
+    ):
+        if other:
+            checks += _run(name, check, own)
+    return [replace(check, says=f"shadow: {check.says}") for check in checks]
+
+
 _CHECKS: dict[str, Callable[[Context], Check | list[Check] | None]] = {
     "account": _account,
     "name": _name,
@@ -221,5 +243,8 @@ _CHECKS: dict[str, Callable[[Context], Check | list[Check] | None]] = {
     "secret": secret,
     "topics": topics,
     "quota": _quota,
+    "shadow": _shadow,
+    "places": places,
+    "reservation": reservation,
     "network": _network,
 }

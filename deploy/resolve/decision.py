@@ -50,6 +50,7 @@ class Decision:
         ram_gib: GiB of its memory; None: the tables do not know the type.
         warnings: one sentence each, for the user to read before confirming.
         pools: the types by priority, if the specification has pools.
+        shadow: the decision for the shadow, if the specification has one.
     """
 
     region: str
@@ -67,6 +68,12 @@ class Decision:
     ram_gib: int | None = None
     warnings: tuple[str, ...] = ()
     pools: tuple[Pool, ...] = ()
+    shadow: Decision | None = None
+
+    @property
+    def both(self) -> tuple[Decision, ...]:
+        """What serves, and its shadow."""
+        return (self,) if self.shadow is None else (self, self.shadow)
 
     def on(self, pool: Pool) -> Decision:
         """Return the decision for the instances of one pool."""
@@ -78,6 +85,7 @@ class Decision:
             vcpus=pool.vcpus,
             ram_gib=pool.ram_gib,
             pools=(),
+            shadow=None,
         )
 
 

@@ -18,6 +18,7 @@ from deploy.resolve.fit import Fit, Need, fit, too_old
 from deploy.resolve.instances import InstanceType, find, refuse_mistyped
 from deploy.resolve.model_shape import known_model, shape_in_directory, shape_in_s3
 from deploy.resolve.pools import resolve_pools
+from deploy.resolve.shadow import with_shadow
 from deploy.resolve.timeouts import Times, times
 from handler.config.engines import ENGINES
 from handler.config.gpus import CONTEXTS, STAGES
@@ -70,6 +71,8 @@ def resolve(spec: Spec, region: str, *, account: str | None = None, aws: Aws | N
         NotThere: ECR has no such image.
     """
     account = account or (aws.account() if aws is not None else spec.role.split(":")[4])
+    if spec.shadow is not None:
+        return with_shadow(spec, lambda one: resolve(one, region, account=account, aws=aws))
     if spec.instance.pools:
         return resolve_pools(spec, lambda on_type: resolve(on_type, region, account=account, aws=aws))
     image = images.resolve_image(spec.image, region, account, aws)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from deploy.resolve.decision import Decision, spec_on
 from deploy.resources.alarms import component_alarms, endpoint_alarms
+from deploy.resources.beside import beside_warnings
 from deploy.resources.components import adapter, component
 from deploy.resources.endpoint import endpoint
 from deploy.resources.endpoint_config import endpoint_config
@@ -17,6 +18,7 @@ from deploy.resources.resource import Resource
 from deploy.resources.scaling import scaling
 from deploy.resources.updating import update_warnings
 from deploy.spec import Spec
+from deploy.spec.shadow import shadow_of
 
 __all__ = ["resources", "spec_digest", "warnings"]
 
@@ -36,10 +38,14 @@ def resources(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
         or [(spec, decision)]
     ]
     made_model = models[0]
-    config = endpoint_config(spec, decision, models, marks)
+    shadow = None
+    if decision.shadow is not None:
+        shadow = model(shadow_of(spec), decision.shadow, marks, allow_plaintext_secret=allow_plaintext_secret)
+    config = endpoint_config(spec, decision, models, marks, shadow)
     # An update names its alarms, so they exist before the endpoint.
     served = endpoint(spec, decision, config, watching, marks)
-    built = [*{item.name: item for item in models}.values(), config, *watching, served]
+    every = [*models, *([shadow] if shadow is not None else [])]
+    built = [*{item.name: item for item in every}.values(), config, *watching, served]
     if not spec.components:
         return (*built, *scaling(spec, served, marks))
     for item in spec.components:
@@ -57,4 +63,4 @@ def spec_digest(spec: Spec) -> str:
 
 def warnings(spec: Spec, decision: Decision) -> tuple[str, ...]:
     """Return all warnings to show before the user confirms, a sentence each."""
-    return (*decision.warnings, *update_warnings(spec))
+    return (*decision.warnings, *update_warnings(spec), *beside_warnings(spec, decision))

@@ -8,18 +8,28 @@ from typing import Any
 from deploy.errors import SpecError
 from deploy.resolve.decision import Decision
 from deploy.resources.model import isolation
-from deploy.resources.names import VARIANT, version_name
+from deploy.resources.names import SHADOW, VARIANT, version_name
 from deploy.resources.passthrough import merged
 from deploy.resources.resource import Kind, Resource
 from deploy.spec import Spec
-from deploy.spec.sections import Async, PrefixAware
+from deploy.spec.sections import Async, Capture, PrefixAware
+from deploy.spec.shadow import shadow_of
+
+_CAPTURED = {"both": "InputAndOutput", "input": "Input", "output": "Output"}
 
 
-def endpoint_config(spec: Spec, decision: Decision, models: Sequence[Resource], tags: list[dict[str, str]]) -> Resource:
+def endpoint_config(
+    spec: Spec,
+    decision: Decision,
+    models: Sequence[Resource],
+    tags: list[dict[str, str]],
+    shadow: Resource | None = None,
+) -> Resource:
     """Build the configuration. With components it has no model, but the role, the network and the managed instances.
 
     Args:
         models: one for each of `decision.pools`, in their order; without pools one.
+        shadow: the shadow's model.
     """
     content: dict[str, Any] = {"ProductionVariants": [_variant(spec, decision, models)]}
     if spec.components:
@@ -28,9 +38,14 @@ def endpoint_config(spec: Spec, decision: Decision, models: Sequence[Resource], 
         content["KmsKeyId"] = spec.encryption.volume_key
     if spec.asynchronous is not None:
         content["AsyncInferenceConfig"] = _asynchronous(spec.asynchronous, spec.encryption.output_key)
+    if spec.capture is not None:
+        content["DataCaptureConfig"] = _capture(spec.capture, spec.encryption.capture_key)
+    if shadow is not None:
+        content["ShadowProductionVariants"] = [_shadow(spec, decision, shadow)]
     content = merged(content, spec.sagemaker.endpoint_config)
     name = version_name(spec.name, content)
-    needs = () if spec.components else tuple(dict.fromkeys(model.key for model in models))
+    named = () if spec.components else (*models, *([shadow] if shadow is not None else []))
+    needs = tuple(dict.fromkeys(model.key for model in named))
     return Resource(Kind.ENDPOINT_CONFIG, name, {"EndpointConfigName": name, **content, "Tags": tags}, needs)
 
 
@@ -54,9 +69,34 @@ def _variant(spec: Spec, decision: Decision, models: Sequence[Resource]) -> dict
         variant["VariantInstanceProvisionTimeoutInSeconds"] = decision.provision
     if decision.ami is not None:
         variant["InferenceAmiVersion"] = decision.ami
+    if spec.reservation is not None:
+        variant["CapacityReservationConfig"] = {
+            "CapacityReservationPreference": "capacity-reservations-only",
+            "MlReservationArn": spec.reservation,
+        }
     if spec.instance.volume_gb is not None:
         variant["VolumeSizeInGB"] = spec.instance.volume_gb
     return merged(variant, spec.sagemaker.variant)
+
+
+def _shadow(spec: Spec, decision: Decision, model: Resource) -> dict[str, Any]:
+    """Return the shadow's variant. Its weight beside the serving one's, which is 1, is its share of the requests."""
+    assert spec.shadow is not None
+    assert decision.shadow is not None
+    variant = _variant(shadow_of(spec), decision.shadow, [model])
+    return {**variant, "VariantName": SHADOW, "InitialVariantWeight": spec.shadow.percent / 100}
+
+
+def _capture(capture: Capture, key: str | None) -> dict[str, Any]:
+    """Return DataCaptureConfig. Bodies of JSON are kept as text; everything else in base64."""
+    config = {
+        "EnableCapture": True,
+        "InitialSamplingPercentage": capture.percent,
+        "DestinationS3Uri": capture.output,
+        "CaptureOptions": [{"CaptureMode": _CAPTURED[capture.content]}],
+        "CaptureContentTypeHeader": {"JsonContentTypes": ["application/json"]},
+    }
+    return config if key is None else {**config, "KmsKeyId": key}
 
 
 def _types(decision: Decision, models: Sequence[Resource]) -> dict[str, Any]:

@@ -55,6 +55,10 @@ VARIANT = "AllTraffic"
 """The endpoint's only variant. It keeps its name, or SageMaker refuses a rolling update."""
 
 
+SHADOW = "Shadow"
+"""The name of its shadow."""
+
+
 def scoped_name(deployment: str, *parts: str) -> str:
     """Return a name for an alarm or scaling policy. The slash separates deployments: no other name may contain one."""
     return "/".join((deployment, *parts))

@@ -73,10 +73,13 @@ def reader(aws: Aws, prefix: Prefix) -> Callable[[str], bytes]:
     return read
 
 
-def check_region(aws: Aws, prefix: Prefix) -> None:
-    """Check the bucket's region: SageMaker reads model data of its own region only.
+def check_region(aws: Aws, prefix: Prefix, fields: str = "model.upload, model.s3") -> None:
+    """Check the bucket's region: SageMaker reads and writes files of its own region only.
 
     By a list, which says the region too: HEAD of a bucket would need the right to list all of it.
+
+    Args:
+        fields: of the specification, which may name the bucket.
 
     Raises:
         Refused: the bucket is in another region.
@@ -94,7 +97,7 @@ def check_region(aws: Aws, prefix: Prefix) -> None:
     if region != aws.region:
         raise Refused(
             f"the bucket {prefix.bucket} is in {region}, the endpoint in {aws.region}",
-            f"Take a bucket in {aws.region} (model.upload, model.s3), or set region: {region}.",
+            f"Take a bucket in {aws.region} ({fields}), or set region: {region}.",
         )
 
 

@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from deploy.spec.disagreements import disagreements
 from deploy.spec.passthrough import SageMaker
 from deploy.spec.sections import (
     Alarms,
     Async,
+    Capture,
     Component,
     Encryption,
     Image,
@@ -27,23 +27,14 @@ from deploy.spec.sections import (
     Timeouts,
     Update,
 )
-from deploy.spec.values import Name, Option, Region, RoleArn, Section, TagKey, TagValue
+from deploy.spec.shadow import Shadow
+from deploy.spec.values import Name, Option, Region, ReservationArn, RoleArn, Section, TagKey, TagValue, Variable
 
 __all__ = ["Spec"]
 
 _OURS = 2  # of a resource's fifty tags; the rest is for names.py
 
 
-def _variable(value: Any) -> Any:
-    """Refuse anything but text: YAML turns `0777` and `12:30:45` into other numbers, and `on` into a boolean."""
-    if not isinstance(value, str):
-        raise ValueError("must be a text: quote it")
-    if any(unicodedata.category(one) == "Cc" for one in value):
-        raise ValueError("must have no control characters, and no line breaks")
-    return value
-
-
-Variable = Annotated[str, BeforeValidator(_variable)]
 Routing = Annotated[
     Annotated[PrefixAware, Tag("prefix_aware")] | Annotated[Literal["least_outstanding", "random"], Tag("strategy")],
     Discriminator(lambda value: "prefix_aware" if isinstance(value, dict | PrefixAware) else "strategy"),
@@ -84,6 +75,13 @@ class Spec(Section):
     asynchronous: Async | None = Field(
         None, alias="async", description="Asynchronous inference: requests wait in a queue, answers go to S3."
     )
+    capture: Capture | None = Field(None, description="Requests and answers as files in S3.")
+    shadow: Shadow | None = Field(
+        None, description="Another image, model or options beside what serves: copies of requests go to it."
+    )
+    reservation: ReservationArn | None = Field(
+        None, description="ARN of a capacity reservation (a training plan for endpoints): instances come only from it."
+    )
     sagemaker: SageMaker = Field(
         SageMaker(), description="Fields of SageMaker's API that go into the requests as they are."
     )
@@ -113,10 +111,12 @@ class Spec(Section):
             yield "network.isolated: the container cannot reach the hub; give model.path or model.s3"
         if reserved := [key for key in self.tags if key.lower().startswith(("aws:", "lmi:"))]:
             yield f"tags: {', '.join(reserved)}: names that begin with aws: or lmi: are taken"
-        in_s3 = self.model.id is None or any(component.adapters for component in self.components)
+        shadowed = self.shadow.model if self.shadow is not None else None
+        models = [self.model, *([shadowed] if shadowed is not None else [])]
+        in_s3 = any(one.id is None for one in models) or any(component.adapters for component in self.components)
         if self.encryption.model_key is not None and not in_s3:
             yield "encryption.model_key is for a model or adapters in S3"
-        if self.encryption.secret_key is not None and self.model.token_secret is None:
+        if self.encryption.secret_key is not None and all(one.token_secret is None for one in models):
             yield "encryption.secret_key is for model.token_secret"
         if self.encryption.output_key is not None and self.asynchronous is None:
             yield "encryption.output_key is for the answers of async"

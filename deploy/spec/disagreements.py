@@ -38,6 +38,41 @@ def disagreements(spec: Spec) -> Iterator[str]:
         )
     for item in spec.components:
         yield from _specifications(spec, item)
+    yield from _beside(spec)
+
+
+def _beside(spec: Spec) -> Iterator[str]:
+    """What `capture`, `shadow` and `reservation` do not go with."""
+    config, variant = spec.sagemaker.endpoint_config, spec.sagemaker.variant
+    for given, place, there in (
+        (spec.capture, f"{_CONFIG}.DataCaptureConfig: belongs to capture", "DataCaptureConfig" in config),
+        (spec.shadow, f"{_CONFIG}.ShadowProductionVariants: belongs to shadow", "ShadowProductionVariants" in config),
+        (spec.reservation, f"{_VARIANT}.CapacityReservationConfig: belongs to reservation",
+         "CapacityReservationConfig" in variant),
+    ):  # fmt: skip
+        if given is not None and there:
+            yield place
+    if spec.encryption.capture_key is not None and spec.capture is None:
+        yield "encryption.capture_key is for the files of capture"
+    if spec.capture is not None and spec.asynchronous is not None:
+        yield "capture does not go with async, whose answers are in S3 already"
+    if spec.reservation is not None:
+        region = spec.reservation.split(":")[3]
+        if spec.region not in (None, region):
+            yield f"reservation: is in {region}, and the endpoint in {spec.region}"
+        if spec.instance.pools:
+            yield "reservation: is of one instance type; name it in instance.type in place of instance.pools"
+        if spec.instance.type == "auto":
+            yield "reservation: is of one instance type; name it in instance.type"
+    if spec.shadow is None:
+        return
+    for name, other in (("components", spec.components), ("async", spec.asynchronous)):
+        if other:
+            yield f"shadow does not go with {name}"
+    if spec.instance.pools and spec.shadow.type is None:
+        yield "shadow.type: must be given beside instance.pools"
+    if spec.network.isolated and spec.shadow.model is not None and spec.shadow.model.id is not None:
+        yield "network.isolated: the container cannot reach the hub; give shadow.model.s3"
 
 
 def component_fields(spec: Spec, item: Component) -> list[Mapping[str, Any]]:

@@ -287,6 +287,16 @@ class Async(Section):
         return list(dict.fromkeys(topic for topic in (self.notify_success, self.notify_error) if topic is not None))
 
 
+class Capture(Section):
+    """Requests and answers as files in S3, for evaluation. They hold whatever clients send."""
+
+    output: OutputUri = Field(description="S3 URI of the files, in the endpoint's region.")
+    percent: Annotated[int, Field(ge=1, le=100)] = Field(100, description="Percentage of the requests.")
+    content: Literal["both", "input", "output"] = Field(
+        "both", description="What is kept of a request: its body (input), its answer (output), or both."
+    )
+
+
 class Encryption(Section):
     """Your own KMS keys, in place of AWS's."""
 
@@ -295,3 +305,4 @@ class Encryption(Section):
     volume_key: KeyId | None = Field(None, description="KMS key of the instances' EBS volume.")
     output_key: KeyId | None = Field(None, description="KMS key of asynchronous answers.")
     topic_key: KeyId | None = Field(None, description="KMS key of the SNS topics of async.")
+    capture_key: KeyId | None = Field(None, description="KMS key of the files of capture.")

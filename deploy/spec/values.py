@@ -5,6 +5,7 @@ Limits and patterns are those of botocore 1.44's service model; tests/deploy/uni
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
@@ -80,6 +81,14 @@ ImageUri = Annotated[
 ]
 Repository = Annotated[str, text(r"^[a-z0-9]+([/._-]+[a-z0-9]+)*$", "an ECR repository's name, as lmi-handler", 200)]
 ImageTag = Annotated[str, text(r"^[a-zA-Z0-9_][a-zA-Z0-9_.-]*$", "an image's tag, as 1.0-cu130", 128)]
+ReservationArn = Annotated[
+    str,
+    text(
+        r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:\d{12}:training-plan/[a-z0-9-]+$",
+        "as arn:aws:sagemaker:us-east-1:111122223333:training-plan/name",
+        258,
+    ),
+]
 VpcId = Annotated[str, text(r"^[-0-9a-zA-Z]+$", "an id, as subnet-0123456789abcdef0", 32)]
 TagKey = Annotated[str, text(r"^[\p{L}\p{Z}\p{N}_.:/=+\-@]+$", "letters, digits, spaces and _.:/=+-@", 128)]
 TagValue = Annotated[str, text(r"^[\p{L}\p{Z}\p{N}_.:/=+\-@]*$", "letters, digits, spaces and _.:/=+-@", 256)]
@@ -95,3 +104,15 @@ def _scalar(value: Any) -> Any:
 Option = Annotated[str | int | float | bool, BeforeValidator(_scalar)]
 Seconds = Annotated[int, Field(ge=60, le=3600)]
 Count = Annotated[int, Field(ge=0, le=1000)]
+
+
+def _variable(value: Any) -> Any:
+    """Refuse anything but text: YAML turns `0777` and `12:30:45` into other numbers, and `on` into a boolean."""
+    if not isinstance(value, str):
+        raise ValueError("must be a text: quote it")
+    if any(unicodedata.category(one) == "Cc" for one in value):
+        raise ValueError("must have no control characters, and no line breaks")
+    return value
+
+
+Variable = Annotated[str, BeforeValidator(_variable)]

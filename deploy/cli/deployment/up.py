@@ -110,4 +110,8 @@ def _instances(spec: Spec, decision: Decision) -> str:
     for name in names:
         price = price_of(name, spec.instance.price)
         types.append(f"{name}, {'price not known' if price.usd is None else f'{price.text} each'}")
-    return f"{count} x {', or '.join(types)}, for as long as it exists"
+    text = f"{count} x {', or '.join(types)}"
+    if spec.shadow is not None and decision.shadow is not None:
+        name = decision.shadow.instance_type
+        text += f"; shadow: {spec.shadow.count} x {name}, {price_of(name).text} each"
+    return f"{text}, for as long as it exists"

@@ -11,7 +11,7 @@ from moto.cloudwatch.models import cloudwatch_backends
 from moto.core.responses import ActionResult, EmptyResult
 from moto.sagemaker.responses import SageMakerResponse
 
-from tests.deploy.doubles.sagemaker_double import ACCOUNT, Invalid, SageMaker, Thing
+from tests.deploy.doubles.sagemaker_double import ACCOUNT, Invalid, Missing, SageMaker, Thing
 
 _NAMES = {
     "model": "ModelName",
@@ -217,6 +217,14 @@ class Calls:
             component.look()
             raise Invalid(f'Cannot update in-progress inference component "{component.arn}".')
         return component
+
+    # Reservations, which are bought and not made here
+
+    def describe_training_plan(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        plan = self._cloud.things.get(("training-plan", p["TrainingPlanName"]))
+        if plan is None:
+            raise Missing(f"Could not find training plan {p['TrainingPlanName']}.")
+        return {**plan.request, "TrainingPlanName": plan.name, "TrainingPlanArn": plan.arn}
 
     # All of them
 

@@ -21,6 +21,10 @@ class Invalid(ServiceException):
     code = "ValidationException"
 
 
+class Missing(ServiceException):
+    code = "ResourceNotFound"
+
+
 @dataclass(frozen=True)
 class Fate:
     """How a creation or an update ends.

@@ -147,6 +147,7 @@ def test_the_deployer_may_make_every_call_of_the_table(kind: Any) -> None:
         assert f"{calls.service}:{call.replace('_', '')}" in allowed
 
 
+PLAN = "arn:aws:sagemaker:eu-west-1:123456789012:training-plan/llama"
 _SERVICES = {"service-quotas": "servicequotas"}
 _OF_S3 = {
     "list_objects_v2": "ListBucket",
@@ -181,6 +182,7 @@ def test_the_deployer_may_make_every_call_that_the_source_names() -> None:
     allowed = {action.lower() for action in actions(deployer(said, decision("isolated")))}
     for case in ("plain", "asynchronous"):  # with a secret, and with topics
         allowed |= {action.lower() for action in actions(deployer(spec(case), decision(case)))}
+    allowed |= {action.lower() for action in actions(deployer(spec("plain", reservation=PLAN), decision("plain")))}
     modules = [module for module in Path(deploy.__file__).parent.rglob("*.py") if module.name != "doctor.py"]
     found = {call for module in modules for call in called(module.read_text())}
     assert ("sts", "get_caller_identity") in found

@@ -1,0 +1,255 @@
+"""`capture`, `shadow` and `reservation` as commands, by a deployer with the printed policies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.cli.main import main as run
+from tests.deploy.aws.test_permissions import prepared
+from tests.deploy.doubles.aws import ACCOUNT, Cloud
+from tests.deploy.doubles.deployer import Deployer, printed
+from tests.deploy.doubles.deployments import NAME, PLAIN
+from tests.deploy.doubles.endpoints import set_quotas
+
+PLAN = f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-plan/llama"
+CONTENT = {**PLAIN, "alarms": None, "scaling": None}
+
+
+@pytest.fixture(autouse=True)
+def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("deploy.cli.deployment.up", "deploy.cli.deployment.plan", "deploy.cli.deployment.doctor"):
+        monkeypatch.setattr(f"{place}.over_the_network", None)
+    monkeypatch.setattr("deploy.deployer.apply.EVERY", 0.0)
+    set_quotas(monkeypatch, {f"ml.g6e.{size} for endpoint usage": 3.0 for size in ("2xlarge", "4xlarge")})
+
+
+@pytest.fixture
+def main(cloud: Cloud) -> Deployer:
+    return Deployer(cloud, run)
+
+
+@pytest.fixture
+def content(cloud: Cloud) -> dict[str, Any]:
+    """The specification, with what it needs in the account."""
+    found = prepared(cloud, "us-east-1", CONTENT)
+    cloud.calls.clear()
+    return found
+
+
+def file(tmp_path: Path, content: dict[str, Any], **changes: Any) -> str:
+    path = tmp_path / "deployment.yaml"
+    path.write_text(yaml.safe_dump({**content, **changes}))
+    return str(path)
+
+
+def bucket(cloud: Cloud, name: str, region: str = "us-east-1") -> None:
+    where = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+    cloud.client("s3", region).create_bucket(Bucket=name, **where)
+    cloud.calls.clear()
+
+
+def config(cloud: Cloud) -> dict[str, Any]:
+    """The endpoint's configuration as it was asked for."""
+    name = cloud.sagemaker.things["endpoint", NAME].request["EndpointConfigName"]
+    return cloud.sagemaker.things["endpoint-config", name].request
+
+
+def statements(content: dict[str, Any], who: str, **changes: Any) -> dict[str, Any]:
+    return {one["Sid"]: one for one in printed({**content, **changes}, who)["Statement"]}
+
+
+CAPTURE = {"capture": {"output": "s3://captured/llama/", "percent": 20, "content": "input"}}
+
+
+def test_requests_are_captured_and_plan_says_what_it_costs(
+    cloud: Cloud, content: dict[str, Any], main: Deployer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucket(cloud, "captured")
+    path = file(tmp_path, content, **CAPTURE)
+    assert main(["plan", path]) == 0
+    said = capsys.readouterr().out
+    assert "of a million requests of 10 kB with their answers about 1 GB ($0.023 a month in us-east-1)" in " ".join(
+        said.split()
+    )
+    assert "ok      places: capture.output: s3://captured/llama/" in said
+    assert main(["up", path, "--yes"]) == 0
+    assert config(cloud)["DataCaptureConfig"] == {
+        "EnableCapture": True,
+        "InitialSamplingPercentage": 20,
+        "DestinationS3Uri": "s3://captured/llama/",
+        "CaptureOptions": [{"CaptureMode": "Input"}],
+        "CaptureContentTypeHeader": {"JsonContentTypes": ["application/json"]},
+    }
+    role = statements(content, "execution-role", **CAPTURE)
+    assert role["Capture"]["Resource"] == ["arn:aws:s3:::captured/llama/*"]
+    capsys.readouterr()
+    assert main(["up", path, "--yes"]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        CAPTURE,
+        {"sagemaker": {"variant": {"CoreDumpConfig": {"DestinationS3Uri": "s3://captured/dumps/"}}}},
+        {
+            "sagemaker": {
+                "model": {
+                    "PrimaryContainer": {
+                        "AdditionalModelDataSources": [
+                            {
+                                "ChannelName": "draft",
+                                "S3DataSource": {
+                                    "S3Uri": "s3://captured/draft/",
+                                    "S3DataType": "S3Prefix",
+                                    "CompressionType": "None",
+                                },
+                            }
+                        ]
+                    }
+                }
+            }
+        },
+    ],
+)
+def test_a_bucket_of_another_region_is_refused_before_anything_is_created(
+    cloud: Cloud,
+    content: dict[str, Any],
+    main: Deployer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+) -> None:
+    bucket(cloud, "captured", "eu-west-1")
+    assert main(["up", file(tmp_path, content, **changes), "--yes"]) == 2
+    assert "the bucket captured is in eu-west-1, the endpoint in us-east-1" in capsys.readouterr().err
+    assert cloud.changes() == []
+
+
+def test_a_bucket_that_is_not_there_is_refused(
+    cloud: Cloud, content: dict[str, Any], main: Deployer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["up", file(tmp_path, content, **CAPTURE), "--yes"]) == 2
+    assert "capture.output: there is no bucket captured" in capsys.readouterr().err
+    assert cloud.changes() == []
+
+
+def shadow(**more: Any) -> dict[str, Any]:
+    image = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/next:2-cu130"
+    return {"shadow": {"percent": 25, "image": {"uri": image}, "options": {"max_rolling_batch_size": 8}, **more}}
+
+
+def test_a_shadow_stands_beside_and_goes(
+    cloud: Cloud, content: dict[str, Any], main: Deployer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud.push("next", "2-cu130")
+    assert main(["up", file(tmp_path, content), "--yes"]) == 0
+    (serving,) = cloud.sagemaker.names("model")
+    path = file(tmp_path, content, **shadow())
+    assert main(["plan", path]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "shadow: 1 more instance of ml.g6e.2xlarge, paid for as long as the endpoint exists; 25 %" in said
+    assert "ok image: shadow: next@sha256:" in said
+    assert main(["up", path, "--yes"]) == 0
+    (production,), (other,) = config(cloud)["ProductionVariants"], config(cloud)["ShadowProductionVariants"]
+    assert (production["VariantName"], production["ModelName"]) == ("AllTraffic", serving)
+    assert (other["VariantName"], other["InitialVariantWeight"], other["InitialInstanceCount"]) == ("Shadow", 0.25, 1)
+    container = cloud.sagemaker.things["model", other["ModelName"]].request["PrimaryContainer"]
+    assert "/next@sha256:" in container["Image"]
+    assert container["Environment"]["OPTION_MAX_ROLLING_BATCH_SIZE"] == "8"
+    assert container["ModelDataSource"]["S3DataSource"]["S3Uri"] == "s3://models/llama/"
+    pulls = statements(content, "execution-role", **shadow())["Image"]["Resource"]
+    assert [arn.rpartition("/")[2] for arn in pulls] == ["lmi", "next"]
+    capsys.readouterr()
+    assert main(["up", path, "--yes"]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert main(["up", file(tmp_path, content), "--yes"]) == 0
+    assert "ShadowProductionVariants" not in config(cloud)
+    assert serving in cloud.sagemaker.names("model")
+    assert main(["down", path, "--yes"]) == 0
+    assert cloud.sagemaker.names("model") == []
+
+
+def test_a_shadow_s_model_has_its_own_data(
+    cloud: Cloud, content: dict[str, Any], main: Deployer, tmp_path: Path
+) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        body = cloud.client("s3").get_object(Bucket="models", Key=f"llama/{name}")["Body"].read()
+        cloud.client("s3").put_object(Bucket="models", Key=f"next/{name}", Body=body)
+    changes = {"shadow": {"percent": 5, "model": {"s3": "s3://models/next/"}, "type": "ml.g6e.4xlarge", "count": 2}}
+    assert main(["up", file(tmp_path, content, **changes), "--yes"]) == 0
+    (other,) = config(cloud)["ShadowProductionVariants"]
+    assert (other["InstanceType"], other["InitialInstanceCount"]) == ("ml.g6e.4xlarge", 2)
+    read = statements(content, "execution-role", **changes)["ModelData"]["Resource"]
+    assert read == ["arn:aws:s3:::models/llama/*", "arn:aws:s3:::models/next/*"]
+
+
+def test_a_shadow_without_its_image_or_quota_is_refused_before_anything_is_changed(
+    cloud: Cloud, content: dict[str, Any], main: Deployer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["up", file(tmp_path, content, **shadow()), "--yes"]) == 4
+    assert "next:2-cu130" in capsys.readouterr().err
+    cloud.push("next", "2-cu130")
+    cloud.calls.clear()
+    assert main(["up", file(tmp_path, content, **shadow(count=2)), "--yes"]) == 2
+    assert "ml.g6e.2xlarge for endpoint usage: 3, and 4 are needed" in capsys.readouterr().err
+    assert cloud.changes() == []
+
+
+def reserve(cloud: Cloud, **changes: Any) -> None:
+    summary = {"ReservedCapacityArn": PLAN, "InstanceType": "ml.g6e.2xlarge", "TotalInstanceCount": 4}
+    plan = {
+        "Status": "Active",
+        "TargetResources": ["endpoint"],
+        "AvailableInstanceCount": 4,
+        "ReservedCapacitySummaries": [{**summary, "Status": "Active"}],
+        **changes,
+    }
+    cloud.sagemaker.things.pop(("training-plan", "llama"), None)
+    cloud.sagemaker.create("training-plan", "llama", plan, "us-east-1")
+
+
+def test_instances_come_from_a_reservation(
+    cloud: Cloud, content: dict[str, Any], main: Deployer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reserve(cloud)
+    path = file(tmp_path, content, reservation=PLAN)
+    assert main(["up", path, "--yes"]) == 0
+    assert "reservation: llama: 4 free instances of ml.g6e.2xlarge" in capsys.readouterr().out
+    assert config(cloud)["ProductionVariants"][0]["CapacityReservationConfig"] == {
+        "CapacityReservationPreference": "capacity-reservations-only",
+        "MlReservationArn": PLAN,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (None, "does not exist"),
+        ({"Status": "Expired"}, "llama is Expired"),
+        ({"TargetResources": ["training-job"]}, "llama is for training-job, not for endpoints"),
+        (
+            {"ReservedCapacitySummaries": [{"ReservedCapacityArn": PLAN, "InstanceType": "ml.p5.48xlarge",
+                                            "TotalInstanceCount": 1, "Status": "Active"}]},
+            "llama is of ml.p5.48xlarge, the endpoint of ml.g6e.2xlarge",
+        ),
+    ],
+)  # fmt: skip
+def test_a_reservation_that_cannot_serve_is_refused_before_anything_is_created(
+    cloud: Cloud,
+    content: dict[str, Any],
+    main: Deployer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any] | None,
+    line: str,
+) -> None:
+    if changes is not None:
+        reserve(cloud, **changes)
+    assert main(["up", file(tmp_path, content, reservation=PLAN), "--yes"]) == 2
+    assert line in " ".join(capsys.readouterr().err.split())
+    assert cloud.changes() == []
