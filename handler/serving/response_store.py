@@ -5,115 +5,45 @@ SQLite holds them in either place, on a thread of its own. Each belongs to the A
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import queue
 import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Conflict, Overloaded, Problem, Unavailable
-from handler.core.framing import dumps, loads
-from handler.protocols.kernel.kept import KeptAnswer, KeptItem, Kind, Recalled, State, Wanted, kept_items
+from handler.core.framing import dumps
+from handler.protocols.kernel.kept import KeptAnswer, Recalled, Wanted, kept_items
+from handler.serving.response_database import ItemPage, ResponseDatabase, Row
 
 T = TypeVar("T")
 
 log = logging.getLogger("handler")
 
-_FILE = "responses.sqlite3"
-_VERSION = 1  # of the tables
 _PERIOD = 10.0  # seconds between two looks for expired ones
 _END_SECONDS = 5.0  # that the end waits for what is being written
 _MOST_WAITING = 1000  # calls
-_BUSY_SECONDS = 5.0  # that another process may hold the file
-
-_TABLES = """
-CREATE TABLE answers (
-    id TEXT PRIMARY KEY, owner TEXT NOT NULL, kind TEXT NOT NULL, previous TEXT NOT NULL, failed INTEGER NOT NULL,
-    head BLOB NOT NULL, size INTEGER NOT NULL, used REAL NOT NULL, expires REAL NOT NULL
-);
-CREATE INDEX answers_by_use ON answers (used, size);
-CREATE INDEX answers_by_expiry ON answers (expires);
-CREATE TABLE items (
-    answer TEXT NOT NULL REFERENCES answers (id) ON DELETE CASCADE, place INTEGER NOT NULL, is_output INTEGER NOT NULL,
-    id TEXT NOT NULL, item BLOB NOT NULL, PRIMARY KEY (answer, place)
-);
-CREATE INDEX items_by_id ON items (id);
-"""
-_COLUMNS = (
-    "SELECT id, owner, kind, previous, failed, head, size, used, expires FROM answers LIMIT 0",
-    "SELECT answer, place, is_output, id, item FROM items LIMIT 0",
-)
-"""What fails in another program's file."""
-
-_CHAIN = """
-WITH RECURSIVE chain (id, previous, failed, head, size, depth) AS (
-    SELECT id, previous, failed, head, size, 0 FROM answers WHERE id = :id AND owner = :owner AND kind = :kind
-    AND expires > :now
-    UNION ALL
-    SELECT one.id, one.previous, one.failed, one.head, one.size, depth + 1 FROM chain JOIN answers AS one
-    ON one.id = chain.previous WHERE one.owner = :owner AND one.kind = :kind AND one.expires > :now AND depth < :most
-) SELECT id, previous, failed, size, depth FROM chain ORDER BY depth DESC
-"""
-_TOO_MANY = """
-DELETE FROM answers WHERE id IN (
-    SELECT id FROM (
-        SELECT id, row_number() OVER latest AS number, sum(size) OVER latest AS bytes FROM answers
-        WINDOW latest AS (ORDER BY used DESC, rowid DESC ROWS UNBOUNDED PRECEDING)
-    ) WHERE number > ? OR bytes > ?
-)
-"""
-
-
-class ItemPage(NamedTuple):
-    """A page of a response's input items."""
-
-    items: Sequence[Any]
-    has_more: bool
 
 
 class ResponseStore:
     """Keeps answers. Calls return at once; the future is done when the store's thread has done them, in order.
 
-    The least recently used go first where there are too many. One that a request goes on from is used, with all before.
-
     Args:
-        directory: of the file, which other processes may use too; None: memory.
-        lifetime: in seconds, from when an answer was last used.
-        most: answers.
-        most_bytes: of all answers.
-        most_recalled: bytes of a conversation.
-        clock: returns the seconds since 1970.
-
-    Raises:
-        OSError, sqlite3.Error: the file cannot be used.
+        database: nobody else uses it from now on; the store closes it.
     """
 
-    def __init__(
-        self,
-        directory: Path | None,
-        *,
-        lifetime: float,
-        most: int,
-        most_bytes: int,
-        most_recalled: int,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.most_bytes = most_bytes
-        self._lifetime, self._most, self._most_recalled = lifetime, most, most_recalled
-        self._clock = clock
+    def __init__(self, database: ResponseDatabase) -> None:
+        self.most_bytes = database.most_bytes
+        self._database = database
         self._in_progress: weakref.WeakValueDictionary[str, InProgress] = weakref.WeakValueDictionary()
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock, self._unwritten = threading.Lock(), 0  # bytes
-        self._database = _open(directory)
         self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
         self._thread.start()
 
@@ -135,19 +65,19 @@ class ResponseStore:
         """
         if self._begun(owner, wanted.previous) is not None:
             return _done(Recalled("in_progress"))
-        return self._submit(lambda: self._recall(owner, wanted))
+        return self._submit(lambda: self._database.recall(owner, wanted))
 
     def response(self, owner: str, id: str) -> Future[dict[str, Any] | None]:
         """Return a response, also one in progress; None where the owner has none of this id."""
         if (begun := self._begun(owner, id)) is not None:
             return _done({**begun.answer})
-        return self._submit(lambda: self._response(owner, id))
+        return self._submit(lambda: self._database.response(owner, id))
 
     def input_items(
         self, owner: str, id: str, *, limit: int, after: str, newest_first: bool
     ) -> Future[ItemPage | None]:
         """Return a page of a response's own input; None where the owner has no such response, or it no such item."""
-        return self._submit(lambda: self._input_items(owner, id, limit, after, newest_first))
+        return self._submit(lambda: self._database.input_items(owner, id, limit, after, newest_first))
 
     def delete(self, owner: str, id: str) -> Future[bool]:
         """Delete a response; whether there was one.
@@ -157,7 +87,7 @@ class ResponseStore:
         """
         if self._begun(owner, id) is not None:
             raise Conflict(f"Response with id '{id}' is in progress; delete it when it has ended.")
-        return self._submit(lambda: self._delete(owner, id))
+        return self._submit(lambda: self._database.delete(owner, id))
 
     def begin(self, owner: str, id: str, answer: Mapping[str, Any]) -> object:
         """Note an answer in progress, for as long as what it returns is held."""
@@ -172,7 +102,7 @@ class ResponseStore:
             head, items = dumps(answer.head), [*answer.given, *kept_items(answer.output)]
         except Exception:
             return log.exception("a response could not be stored: a bug")
-        row = _Row(owner, answer, head, items, len(head) + sum(len(item.json) for item in items))
+        row = Row(owner, answer, head, items, len(head) + sum(len(item.json) for item in items))
         self._add_unwritten(row.size)
         self._calls.put(lambda: self._write(row))
 
@@ -217,7 +147,7 @@ class ResponseStore:
                 call = self._calls.get(timeout=max(0.0, look_at - time.monotonic()))
             except queue.Empty:
                 look_at = time.monotonic() + _PERIOD
-                call = self._remove_expired
+                call = self._database.remove_expired
             if call is None:
                 break
             try:
@@ -227,173 +157,17 @@ class ResponseStore:
             except Exception:
                 log.exception("a response could not be stored: a bug")
             del call  # it holds an answer
-        with contextlib.suppress(sqlite3.Error):
-            self._database.close()
+        self._database.close()
 
     def _add_unwritten(self, size: int) -> None:
         with self._lock:
             self._unwritten += size
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Write all that the block writes, or nothing. No other process changes what the block reads."""
-        self._database.execute("BEGIN IMMEDIATE")
-        with self._transaction():
-            yield self._database
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Read all in the block as it is at one moment, whatever other processes delete."""
-        self._database.execute("BEGIN")
-        with self._transaction():
-            yield
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _write(self, row: Row) -> None:
         try:
-            yield
-        except BaseException:
-            self._database.rollback()
-            raise
-        self._database.commit()
-
-    def _remove_expired(self) -> None:
-        now = (self._clock(),)
-        if self._database.execute("SELECT 1 FROM answers WHERE expires <= ? LIMIT 1", now).fetchone():
-            with self._writing() as database:
-                database.execute("DELETE FROM answers WHERE expires <= ?", now)
-
-    def _write(self, row: _Row) -> None:
-        try:
-            self._keep(row)
+            self._database.keep(row)
         finally:
             self._add_unwritten(-row.size)
-
-    def _keep(self, row: _Row) -> None:
-        owner, answer, head, kept, size = row
-        now, first = self._clock(), len(answer.given)
-        items = [(answer.id, place, place >= first, *item) for place, item in enumerate(kept)]
-        previous, failed = answer.previous, answer.failed
-        values = (answer.id, owner, answer.kind, previous, failed, head, size, now, now + self._lifetime)
-        with self._writing() as database:
-            database.execute("DELETE FROM answers WHERE expires <= ?", (now,))
-            database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
-            database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", items)
-            count, total = database.execute("SELECT count(*), total(size) FROM answers").fetchone()
-            if count > self._most or total > self.most_bytes:
-                database.execute(_TOO_MANY, (self._most, self.most_bytes))
-        if size > self.most_bytes:
-            log.warning("a response of %d bytes is not stored: option.responses_max_bytes is less", size)
-
-    def _recall(self, owner: str, wanted: Wanted) -> Recalled:
-        with self._writing():
-            read = self._conversation(owner, wanted) if wanted.previous else _Read()
-            if read.state == "found" and wanted.items:
-                read = self._with_items(read, owner, wanted)
-        if read.state != "found":
-            return Recalled(read.state)
-        items = {id: loads(item) for id, item in read.items.items()}
-        return Recalled(head=loads(read.head), history=[*map(loads, read.history)], items=items, size=read.size)
-
-    def _with_items(self, read: _Read, owner: str, wanted: Wanted) -> _Read:
-        items, answers, size = dict[str, bytes](), list[str](), read.size
-        for id in dict.fromkeys(wanted.items):
-            query = (
-                "SELECT item, answers.id FROM items JOIN answers ON answers.id = answer WHERE items.id = ? AND "
-                "owner = ? AND kind = ? AND expires > ? ORDER BY answers.rowid DESC LIMIT 1"
-            )
-            found = self._database.execute(query, (id, owner, wanted.kind, self._clock())).fetchone()
-            if found is not None:
-                size += len(found[0])
-                if size > self._most_recalled:
-                    return _Read("too_long")
-                items[id] = found[0]
-                answers.append(found[1])
-        self._use(answers)
-        return read._replace(items=items, size=size)
-
-    def _conversation(self, owner: str, wanted: Wanted) -> _Read:
-        names = {"id": wanted.previous, "owner": owner, "kind": wanted.kind, "now": self._clock(), "most": self._most}
-        chain = self._database.execute(_CHAIN, names).fetchall()
-        if not chain:
-            return _Read("missing")
-        if chain[-1][2]:
-            return _Read("failed")
-        if chain[0][1]:
-            return _Read("broken")
-        size = sum(one[3] for one in chain)
-        if size > self._most_recalled:
-            return _Read("too_long")
-        ids = [one[0] for one in chain]
-        history = [item for id in ids for item in self._items(id)]
-        (head,) = self._database.execute("SELECT head FROM answers WHERE id = ?", ids[:1]).fetchone()
-        self._use(ids)
-        return _Read(head=head, history=history, size=size)
-
-    def _use(self, ids: Sequence[str]) -> None:
-        """Note that answers are used, the later ones later."""
-        now = self._clock()
-        new = ((now, now + self._lifetime, id) for id in ids)
-        self._database.executemany("UPDATE answers SET used = ?, expires = ? WHERE id = ?", new)
-
-    def _items(self, id: str, *, output_only: bool = False) -> list[bytes]:
-        query = "SELECT item FROM items WHERE answer = ? AND is_output >= ? ORDER BY place"
-        return [item for (item,) in self._database.execute(query, (id, output_only))]
-
-    def _head(self, owner: str, id: str) -> bytes | None:
-        query = "SELECT head FROM answers WHERE id = ? AND owner = ? AND kind = ? AND expires > ?"
-        kind: Kind = "response"
-        found = self._database.execute(query, (id, owner, kind, self._clock())).fetchone()
-        return None if found is None else found[0]
-
-    def _response(self, owner: str, id: str) -> dict[str, Any] | None:
-        with self._reading():
-            head = self._head(owner, id)
-            output = [] if head is None else self._items(id, output_only=True)
-        return None if head is None else {**loads(head), "output": [*map(loads, output)]}
-
-    def _input_items(self, owner: str, id: str, limit: int, after: str, newest_first: bool) -> ItemPage | None:
-        with self._reading():
-            rows = self._page(owner, id, limit + 1, after, newest_first)
-        return None if rows is None else ItemPage([*map(loads, rows[:limit])], len(rows) > limit)
-
-    def _page(self, owner: str, id: str, most: int, after: str, newest_first: bool) -> list[bytes] | None:
-        if self._head(owner, id) is None:
-            return None
-        order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
-        query, names = "SELECT item FROM items WHERE answer = ? AND NOT is_output", [id]
-        if after:
-            place = "SELECT place FROM items WHERE answer = ? AND id = ? LIMIT 1"
-            found = self._database.execute(place, (id, after)).fetchone()
-            if found is None:
-                return None
-            query, names = f"{query} AND place {beyond} ?", [id, found[0]]
-        return [item for (item,) in self._database.execute(f"{query} ORDER BY place {order} LIMIT ?", [*names, most])]
-
-    def _delete(self, owner: str, id: str) -> bool:
-        with self._writing() as database:
-            query = "DELETE FROM answers WHERE id = ? AND owner = ? AND kind = 'response' AND expires > ?"
-            return database.execute(query, (id, owner, self._clock())).rowcount > 0
-
-
-class _Row(NamedTuple):
-    """An answer to write, as JSON."""
-
-    owner: str
-    answer: KeptAnswer
-    head: bytes
-    items: Sequence[KeptItem]
-    size: int
-
-
-class _Read(NamedTuple):
-    """What will be recalled, as JSON."""
-
-    state: State = "found"
-    head: bytes = b"{}"
-    history: Sequence[bytes] = ()
-    items: Mapping[str, bytes] = MappingProxyType({})
-    size: int = 0
 
 
 def _done(value: T) -> Future[T]:
@@ -422,41 +196,6 @@ class OwnersKeeper(NamedTuple):
         self.store.keep(self.owner, answer)
 
 
-def _open(directory: Path | None) -> sqlite3.Connection:
-    """Open the file, which nobody else of the machine may read, or memory."""
-    name = ":memory:"
-    if directory is not None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(directory / _FILE, os.O_RDWR | os.O_CREAT, 0o600))
-        name = str(directory / _FILE)
-    database = sqlite3.connect(name, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    try:
-        _prepare(database)
-    except sqlite3.Error:
-        database.close()
-        raise
-    return database
-
-
-def _prepare(database: sqlite3.Connection) -> None:
-    """Make the tables, unless they are there; sqlite3.DatabaseError where the file is none of ours."""
-    database.execute("PRAGMA foreign_keys = ON")
-    database.execute("PRAGMA secure_delete = ON")  # what is deleted is gone
-    database.execute("BEGIN IMMEDIATE")
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    if version not in (0, _VERSION):
-        raise sqlite3.DatabaseError(f"its tables have version {version}; this release has {_VERSION}")
-    if not version:
-        if database.execute("SELECT 1 FROM sqlite_master").fetchone():
-            raise sqlite3.DatabaseError("it is another program's database")
-        for statement in filter(str.strip, _TABLES.split(";")):
-            database.execute(statement)
-        database.execute(f"PRAGMA user_version = {_VERSION}")
-    for query in _COLUMNS:
-        database.execute(query)
-    database.execute("COMMIT")
-
-
 def configured_store(config: Config) -> ResponseStore | None:
     """Return the store that the options ask for; None where nothing is kept.
 
@@ -468,7 +207,7 @@ def configured_store(config: Config) -> ResponseStore | None:
     place = config.responses_store
     directory = None if place == "memory" else Path(place).absolute()
     try:
-        return ResponseStore(
+        database = ResponseDatabase(
             directory,
             lifetime=config.responses_expiration,
             most=config.responses_max,
@@ -479,3 +218,4 @@ def configured_store(config: Config) -> ResponseStore | None:
         key, why = "option.responses_store", getattr(error, "strerror", None) or error
         told = f"{key}={place}: no responses can be stored there: {why}; must be off, memory or a directory"
         raise ConfigError(Problem(config.where(key), key, told)) from None
+    return ResponseStore(database)

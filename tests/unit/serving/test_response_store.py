@@ -18,6 +18,7 @@ from handler.core.errors import ConfigError, Overloaded, Unavailable
 from handler.protocols.kernel.kept import KeptAnswer, Recalled, Wanted, kept_items
 from handler.serving import response_store
 from handler.serving.owners import owner_by_key, owner_of
+from handler.serving.response_database import ResponseDatabase
 from handler.serving.response_store import ResponseStore, configured_store
 
 ANN, BOB = owner_by_key("ann"), owner_by_key("bob")
@@ -33,7 +34,7 @@ class Clock:
 
 def open_store(directory: Path | None, clock: Clock | None = None, **limits: Any) -> ResponseStore:
     limits = {"lifetime": 100, "most": 100, "most_bytes": 1 << 20, "most_recalled": 1 << 20, **limits}
-    return ResponseStore(directory, clock=clock or Clock(), **limits)
+    return ResponseStore(ResponseDatabase(directory, clock=clock or Clock(), **limits))
 
 
 @pytest.fixture(params=["memory", "directory"])
@@ -150,7 +151,7 @@ def test_the_least_recently_used_go_first(place: Path | None) -> None:
 
 
 def _pragma(store: ResponseStore, name: str) -> int:
-    (value,) = store._submit(lambda: store._database.execute(f"PRAGMA {name}").fetchone()).result(10)
+    (value,) = store._submit(lambda: store._database._database.execute(f"PRAGMA {name}").fetchone()).result(10)
     return int(value)
 
 
@@ -180,7 +181,7 @@ def test_a_conversation_is_bounded(place: Path | None) -> None:
 
 def test_a_long_conversation_costs_what_it_holds(store: ResponseStore) -> None:
     """Four times the answers take about four times the time."""
-    store._most = 5000
+    store._database._most = 5000
     for number in range(400):
         keep(store, answer(f"r{number}", f"r{number - 1}" if number else ""))
         if number % 100 == 0:
@@ -288,14 +289,14 @@ def test_a_response_is_read_as_it_is_at_one_moment(tmp_path: Path, monkeypatch: 
         tmp_path / "responses.sqlite3", timeout=0.1, isolation_level=None, check_same_thread=False
     ) as other:
         other.execute("PRAGMA foreign_keys = ON")
-        items = one._items
+        items = one._database._items
 
         def disturbed(id: str, **keywords: Any) -> Any:
             with contextlib.suppress(sqlite3.OperationalError):  # it is locked
                 other.execute("DELETE FROM answers")
             return items(id, **keywords)
 
-        monkeypatch.setattr(one, "_items", disturbed)
+        monkeypatch.setattr(one._database, "_items", disturbed)
         found = one.response(ANN, "a").result(10)
         assert found is not None
         assert ids(found["output"]) == ["out_a"]
@@ -313,7 +314,7 @@ def test_ids_that_are_no_texts_are_left_out() -> None:
 
 def test_a_file_that_breaks_fails_calls_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = open_store(tmp_path)
-    store._submit(lambda: store._database.execute("DROP TABLE items")).result(10)
+    store._submit(lambda: store._database._database.execute("DROP TABLE items")).result(10)
     keep(store, answer("a"))
     with pytest.raises(Unavailable, match="the stored responses cannot be read"):
         recall(store, "", "x")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from handler.djl.batches import Item
+from handler.serving.response_database import ResponseDatabase
 from handler.serving.response_store import ResponseStore
 from tests.stepped import Bench, benches
 
@@ -19,8 +20,8 @@ KEY = {"authorization": "Bearer ann"}
 
 @pytest.fixture
 def bench() -> Bench:
-    store = ResponseStore(None, lifetime=100, most=100, most_bytes=1 << 20, most_recalled=1 << 20)
-    return Bench(store=store)
+    database = ResponseDatabase(None, lifetime=100, most=100, most_bytes=1 << 20, most_recalled=1 << 20)
+    return Bench(store=ResponseStore(database))
 
 
 def send(bench: Bench, body: Any, route: str = "/v1/responses", headers: dict[str, str] = KEY) -> Any:

@@ -1,0 +1,298 @@
+"""The file of the stored answers: tables in SQLite, which one thread uses. Other processes may use the file too."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from handler.core.framing import loads
+from handler.protocols.kernel.kept import KeptAnswer, KeptItem, Kind, Recalled, State, Wanted
+
+log = logging.getLogger("handler")
+
+_FILE = "responses.sqlite3"
+_VERSION = 1  # of the tables
+_BUSY_SECONDS = 5.0  # that another process may hold the file
+
+_TABLES = """
+CREATE TABLE answers (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, kind TEXT NOT NULL, previous TEXT NOT NULL, failed INTEGER NOT NULL,
+    head BLOB NOT NULL, size INTEGER NOT NULL, used REAL NOT NULL, expires REAL NOT NULL
+);
+CREATE INDEX answers_by_use ON answers (used, size);
+CREATE INDEX answers_by_expiry ON answers (expires);
+CREATE TABLE items (
+    answer TEXT NOT NULL REFERENCES answers (id) ON DELETE CASCADE, place INTEGER NOT NULL, is_output INTEGER NOT NULL,
+    id TEXT NOT NULL, item BLOB NOT NULL, PRIMARY KEY (answer, place)
+);
+CREATE INDEX items_by_id ON items (id);
+"""
+_COLUMNS = (
+    "SELECT id, owner, kind, previous, failed, head, size, used, expires FROM answers LIMIT 0",
+    "SELECT answer, place, is_output, id, item FROM items LIMIT 0",
+)
+"""What fails in another program's file."""
+
+_CHAIN = """
+WITH RECURSIVE chain (id, previous, failed, head, size, depth) AS (
+    SELECT id, previous, failed, head, size, 0 FROM answers WHERE id = :id AND owner = :owner AND kind = :kind
+    AND expires > :now
+    UNION ALL
+    SELECT one.id, one.previous, one.failed, one.head, one.size, depth + 1 FROM chain JOIN answers AS one
+    ON one.id = chain.previous WHERE one.owner = :owner AND one.kind = :kind AND one.expires > :now AND depth < :most
+) SELECT id, previous, failed, size, depth FROM chain ORDER BY depth DESC
+"""
+_TOO_MANY = """
+DELETE FROM answers WHERE id IN (
+    SELECT id FROM (
+        SELECT id, row_number() OVER latest AS number, sum(size) OVER latest AS bytes FROM answers
+        WINDOW latest AS (ORDER BY used DESC, rowid DESC ROWS UNBOUNDED PRECEDING)
+    ) WHERE number > ? OR bytes > ?
+)
+"""
+
+
+class ItemPage(NamedTuple):
+    """A page of a response's input items."""
+
+    items: Sequence[Any]
+    has_more: bool
+
+
+class Row(NamedTuple):
+    """An answer to write, as JSON."""
+
+    owner: str
+    answer: KeptAnswer
+    head: bytes
+    items: Sequence[KeptItem]
+    size: int
+
+
+class ResponseDatabase:
+    """Answers of all owners; each owner finds its own. Every call may block, and raise sqlite3.Error.
+
+    The least recently used go first where there are too many. One that a request goes on from is used, with all before.
+
+    Args:
+        directory: of the file; None: memory.
+        lifetime: in seconds, from when an answer was last used.
+        most: answers.
+        most_bytes: of all answers.
+        most_recalled: bytes of a conversation.
+        clock: returns the seconds since 1970.
+
+    Raises:
+        OSError, sqlite3.Error: the file cannot be used.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        *,
+        lifetime: float,
+        most: int,
+        most_bytes: int,
+        most_recalled: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._lifetime, self._most, self.most_bytes, self._most_recalled = lifetime, most, most_bytes, most_recalled
+        self._clock = clock
+        self._database = _open(directory)
+
+    def close(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self._database.close()
+
+    def remove_expired(self) -> None:
+        """Delete what nobody has used for its lifetime."""
+        now = (self._clock(),)
+        if self._database.execute("SELECT 1 FROM answers WHERE expires <= ? LIMIT 1", now).fetchone():
+            with self._writing() as database:
+                database.execute("DELETE FROM answers WHERE expires <= ?", now)
+
+    def keep(self, row: Row) -> None:
+        """Write an answer, and delete those for which it leaves no room."""
+        owner, answer, head, kept, size = row
+        now, first = self._clock(), len(answer.given)
+        items = [(answer.id, place, place >= first, *item) for place, item in enumerate(kept)]
+        previous, failed = answer.previous, answer.failed
+        values = (answer.id, owner, answer.kind, previous, failed, head, size, now, now + self._lifetime)
+        with self._writing() as database:
+            database.execute("DELETE FROM answers WHERE expires <= ?", (now,))
+            database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+            database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", items)
+            count, total = database.execute("SELECT count(*), total(size) FROM answers").fetchone()
+            if count > self._most or total > self.most_bytes:
+                database.execute(_TOO_MANY, (self._most, self.most_bytes))
+        if size > self.most_bytes:
+            log.warning("a response of %d bytes is not stored: option.responses_max_bytes is less", size)
+
+    def recall(self, owner: str, wanted: Wanted) -> Recalled:
+        """Return what a request needs."""
+        with self._writing():
+            read = self._conversation(owner, wanted) if wanted.previous else _Read()
+            if read.state == "found" and wanted.items:
+                read = self._with_items(read, owner, wanted)
+        if read.state != "found":
+            return Recalled(read.state)
+        items = {id: loads(item) for id, item in read.items.items()}
+        return Recalled(head=loads(read.head), history=[*map(loads, read.history)], items=items, size=read.size)
+
+    def _with_items(self, read: _Read, owner: str, wanted: Wanted) -> _Read:
+        items, answers, size = dict[str, bytes](), list[str](), read.size
+        for id in dict.fromkeys(wanted.items):
+            query = (
+                "SELECT item, answers.id FROM items JOIN answers ON answers.id = answer WHERE items.id = ? AND "
+                "owner = ? AND kind = ? AND expires > ? ORDER BY answers.rowid DESC LIMIT 1"
+            )
+            found = self._database.execute(query, (id, owner, wanted.kind, self._clock())).fetchone()
+            if found is not None:
+                size += len(found[0])
+                if size > self._most_recalled:
+                    return _Read("too_long")
+                items[id] = found[0]
+                answers.append(found[1])
+        self._use(answers)
+        return read._replace(items=items, size=size)
+
+    def _conversation(self, owner: str, wanted: Wanted) -> _Read:
+        names = {"id": wanted.previous, "owner": owner, "kind": wanted.kind, "now": self._clock(), "most": self._most}
+        chain = self._database.execute(_CHAIN, names).fetchall()
+        if not chain:
+            return _Read("missing")
+        if chain[-1][2]:
+            return _Read("failed")
+        if chain[0][1]:
+            return _Read("broken")
+        size = sum(one[3] for one in chain)
+        if size > self._most_recalled:
+            return _Read("too_long")
+        ids = [one[0] for one in chain]
+        history = [item for id in ids for item in self._items(id)]
+        (head,) = self._database.execute("SELECT head FROM answers WHERE id = ?", ids[:1]).fetchone()
+        self._use(ids)
+        return _Read(head=head, history=history, size=size)
+
+    def _use(self, ids: Sequence[str]) -> None:
+        """Note that answers are used, the later ones later."""
+        now = self._clock()
+        new = ((now, now + self._lifetime, id) for id in ids)
+        self._database.executemany("UPDATE answers SET used = ?, expires = ? WHERE id = ?", new)
+
+    def _items(self, id: str, *, output_only: bool = False) -> list[bytes]:
+        query = "SELECT item FROM items WHERE answer = ? AND is_output >= ? ORDER BY place"
+        return [item for (item,) in self._database.execute(query, (id, output_only))]
+
+    def _head(self, owner: str, id: str) -> bytes | None:
+        query = "SELECT head FROM answers WHERE id = ? AND owner = ? AND kind = ? AND expires > ?"
+        kind: Kind = "response"
+        found = self._database.execute(query, (id, owner, kind, self._clock())).fetchone()
+        return None if found is None else found[0]
+
+    def response(self, owner: str, id: str) -> dict[str, Any] | None:
+        """Return a response; None where the owner has none of this id."""
+        with self._reading():
+            head = self._head(owner, id)
+            output = [] if head is None else self._items(id, output_only=True)
+        return None if head is None else {**loads(head), "output": [*map(loads, output)]}
+
+    def input_items(self, owner: str, id: str, limit: int, after: str, newest_first: bool) -> ItemPage | None:
+        """Return a page of a response's own input; None where it, or the item before the page, is not there."""
+        with self._reading():
+            rows = self._page(owner, id, limit + 1, after, newest_first)
+        return None if rows is None else ItemPage([*map(loads, rows[:limit])], len(rows) > limit)
+
+    def _page(self, owner: str, id: str, most: int, after: str, newest_first: bool) -> list[bytes] | None:
+        if self._head(owner, id) is None:
+            return None
+        order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
+        query, names = "SELECT item FROM items WHERE answer = ? AND NOT is_output", [id]
+        if after:
+            place = "SELECT place FROM items WHERE answer = ? AND id = ? LIMIT 1"
+            found = self._database.execute(place, (id, after)).fetchone()
+            if found is None:
+                return None
+            query, names = f"{query} AND place {beyond} ?", [id, found[0]]
+        return [item for (item,) in self._database.execute(f"{query} ORDER BY place {order} LIMIT ?", [*names, most])]
+
+    def delete(self, owner: str, id: str) -> bool:
+        """Delete a response; whether there was one."""
+        with self._writing() as database:
+            query = "DELETE FROM answers WHERE id = ? AND owner = ? AND kind = 'response' AND expires > ?"
+            return database.execute(query, (id, owner, self._clock())).rowcount > 0
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """Write all that the block writes, or nothing. No other process changes what the block reads."""
+        self._database.execute("BEGIN IMMEDIATE")
+        with self._transaction():
+            yield self._database
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Read all in the block as it is at one moment, whatever other processes delete."""
+        self._database.execute("BEGIN")
+        with self._transaction():
+            yield
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._database.rollback()
+            raise
+        self._database.commit()
+
+
+class _Read(NamedTuple):
+    """What will be recalled, as JSON."""
+
+    state: State = "found"
+    head: bytes = b"{}"
+    history: Sequence[bytes] = ()
+    items: Mapping[str, bytes] = MappingProxyType({})
+    size: int = 0
+
+
+def _open(directory: Path | None) -> sqlite3.Connection:
+    """Open the file, which nobody else of the machine may read, or memory."""
+    name = ":memory:"
+    if directory is not None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(directory / _FILE, os.O_RDWR | os.O_CREAT, 0o600))
+        name = str(directory / _FILE)
+    database = sqlite3.connect(name, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        _prepare(database)
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database
+
+
+def _prepare(database: sqlite3.Connection) -> None:
+    """Make the tables, unless they are there; sqlite3.DatabaseError where the file is none of ours."""
+    database.execute("PRAGMA foreign_keys = ON")
+    database.execute("PRAGMA secure_delete = ON")  # what is deleted is gone
+    database.execute("BEGIN IMMEDIATE")
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version not in (0, _VERSION):
+        raise sqlite3.DatabaseError(f"its tables have version {version}; this release has {_VERSION}")
+    if not version:
+        if database.execute("SELECT 1 FROM sqlite_master").fetchone():
+            raise sqlite3.DatabaseError("it is another program's database")
+        for statement in filter(str.strip, _TABLES.split(";")):
+            database.execute(statement)
+        database.execute(f"PRAGMA user_version = {_VERSION}")
+    for query in _COLUMNS:
+        database.execute(query)
+    database.execute("COMMIT")
