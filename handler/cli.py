@@ -148,22 +148,24 @@ def port(text: str) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    from handler.core import garbage
     from handler.http.stop_signals import StopSignals
 
     signals = StopSignals()
     signals.install()  # before the slow imports
-    from handler.config.loader import read_server_config
-    from handler.config.model_py import describe_model_py
-    from handler.config.requirements import requirements_file
-    from handler.core.custom_handlers import Role
-    from handler.http.custom import missing_of
-    from handler.http.security.access import OPEN, read_access
-    from handler.http.startup import serve
-    from handler.plugins.functions import model_py
-    from handler.serving.loading.check import check
-    from handler.serving.loading.engine_spec import downloads_of
-    from handler.serving.loading.model_directory import model_py_directory
-    from handler.serving.loading.reading import read_sources
+    with garbage.importing():
+        from handler.config.loader import read_server_config
+        from handler.config.model_py import describe_model_py
+        from handler.config.requirements import requirements_file
+        from handler.core.custom_handlers import Role
+        from handler.http.custom import missing_of
+        from handler.http.security.access import OPEN, read_access
+        from handler.http.startup import serve
+        from handler.plugins.functions import model_py
+        from handler.serving.loading.check import check
+        from handler.serving.loading.engine_spec import downloads_of
+        from handler.serving.loading.model_directory import model_py_directory
+        from handler.serving.loading.reading import read_sources
 
     read = read_server_config if arguments.check else read_sources  # which downloads
     reading = read(arguments.model, arguments.engine, arguments.properties, arguments.options)

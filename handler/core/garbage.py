@@ -11,6 +11,7 @@ import ctypes
 import gc
 import threading
 import time
+from collections.abc import Iterator
 
 YOUNG_SECONDS = 2.0
 """Seconds between collections of the young generations."""
@@ -28,6 +29,17 @@ _YOUNG = 50_000  # new objects that start a young collection at once: those of s
 _MIDDLE = 1  # two such collections lie between two that take the middle generation along
 _NEVER = 1 << 30
 _THREAD = "garbage"
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Collect nothing meanwhile, and freeze the modules, which the interpreter's end would visit too."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def keep_collecting() -> None:

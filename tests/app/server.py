@@ -56,6 +56,7 @@ class AppServer(LiveServer):
             mock.patch.dict(os.environ, environment, clear=True),
             mock.patch.object(stop_signals, "StopSignals", return_value=self._signals),
             mock.patch.object(garbage, "keep_collecting"),
+            mock.patch.object(garbage, "importing", contextlib.nullcontext),
             contextlib.redirect_stderr(_Lines(self.lines)),
             cores_for(arguments),
         ):

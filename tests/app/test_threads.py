@@ -111,7 +111,7 @@ def not_found(answer: httpx.Response) -> bool:
 def test_what_is_not_kept_is_not_found(server: LiveServer) -> None:
     first = send(server, user("one"), **CREATE).json()
     alone = send(server, user("one")).json()
-    response = server.post({"input": "a"}, "/v1/responses", headers=ANN).json()
+    response = server.post({"input": "a", "max_output_tokens": 4}, "/v1/responses", headers=ANN).json()
     for id in ("msg_0", "", "x" * 10_000, alone["id"], response["id"]):
         assert not_found(send(server, user("two"), **go_on(id)))
     assert not_found(send(server, user("two"), headers=BOB, **go_on(first["id"])))

@@ -12,6 +12,8 @@ import pytest
 from tests.app.server import serve
 from tests.servers import LiveServer
 
+pytestmark = pytest.mark.long  # it would be the last file
+
 PROMPT = "The capital of France is"
 PARAMETERS = {"max_new_tokens": 8}
 CHAT = {

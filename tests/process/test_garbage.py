@@ -52,6 +52,23 @@ def test_old_garbage_is_found_by_the_clock_unless_that_takes_too_long(crowd: int
     assert int(found.stdout) == left
 
 
+_IMPORTS = """
+import gc, sys
+from handler import cli
+with open("/dev/null", "w") as sys.stdout:
+    assert cli.main(["serve", "--check", "--engine", "echo"]) == 0
+sys.stdout = sys.__stdout__
+print(gc.isenabled(), gc.get_freeze_count() > 2 * len(gc.get_objects()))
+"""
+
+
+def test_modules_are_frozen_once_they_are_imported() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", _IMPORTS], capture_output=True, text=True, check=True, env=clean_environment()
+    )
+    assert found.stdout.split() == ["True", "True"]
+
+
 def test_a_crowd_is_counted_as_rarely_as_all_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both pause; it is 100 seconds old."""
     now, counted, collected = [0.0], [], []

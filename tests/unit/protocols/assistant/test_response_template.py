@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from transformers.utils.chat_parsing import parse_response
 
 from handler.core.text import Vocabulary
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Token
@@ -66,6 +65,8 @@ OTHERWISE = {"hermes", "tags"}
     "answer", [answer for answer in ANSWERS if answer.template not in OTHERWISE], ids=lambda answer: answer.text[:20]
 )
 def test_transformers_reads_the_same(answer: Answer) -> None:
+    from transformers.utils.chat_parsing import parse_response  # a second, which no other worker needs
+
     message = parse_response(answer.text, TEMPLATES[answer.template], prefix=answer.prompt)
     calls = message.get("tool_calls", [])
     functions = [call["function"] for call in (calls if isinstance(calls, list) else [calls])]
