@@ -10,6 +10,7 @@ from botocore.config import Config
 from deploy.client.asynchronous import MAX_INLINE_BYTES, AsyncAnswer, split_s3
 from deploy.client.aws.bearer import BearerToken
 from deploy.client.aws.failures import FROM_AWS, failure
+from deploy.client.aws.router import RouterRuntime
 from deploy.client.aws.runtime import TIMEOUTS, Runtime, Timeouts
 from deploy.client.errors import NotSent, NotStarted
 from deploy.client.openai_route import OpenAIRoute
@@ -63,6 +64,7 @@ class Predictor:
         region: None: boto3's setting.
         component: the inference component; None: the endpoint has none, or only one.
         adapter: an adapter's component, in place of `component`.
+        routing_target: `endpoint_name` is an inference router, and this is a routing target of it.
         endpoint_url: another address than AWS's: that of `lmi deploy local`.
         session: boto3's session; None: a new one.
         patience: how long to retry a request that has not started.
@@ -81,6 +83,7 @@ class Predictor:
         *,
         component: str | None = None,
         adapter: str | None = None,
+        routing_target: str | None = None,
         endpoint_url: str | None = None,
         session: Any = None,
         serializer: Serializer = _JSON,
@@ -92,16 +95,20 @@ class Predictor:
     ) -> None:
         if component is not None and adapter is not None:
             raise NotSent("give component or adapter: an adapter is a component, and knows its base")
-        self.runtime = Runtime(
-            endpoint_name,
-            region,
-            component=adapter or component,
-            endpoint_url=endpoint_url,
-            session=session,
-            patience=patience,
-            timeouts=timeouts,
-            report=report,
-            connections=connections,
+        if routing_target is not None and (component or adapter):
+            raise NotSent("a routing target names the components of its destinations: give none beside it")
+        options: dict[str, Any] = {
+            "endpoint_url": endpoint_url,
+            "session": session,
+            "patience": patience,
+            "timeouts": timeouts,
+            "report": report,
+            "connections": connections,
+        }
+        self.runtime = (
+            Runtime(endpoint_name, region, component=adapter or component, **options)
+            if routing_target is None
+            else RouterRuntime(endpoint_name, region, routing_target, **options)
         )
         self.serializer = serializer
         self.deserializer = deserializer

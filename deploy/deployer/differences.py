@@ -35,6 +35,7 @@ _OPTIONAL = (
 """Fields without a default: a specification that no longer has one does not want it."""
 
 _NONE_IF_LEFT_OUT = ("AlarmActions", "OKActions", "InsufficientDataActions", *_OPTIONAL)
+_OF_ENDPOINT = ("EndpointName", "EndpointConfigName")
 _WHOLE = ("Environment", "Tags")
 """Maps in which AWS adds nothing."""
 
@@ -64,7 +65,7 @@ def desired_fields(resource: Resource) -> dict[str, Any]:
     if resource.kind is Kind.COMPONENT and resource.update:
         request = resource.update
     if resource.kind is Kind.ENDPOINT:
-        request = {name: request[name] for name in ("EndpointName", "EndpointConfigName")}
+        request = {name: request[name] for name in _OF_ENDPOINT}
     fields = {name: value for name, value in request.items() if name not in ("Tags", "DeploymentConfig")}
     if "Specifications" in fields:
         fields["Specifications"] = _by_type(fields["Specifications"])
@@ -73,6 +74,8 @@ def desired_fields(resource: Resource) -> dict[str, Any]:
 
 def as_request(kind: Kind, description: Json) -> dict[str, Any]:
     """Return AWS's description in the fields of the request that creates the resource."""
+    if kind is Kind.ENDPOINT:  # the other fields are its configuration's
+        return {name: description.get(name) for name in _OF_ENDPOINT}
     fields = dict(description)
     if kind is Kind.COMPONENT:
         fields["RuntimeConfig"] = {"CopyCount": description.get("RuntimeConfig", {}).get("DesiredCopyCount")}

@@ -92,7 +92,7 @@ def time_limit(decision: Decision, batches: int = 1, between: float = 0.0) -> fl
         between: seconds between two batches.
     """
     provision = _PROVISION if decision.provision is None else decision.provision
-    return batches * (provision + decision.download + decision.startup + between) + _MARGIN
+    return batches * (provision + decision.start + between) + _MARGIN
 
 
 def wait_for(

@@ -23,6 +23,7 @@ from deploy.local.eventstream import CONTENT_TYPE
 from deploy.local.headers import ASYNC, COMPONENT, INVOKE, STREAM, VARIANT, Operation, to_client, to_container
 from deploy.local.objects import Objects
 from deploy.local.relay import Relay, messages, raise_for_status
+from deploy.local.router import ROUTED, as_routers, check_body, check_target, destination
 from deploy.local.store import Store
 from deploy.local.transform import TransformJobs
 
@@ -51,6 +52,8 @@ class Runtime:
         app.router.add_post("/endpoints/{endpoint}/invocations", self._invoke)
         app.router.add_post("/endpoints/{endpoint}/invocations-response-stream", self._stream)
         app.router.add_post("/endpoints/{endpoint}/async-invocations", self._invoke_async)
+        app.router.add_post("/inference-routers/{endpoint}/invocations", self._route)
+        app.router.add_post("/inference-routers/{endpoint}/async-invocations", self._route_async)
         app.router.add_post(f"/endpoints/{{endpoint}}/{_OPENAI}", self._openai)
         app.router.add_post(f"/endpoints/{{endpoint}}/inference-components/{{component}}/{_OPENAI}", self._openai)
         if self._store:
@@ -107,6 +110,25 @@ class Runtime:
         body = await self._body(request)
         accepted = self._async.accept(request.headers, headers, body, log_stream)
         return web.json_response({"InferenceId": accepted.inference_id}, status=202, headers=accepted.headers)
+
+    async def _route(self, request: web.Request) -> web.StreamResponse:
+        """InvokeInferenceRouter: the request goes to the only destination, as one to the endpoint would."""
+        endpoint = self._endpoint
+        try:
+            log_stream, headers = self._check_request(request, ROUTED)
+            check_target(request.headers)
+            body = await self._body(request)
+            check_body(body, endpoint.limits.small_body)
+            reply, data = await self._relay.whole(body, headers, endpoint.limits.invoke, log_stream)
+        except ApiError as error:
+            raise as_routers(error) from error
+        returned = to_client(reply.headers, ROUTED, endpoint.variant)
+        if "Content-Type" in reply.headers:
+            returned["Content-Type"] = reply.headers["Content-Type"]
+        return web.Response(body=data, headers={**returned, **destination(endpoint, log_stream.split(":")[3])})
+
+    async def _route_async(self, request: web.Request) -> web.StreamResponse:
+        raise ApiError(400, "ValidationException", "The emulator's router has no asynchronous routing target.")
 
     async def _openai(self, request: web.Request) -> web.StreamResponse:
         """Pass a request on unchanged, both ways; a failure after the first byte cuts the connection."""

@@ -172,8 +172,8 @@ def _variants(aws: Aws, endpoint: Mapping[str, Any]) -> Iterator[Variant]:
     types: dict[str, str | None] = {}
     if config:
         description = aws.client("sagemaker").describe_endpoint_config(EndpointConfigName=config)
-        types = {item["VariantName"]: _types(item) for item in description["ProductionVariants"]}
-    for item in endpoint.get("ProductionVariants", []):
+        types = {item["VariantName"]: _types(item) for item in _with_shadows(description)}
+    for item in _with_shadows(endpoint):
         images = [
             image.get("ResolvedImage") or image.get("SpecifiedImage", "") for image in item.get("DeployedImages", [])
         ]
@@ -184,6 +184,10 @@ def _variants(aws: Aws, endpoint: Mapping[str, Any]) -> Iterator[Variant]:
             _in_pools(item) or types.get(item["VariantName"]),
             images[0] if images else "",
         )
+
+
+def _with_shadows(description: Mapping[str, Any]) -> list[Any]:
+    return [*description.get("ProductionVariants", ()), *description.get("ShadowProductionVariants", ())]
 
 
 def _types(variant: Mapping[str, Any]) -> str | None:

@@ -75,6 +75,11 @@ class Decision:
         """What serves, and its shadow."""
         return (self,) if self.shadow is None else (self, self.shadow)
 
+    @property
+    def start(self) -> int:
+        """Seconds of the longest start: the model data's download, and until /ping answers 200."""
+        return max(one.download + one.startup for one in self.both)
+
     def on(self, pool: Pool) -> Decision:
         """Return the decision for the instances of one pool."""
         return replace(

@@ -106,7 +106,7 @@ def _shift(spec: Spec, count: int, unit: str) -> dict[str, Any]:
 
 def _longest(spec: Spec, decision: Decision, batches: int) -> int:
     """Return the seconds for all batches, each from finding instances to the end of its wait."""
-    batch = (decision.provision or _PROVISION) + decision.download + decision.startup + spec.update.wait
+    batch = (decision.provision or _PROVISION) + decision.start + spec.update.wait
     return min(max(batches * batch, _SHORTEST), _LONGEST)
 
 

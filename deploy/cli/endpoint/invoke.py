@@ -22,11 +22,15 @@ def add(commands: Any) -> None:
         help="through asynchronous inference: wait for the answer in S3",
     )
     parser.add_argument("--upload", metavar="S3URI", help="with --async: put a body of more than 128,000 bytes there")
+    parser.add_argument(
+        "--routing-target", metavar="NAME", help="the name is that of an inference router, and this its routing target"
+    )
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    predictor, body, options = predictor_of(arguments), body_of(arguments), options_of(arguments)
+    predictor = predictor_of(arguments, routing_target=arguments.routing_target)
+    body, options = body_of(arguments), options_of(arguments)
     if arguments.asynchronous:
         accepted = predictor.predict_async(body, upload=arguments.upload, **options)
         print(f"the answer will be {accepted.output}", file=sys.stderr)

@@ -35,12 +35,14 @@ def runtime_client(
     read_timeout: float,
     connect_timeout: float = 10.0,
     connections: int = 10,
+    service: str = "sagemaker-runtime",
 ) -> Any:
     """Return boto3's client of SageMaker Runtime without retries: a retry would be another generation.
 
     Args:
         read_timeout: seconds without a byte; connect_timeout: seconds until a connection.
         connections: maximum of concurrent requests.
+        service: boto3's name of it, or of the inference routers' runtime.
     """
     config = Config(
         connect_timeout=connect_timeout,
@@ -50,4 +52,4 @@ def runtime_client(
         max_pool_connections=connections,
         user_agent_extra="lmi-client",
     )
-    return session.client("sagemaker-runtime", region_name=region, endpoint_url=endpoint_url, config=config)
+    return session.client(service, region_name=region, endpoint_url=endpoint_url, config=config)

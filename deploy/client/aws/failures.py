@@ -39,6 +39,8 @@ _REFUSED = ("ValidationError", "ValidationException", "413", "400")
 _IN_TIME = (
     "Ask for fewer tokens, stream the answer, or use asynchronous inference: SageMaker waits 60 s (streams: 8 min)."
 )
+_INVOKE = "It needs sagemaker:InvokeEndpoint (`lmi deploy iam`)."
+_ROUTED = "It needs sagemaker:InvokeInferenceRouter on the router, and sagemaker:InvokeEndpoint on its destinations."
 _LOGS = "`lmi deploy logs NAME` shows what the container wrote."
 
 
@@ -87,9 +89,8 @@ def _from_status(error: ClientError) -> RequestFailed:
     elif code in NOT_VALID:
         result = errors.Forbidden(f"{error.operation_name}: {code}: {message}", SIGN_IN_AGAIN)
     elif code in _DENIED:
-        result = errors.Forbidden(
-            f"{error.operation_name}: {code}: {message}", "It needs sagemaker:InvokeEndpoint (`lmi deploy iam`)."
-        )
+        needs = _ROUTED if error.operation_name == "InvokeInferenceRouter" else _INVOKE
+        result = errors.Forbidden(f"{error.operation_name}: {code}: {message}", needs)
     elif code in _REFUSED and "no capacity" in message.lower():
         result = errors.NoCapacity(message, "No copy is up. One is started by requests if scaling.min is 0.")
     elif code in _REFUSED and "not found" in message.lower():

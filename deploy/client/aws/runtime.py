@@ -51,6 +51,8 @@ class Runtime:
         NotSent: no region is set.
     """
 
+    service = "sagemaker-runtime"
+
     def __init__(
         self,
         endpoint_name: str,
@@ -151,6 +153,7 @@ class Runtime:
                     read_timeout=read_timeout,
                     connect_timeout=self._timeouts.connect,
                     connections=self._connections,
+                    service=self.service,
                 )
             return self._clients[read_timeout]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,9 @@ def test_a_shadow_stands_beside_and_goes(
     capsys.readouterr()
     assert main(["up", path, "--yes"]) == 0
     assert "nothing to do" in capsys.readouterr().out
+    assert main(["status", NAME, "--region", "us-east-1"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"Shadow +1 +1 +instances ml\.g6e\.2xlarge", said), said
     assert main(["up", file(tmp_path, content), "--yes"]) == 0
     assert "ShadowProductionVariants" not in config(cloud)
     assert serving in cloud.sagemaker.names("model")

@@ -33,6 +33,9 @@ _LISTS = {
 }
 
 
+_SHOWN_WITH_ENDPOINT = ("AsyncInferenceConfig", "CrossRegionTrafficConfig", "ExplainerConfig", "MetricsConfig")
+
+
 class Calls:
     """One method for each of boto3's calls; `p` are its parameters, freely changed."""
 
@@ -242,6 +245,9 @@ class Calls:
                 said["FailureReason"] = thing.reason
         if kind == "endpoint":
             said["ProductionVariants"] = self._variants(thing)
+            if shadows := self._variants(thing, "ShadowProductionVariants"):
+                said["ShadowProductionVariants"] = shadows
+            said |= self._of_configuration(thing)
         if kind == "inference-component":
             said["EndpointArn"] = self._cloud.get("endpoint", thing.request["EndpointName"]).arn
             for specification in _specifications(said):
@@ -274,9 +280,9 @@ class Calls:
             said[name] = thing.request.get(name, "")  # an adapter is where its base is
         return said
 
-    def _variants(self, endpoint: Thing) -> list[dict[str, Any]]:
+    def _variants(self, endpoint: Thing, field: str = "ProductionVariants") -> list[dict[str, Any]]:
         config = self._cloud.things.get(("endpoint-config", endpoint.request["EndpointConfigName"]))
-        variants = config.request["ProductionVariants"] if config is not None else []
+        variants = config.request.get(field, []) if config is not None else []
         counts = endpoint.request.get("Counts", {})
         return [
             {
@@ -289,6 +295,21 @@ class Calls:
             }
             for variant in variants
         ]
+
+    def _of_configuration(self, endpoint: Thing) -> dict[str, Any]:
+        """What AWS shows of an endpoint's configuration with the endpoint."""
+        config = self._cloud.things.get(("endpoint-config", endpoint.request["EndpointConfigName"]))
+        request = config.request if config is not None else {}
+        shown = {name: request[name] for name in _SHOWN_WITH_ENDPOINT if name in request}
+        if (capture := request.get("DataCaptureConfig")) is not None:
+            shown["DataCaptureConfig"] = {
+                "EnableCapture": capture.get("EnableCapture", True),
+                "CaptureStatus": "Started",
+                "CurrentSamplingPercentage": capture["InitialSamplingPercentage"],
+                "DestinationS3Uri": capture["DestinationS3Uri"],
+                "KmsKeyId": capture.get("KmsKeyId", ""),
+            }
+        return shown
 
     # Tags
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from deploy.deployer.wait import time_limit
 from deploy.errors import Refused
 from deploy.export.cloudformation import cloudformation_template
 from deploy.export.kubernetes import kubernetes_manifests
@@ -103,3 +104,10 @@ def test_kubernetes_has_no_shadow_and_no_reservation_and_names_capture() -> None
             kubernetes_manifests(spec("plain", **changes), decision("plain"))
     _, notes = kubernetes_manifests(spec("plain", capture=CAPTURE), decision("plain"))
     assert [note for note in notes if note.startswith("capture: no place here")] != []
+
+
+def test_updates_wait_for_the_slower_start() -> None:
+    alone, slow = decision("plain"), decision("plain", download=3600, startup=3600)
+    beside = decision("plain", shadow=slow)
+    assert (alone.start, beside.start) == (1500, 7200)
+    assert time_limit(beside) - time_limit(alone) == 5700.0
