@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from deploy.aws import Aws
-from deploy.resolve.model_shape import shape_in_s3
+from deploy.resolve.model.shape import shape_in_s3
 from tests.deploy.cases import LLAMA_CONFIG
 from tests.deploy.doubles.aws import Cloud
 from tests.deploy.doubles.deployer import permit

@@ -13,7 +13,7 @@ import pytest
 from deploy.resolve.candidates import cheapest, rank
 from deploy.resolve.fit import LEAST_CAPABILITIES, Need, fit
 from deploy.resolve.instances import all_types, find
-from deploy.resolve.model_shape import known_model
+from deploy.resolve.model.shape import known_model
 from deploy.spec.values import Precision
 from handler.protocols.assistant.reasoning.families import FAMILIES
 from handler.protocols.assistant.tools.formats import FORMATS

@@ -199,7 +199,7 @@ def test_a_shape_that_is_given_beats_all_others() -> None:
 )
 def test_where_a_shape_is_found(model: dict[str, Any], source: str | None) -> None:
     found = find_size(spec(model=model))
-    assert (found and found.source) == source
+    assert (found.source if found.shape is not None else None) == source
 
 
 def test_advice_on_a_type_of_which_nothing_is_known() -> None:
