@@ -96,6 +96,8 @@ class Need:
             return int(room / (whole / self.context))
         fixed, full, windowed = self._bytes(degree)
         left = room * _GIB - fixed
+        if left <= 0:
+            return 0
         within = left / (full + windowed) if full + windowed else float(self.context)
         if within > self._kept and full:
             within = (left - windowed * self._kept) / full

@@ -74,7 +74,7 @@ class Shape(Section):
     parameters: float = Field(
         gt=0, description="Number of weights, e.g. 8.03e9; of a mixture of experts those of all experts."
     )
-    layers: int = Field(gt=0, le=4096, description="num_hidden_layers.")
+    layers: int = Field(ge=1, le=4096, description="num_hidden_layers.")
     kv_heads: int = Field(gt=0, description="num_key_value_heads, else num_attention_heads.")
     head_dim: int = Field(gt=0, description="head_dim, else hidden_size / num_attention_heads.")
     heads: int | None = Field(None, gt=0, description="num_attention_heads, which tensor parallel degrees must divide.")

@@ -244,6 +244,71 @@ def test_a_gguf_file_with_heads_layer_by_layer(tmp_path: Path) -> None:
     assert shape.kv_heads == 3
 
 
+def test_what_a_gguf_file_says_of_its_precision_and_attention(tmp_path: Path) -> None:
+    said: Any = {
+        "general.architecture": "gemma3",
+        **{f"gemma3.{name}": value for name, value in {
+            "block_count": 30, "embedding_length": 576, "attention.head_count": 9, "attention.key_length": 256,
+            "attention.head_count_kv": [0, 3] * 15, "attention.sliding_window": 512,
+            "attention.sliding_window_pattern": [0, 1] * 15, "context_length": 8192}.items()},
+    }  # fmt: skip
+    (tmp_path / "model.gguf").write_bytes(gguf(**said))
+    shape = shape_in_directory(tmp_path)
+    assert shape is not None
+    assert (shape.kv_heads, shape.head_dim, shape.uncached_layers) == (3, 256, 15)
+    assert (shape.window_layers, shape.window, shape.dtype) == (15, 512, "fp32")  # the type of its tensors is 0
+
+
+def test_latent_attention_of_a_gguf_file(tmp_path: Path) -> None:
+    said: Any = {"llama.attention.kv_lora_rank": 512, "llama.rope.dimension_count": 64}
+    (tmp_path / "model.gguf").write_bytes(gguf(**said))
+    shape = shape_in_directory(tmp_path)
+    assert shape is not None
+    assert 2 * shape.kv_heads * shape.head_dim == 576
+
+
+def test_a_gguf_model_in_parts(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        (tmp_path / f"big-{number:05}-of-00003.gguf").write_bytes(gguf() + b"0" * number)
+    (tmp_path / "zother.gguf").write_bytes(gguf())
+    shape = shape_in_directory(tmp_path)
+    assert shape is not None
+    assert (shape.parameters, shape.stored) == (3 * 52, 3 * len(gguf()) + 6)
+
+
+def nested() -> bytes:
+    """A list of lists of lists …"""
+    text = b"general.name"
+    found = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(text)) + text + struct.pack("<I", 9)
+    return found + struct.pack("<IQ", 9, 1) * 100_000
+
+
+def long_list(kind: int) -> bytes:
+    text = b"general.name"
+    found = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(text)) + text + struct.pack("<I", 9)
+    return found + struct.pack("<IQ", kind, 1 << 60) + bytes(100)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        nested(),
+        long_list(8),
+        long_list(4),
+        gguf(**{"llama.block_count": 1 << 31}),
+        gguf(**{"llama.attention.head_count": 0}),
+        gguf(**{"llama.attention.head_count": "nine"}),
+        gguf(**{"general.architecture": "none"}),
+    ],
+    ids=range(7),
+)
+def test_gguf_files_that_lie(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.gguf").write_bytes(content)
+    with pytest.raises(SpecError, match="gguf") as caught:
+        shape_in_directory(tmp_path)
+    assert len(str(caught.value)) < 300
+
+
 @pytest.mark.parametrize("content", [gguf()[:60], gguf()[:-40], b"", b"GGML" + gguf()[4:], gguf(version=1)])
 def test_files_that_are_no_gguf(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.gguf").write_bytes(content)
