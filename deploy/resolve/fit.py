@@ -5,7 +5,7 @@ Memory of one GPU, in GiB:
     weights       bytes of all weights / tensor parallel degree
     KV cache      2 * layers * KV heads * head size * bytes per token. A GPU holds its share of the KV heads, at least
                   one: above as many GPUs as KV heads, heads are copied. A layer with a sliding window keeps a window and
-                  a step's chunk of the prompt, if the engine frees the rest; linear attention a state for each request
+                  a step's chunk of the prompt, if the engine frees the rest; linear attention a state a request
     workspace     a tenth of the weights, at least half a GiB: activations and the kernels' buffers
     CUDA graphs   1; 2 if several GPUs work together (buffers to exchange results)
     total         at most 0.9 of what the driver counts; the driver and fragmentation take the rest

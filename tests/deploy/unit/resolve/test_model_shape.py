@@ -170,7 +170,7 @@ def test_a_directory_without_a_config(tmp_path: Path) -> None:
         ("", r"the model's config\.json is no JSON: "),
         ("[1]", r"the model's config\.json is no JSON object"),
         ("[" * 100_000, r"the model's config\.json is nested too deep"),
-        (json.dumps(LLAMA_CONFIG | {"num_hidden_layers": -3}), r"num_hidden_layers: -3 is no whole number from 0 to 4096"),
+        (json.dumps(LLAMA_CONFIG | {"num_hidden_layers": -3}), "num_hidden_layers: -3 is no whole number from 0 to"),
         (json.dumps(LLAMA_CONFIG | {"num_hidden_layers": 10**9}), "num_hidden_layers: 1000000000 is no whole number"),
         (json.dumps(LLAMA_CONFIG | {"hidden_size": 10**400}), "hidden_size: 10{39}… is no whole number"),
         (json.dumps(LLAMA_CONFIG | {"hidden_size": 1e300}), r"hidden_size: 1\d{39}… is no whole number"),
@@ -178,7 +178,7 @@ def test_a_directory_without_a_config(tmp_path: Path) -> None:
         (json.dumps(LLAMA_CONFIG | {"hidden_size": {"a": 1}}), "hidden_size: {'a': 1} is no whole number"),
         (json.dumps(LLAMA_CONFIG | {"vocab_size": "many" * 100}), "vocab_size: 'many.{35}… is no whole number"),
         (json.dumps(LLAMA_CONFIG | {"num_key_value_heads": True}), "num_key_value_heads: True is no whole number"),
-        (json.dumps(LLAMA_CONFIG | {"num_key_value_heads": [[8]]}), r"num_key_value_heads: \[\[8\]\] is no whole number"),
+        (json.dumps(LLAMA_CONFIG | {"num_key_value_heads": [[8]]}), r"heads: \[\[8\]\] is no whole number"),
     ],
     ids=lambda value: value[:30],
 )  # fmt: skip
@@ -276,6 +276,10 @@ def test_a_gguf_model_in_parts(tmp_path: Path) -> None:
     assert (shape.parameters, shape.stored) == (3 * 52, 3 * len(gguf()) + 6)
 
 
+NINE: Any = {"llama.attention.head_count": "nine"}
+NOBODYS: Any = {"general.architecture": "none"}
+
+
 def nested() -> bytes:
     """A list of lists of lists …"""
     text = b"general.name"
@@ -297,8 +301,8 @@ def long_list(kind: int) -> bytes:
         long_list(4),
         gguf(**{"llama.block_count": 1 << 31}),
         gguf(**{"llama.attention.head_count": 0}),
-        gguf(**{"llama.attention.head_count": "nine"}),
-        gguf(**{"general.architecture": "none"}),
+        gguf(3, **NINE),
+        gguf(3, **NOBODYS),
     ],
     ids=range(7),
 )

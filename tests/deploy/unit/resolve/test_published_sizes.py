@@ -3,7 +3,7 @@
 A size is one of
 * the bytes in the checkpoint's own index (`metadata.total_size`), or the GB of its files that a reader of it tells,
 * the number of weights that the model's card, its paper or vLLM's recipes (vllm-project/recipes, models/, read on
-  2026-11-24) give, times the bytes of the checkpoint's precision. "Not looked up again": known, but no page was at hand.
+  2026-11-24) give, times the bytes of the checkpoint's precision. "Not looked up again": no page was at hand.
 `deploy/data/models.json` has numbers of weights that transformers counted, and dimensions; no bytes.
 """
 
