@@ -4,8 +4,8 @@ Memory of one GPU, in GiB:
 
     weights       bytes of all weights / tensor parallel degree
     KV cache      2 * layers * KV heads * head size * bytes per token. A GPU holds its share of the KV heads, at least
-                  one: above as many GPUs as KV heads, heads are copied. A layer with a sliding window keeps a window and
-                  a step's chunk of the prompt, if the engine frees the rest; linear attention a state a request
+                  one: above as many GPUs as KV heads, heads are copied. A layer with a sliding window keeps the window
+                  and a step's chunk of the prompt, if the engine frees the rest; linear attention a state a request
     workspace     a tenth of the weights, at least half a GiB: activations and the kernels' buffers
     CUDA graphs   1; 2 if several GPUs work together (buffers to exchange results)
     total         at most 0.9 of what the driver counts; the driver and fragmentation take the rest
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deploy.resolve.instances import InstanceType
+from deploy.resolve.instances import InstanceType, all_types
 from deploy.resolve.model.quantization import WIDTH
 from deploy.resolve.prices import TABLE, Price
 from deploy.spec.sections import Shape
@@ -237,6 +237,12 @@ def too_old(instance: InstanceType, built_for: tuple[int, int] | None) -> str:
         return ""
     least, has = (".".join(map(str, version)) for version in (built_for, instance.compute))
     return f"the image is built for compute capability {least} and newer, the {instance.gpu} has {has}"
+
+
+def able(built_for: tuple[int, int] | None) -> str:
+    """Return the families of types whose GPUs an image has kernels for."""
+    families = [f"ml.{item.family}" for item in all_types() if item.gpus and not too_old(item, built_for)]
+    return ", ".join(dict.fromkeys(families))
 
 
 def _remarks(need: Need, instance: InstanceType, degree: int) -> tuple[str, ...]:

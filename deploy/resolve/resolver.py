@@ -14,7 +14,7 @@ from deploy.resolve import images
 from deploy.resolve.candidates import Candidates, Resolution, cheapest, rank, too_small
 from deploy.resolve.decision import Decision
 from deploy.resolve.devices import device_warnings
-from deploy.resolve.fit import Fit, Need, fit, too_old
+from deploy.resolve.fit import Fit, Need, able, fit, too_old
 from deploy.resolve.instances import InstanceType, find, refuse_mistyped
 from deploy.resolve.model.hub import Hub, HubError
 from deploy.resolve.model.shape import known_model, read_shape, shape_in_directory, shape_in_s3
@@ -93,9 +93,7 @@ def resolve(
     instance = None if spec.instance.type == "auto" else find(spec.instance.type)
     fits = () if need is None else rank(need, _on_cpu(spec) if instance is None else instance.gpus == 0, prices)
     if instance is not None and not spec.instance.unchecked and (old := too_old(instance, image.built_for)):
-        raise DoesNotFit(
-            f"instance.type: {instance.name}: {old}", "Take ml.g5, ml.g6 or newer types, or another image."
-        )
+        raise DoesNotFit(f"instance.type: {instance.name}: {old}", f"Take {able(image.built_for)}, or another image.")
     chosen, type_warnings = _choose(spec, instance, need, fits, prices)
     instance = instance if chosen is None else chosen.instance
     ami, ami_warnings = images.choose_ami(spec.instance.ami, instance, image.cuda)

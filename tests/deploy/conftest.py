@@ -22,6 +22,7 @@ def _no_aws(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
         "AWS_WEB_IDENTITY_TOKEN_FILE",
         "AWS_DEFAULT_PROFILE",
         "HF_TOKEN",
+        "HF_ENDPOINT",
     ):
         monkeypatch.delenv(name, raising=False)
     nothing = str(tmp_path_factory.getbasetemp() / "no-aws-configuration")
@@ -34,7 +35,6 @@ def _no_aws(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
         "AWS_CONFIG_FILE": nothing,
         "AWS_SHARED_CREDENTIALS_FILE": nothing,
         "AWS_ENDPOINT_URL": _NOWHERE,
-        "HF_ENDPOINT": _NOWHERE,
         "HF_HUB_OFFLINE": "1",
     }.items():
         monkeypatch.setenv(name, value)

@@ -20,6 +20,11 @@ _IN_ALL = 60.0
 """Seconds for all requests for one model."""
 
 
+def endpoint() -> str:
+    """Return the hub's address: HF_ENDPOINT, else the public one's."""
+    return (os.environ.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/")
+
+
 class HubError(Exception):
     """The hub does not say it: a reason for one line."""
 
@@ -39,15 +44,15 @@ class Hub:
     """The hub, asked once for each model.
 
     Args:
-        endpoint: None: HF_ENDPOINT, else the public hub.
+        address: None: `endpoint()`.
         token: sent to the hub alone; None: HF_TOKEN, else none.
 
     Raises:
         SpecError: the endpoint is no address.
     """
 
-    def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:
-        self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/")
+    def __init__(self, address: str | None = None, token: str | None = None) -> None:
+        self.endpoint = address or endpoint()
         self._token = token or os.environ.get("HF_TOKEN")
         self._asked: dict[tuple[str, str], HubFiles | HubError] = {}
         if urllib.parse.urlsplit(self.endpoint).scheme not in ("http", "https"):

@@ -238,6 +238,16 @@ def test_an_image_without_kernels_for_the_gpu_is_refused(image: dict[str, str], 
         assert "g4dn" not in decision(image=image, model=model, options={}).instance_type
 
 
+def test_an_image_for_hopper_and_newer_names_the_types_for_it() -> None:
+    sglang = {"uri": "763104351884.dkr.ecr.us-east-1.amazonaws.com/sglang:0.5.20-gpu-py312-cu130-amzn2023-sagemaker"}
+    said = r"instance.type: ml.g6e.xlarge: the image is built for compute capability 9\.0 and newer, the L40S has 8\.9"
+    with pytest.raises(DoesNotFit, match=said) as caught:
+        decision(image=sglang, model=TINY, instance={"type": "ml.g6e.xlarge"}, options={})
+    assert caught.value.advice == (
+        "Take ml.g7e, ml.g7, ml.p5, ml.p5e, ml.p5en, ml.p6-b200, ml.p6-b300, or another image."
+    )
+
+
 def test_an_older_or_unknown_image_takes_a_t4() -> None:
     """Of AWS's image before LMI 27 nothing is known, and of one's own: it is remarked, not refused."""
     old = {"aws": "djl-lmi", "tag": "0.31.0"}
