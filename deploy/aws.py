@@ -14,6 +14,9 @@ from deploy.diagnostics.advice import advice
 from deploy.errors import DeployError, NotAllowed, SpecError
 
 _CONFIG = Config(retries={"total_max_attempts": 5, "mode": "standard"}, user_agent_extra="lmi-deploy")
+_QUICK = _CONFIG.merge(Config(connect_timeout=3, read_timeout=10, retries={"total_max_attempts": 2}))
+"""For what the user can do without: a network that has no way there is not waited for."""
+
 _DENIED = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation", "403")
 _GONE = ("ObjectNotFoundException", "ResourceNotFound", "ResourceNotFoundException")
 
@@ -40,6 +43,10 @@ class Aws:
         if service not in self._clients:
             self._clients[service] = self._session.client(service, config=_CONFIG)
         return self._clients[service]
+
+    def quick_client(self, service: str, region: str) -> Any:
+        """Return a client that gives up within seconds."""
+        return self._session.client(service, region_name=region, config=_QUICK)
 
     def account(self) -> str:
         """Ask STS for the account's twelve digits."""

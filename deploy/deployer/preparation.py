@@ -11,8 +11,10 @@ from deploy.deployer.live import Live
 from deploy.deployer.plan import Plan, plan
 from deploy.deployer.teardown import users_of
 from deploy.errors import Refused, SpecError
-from deploy.resolve.candidates import Candidates
+from deploy.resolve.candidates import Candidates, Resolution
 from deploy.resolve.decision import Decision
+from deploy.resolve.model.hub import hub_to_ask
+from deploy.resolve.price_list import ask as ask_prices
 from deploy.resolve.resolver import resolve
 from deploy.resources.build import resources, warnings
 from deploy.resources.environment import options_problems, problems_error
@@ -64,7 +66,7 @@ def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret:
         SpecError, DoesNotFit, Refused, NotThere: as `resolve` and `resources`.
     """
     try:
-        resolution = resolve(spec, region, aws=aws)
+        resolution = _resolved(spec, region, aws)
     except SpecError as error:  # the options need no decision
         if wrong := options_problems(spec):
             advice = "\n".join(filter(None, (error.advice, ADVICE)))
@@ -73,6 +75,13 @@ def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret:
     decision = resolution.decision
     resources_in_order = resources(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
     return Preparation(spec, decision, resources_in_order, warnings(spec, decision), resolution.candidates)
+
+
+def _resolved(spec: Spec, region: str, aws: Aws | None) -> Resolution:
+    if aws is None:
+        return resolve(spec, region)
+    account = aws.account()  # first: without AWS nothing else is asked
+    return resolve(spec, region, account=account, aws=aws, hub=hub_to_ask(), prices=ask_prices(aws))
 
 
 def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = False) -> Comparison:

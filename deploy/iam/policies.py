@@ -171,7 +171,7 @@ def _in_general(spec: Spec, own_image: bool) -> dict[str, Any]:
     actions += [f"application-autoscaling:{verb}" for verb in (*reads.split(), *changes.split())]
     actions += ["cloudwatch:DescribeAlarms", "cloudwatch:GetMetricData"]
     actions += ["logs:DescribeLogGroups"]  # IAM knows no group by its prefix, only all of them
-    actions += ["servicequotas:ListServiceQuotas"]
+    actions += ["servicequotas:ListServiceQuotas", "pricing:GetProducts"]
     if spec.network.subnets:
         actions += ["ec2:DescribeSecurityGroups", "ec2:DescribeSubnets"]
     if own_image:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from deploy.preflight.check import Check, Context, Verdict, error, ok, warning
 from deploy.preflight.key import SECRET, compared, customers
+from deploy.resolve.model.hub import endpoint
 from deploy.s3.prefix import Prefix, check_region, objects, reader
 from deploy.s3.prefix_lint import Finding, Level, lint
 from deploy.s3.upload import human, plan_upload
 
-_HUB = "https://huggingface.co"
 _DEMO = "demo"  # the handler's name for its small demo model
 
 
@@ -47,7 +47,7 @@ def _hub(context: Context, model_id: str) -> Check:
     parts = model_id.split("/", 2)  # OWNER/MODEL/FILE.gguf names a file of the model
     repository, file = "/".join(parts[:2]), "".join(parts[2:]) or "config.json"
     try:
-        status, _ = context.fetch("HEAD", f"{_HUB}/{repository}/resolve/main/{file}", {})
+        status, _ = context.fetch("HEAD", f"{endpoint()}/{repository}/resolve/main/{file}", {})
     except OSError:
         return ok("model", f"{model_id} (the hub cannot be reached from here)")
     if status in (401, 403):

@@ -9,6 +9,7 @@ from deploy.errors import DoesNotFit
 from deploy.resolve.decision import Decision
 from deploy.resolve.fit import Fit, Need, fit
 from deploy.resolve.instances import all_types
+from deploy.resolve.prices import TABLE, Prices
 
 BEYOND_ONE_MACHINE = (
     "No endpoint of SageMaker spreads a model over several machines. On HyperPod Dynamo does: put this server in front "
@@ -25,12 +26,14 @@ class Candidates:
         source: where the model's shape is from, for the table's title.
         fits: one entry a type, best first.
         chosen: the specification's type, or the one that `auto` chose; None: the tables do not know the type.
+        prices: what the instances cost.
     """
 
     need: Need
     source: str
     fits: tuple[Fit, ...]
     chosen: Fit | None
+    prices: Prices = TABLE
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,14 @@ class Resolution:
     candidates: Candidates | None
 
 
-def rank(need: Need, cpu: bool = False) -> tuple[Fit, ...]:
+def rank(need: Need, cpu: bool = False, prices: Prices = TABLE) -> tuple[Fit, ...]:
     """Fit the model on every known type, and sort: those that fit first, then those without remarks, then by price.
 
     Args:
         cpu: take the CPU types instead of those with GPUs.
     """
-    fits = [fit(need, instance) for instance in all_types() if (instance.gpus == 0) == cpu]
+    types = [instance for instance in all_types() if (instance.gpus == 0) == cpu]
+    fits = [fit(need, instance, prices.of(instance.name)) for instance in types]
     return tuple(
         sorted(fits, key=lambda item: (not item.fits, bool(item.remarks), item.price.rank, item.instance.gpus))
     )
@@ -92,9 +96,10 @@ COLUMNS = (
 def title(candidates: Candidates) -> str:
     """Return e.g. `8.03 billion weights in bf16 (known model), context 8192: 15.0 GiB, and 0.125 MiB a token`."""
     need = candidates.need
+    a_token = need.kv_gib(need.context, 1) / need.context * 1024
     return (
         f"{need.shape.parameters / 1e9:.3g} billion weights in {need.dtype} ({candidates.source}), "
-        f"context {need.context}: {need.weight_gib:.1f} GiB, and {need.kv_gib(1, 1) * 1024:.3g} MiB a token"
+        f"context {need.context}: {need.weight_gib:.1f} GiB, and {a_token:.3g} MiB a token"
     )
 
 

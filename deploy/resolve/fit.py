@@ -4,13 +4,14 @@ Memory of one GPU, in GiB:
 
     weights       bytes of all weights / tensor parallel degree
     KV cache      2 * layers * KV heads * head size * bytes per token. A GPU holds its share of the KV heads, at least
-                  one: above as many GPUs as KV heads, heads are copied
+                  one: above as many GPUs as KV heads, heads are copied. A layer with a sliding window keeps the window
+                  and a step's chunk of the prompt, if the engine frees the rest; linear attention a state a request
     workspace     a tenth of the weights, at least half a GiB: activations and the kernels' buffers
     CUDA graphs   1; 2 if several GPUs work together (buffers to exchange results)
     total         at most 0.9 of what the driver counts; the driver and fragmentation take the rest
 
-A model fits if one request of the full context fits. The result is on the safe side for layers with a sliding window,
-which keep less. A CPU type holds weights and cache in its RAM, of which the system keeps 2 GiB.
+A model fits if one request of the full context fits. A CPU type holds weights and cache in its RAM, of which the system
+keeps 2 GiB.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deploy.resolve.instances import InstanceType
-from deploy.resolve.model_shape import WIDTH
-from deploy.resolve.prices import Price, price_of
+from deploy.resolve.instances import InstanceType, all_types
+from deploy.resolve.model.quantization import WIDTH
+from deploy.resolve.prices import TABLE, Price
 from deploy.spec.sections import Shape
 from deploy.spec.values import Precision
 
 _GIB = 1 << 30
 _USABLE = 0.9
-LEAST_CAPABILITIES: dict[str, tuple[int, int]] = {"fp4": (10, 0), "fp8": (8, 9), "bf16": (8, 0)}
+LEAST_CAPABILITIES: dict[str, tuple[int, int]] = {"fp4": (10, 0), "fp8": (8, 9), "mxfp4": (8, 0), "bf16": (8, 0)}
+CHUNK = 8192
+"""Tokens of a prompt that one step computes, at most by default: a layer with a window holds them beside it."""
+
 _BLACKWELL_CUDA = (12, 8)
 _AMPERE = (8, 0)
 _BUS_LIMIT = 4
@@ -46,6 +50,7 @@ class Need:
         usable: the fraction of a GPU's memory that may be used.
         cuda: the image's CUDA version, e.g. (12, 8); None: unknown.
         built_for: the least compute capability that the image has kernels for; None: unknown.
+        windows: whether the engine frees what is outside of a sliding window.
     """
 
     shape: Shape
@@ -56,6 +61,7 @@ class Need:
     usable: float = _USABLE
     cuda: tuple[int, int] | None = None
     built_for: tuple[int, int] | None = None
+    windows: bool = False
 
     @property
     def weight_gib(self) -> float:
@@ -76,9 +82,40 @@ class Need:
         return (shape.stored or shape.parameters * WIDTH[shape.dtype or "bf16"]) / _GIB
 
     def kv_gib(self, tokens: int, degree: int) -> float:
-        """Size of the KV cache of so many tokens on one GPU."""
-        heads = -(-self.shape.kv_heads // degree)
-        return 2 * self.shape.layers * heads * self.shape.head_dim * self.kv_bytes * tokens / _GIB
+        """Size of the KV cache of one request of so many tokens on one GPU, with its states."""
+        fixed, full, windowed = self._bytes(degree)
+        return (fixed + full * tokens + windowed * min(tokens, self._kept)) / _GIB
+
+    def cached(self, room: float, degree: int) -> int:
+        """Return how many tokens a cache of so many GiB holds: of requests of the full context, else of a shorter one.
+
+        Only the first tokens of a request take room in layers with a window.
+        """
+        whole = self.kv_gib(self.context, degree)
+        if room >= whole:
+            return int(room / (whole / self.context))
+        fixed, full, windowed = self._bytes(degree)
+        left = room * _GIB - fixed
+        if left <= 0:
+            return 0
+        within = left / (full + windowed) if full + windowed else float(self.context)
+        if within > self._kept and full:
+            within = (left - windowed * self._kept) / full
+        return max(0, int(within))
+
+    @property
+    def _kept(self) -> int:
+        """Tokens that a layer with a window keeps of a request."""
+        return self.context if self.shape.window is None or not self.windows else self.shape.window + CHUNK
+
+    def _bytes(self, degree: int) -> tuple[float, float, float]:
+        """Return the bytes on one GPU of a request's states, and of a token in all layers without and with a window."""
+        shape = self.shape
+        full = shape.layers - shape.window_layers - shape.uncached_layers
+        of_full = -(-shape.kv_heads // degree) * shape.head_dim
+        of_window = -(-(shape.window_kv_heads or shape.kv_heads) // degree) * (shape.window_head_dim or shape.head_dim)
+        value = 2 * self.kv_bytes
+        return shape.state / degree, full * of_full * value, shape.window_layers * of_window * value
 
 
 @dataclass(frozen=True)
@@ -115,13 +152,14 @@ class Fit:
         return not self.problem
 
 
-def fit(need: Need, instance: InstanceType, own_price: float | None = None) -> Fit:
+def fit(need: Need, instance: InstanceType, price: Price | None = None) -> Fit:
     """Fit the model on one type, with its best degree.
 
     Args:
-        own_price: the user's price of the instance, US dollars an hour; None: the table's.
+        price: the instance's; None: the table's.
     """
-    fits = [_with_degree(need, instance, degree, own_price) for degree in _degrees(need, instance)]
+    price = price or TABLE.of(instance.name)
+    fits = [_with_degree(need, instance, degree, price) for degree in _degrees(need, instance)]
     return max(fits, key=lambda item: (item.fits, not _bus_bound(item) or not item.fits, item.degree))
 
 
@@ -140,7 +178,7 @@ def _degrees(need: Need, instance: InstanceType) -> Sequence[int]:
     return divisors or (1,)
 
 
-def _with_degree(need: Need, instance: InstanceType, degree: int, own_price: float | None) -> Fit:
+def _with_degree(need: Need, instance: InstanceType, degree: int, price: Price) -> Fit:
     if instance.gpus == 0:
         limit, graphs = need.usable * (instance.ram_gib - 2), 0.0
     else:
@@ -148,7 +186,7 @@ def _with_degree(need: Need, instance: InstanceType, degree: int, own_price: flo
     weights = need.weight_gib / degree
     rest = max(0.5, weights / 10) + graphs
     room = limit - weights - rest
-    tokens = max(0, int(room / need.kv_gib(1, degree)))
+    tokens = need.cached(room, degree)
     problem = _problem(need, instance, degree, weights, rest, limit, tokens)
     return Fit(
         instance=instance,
@@ -161,7 +199,7 @@ def _with_degree(need: Need, instance: InstanceType, degree: int, own_price: flo
         sequences=tokens // need.context,
         problem=problem,
         remarks=_remarks(need, instance, degree),
-        price=price_of(instance.name, own_price),
+        price=price,
     )
 
 
@@ -199,6 +237,12 @@ def too_old(instance: InstanceType, built_for: tuple[int, int] | None) -> str:
         return ""
     least, has = (".".join(map(str, version)) for version in (built_for, instance.compute))
     return f"the image is built for compute capability {least} and newer, the {instance.gpu} has {has}"
+
+
+def able(built_for: tuple[int, int] | None) -> str:
+    """Return the families of types whose GPUs an image has kernels for."""
+    families = [f"ml.{item.family}" for item in all_types() if item.gpus and not too_old(item, built_for)]
+    return ", ".join(dict.fromkeys(families))
 
 
 def _remarks(need: Need, instance: InstanceType, degree: int) -> tuple[str, ...]:

@@ -38,7 +38,6 @@ KNOWN_AMIS = (
 )
 
 _CUDA = re.compile(r"cu(?:da)?-?(\d{2})\.?(\d)(?!\d)")
-_LMI = re.compile(r"-lmi(\d+)\.")
 _TAGS = {"djl-lmi": "lmi_tags", "djl-tensorrtllm": "tensorrtllm_tags"}
 
 
@@ -95,13 +94,17 @@ def image_cuda(image: Image) -> tuple[int, int] | None:
 
 
 def built_for(image: Image) -> tuple[int, int] | None:
-    """Return the least compute capability that the image has kernels for; None: unknown.
-
-    vLLM of AWS's LMI image is built for sm_80 and newer, seen from LMI 27 on (docs/models.md).
-    """
-    tag = _aws_tag(image) if image.aws is not None else image.tag or (image.uri or "").rpartition(":")[2]
-    version = _LMI.search(tag)
-    return (8, 0) if version is not None and int(version[1]) >= 27 else None
+    """Return the least compute capability that the image has kernels for; None: unknown."""
+    if image.aws is not None:
+        name = f"djl-inference:{_aws_tag(image)}"
+    else:
+        name = (image.uri or f"{image.repository}:{image.tag or ''}").rpartition("/")[2]
+    for row in table("image_capabilities")["images"]:
+        match = re.match(row["name"], name)
+        if match is not None and ("from" not in row or int(match[1]) >= row["from"]):
+            major, minor = row["least"].split(".")
+            return int(major), int(minor)
+    return None
 
 
 def cuda_of(tag: str) -> tuple[int, int] | None:

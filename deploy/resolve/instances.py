@@ -1,4 +1,4 @@
-"""SageMaker's instance types, from dated tables.
+"""SageMaker's instance types, from a table that `python -m tests.tools.instances` renews.
 
 AWS adds types every few months, so an unknown type is accepted with a warning. Types that the amd64 image cannot run on
 are refused.
@@ -70,9 +70,9 @@ def family(name: str) -> str:
 @cache
 def all_types() -> tuple[InstanceType, ...]:
     """Return all known types, GPU types first."""
-    return tuple(_gpu_type(*row) for row in table("gpu_instances")["instances"].items()) + tuple(
+    return tuple(_gpu_type(*row) for row in table("instances")["gpu"].items()) + tuple(
         InstanceType(name, None, 0, 0, row["vcpu"], row["ram"], 0, (0, 0))
-        for name, row in table("cpu_instances")["instances"].items()
+        for name, row in table("instances")["cpu"].items()
     )
 
 

@@ -1,12 +1,13 @@
 """Rough prices of instances, to rank types and to warn. They are no quote.
 
-Amazon's prices differ by region and change, and there is no offline source. The table has its date and source; the
-user's own price (`instance.price`) overrides it.
+Amazon's prices differ by region and change. Online its Pricing API is asked (`price_list.py`); else the table counts,
+with its date and source. The user's own price (`instance.price`) overrides both.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deploy.data import table
@@ -19,7 +20,7 @@ class Price:
 
     Attributes:
         usd: approximate price; None: unknown.
-        exact: whether it is the user's own.
+        exact: whether it is the user's own, or of the Pricing API.
     """
 
     usd: float | None
@@ -55,22 +56,48 @@ class Price:
         return math.inf if self.usd is None else self.usd
 
 
-def price_of(name: str, own: float | None = None) -> Price:
-    """Return the price of one instance. CPU types are priced by vCPU, as AWS does within a family.
+@dataclass(frozen=True)
+class Prices:
+    """What instances cost.
 
-    Args:
-        own: the user's price, which overrides the table's.
+    Attributes:
+        listed: US dollars an hour by type, of the Pricing API; None: the table's count.
+        region: of `listed`.
+        why: why the table counts although AWS was asked; empty: it was not.
     """
-    if own is not None:
-        return Price(own, exact=True)
-    prices = table("prices")
-    if name in prices["usd_per_hour"]:
-        return Price(float(prices["usd_per_hour"][name]))
-    cpu = table("cpu_instances")["instances"].get(name)
-    return Price(None if cpu is None else prices["usd_per_vcpu_hour"][family(name)] * cpu["vcpu"])
+
+    listed: Mapping[str, float] | None = None
+    region: str = ""
+    why: str = ""
+
+    def of(self, name: str, own: float | None = None) -> Price:
+        """Return the price of one instance. In the table CPU types are priced by vCPU, as AWS does within a family.
+
+        Args:
+            own: the user's price, which overrides others.
+        """
+        if own is not None:
+            return Price(own, exact=True)
+        if self.listed is not None:
+            return Price(self.listed.get(name), exact=True)
+        prices = table("prices")
+        if name in prices["usd_per_hour"]:
+            return Price(float(prices["usd_per_hour"][name]))
+        per_vcpu, instance = prices["usd_per_vcpu_hour"].get(family(name)), table("instances")["cpu"].get(name)
+        return Price(None if per_vcpu is None or instance is None else per_vcpu * instance["vcpu"])
+
+    @property
+    def source(self) -> str:
+        """The source of the prices, for the last line of a table."""
+        if self.listed is not None:
+            return f"cost: on-demand, {self.region}, by AWS's Pricing API"
+        prices = table("prices")
+        why = f" ({self.why})" if self.why else ""
+        return (
+            f"cost class: on-demand, {prices['region']}, as of {prices['read']}{why}; "
+            "see aws.amazon.com/sagemaker/pricing"
+        )
 
 
-def source_note() -> str:
-    """Return the source of the price classes, for the last line of a table."""
-    prices = table("prices")
-    return f"cost class: on-demand, {prices['region']}, as of {prices['read']}; see aws.amazon.com/sagemaker/pricing"
+TABLE = Prices()
+"""The prices of the dated table."""

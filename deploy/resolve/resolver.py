@@ -14,10 +14,12 @@ from deploy.resolve import images
 from deploy.resolve.candidates import Candidates, Resolution, cheapest, rank, too_small
 from deploy.resolve.decision import Decision
 from deploy.resolve.devices import device_warnings
-from deploy.resolve.fit import Fit, Need, fit, too_old
+from deploy.resolve.fit import Fit, Need, able, fit, too_old
 from deploy.resolve.instances import InstanceType, find, refuse_mistyped
-from deploy.resolve.model_shape import known_model, shape_in_directory, shape_in_s3
+from deploy.resolve.model.hub import Hub, HubError
+from deploy.resolve.model.shape import known_model, read_shape, shape_in_directory, shape_in_s3
 from deploy.resolve.pools import resolve_pools
+from deploy.resolve.prices import TABLE, Prices
 from deploy.resolve.shadow import with_shadow
 from deploy.resolve.timeouts import Times, times
 from handler.config.engines import ENGINES
@@ -51,19 +53,30 @@ _PRECISIONS: dict[str, Precision] = {
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A model's shape, and its source: a few words for the table of candidates."""
+    """A model's shape, its source in a few words for the table of candidates, and what was wrong with others."""
 
-    shape: Shape
+    shape: Shape | None
     source: str
+    notes: tuple[str, ...] = ()
 
 
-def resolve(spec: Spec, region: str, *, account: str | None = None, aws: Aws | None = None) -> Resolution:
+def resolve(
+    spec: Spec,
+    region: str,
+    *,
+    account: str | None = None,
+    aws: Aws | None = None,
+    hub: Hub | None = None,
+    prices: Prices = TABLE,
+) -> Resolution:
     """Decide everything that the specification leaves open.
 
     Args:
         region: the endpoint's region.
         account: twelve digits; None: ask AWS, else take the role's account, in which SageMaker creates the endpoint.
-        aws: asked for the account, the image's digest and a config.json in S3; None: ask nothing.
+        aws: asked for the account, the image's digest and the model's files in S3; None: ask nothing.
+        hub: asked for the model's files; None: the table of known models must do.
+        prices: what instances cost.
 
     Raises:
         SpecError: the specification contradicts itself, or says too little.
@@ -72,19 +85,19 @@ def resolve(spec: Spec, region: str, *, account: str | None = None, aws: Aws | N
     """
     account = account or (aws.account() if aws is not None else spec.role.split(":")[4])
     if spec.shadow is not None:
-        return with_shadow(spec, lambda one: resolve(one, region, account=account, aws=aws))
+        return with_shadow(spec, lambda one: resolve(one, region, account=account, aws=aws, hub=hub, prices=prices))
     if spec.instance.pools:
-        return resolve_pools(spec, lambda on_type: resolve(on_type, region, account=account, aws=aws))
-    image = images.resolve_image(spec.image, region, account, aws)
-    size = find_size(spec, aws)
-    need, need_warnings = _need(spec, size, image)
-    instance = None if spec.instance.type == "auto" else find(spec.instance.type)
-    fits = () if need is None else rank(need, _on_cpu(spec) if instance is None else instance.gpus == 0)
-    if instance is not None and not spec.instance.unchecked and (old := too_old(instance, image.built_for)):
-        raise DoesNotFit(
-            f"instance.type: {instance.name}: {old}", "Take ml.g5, ml.g6 or newer types, or another image."
+        return resolve_pools(
+            spec, lambda on_type: resolve(on_type, region, account=account, aws=aws, hub=hub, prices=prices)
         )
-    chosen, type_warnings = _choose(spec, instance, need, fits)
+    image = images.resolve_image(spec.image, region, account, aws)
+    size = find_size(spec, aws, hub)
+    need, need_warnings = _need(spec, size.shape, image)
+    instance = None if spec.instance.type == "auto" else find(spec.instance.type)
+    fits = () if need is None else rank(need, _on_cpu(spec) if instance is None else instance.gpus == 0, prices)
+    if instance is not None and not spec.instance.unchecked and (old := too_old(instance, image.built_for)):
+        raise DoesNotFit(f"instance.type: {instance.name}: {old}", f"Take {able(image.built_for)}, or another image.")
+    chosen, type_warnings = _choose(spec, instance, need, fits, prices)
     instance = instance if chosen is None else chosen.instance
     ami, ami_warnings = images.choose_ami(spec.instance.ami, instance, image.cuda)
     times = _times(spec, need)
@@ -104,6 +117,7 @@ def resolve(spec: Spec, region: str, *, account: str | None = None, aws: Aws | N
         ram_gib=None if instance is None else instance.ram_gib,
         warnings=(
             *image.warnings,
+            *size.notes,
             *need_warnings,
             *type_warnings,
             *ami_warnings,
@@ -112,46 +126,67 @@ def resolve(spec: Spec, region: str, *, account: str | None = None, aws: Aws | N
             *times.warnings,
         ),
     )
-    candidates = None if need is None or size is None else Candidates(need, size.source, fits, chosen)
+    candidates = None if need is None else Candidates(need, size.source, fits, chosen, prices)
     return Resolution(decision, candidates)
 
 
-def find_size(spec: Spec, aws: Aws | None = None) -> ModelSize | None:
-    """Find the model's shape: in the specification, else in its files, else in the table; None: unknown.
+def find_size(spec: Spec, aws: Aws | None = None, hub: Hub | None = None) -> ModelSize:
+    """Find the model's shape: in the specification, else in its files, else in the table.
+
+    Args:
+        hub: None: it is not asked.
 
     Raises:
         SpecError: model.path is no directory, or its config.json is wrong.
     """
-    model = spec.model
+    model, notes = spec.model, list[str]()
     if model.shape is not None:
         return ModelSize(model.shape, "model.shape")
-    shape, source = None, "known model"
     if model.directory is not None:
         if not model.directory.is_dir():
             raise SpecError(f"model.path: {model.path} is no directory here")
-        shape, source = shape_in_directory(model.directory), "its files"
-    elif model.s3 is not None and aws is not None:
-        shape, source = _readable_shape(aws, model.s3), "its config.json in S3"
-    elif model.id is not None:
-        shape = known_model(model.id)
-    return None if shape is None else ModelSize(shape, source)
+        return ModelSize(shape_in_directory(model.directory, notes), "its files", tuple(notes))
+    if model.s3 is not None:
+        return ModelSize(_readable_shape(aws, model.s3, notes), "its files in S3", tuple(notes))
+    name = str(model.id)
+    found = _on_hub(hub, name, str(spec.options.get("revision", "main")), notes) if hub is not None else None
+    if found is not None and hub is not None:
+        return ModelSize(found, f"its files on {hub.name}", tuple(notes))
+    shape = known_model(name)
+    return ModelSize(shape, "known model" if hub is None else "table of known models", tuple(notes))
 
 
-def _readable_shape(aws: Aws, prefix: str) -> Shape | None:
-    """Read the shape in S3; None: there is none, or the user may not read it. Preflight reports a missing prefix."""
+def _on_hub(hub: Hub, name: str, revision: str, notes: list[str]) -> Shape | None:
+    """Read the shape on the hub. What is wrong there is a note: the table may know the model, or the user."""
+    owner, _, rest = name.partition("/")
+    model, _, file = rest.partition("/")  # OWNER/MODEL/FILE.gguf names a file of the model
+    if not model:  # "demo", or a model of the container's
+        return None
     try:
-        return shape_in_s3(aws, prefix)
+        return read_shape(hub.files(f"{owner}/{model}", revision), notes, file if file.endswith(".gguf") else None)
+    except HubError as error:
+        notes.append(f"The model's size is not the hub's: {error}.")
+    except SpecError as error:
+        notes.append(f"The model's files on the hub do not tell its size: {error}.")
+    return None
+
+
+def _readable_shape(aws: Aws | None, prefix: str, notes: list[str]) -> Shape | None:
+    """Read the shape in S3; None: there is none, or the user may not read it. Preflight reports a missing prefix."""
+    if aws is None:
+        return None
+    try:
+        return shape_in_s3(aws, prefix, notes)
     except ClientError as error:
         if error_code(error) not in _UNREADABLE:
             raise
         return None
 
 
-def _need(spec: Spec, size: ModelSize | None, image: images.ResolvedImage) -> tuple[Need | None, tuple[str, ...]]:
+def _need(spec: Spec, shape: Shape | None, image: images.ResolvedImage) -> tuple[Need | None, tuple[str, ...]]:
     """Return what has to fit, and the warnings about assumptions."""
-    if size is None:
+    if shape is None:
         return None, ()
-    shape = size.shape
     warnings = []
     context = spec.model.context or _number(spec, "max_model_len", "max_seq_len", "max_num_tokens") or shape.context
     if context is None:
@@ -169,8 +204,17 @@ def _need(spec: Spec, size: ModelSize | None, image: images.ResolvedImage) -> tu
         usable=float(usable) if isinstance(usable, int | float) and 0 < usable < 1 else Need.usable,
         cuda=image.cuda,
         built_for=image.built_for,
+        windows=_frees_windows(spec),
     )
     return need, tuple(warnings)
+
+
+def _frees_windows(spec: Spec) -> bool:
+    """Whether the engine frees what is outside of a sliding window: vLLM does, if its option is not turned off."""
+    engine = spec.options.get("llm_engine") or spec.options.get("rolling_batch", "auto")
+    vllm = engine == "vllm" or (engine == "auto" and spec.image.aws == "djl-lmi")
+    off = str(spec.options.get("disable_hybrid_kv_cache_manager", "false")).lower()
+    return vllm and off == "false" and "kv_transfer_config" not in spec.options
 
 
 def _precision(spec: Spec, shape: Shape) -> Precision:
@@ -182,7 +226,7 @@ def _precision(spec: Spec, shape: Shape) -> Precision:
 
 
 def _choose(
-    spec: Spec, instance: InstanceType | None, need: Need | None, fits: tuple[Fit, ...]
+    spec: Spec, instance: InstanceType | None, need: Need | None, fits: tuple[Fit, ...], prices: Prices
 ) -> tuple[Fit | None, tuple[str, ...]]:
     """Choose among the candidates; None: the type, or the model's size, is unknown. And warnings."""
     name = spec.instance.type
@@ -201,7 +245,7 @@ def _choose(
         return None, (f"{name} is not in the tables (of 2026), so it is not checked whether the model fits.",)
     if need is None:
         return None, ("The model's size is not known, so it is not checked whether it fits (model.shape).",)
-    chosen = fit(need, instance, spec.instance.price)
+    chosen = fit(need, instance, prices.of(instance.name, spec.instance.price))
     if chosen.fits:
         return chosen, _remarks(chosen)
     if not spec.instance.unchecked:

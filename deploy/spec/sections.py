@@ -75,7 +75,7 @@ class Shape(Section):
     parameters: float = Field(
         gt=0, description="Number of weights, e.g. 8.03e9; of a mixture of experts those of all experts."
     )
-    layers: int = Field(gt=0, description="num_hidden_layers.")
+    layers: int = Field(ge=1, le=4096, description="num_hidden_layers.")
     kv_heads: int = Field(gt=0, description="num_key_value_heads, else num_attention_heads.")
     head_dim: int = Field(gt=0, description="head_dim, else hidden_size / num_attention_heads.")
     heads: int | None = Field(None, gt=0, description="num_attention_heads, which tensor parallel degrees must divide.")
@@ -83,8 +83,24 @@ class Shape(Section):
     embeddings: float | None = Field(
         None, ge=0, description="Weights that quantization keeps in 16 bits; default: a tenth, at most 2e9."
     )
+    window_layers: int = Field(0, ge=0, description="Number of the layers that keep K and V of a sliding window only.")
+    window: int | None = Field(None, gt=0, description="sliding_window: tokens of the window.")
+    window_kv_heads: int | None = Field(None, gt=0, description="KV heads of these layers; default: `kv_heads`.")
+    window_head_dim: int | None = Field(None, gt=0, description="Head size of these layers; default: `head_dim`.")
+    uncached_layers: int = Field(
+        0, ge=0, description="Number of the layers without K and V: linear attention, state space, or shared K and V."
+    )
+    state: float = Field(0, ge=0, description="Bytes of the states that one request has in all of these.")
     dtype: Precision | None = Field(None, description="The checkpoint's precision; default: bf16.")
     stored: float | None = Field(None, gt=0, description="Bytes of the checkpoint's weights.")
+
+    @model_validator(mode="after")
+    def _layers_of_each_kind(self) -> Shape:
+        if self.window_layers + self.uncached_layers > self.layers:
+            raise ValueError("window_layers and uncached_layers are more than layers")
+        if self.window_layers and self.window is None:
+            raise ValueError("window_layers needs window")
+        return self
 
 
 class Model(Section):
@@ -97,7 +113,7 @@ class Model(Section):
     path: str | None = Field(None, description="A directory on this machine.")
     upload: S3Prefix | None = Field(None, description="Prefix to upload `path` to.")
     shape: Shape | None = Field(None, description="The model's shape, if no config.json can be read.")
-    dtype: Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"] = Field(
+    dtype: Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "mxfp4", "fp4", "int4"] = Field(
         "auto",
         description="Precision of the weights in memory, to choose instances only (option.quantize changes it); "
         "auto: the checkpoint's.",

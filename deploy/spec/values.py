@@ -27,7 +27,7 @@ def text(pattern: str, example: str, longest: int = 2048) -> StringConstraints:
     return StringConstraints(pattern=pattern, max_length=longest)
 
 
-Precision = Literal["fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8", "int8", "mxfp4", "fp4", "int4"]
 
 Name = Annotated[str, text(r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", "letters, digits and hyphens within, as llama-3-8b", 63)]
 """Name of an endpoint, a component or a variant (botocore's EndpointName)."""

@@ -1,4 +1,4 @@
-"""Keep every test below away from AWS: fake credentials, and an address where nothing listens."""
+"""Keep every test below away from AWS and the hub: fake credentials, and an address where nothing listens."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ def _no_aws(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
         "AWS_ROLE_ARN",
         "AWS_WEB_IDENTITY_TOKEN_FILE",
         "AWS_DEFAULT_PROFILE",
+        "HF_TOKEN",
+        "HF_ENDPOINT",
     ):
         monkeypatch.delenv(name, raising=False)
     nothing = str(tmp_path_factory.getbasetemp() / "no-aws-configuration")
@@ -33,6 +35,7 @@ def _no_aws(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
         "AWS_CONFIG_FILE": nothing,
         "AWS_SHARED_CREDENTIALS_FILE": nothing,
         "AWS_ENDPOINT_URL": _NOWHERE,
+        "HF_HUB_OFFLINE": "1",
     }.items():
         monkeypatch.setenv(name, value)
 

@@ -15,6 +15,8 @@ from deploy.errors import DeployError, SpecError
 from deploy.operations.doctor import Target, measure, report
 from deploy.preflight.check import Verdict
 from deploy.preflight.checks import lines, over_the_network, preflight
+from deploy.resolve.model.hub import hub_to_ask
+from deploy.resolve.price_list import ask as ask_prices
 from deploy.resolve.resolver import resolve
 
 _WRONG = 2
@@ -51,7 +53,8 @@ def _before(arguments: argparse.Namespace) -> int:
     spec = spec_of(arguments)
     aws = Aws(spec.region)
     # Resolve without AWS's answers: the checks report all problems with them at once.
-    decision = resolve(spec, aws.region, account=aws.account()).decision
+    account = aws.account()
+    decision = resolve(spec, aws.region, account=account, hub=hub_to_ask(), prices=ask_prices(aws)).decision
     checks = preflight(aws, spec, decision, fetch=None if arguments.aws_only else over_the_network)
     if arguments.json:
         entries = [{"name": c.name, "verdict": c.verdict.value, "says": c.says, "advice": c.advice} for c in checks]

@@ -23,7 +23,7 @@ from deploy.deployer.wait import time_limit
 from deploy.errors import NotThere
 from deploy.preflight.checks import over_the_network, preflight, refuse_errors
 from deploy.resolve.decision import Decision
-from deploy.resolve.prices import price_of
+from deploy.resolve.prices import TABLE, Prices
 from deploy.resources.updating import num_batches
 from deploy.spec import Spec
 
@@ -88,7 +88,8 @@ def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespac
         checks = preflight(aws, spec, preparation.decision, fetch=over_the_network, without=("name",))
         print_checks(console, checks)
         refuse_errors(checks)
-    say(console, _instances(spec, preparation.decision))
+    prices = TABLE if preparation.candidates is None else preparation.candidates.prices
+    say(console, _instances(spec, preparation.decision, prices))
     if not confirm("Do this?", yes=arguments.yes, needed=False):
         say(console, "Nothing was changed.")
         return 1
@@ -101,17 +102,17 @@ def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespac
     return 0
 
 
-def _instances(spec: Spec, decision: Decision) -> str:
-    """Return what will cost money: the number of instances, their type and price class."""
+def _instances(spec: Spec, decision: Decision, prices: Prices) -> str:
+    """Return what will cost money: the number of instances, their type and price."""
     managed = spec.instance.managed
     count = f"{managed.min} to {managed.max}" if managed is not None else str(spec.instance.count)
     names = [pool.instance_type for pool in decision.pools] or [decision.instance_type]
     types = []
     for name in names:
-        price = price_of(name, spec.instance.price)
+        price = prices.of(name, spec.instance.price)
         types.append(f"{name}, {'price not known' if price.usd is None else f'{price.text} each'}")
     text = f"{count} x {', or '.join(types)}"
     if spec.shadow is not None and decision.shadow is not None:
         name = decision.shadow.instance_type
-        text += f"; shadow: {spec.shadow.count} x {name}, {price_of(name).text} each"
+        text += f"; shadow: {spec.shadow.count} x {name}, {prices.of(name).text} each"
     return f"{text}, for as long as it exists"

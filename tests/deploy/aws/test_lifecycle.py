@@ -313,6 +313,29 @@ def test_plan_as_json(cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pyte
     assert wake["request"]["AlarmActions"][0].startswith("<PolicyARN of scaling-policy/")
 
 
+def test_plan_and_up_say_the_prices_of_the_pricing_api(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attributes = {"usagetype": "Host:ml.g6e.2xlarge", "component": "Hosting"}
+    terms = {"OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": "2.71828"}}}}}}
+    cloud.price_list = [json.dumps({"product": {"attributes": attributes}, "terms": terms})]
+    assert main(["plan", file(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "$2.71828/h" in said
+    assert "cost: on-demand, us-east-1, by AWS's Pricing API" in said
+    main(["up", file(tmp_path)])
+    assert "2 x ml.g6e.2xlarge, $2.71828/h each" in capsys.readouterr().out
+
+
+def test_a_deployer_who_may_not_ask_for_prices_plans_by_the_table(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud.refuse("get_products", "AccessDeniedException", "no")
+    assert main(["plan", file(tmp_path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "as of 2026-09-27 (pricing:GetProducts is not allowed)" in said
+
+
 @pytest.mark.parametrize("how", ["offline", "no credentials", "no connection", "expired"])
 def test_plan_without_aws_is_the_whole_plan(
     how: str,

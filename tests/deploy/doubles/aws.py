@@ -89,6 +89,7 @@ class Cloud:
         self._clients: dict[tuple[str, str], Any] = {}
         self._refusals: list[tuple[str, str, str]] = []
         self.calls: list[Call] = []
+        self.price_list: list[str] = []
         self.policies: dict[str, Sequence[Mapping[str, Any]]] = {}
         self.trusted = {_OWNER}
         self.denied: list[Need] = []
@@ -292,6 +293,10 @@ class _Recorder:
         if refusal is not None:
             body = json.dumps({"__type": refusal[0], "message": refusal[1]}).encode()
             start_response("400 Bad Request", [("Content-Type", "application/x-amz-json-1.1")])
+            return [body]
+        if call.service == "pricing":  # which moto does not have
+            body = json.dumps({"FormatVersion": "aws_v1", "PriceList": self._cloud.price_list}).encode()
+            start_response("200 OK", [("Content-Type", "application/x-amz-json-1.1")])
             return [body]
         if _is_invocation(environ):
             return self._invoked(call, environ, start_response)

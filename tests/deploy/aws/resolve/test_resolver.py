@@ -53,4 +53,4 @@ def test_with_aws_the_account_the_digest_and_the_config_are_its_answers(cloud: C
 def test_a_prefix_that_cannot_be_read_tells_no_size(cloud: Cloud) -> None:
     given = spec(model={"s3": "s3://nowhere-at-all/llama/"})
     permit(cloud, with_shape(given))
-    assert find_size(given, Aws("us-east-1")) is None
+    assert find_size(given, Aws("us-east-1")).shape is None

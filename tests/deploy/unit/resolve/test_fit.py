@@ -11,7 +11,7 @@ from deploy.errors import DoesNotFit
 from deploy.resolve.candidates import COLUMNS, Candidates, cheapest, rank, rows, title, too_small
 from deploy.resolve.fit import Fit, Need, fit
 from deploy.resolve.instances import InstanceType, find
-from deploy.resolve.model_shape import known_model
+from deploy.resolve.model.shape import known_model
 from deploy.spec.sections import Shape
 from tests.one_test import in_one_test
 

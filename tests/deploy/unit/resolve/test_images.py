@@ -14,6 +14,7 @@ from deploy.resolve.ecr import registry_suffix
 from deploy.resolve.images import (
     AMI_CUDA_12,
     AMI_CUDA_13,
+    built_for,
     choose_ami,
     cuda_of,
     image_cuda,
@@ -153,3 +154,30 @@ def test_push_instructions() -> None:
 @pytest.mark.parametrize(("name", "target"), [("lmi-handler-cpu", "cpu"), ("lmi-handler-vllm", "lmi"), ("x", "trtllm")])
 def test_push_instructions_guess_the_target_by_the_name(name: str, target: str) -> None:
     assert f"--target {target} -t {name}:1 ." in push_instructions(f"{HERE}/{name}:1")
+
+
+@in_one_test(
+    ("image", "least"),
+    [
+        ({"aws": "djl-lmi"}, (8, 0)),
+        ({"aws": "djl-lmi", "tag": "0.33.0-lmi16.0.0-cu128"}, None),  # LMI 16: nothing is known
+        ({"aws": "djl-tensorrtllm"}, (8, 0)),
+        ({"uri": f"{HERE}/djl-inference:0.36.0-lmi27.0.0-cu130"}, (8, 0)),
+        ({"uri": f"{HERE}/djl-inference:0.33.0-tensorrtllm0.21.0-cu128"}, (8, 0)),
+        ({"uri": f"{HERE}/sglang:0.5.20-gpu-py312-cu130-amzn2023-sagemaker"}, (9, 0)),
+        ({"uri": f"{HERE}/sglang:0.5.6-gpu-py312-cu129-ubuntu22.04-sagemaker"}, (8, 0)),
+        ({"uri": f"{HERE}/sglang@sha256:{'ab' * 32}"}, (8, 0)),
+        ({"uri": f"{HERE}/vllm:0.30.0-gpu-py312-cu130-amzn2023-sagemaker"}, (7, 5)),
+        ({"uri": f"{HERE}/vllm-omni:server-sagemaker-cuda-v1"}, (7, 5)),
+        ({"uri": f"{HERE}/my-vllm:1"}, None),  # somebody's own
+        ({"repository": "lmi-handler", "tag": "1-cu130"}, None),
+    ],
+)
+def test_the_least_compute_capability_of_an_image(image: dict[str, str], least: tuple[int, int] | None) -> None:
+    assert built_for(Image.model_validate(image)) == least
+
+
+def test_every_rule_of_capabilities_has_its_source() -> None:
+    for row in table("image_capabilities")["images"]:
+        assert len(row["source"]) > 10
+        assert re.compile(row["name"]).groups == ("from" in row)

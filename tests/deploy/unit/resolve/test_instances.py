@@ -7,7 +7,7 @@ import pytest
 
 from deploy.errors import SpecError
 from deploy.resolve.instances import all_types, find, refuse_mistyped
-from deploy.resolve.prices import Price, price_of, source_note
+from deploy.resolve.prices import TABLE, Price
 from tests.one_test import in_one_test
 
 
@@ -87,30 +87,30 @@ def test_types_that_the_tables_lack_are_not_known(name: str) -> None:
     ],
 )
 def test_classes_of_prices(name: str, text: str) -> None:
-    assert price_of(name).text == text
+    assert TABLE.of(name).text == text
 
 
 def test_a_price_of_the_users_own_is_shown_as_it_is() -> None:
-    assert price_of("ml.g5.xlarge", 0.87) == Price(0.87, exact=True)
-    assert price_of("ml.g5.xlarge", 0.87).text == "$0.87/h"
+    assert TABLE.of("ml.g5.xlarge", 0.87) == Price(0.87, exact=True)
+    assert TABLE.of("ml.g5.xlarge", 0.87).text == "$0.87/h"
 
 
 def test_what_is_not_known_ranks_last() -> None:
-    ranked = sorted(all_types(), key=lambda one: price_of(one.name).rank)
+    ranked = sorted(all_types(), key=lambda one: TABLE.of(one.name).rank)
     assert ranked[-1].family in ("g7", "p5e", "p5en", "p6-b200", "p6-b300")
     with pytest.raises(ValueError, match="no price"):
-        _ = price_of("ml.p5e.48xlarge").bounds
+        _ = TABLE.of("ml.p5e.48xlarge").bounds
 
 
 def test_a_family_gets_dearer_with_its_size() -> None:
     for family in ("g5", "g6", "g6e", "g7e", "c7i"):
         of_family = [one for one in all_types() if one.family == family and one.gpus <= 1]
-        prices = [price_of(one.name).rank for one in sorted(of_family, key=lambda one: one.vcpus)]
+        prices = [TABLE.of(one.name).rank for one in sorted(of_family, key=lambda one: one.vcpus)]
         assert prices == sorted(prices)
 
 
 def test_the_table_is_dated() -> None:
-    assert "as of 2026-09-27" in source_note()
+    assert "as of 2026-09-27" in TABLE.source
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from deploy.resolve.candidates import cheapest, rank
 from deploy.resolve.fit import LEAST_CAPABILITIES, Need, fit
 from deploy.resolve.instances import all_types, find
-from deploy.resolve.model_shape import known_model
+from deploy.resolve.model.shape import known_model
 from deploy.spec.values import Precision
 from handler.protocols.assistant.reasoning.families import FAMILIES
 from handler.protocols.assistant.tools.formats import FORMATS
@@ -44,9 +44,14 @@ def test_a_row(row: list[str]) -> None:
     if shape is not None:
         assert shape.context is not None
         assert context == f"{shape.context:,}"
-        needs = [Need(shape, "bf16", shape.context), Need(shape, "fp8", shape.context)]
+        dtype = shape.dtype or "bf16"
+        dtypes: tuple[Precision, ...] = ("bf16", "fp8") if dtype == "bf16" else (dtype,)
+        needs = [Need(shape, dtype, shape.context, windows=True) for dtype in dtypes]
         sizes = [need.weight_gib for need in needs]
-        assert [float(part) for part in weights.split(" / ")] == pytest.approx(sizes, rel=0.01, abs=0.051)
+        assert weights.endswith(f" {dtype}") == (dtype != "bf16")
+        assert [float(part) for part in weights.removesuffix(f" {dtype}").split(" / ")] == pytest.approx(
+            sizes, rel=0.01, abs=0.051
+        )
         assert types == list(dict.fromkeys(cheapest(rank(need)).instance.name for need in needs))
 
 

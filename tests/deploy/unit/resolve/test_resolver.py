@@ -199,7 +199,7 @@ def test_a_shape_that_is_given_beats_all_others() -> None:
 )
 def test_where_a_shape_is_found(model: dict[str, Any], source: str | None) -> None:
     found = find_size(spec(model=model))
-    assert (found and found.source) == source
+    assert (found.source if found.shape is not None else None) == source
 
 
 def test_advice_on_a_type_of_which_nothing_is_known() -> None:
@@ -236,6 +236,16 @@ def test_an_image_without_kernels_for_the_gpu_is_refused(image: dict[str, str], 
     assert unchecked.instance_type == "ml.g4dn.2xlarge"
     if model is TINY:
         assert "g4dn" not in decision(image=image, model=model, options={}).instance_type
+
+
+def test_an_image_for_hopper_and_newer_names_the_types_for_it() -> None:
+    sglang = {"uri": "763104351884.dkr.ecr.us-east-1.amazonaws.com/sglang:0.5.20-gpu-py312-cu130-amzn2023-sagemaker"}
+    said = r"instance.type: ml.g6e.xlarge: the image is built for compute capability 9\.0 and newer, the L40S has 8\.9"
+    with pytest.raises(DoesNotFit, match=said) as caught:
+        decision(image=sglang, model=TINY, instance={"type": "ml.g6e.xlarge"}, options={})
+    assert caught.value.advice == (
+        "Take ml.g7e, ml.g7, ml.p5, ml.p5e, ml.p5en, ml.p6-b200, ml.p6-b300, or another image."
+    )
 
 
 def test_an_older_or_unknown_image_takes_a_t4() -> None:

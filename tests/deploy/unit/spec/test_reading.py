@@ -110,7 +110,7 @@ def test_variables_that_yaml_takes_for_something_else_are_to_be_quoted(file: Pat
         ("name=-a", 'name: must be letters, digits and hyphens within, as llama-3-8b (given: "-a")'),
         ("role=me", 'role: must be written as arn:aws:iam::111122223333:role/Name (given: "me")'),
         ("model.dtype=bf17",
-         'model.dtype: must be auto, fp32, bf16, fp16, fp8, int8, fp4 or int4 (given: "bf17")'),
+         'model.dtype: must be auto, fp32, bf16, fp16, fp8, int8, mxfp4, fp4 or int4 (given: "bf17")'),
         ("routing=fastest", 'routing: must be least_outstanding or random (given: "fastest")'),
         ("routing.prefix_length=2048", "routing.concurrency_threshold: must be given"),
         ("routing={prefix_length: 3, concurrency_threshold: 8}",

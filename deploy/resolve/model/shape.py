@@ -1,0 +1,169 @@
+"""Find a model's size and shape: in its files, on this machine, in S3 or on a hub, or in the table of known models.
+
+Memory depends on the number of weights, their precision, and what each layer keeps of a request. config.json says it
+under transformers' names; the safetensors headers count the weights. Known are dense models, mixtures of experts (all
+experts are in memory, so all count), latent attention, sliding windows, linear attention and state space models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deploy.data import table
+from deploy.errors import SpecError
+from deploy.resolve.model.config import Config
+from deploy.resolve.model.files import Directory, Files, S3Prefix, json_file
+from deploy.resolve.model.gguf import gguf_shape, parts
+from deploy.resolve.model.layers import cache, num_heads
+from deploy.resolve.model.quantization import Quantization, quantization
+from deploy.resolve.model.safetensors import Contents, contents
+from deploy.resolve.model.weights import Weights, count
+from deploy.spec.sections import Shape
+
+if TYPE_CHECKING:
+    from deploy.aws import Aws
+
+
+def known_model(name: str) -> Shape | None:
+    """Return the shape of a hub's model from the table; None: unknown."""
+    rows: list[dict[str, Any]] = table("models")["models"]
+    for row in rows:
+        if name.lower() in (item.lower() for item in row["names"]):
+            shape = shape_of_config(config_of(row, rows), row.get("stored"))
+            return shape.model_copy(update={"parameters": float(row["parameters"])})
+    return None
+
+
+def config_of(row: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a row's config.json: its own, over that of the model that it is made `of`."""
+    own: dict[str, Any] = row["config"]
+    if "of" not in row:
+        return own
+    return config_of(next(item for item in rows if row["of"] in item["names"]), rows) | own
+
+
+def shape_in_directory(directory: Path, notes: list[str] | None = None) -> Shape | None:
+    """Read the shape from a Hugging Face directory, or from a .gguf file in it; None: it has neither.
+
+    Raises:
+        SpecError: the files are invalid.
+    """
+    return read_shape(Directory(directory), notes)
+
+
+def shape_in_s3(aws: Aws, prefix: str, notes: list[str] | None = None) -> Shape | None:
+    """Read the shape of a model under `s3://bucket/prefix/`."""
+    return read_shape(S3Prefix(aws, prefix), notes)
+
+
+def read_shape(files: Files, notes: list[str] | None = None, gguf: str | None = None) -> Shape | None:
+    """Read the shape from a model's files; None: there is no config.json of a language model, and no GGUF.
+
+    Args:
+        notes: gets a sentence for each thing in the files that cannot be true.
+        gguf: the GGUF file to take.
+
+    Raises:
+        SpecError: config.json is no JSON, or lacks something.
+    """
+    notes = [] if notes is None else notes
+    if gguf is not None or "config.json" not in files.sizes:
+        names = parts(list(files.sizes), gguf)
+        return gguf_shape(files, names) if names else None
+    config = json_file(files, "config.json") or {}
+    if (quantized := json_file(files, "hf_quant_config.json")) is not None:  # ModelOpt's
+        own = quantized.get("quantization")
+        config = {
+            **config,
+            "quantization_config": {"quant_method": "modelopt", **(own if isinstance(own, dict) else {})},
+        }
+    names = _weight_files(files)
+    return shape_of_config(
+        config, sum(files.sizes[name] for name in names) or None, _counted(files, config, names, notes)
+    )
+
+
+def shape_of_config(config: Mapping[str, Any], stored: int | None = None, held: Contents | None = None) -> Shape:
+    """Compute the shape from a config.json.
+
+    Args:
+        config: its content; of a multimodal model the text part's layers count, and the weights of all parts.
+        stored: bytes of the checkpoint's weights; None: unknown.
+        held: what the headers of its files say; None: unknown.
+
+    Raises:
+        SpecError: it lacks something, or a number in it cannot be.
+    """
+    text = Config(config)
+    layers, kept, weights, how = text.layers(), cache(text), count(text), quantization(text)
+    if held is not None and held.layers:
+        layers = max(layers, held.layers)
+    own = kept.window_layers + kept.uncached
+    return Shape(
+        parameters=_parameters(weights, how, stored, held),
+        layers=max(layers, own),
+        kv_heads=kept.kv_heads,
+        head_dim=kept.head_dim,
+        heads=num_heads(text),
+        context=text.number("max_position_embeddings", "n_positions", "seq_length", default=0) or None,
+        embeddings=weights["embeddings"] + weights["head"] + weights["media"],
+        window_layers=kept.window_layers,
+        window=kept.window,
+        window_kv_heads=kept.window_kv_heads,
+        window_head_dim=kept.window_head_dim,
+        uncached_layers=kept.uncached,
+        state=kept.state,
+        dtype=how.dtype,
+        stored=_stored(how.stored(weights) if how.quantized else None, stored, held),
+    )
+
+
+def _parameters(weights: Weights, how: Quantization, stored: int | None, held: Contents | None) -> float:
+    """Return the number of weights: of the headers, else of the dimensions unless the files' size says otherwise."""
+    if held is not None and held.parameters:
+        return held.parameters
+    counted = sum(weights.values())
+    if stored is None or (how.quantized and 0.5 < how.stored(weights) / stored < 2):
+        return counted
+    kept = min(how.kept_weights(weights), stored / 2) if how.quantized else 0.0
+    return kept + (stored - 2 * kept) / how.width
+
+
+def _stored(estimated: float | None, stored: int | None, held: Contents | None) -> float | None:
+    return float(held.stored) if held is not None and held.stored else stored or estimated
+
+
+def _counted(files: Files, config: Mapping[str, Any], names: list[str], notes: list[str]) -> Contents | None:
+    """Read the headers of safetensors files; None: they cannot be, and the files' sizes must do."""
+    if not names or not names[0].endswith(".safetensors"):
+        return None
+    text = Config(config)
+    bits = 8 if quantization(text).dtype in ("int8", "fp8") else 4
+    try:
+        held = contents(files, names, bits)
+    except SpecError as error:
+        notes.append(f"The weights are counted by the files' sizes: {error}.")
+        return None
+    said, drafts = text.layers(), text.number("num_nextn_predict_layers", default=0)
+    if held.layers and not said <= held.layers <= said + drafts:
+        notes.append(f"config.json says {said} layers, and the tensors are of {held.layers}: the larger number counts.")
+    elif held.layers:
+        return Contents(held.parameters, held.stored, said)
+    return held
+
+
+def _weight_files(files: Files) -> list[str]:
+    """Return the weight files to load: those of the index, or safetensors before .bin, no copy beside shards."""
+    index = json_file(files, "model.safetensors.index.json") or {}
+    places = index.get("weight_map")
+    if isinstance(places, dict):
+        listed = sorted({str(place) for place in places.values()} & files.sizes.keys())
+        if listed:
+            return listed
+    for ending in (".safetensors", ".bin"):
+        names = [name for name in sorted(files.sizes) if name.endswith(ending) and name != "training_args.bin"]
+        if names:
+            return [name for name in names if not name.startswith("consolidated")] or names
+    return []

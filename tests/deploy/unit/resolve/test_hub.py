@@ -1,0 +1,265 @@
+"""Models that nobody listed: their size by their files on a hub, which a double on loopback plays."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deploy.data import table
+from deploy.errors import SpecError
+from deploy.resolve.model.hub import Hub, HubError, hub_to_ask
+from deploy.resolve.model.shape import known_model, read_shape
+from deploy.resolve.resolver import find_size, resolve
+from deploy.spec import Spec
+from tests.deploy.cases import LLAMA_CONFIG
+from tests.deploy.doubles.hub import HubDouble, serving
+from tests.deploy.unit.resolve.safetensors_files import Tensors, header
+from tests.deploy.unit.resolve.test_model_shape import gguf
+
+GIVEN: dict[str, Any] = {
+    "name": "mine",
+    "role": "arn:aws:iam::111122223333:role/endpoint",
+    "image": {"repository": "lmi", "tag": "1-cu130"},
+    "model": {"id": "me/mine"},
+    "options": {"llm_engine": "vllm"},
+}
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubDouble]:
+    with serving() as found:
+        monkeypatch.setenv("HF_ENDPOINT", found.url)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        yield found
+
+
+def spec(model: str = "me/mine", **options: Any) -> Spec:
+    return Spec.model_validate(GIVEN | {"model": {"id": model}, "options": GIVEN["options"] | options})
+
+
+def file(tensors: Tensors) -> tuple[bytes, int]:
+    return header(tensors)
+
+
+LLAMA = {"model_type": "llama", "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 512,
+         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
+         "torch_dtype": "bfloat16"}  # fmt: skip
+FIRST: Tensors = {
+    "model.embed_tokens.weight": ("BF16", (1000, 256)),
+    "model.layers.0.mlp.up_proj.weight": ("BF16", (512, 256)),
+}
+SECOND: Tensors = {"model.layers.1.mlp.up_proj.weight": ("BF16", (512, 256)), "lm_head.weight": ("BF16", (1000, 256))}
+
+
+def test_a_models_size_is_that_of_its_headers(double: HubDouble) -> None:
+    weights = {"model-1.safetensors": file(FIRST), "model-2.safetensors": file(SECOND)}
+    double.add("me/mine", LLAMA, **weights)
+    found = find_size(spec(), hub=Hub())
+    assert found.shape is not None
+    assert (found.shape.parameters, found.shape.stored) == (774_144, 1_548_288)
+    assert (found.shape.layers, found.shape.kv_heads, found.shape.context) == (2, 2, 4096)
+    assert (found.source, found.notes) == ("its files on 127.0.0.1", ())
+
+
+def test_only_the_headers_are_fetched(double: HubDouble) -> None:
+    """A checkpoint of 1.5 GB, of which 128 KiB a file are read."""
+    big: Tensors = {f"model.layers.{number}.w": ("BF16", (64, 1024, 1024)) for number in range(12)}
+    double.add("me/mine", LLAMA | {"num_hidden_layers": 12}, **{"model.safetensors": file(big)})
+    shape = find_size(spec(), hub=Hub()).shape
+    assert shape is not None
+    assert shape.stored == 12 * 64 * 2**21
+    assert double.sent < 200_000
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["openai/gpt-oss-20b", "deepseek-ai/DeepSeek-V3.2", "Qwen/Qwen3-Next-80B-A3B-Instruct", "google/gemma-4-31B-it"],
+)
+def test_a_families_config_makes_the_same_cache_whether_it_is_listed_or_not(double: HubDouble, name: str) -> None:
+    row = next(row for row in table("models")["models"] if name in row["names"])
+    double.add("me/mine", {"architectures": ["X"], **row["config"]})
+    found, known = find_size(spec(), hub=Hub()).shape, known_model(name)
+    assert found is not None
+    assert known is not None
+    assert found.model_dump(exclude={"parameters"}) == known.model_dump(exclude={"parameters"})
+
+
+def test_the_hub_is_asked_once_for_a_plan_with_pools(double: HubDouble) -> None:
+    double.add("me/mine", LLAMA, **{"model.safetensors": file(FIRST)})
+    given = GIVEN | {"instance": {"pools": [{"type": "ml.g6e.xlarge"}, {"type": "ml.g6e.2xlarge"}]}}
+    resolve(Spec.model_validate(given), "us-east-1", hub=Hub())
+    assert sum(path.startswith("/api/") for path, _ in double.asked) == 1
+
+
+def test_a_gguf_file_of_a_repository(double: HubDouble) -> None:
+    double.models["me/mine"] = double.add(
+        "me/mine", LLAMA, **{"a-Q4_K_M.gguf": (gguf(), 10_000), "b.gguf": (gguf(), 5)}
+    )
+    found = find_size(spec("me/mine/a-Q4_K_M.gguf"), hub=Hub()).shape
+    assert found is not None
+    assert (found.parameters, found.stored) == (52, len(gguf()) + 10_000)
+
+
+def test_a_gated_model_is_named_and_the_table_counts(double: HubDouble) -> None:
+    double.add("meta-llama/Llama-3.1-8B", LLAMA_CONFIG).gated = True
+    found = find_size(spec("meta-llama/Llama-3.1-8B"), hub=Hub())
+    assert found.shape == known_model("meta-llama/Llama-3.1-8B")
+    assert found.source == "table of known models"
+    assert found.notes == (
+        "The model's size is not the hub's: 127.0.0.1 does not give meta-llama/Llama-3.1-8B to everyone (status 401): "
+        "it is gated; set HF_TOKEN.",
+    )
+
+
+def test_a_token_opens_it_and_goes_to_the_hub_alone(double: HubDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", double.token)
+    with serving() as store:
+        store.add("me/mine", LLAMA, **{"model.safetensors": file(FIRST)})
+        model = double.add("me/mine", LLAMA, **{"model.safetensors": file(FIRST)})
+        model.gated, model.elsewhere = True, store.url
+        assert find_size(spec(), hub=Hub()).shape is not None
+        assert {token for _, token in double.asked} == {"Bearer hf_good"}
+        assert {token for _, token in store.asked} == {None}
+
+
+def test_a_wrong_token(double: HubDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_bad")
+    double.add("me/mine", LLAMA).gated = True
+    (note,) = find_size(spec(), hub=Hub()).notes
+    assert note.endswith("it is gated; accept its licence, and give the token of an account that did.")
+    assert "hf_bad" not in note
+
+
+def test_a_model_that_is_not_there(double: HubDouble) -> None:
+    found = find_size(spec("me/none"), hub=Hub())
+    assert found.shape is None
+    assert found.notes == (
+        "The model's size is not the hub's: 127.0.0.1 does not give me/none to everyone (status 401): it is gated, "
+        "private, or not there; set HF_TOKEN.",
+    )
+
+
+def test_a_revision(double: HubDouble) -> None:
+    double.add("me/mine", LLAMA)
+    (note,) = find_size(spec(revision="v2"), hub=Hub()).notes
+    assert "(status 401)" in note
+    assert double.asked[0][0] == "/api/models/me/mine/revision/v2"
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line_and_the_table() -> None:
+    with socket.socket() as closed:  # bound, and not listening
+        closed.bind(("127.0.0.1", 0))
+        hub = Hub(f"http://127.0.0.1:{closed.getsockname()[1]}")
+        found = find_size(spec("Qwen/Qwen3-8B"), hub=hub)
+    assert found.shape == known_model("Qwen/Qwen3-8B")
+    assert len(found.notes) == 1
+    assert found.notes[0].startswith("The model's size is not the hub's: 127.0.0.1 cannot be reached: URLError: ")
+    assert "\n" not in found.notes[0]
+
+
+def test_a_hub_that_does_not_answer_is_given_up(double: HubDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.resolve.model.hub._SECONDS", 0.2)
+    double.add("me/mine", LLAMA)
+    double.delay = 1.0
+    start = time.monotonic()
+    (note,) = find_size(spec(), hub=Hub()).notes
+    assert "127.0.0.1 cannot be reached" in note
+    assert time.monotonic() - start < 30
+
+
+def test_all_requests_for_a_model_have_one_time(double: HubDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.resolve.model.hub._IN_ALL", 0.3)
+    double.add("me/mine", LLAMA, **{f"model-{number}.safetensors": file(FIRST) for number in range(100)})
+    double.delay = 0.1
+    (note,) = find_size(spec(), hub=Hub()).notes
+    assert "took more than 0 s" in note or "cannot be reached" in note
+    assert len(double.asked) < 60
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((503, b"<html>busy</html>"), "127.0.0.1 answers with status 503"),
+        ((404, b""), r"127.0.0.1 has no me/mine \(status 404\)"),
+        ((200, b"<html>"), "the model's list of files is no JSON"),
+        ((200, b"[" * 100_000), "the model's list of files is nested too deep"),
+        ((200, b" " * (17 << 20)), "has more than 16777216 bytes"),
+        ((200, b'{"siblings": 7}'), ""),
+        (
+            (200, b'{"siblings": [7, {}, {"rfilename": 3}, {"rfilename": "config.json", "size": "big"}]}'),
+            "config.json is no JSON",
+        ),
+    ],
+)
+def test_a_hub_that_answers_nonsense(double: HubDouble, answer: tuple[int, bytes], said: str) -> None:
+    double.answers["/api/models/me/mine/revision/main"] = answer
+    found = find_size(spec(), hub=Hub())
+    assert found.shape is None
+    assert [bool(re.search(said, note)) for note in found.notes] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (b"{", r"The model's files on the hub do not tell its size: the model's config.json is no JSON"),
+        (json.dumps(LLAMA | {"num_hidden_layers": -1}).encode(), "num_hidden_layers: -1 is no whole number"),
+        (json.dumps(LLAMA | {"vocab_size": 10**300}).encode(), "is no whole number from 0 to 100000000"),
+        (b'{"a": ' * 100_000, "is nested too deep"),
+    ],
+)
+def test_a_config_that_lies_leaves_the_table(double: HubDouble, config: bytes, said: str) -> None:
+    double.add("Qwen/Qwen3-8B", config)
+    found = find_size(spec("Qwen/Qwen3-8B"), hub=Hub())
+    assert found.shape == known_model("Qwen/Qwen3-8B")
+    assert len(found.notes) == 1
+    assert said in found.notes[0]
+
+
+def test_a_config_of_100_megabytes_is_not_fetched(double: HubDouble) -> None:
+    double.models["me/mine"] = double.add("me/mine", LLAMA)
+    double.models["me/mine"].files = {"config.json": (b"{", 100_000_000)}
+    (note,) = find_size(spec(), hub=Hub()).notes
+    assert "config.json has 100 MB, more than the 17 MB that are read" in note
+    assert double.sent == 0
+
+
+def test_a_header_that_lies_leaves_the_files_sizes(double: HubDouble) -> None:
+    double.add("me/mine", LLAMA, **{"model.safetensors": (b"\xff" * 8, 2000)})
+    found = find_size(spec(), hub=Hub())
+    assert found.shape is not None
+    assert found.shape.stored == 2008
+    assert "model.safetensors has a header of 18446744073709551615 bytes" in found.notes[0]
+
+
+def test_a_hub_without_ranges(double: HubDouble) -> None:
+    """It sends a file from its beginning, of which no more than was asked is read; a later piece is refused."""
+    long: Tensors = {f"model.layers.{number}.weight": ("BF16", (2,)) for number in range(4000)}
+    double.add("me/mine", LLAMA, **{"model.safetensors": (header(long)[0], 0)})
+    double.ranges = False
+    with pytest.raises(HubError, match="gives no pieces of files"):
+        read_shape(Hub().files("me/mine"))
+
+
+def test_what_plan_says(double: HubDouble) -> None:
+    double.add("me/mine", LLAMA, **{"model.safetensors": (b"\xff" * 8, 2000)})
+    warnings = resolve(spec(), "us-east-1", hub=Hub()).decision.warnings
+    assert sum("counted by the files' sizes" in warning for warning in warnings) == 1
+
+
+@pytest.mark.parametrize("value", ["1", "true", "ON"])
+def test_offline_the_hub_is_not_asked(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", value)
+    assert hub_to_ask() is None
+
+
+def test_an_endpoint_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_ENDPOINT", "file:///etc/passwd")
+    with pytest.raises(SpecError, match="HF_ENDPOINT: file:///etc/passwd is no http or https address"):
+        hub_to_ask()
