@@ -81,15 +81,17 @@ OF_DEPLOY = {
     "client": {"credentials", "errors"},
     "bench": {"client"},
     "local": {"errors"},
+    "rehearsal": {"local", "operations.logs", "s3.uri"},
 }
 """A package of deploy's, and what of deploy it may import beside itself; `cli` may import all of it."""
 
 ONLY_IN_DEPLOY = {
-    "boto3": {"aws", "client"},
+    "boto3": {"aws", "client", "rehearsal"},
     "aiohttp": {"local"},
     "pydantic": {"spec"},
     "rich": {"cli"},
-    "moto": set(),
+    "moto": {"rehearsal"},
+    "werkzeug": {"rehearsal"},
 }
 
 

@@ -11,7 +11,7 @@ from moto.cloudwatch.models import cloudwatch_backends
 from moto.core.responses import ActionResult, EmptyResult
 from moto.sagemaker.responses import SageMakerResponse
 
-from tests.deploy.doubles.sagemaker_double import ACCOUNT, Invalid, SageMaker, Thing
+from deploy.rehearsal.sagemaker import ACCOUNT, Invalid, SageMaker, Thing
 
 _NAMES = {
     "model": "ModelName",
@@ -44,11 +44,14 @@ class Calls:
     def create_model(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         if not p.get("PrimaryContainer") and not p.get("Containers"):
             raise Invalid("Either PrimaryContainer or Containers must be given.")
+        self._cloud.check_role(p["ExecutionRoleArn"])
         p.get("PrimaryContainer", {}).setdefault("Mode", "SingleModel")
         p.setdefault("EnableNetworkIsolation", False)
         return {"ModelArn": self._cloud.create("model", p["ModelName"], p, region).arn}
 
     def create_endpoint_config(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        if "ExecutionRoleArn" in p:
+            self._cloud.check_role(p["ExecutionRoleArn"])
         for variant in p["ProductionVariants"]:
             self._check_types(variant)
             self._check_routing(variant.get("RoutingConfig", {}))
@@ -99,7 +102,7 @@ class Calls:
     def create_endpoint(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         self._cloud.get("endpoint-config", p["EndpointConfigName"])
         made = self._cloud.create("endpoint", p["EndpointName"], p, region)
-        self._cloud.begin(made, "Creating")
+        self._cloud.begin(made, "Creating", wanted=p)
         return {"EndpointArn": made.arn}
 
     def update_endpoint(self, p: dict[str, Any], region: str) -> dict[str, Any]:
@@ -119,7 +122,7 @@ class Calls:
             if "DeploymentConfig" in p:
                 endpoint.request["LastDeploymentConfig"] = p["DeploymentConfig"]
 
-        self._cloud.begin(endpoint, "Updating", done)
+        self._cloud.begin(endpoint, "Updating", done, p)
         return {"EndpointArn": endpoint.arn}
 
     def _check_batch(self, endpoint: Thing, rolling: dict[str, Any]) -> None:
@@ -141,7 +144,7 @@ class Calls:
             for variant in p["DesiredWeightsAndCapacities"]:
                 counts[variant["VariantName"]] = variant["DesiredInstanceCount"]
 
-        self._cloud.begin(endpoint, "Updating", done)
+        self._cloud.begin(endpoint, "Updating", done, p)
         return {"EndpointArn": endpoint.arn}
 
     def delete_endpoint(self, p: dict[str, Any], region: str) -> None:
@@ -172,7 +175,7 @@ class Calls:
                 raise Invalid(f'Base inference component "{base.arn}" is not InService.')
         p["RuntimeConfig"] = _copies(p.get("RuntimeConfig", {"CopyCount": 1}))
         made = self._cloud.create("inference-component", p["InferenceComponentName"], p, region)
-        self._cloud.begin(made, "Creating")
+        self._cloud.begin(made, "Creating", wanted=p)
         return {"InferenceComponentArn": made.arn}
 
     def update_inference_component(self, p: dict[str, Any], region: str) -> dict[str, Any]:
@@ -185,7 +188,7 @@ class Calls:
             if "RuntimeConfig" in p:
                 component.request["RuntimeConfig"] = _copies(p["RuntimeConfig"])
 
-        self._cloud.begin(component, "Updating", done)
+        self._cloud.begin(component, "Updating", done, p)
         return {"InferenceComponentArn": component.arn}
 
     def update_inference_component_runtime_config(self, p: dict[str, Any], region: str) -> dict[str, Any]:
@@ -194,7 +197,7 @@ class Calls:
         def done() -> None:
             component.request["RuntimeConfig"] = _copies(p["DesiredRuntimeConfig"])
 
-        self._cloud.begin(component, "Updating", done)
+        self._cloud.begin(component, "Updating", done, p)
         return {"InferenceComponentArn": component.arn}
 
     def delete_inference_component(self, p: dict[str, Any], region: str) -> None:
