@@ -95,7 +95,11 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    plan = rehearsal.plan(arguments, _plan(arguments)) if arguments.aws else _plan(arguments)
+    plan = _plan(arguments)
+    if arguments.aws:
+        plan = rehearsal.plan(arguments, plan)
+    elif arguments.images:
+        raise DeployError("--image is for --aws: without it there is no ECR")
     logging.basicConfig(level=logging.INFO, format="runtime   | %(message)s", stream=sys.stderr)
     report = partial(print, file=sys.stderr, flush=True)
     if arguments.aws:
