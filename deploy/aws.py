@@ -8,7 +8,9 @@ from typing import Any
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+from botocore.parsers import ResponseParserError
 
+from deploy import web_pages
 from deploy.credentials import NOT_SIGNED_IN, NOT_VALID, SIGN_IN, SIGN_IN_AGAIN
 from deploy.diagnostics.advice import advice
 from deploy.errors import DeployError, NotAllowed, SpecError
@@ -41,7 +43,7 @@ class Aws:
     def client(self, service: str) -> Any:
         """Return a client of the service. AWS_ENDPOINT_URL and AWS_ENDPOINT_URL_<SERVICE> redirect it."""
         if service not in self._clients:
-            self._clients[service] = self._session.client(service, config=_CONFIG)
+            self._clients[service] = web_pages.refused(self._session.client(service, config=_CONFIG))
         return self._clients[service]
 
     def quick_client(self, service: str, region: str) -> Any:
@@ -74,8 +76,10 @@ def is_denied(error: ClientError) -> bool:
     return error_code(error) in _DENIED
 
 
-def as_deploy_error(error: BotoCoreError | ClientError) -> DeployError:
+def as_deploy_error(error: BotoCoreError | ClientError | ResponseParserError) -> DeployError:
     """Convert an error of boto3, with advice."""
+    if isinstance(error, ResponseParserError):
+        return DeployError(f"AWS's answer cannot be read: {str(error).splitlines()[0]}")
     if isinstance(error, NoCredentialsError):
         return NotAllowed("no AWS credentials were found", SIGN_IN)
     if isinstance(error, NOT_SIGNED_IN):

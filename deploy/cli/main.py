@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
 from deploy.aws import as_deploy_error
 from deploy.errors import DeployError
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:
     arguments = _parser(prog).parse_args(argv)
     try:
         return int(arguments.run(arguments))
-    except (BotoCoreError, ClientError) as error:
+    except (BotoCoreError, ClientError, ResponseParserError) as error:
         return _print_error(as_deploy_error(error))
     except DeployError as error:
         return _print_error(error)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from botocore.config import Config
 
+from deploy import web_pages
 from deploy.client.asynchronous import MAX_INLINE_BYTES, AsyncAnswer, split_s3
 from deploy.client.aws.bearer import BearerToken
 from deploy.client.aws.failures import FROM_AWS, failure
@@ -200,9 +201,8 @@ class Predictor:
             input_location: an object in S3 that holds the body, in place of data.
             upload: s3://BUCKET/KEY to store larger data first.
         """
-        s3 = self.runtime.session.client(
-            "s3", region_name=self.runtime.region, config=Config(retries={"total_max_attempts": 5, "mode": "standard"})
-        )
+        config = Config(retries={"total_max_attempts": 5, "mode": "standard"})
+        s3 = web_pages.refused(self.runtime.session.client("s3", region_name=self.runtime.region, config=config))
         request = self._request(b"" if data is None else data, initial_args, options)
         body = request.pop("Body")
         if (data is None) == (input_location is None):

@@ -6,6 +6,7 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTT
 
 from deploy.aws import error_code
 from deploy.credentials import NOT_SIGNED_IN, NOT_VALID
+from deploy.web_pages import WebPage
 
 _TEMPORARY = (
     "InternalFailure", "InternalServerError", "InternalError", "InternalServiceError", "ServiceUnavailable",
@@ -26,7 +27,7 @@ def why_unreachable(error: BotoCoreError | ClientError) -> str | None:
     """Return in a few words why AWS cannot be asked; None: it answered."""
     if isinstance(error, NOT_SIGNED_IN):
         return "no AWS credentials"
-    if isinstance(error, ConnectionError | HTTPClientError):
+    if isinstance(error, ConnectionError | HTTPClientError | WebPage):
         return "no connection to AWS"
     if isinstance(error, ClientError) and error_code(error) in NOT_VALID:
         return "the AWS credentials are not valid"

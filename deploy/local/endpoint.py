@@ -66,6 +66,7 @@ class Endpoint:
     part_bytes: int | None = None
     status: Status = Status.IN_SERVICE
     healthy: bool = True
+    account: str = ACCOUNT
 
     def admit(self, name: str, variant: str | None) -> None:
         """Check that the endpoint accepts requests.
@@ -74,9 +75,9 @@ class Endpoint:
             ApiError: another name or variant, or not in service.
         """
         if name != self.name:
-            raise validation_error(f"Endpoint {name} of account {ACCOUNT} not found.")
+            raise validation_error(f"Endpoint {name} of account {self.account} not found.")
         if self.status is not Status.IN_SERVICE:
-            raise validation_error(f"Endpoint {name} of account {ACCOUNT} not found: it is {self.status.value}.")
+            raise validation_error(f"Endpoint {name} of account {self.account} not found: it is {self.status.value}.")
         if variant is not None and variant != self.variant:
             raise validation_error(f"Variant {variant} of endpoint {name} not found: it has {self.variant}.")
         if not self.healthy:
@@ -112,4 +113,4 @@ class Endpoint:
     def log_stream(self, region: str) -> str:
         """Return the ARN of the container's log, as in ModelError."""
         group = f"/aws/sagemaker/Endpoints/{self.name}"
-        return f"arn:aws:logs:{region}:{ACCOUNT}:log-group:{group}:log-stream:{self.variant}/local"
+        return f"arn:aws:logs:{region}:{self.account}:log-group:{group}:log-stream:{self.variant}/local"

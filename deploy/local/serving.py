@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,8 +50,25 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@contextlib.asynccontextmanager
+async def one_endpoint(plan: Plan, report: Callable[[str], None]) -> AsyncIterator[str]:
+    """Serve the API of the plan's endpoint; yield its URL."""
+    store = Store(plan.store) if plan.store else None
+    async with listening(plan.endpoint, store, plan.host, plan.port) as url:
+        report(f"endpoint {plan.endpoint.name} is Creating at {url}")
+        yield url
+
+
+Front = Callable[[Plan, Callable[[str], None]], AbstractAsyncContextManager[str]]
+"""What is before the container: takes the plan, and where to report; yields its URL."""
+
+
 async def serve(
-    plan: Plan, report: Callable[[str], None], log: Callable[[str], None], ready: Callable[[str], None]
+    plan: Plan,
+    report: Callable[[str], None],
+    log: Callable[[str], None],
+    ready: Callable[[str], None],
+    front: Front = one_endpoint,
 ) -> int:
     """Serve until SIGINT or SIGTERM; return the exit status.
 
@@ -66,8 +84,7 @@ async def serve(
     endpoint = plan.endpoint
     endpoint.status = Status.CREATING
     signals = _signals()
-    async with _listening(plan) as url, _container(plan.command, log, signals) as container:
-        report(f"endpoint {endpoint.name} is Creating at {url}")
+    async with front(plan, report) as url, _container(plan.command, log, signals) as container:
         watching = asyncio.ensure_future(_watch(plan, report, lambda: ready(url)))
         dying = asyncio.ensure_future(container.wait_for_exit() if container else _never())
         stopping = asyncio.ensure_future(signals.wait())
@@ -130,25 +147,34 @@ async def load_adapters(plan: Plan) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _listening(plan: Plan) -> AsyncIterator[str]:
-    """Listen on the emulator's port before anything else starts; yield the URL."""
-    store = Store(plan.store) if plan.store else None
+async def listening(endpoint: Endpoint, store: Store | None, host: str, port: int) -> AsyncIterator[str]:
+    """Serve an endpoint's API; yield the URL.
+
+    Args:
+        port: 0: a free one.
+
+    Raises:
+        DeployError: the port is in use.
+    """
     runner = web.AppRunner(
-        Runtime(plan.endpoint, store).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1
+        Runtime(endpoint, store).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, plan.host, plan.port)
+        site = web.TCPSite(runner, host, port)
         try:
             await site.start()
         except OSError as error:
-            advice = "Name another one with --port; 0 takes a free one."
-            text = os.strerror(error.errno) if error.errno else str(error)
-            raise DeployError(f"cannot listen on {plan.host}:{plan.port}: {text}", advice) from None
+            raise cannot_listen(host, port, error) from None
         host, port = runner.addresses[0][:2]
         yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
     finally:
         await runner.cleanup()
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> DeployError:
+    text = os.strerror(error.errno) if error.errno else str(error)
+    return DeployError(f"cannot listen on {host}:{port}: {text}", "Name another one with --port; 0 takes a free one.")
 
 
 @contextlib.asynccontextmanager

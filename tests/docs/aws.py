@@ -1,123 +1,51 @@
-"""AWS for the commands of docs/: moto with our doubles, and SageMaker's runtime with the demo model behind it.
-
-The doubles live in a process of their own (`python -m tests.docs.aws`), because `Cloud` changes moto for good.
-"""
+"""AWS for the commands of docs/, as a reader has it: what `lmi deploy local --aws` prints, and AWS's command line."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
+import os
+import re
+import shlex
 import sys
-import time
 from collections.abc import Iterator
+from pathlib import Path
 
-import pytest
-
-from deploy.operations.logs import endpoint_group
-from tests.deploy.doubles.aws import CALLER, Call, Cloud
-from tests.deploy.doubles.endpoints import set_quotas
-from tests.deploy.local.processes import LocalProcess, local_process
-from tests.docs.pages import ROOT
-from tests.environment import clean_environment
-
-ENDPOINT = "llama-3-8b"
-"""The endpoint that the runtime has; `lmi deploy up` makes it in the double of SageMaker."""
+from tests.deploy.local.processes import LocalProcess
+from tests.install import environment
+from tests.servers import PATIENCE, wait_for
 
 _NOWHERE = "http://127.0.0.1:9"
-_REPOSITORY, _TAG = "lmi-handler", "0.1.0"
-_ROLE, _SECRET = "lmi-endpoint", "hugging-face-AbCdEf"
-_QUOTAS = {f"ml.{size} for endpoint usage": 2.0 for size in ("g6.2xlarge", "g6e.xlarge", "g6e.2xlarge")}
+_END = "Ctrl-C ends it"
 
 
 @contextlib.contextmanager
-def environment() -> Iterator[dict[str, str]]:
-    """Start the doubles; yield the variables with which a command takes them for AWS."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.docs.aws"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=clean_environment(),
-    ) as process:  # fmt: skip
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            assert line, "the doubles of AWS do not start"
-            yield json.loads(line)
-        finally:
-            process.stdin.close()
+def rehearsal(directory: Path, *arguments: str) -> Iterator[tuple[LocalProcess, dict[str, str]]]:
+    """Start it; yield it with the variables that it tells to export."""
+    local = LocalProcess("--aws", *arguments, directory=directory)
+    try:
+
+        def ready() -> bool:
+            assert local.process.poll() is None, local.log
+            return _END in local.out
+
+        wait_for(ready, PATIENCE, "the rehearsal does not start")
+        lines = re.findall(r"^export (\w+)=(.*)$", local.out, re.MULTILINE)
+        yield local, {name: shlex.split(value)[0] for name, value in lines}
+    finally:
+        local.end()
 
 
-def _serve() -> None:
-    """Print the variables, and serve until standard input ends."""
-    cloud = Cloud()
-    cloud.trusted.add(CALLER)  # readers have an account; tests/deploy/aws holds the commands to the printed policies
-    cloud.sagemaker.polls = 0  # nothing takes time: `lmi deploy up` polls every 15 s
-    with pytest.MonkeyPatch.context() as patch:
-        set_quotas(patch, _QUOTAS)
-        _furnish(cloud)
-        with local_process("--endpoint-name", ENDPOINT, "-o", "option.dtype=fp32") as local:
-            cloud.before = _ContainerLog(cloud, local)
-            print(json.dumps(_variables(cloud.url, local.url)), flush=True)
-            sys.stdin.read()
-    cloud.stop()
-
-
-def _variables(cloud: str, runtime: str) -> dict[str, str]:
-    return {
-        "AWS_ENDPOINT_URL": cloud,
-        "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": runtime,
-        "AWS_ACCESS_KEY_ID": CALLER,
-        "AWS_SECRET_ACCESS_KEY": CALLER,
-        "AWS_REGION": "us-east-1",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_CONFIG_FILE": "/dev/null",
-        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
-        "HTTPS_PROXY": _NOWHERE,  # the hub is not asked
-    }
-
-
-def _furnish(cloud: Cloud) -> None:
-    """Make what a deployment needs before: the role, the token's secret, and the image."""
-    trust = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
-    document = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
-    cloud.client("iam").create_role(RoleName=_ROLE, AssumeRolePolicyDocument=document)
-    cloud.client("secretsmanager").create_secret(Name=_SECRET, SecretString="hf_not_a_token")
-    ecr = cloud.client("ecr")
-    ecr.create_repository(repositoryName=_REPOSITORY)
-    media = "application/vnd.docker.distribution.manifest.v2+json"
-    layer = {
-        "mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip",
-        "size": 1,
-        "digest": f"sha256:{'1' * 64}",
-    }
-    # Without the digest of a configuration: moto serves no layers, so nobody can read the processor there.
-    manifest = {"schemaVersion": 2, "mediaType": media, "config": {"size": 1}, "layers": [layer]}
-    ecr.put_image(repositoryName=_REPOSITORY, imageTag=_TAG, imageManifest=json.dumps(manifest))
-
-
-class _ContainerLog:
-    """Copy the container's log into CloudWatch's double whenever somebody reads there."""
-
-    def __init__(self, cloud: Cloud, local: LocalProcess) -> None:
-        self._cloud, self._local = cloud, local
-        self._group, self._stream = endpoint_group(ENDPOINT), "AllTraffic/i-0123456789abcdef0"
-        self._written = 0
-
-    def __call__(self, call: Call) -> None:
-        exists = ("endpoint", ENDPOINT) in self._cloud.sagemaker.things
-        if call.operation != "FilterLogEvents" or not exists:
-            return
-        logs = self._cloud.client("logs")
-        if not self._written:
-            logs.create_log_group(logGroupName=self._group)
-            logs.create_log_stream(logGroupName=self._group, logStreamName=self._stream)
-        lines = [line.partition("container | ")[2] for line in self._local.log.splitlines() if "container | " in line]
-        at = int(time.time() * 1000)
-        if events := [{"timestamp": at, "message": line} for line in lines[self._written :]]:
-            logs.put_log_events(logGroupName=self._group, logStreamName=self._stream, logEvents=events)
-        self._written = len(lines)
-
-
-if __name__ == "__main__":
-    _serve()
+@contextlib.contextmanager
+def for_readers(directory: Path, *arguments: str) -> Iterator[dict[str, str]]:
+    """Start a rehearsal, and install AWS's command line beside it; yield a reader's variables."""
+    commands = environment(directory / "awscli", "awscli").parent
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}:{commands}"
+    with rehearsal(directory, *arguments) as (_, variables):
+        yield {
+            **variables,
+            "PATH": path,
+            "AWS_PAGER": "",
+            "AWS_CONFIG_FILE": "/dev/null",
+            "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+            "HTTPS_PROXY": _NOWHERE,  # the hub is not asked
+        }

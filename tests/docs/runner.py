@@ -74,9 +74,9 @@ class Servers:
     def serving(self, server: Server, directory: Path) -> Iterator[Started]:
         """Start a server of a page's own in a directory."""
         if server.kind == "aws":
-            from tests.docs.aws import environment  # its doubles are slow to import
+            from tests.docs.aws import for_readers
 
-            with environment() as variables:
+            with for_readers(directory, self._demo_model, *_EXACT) as variables:
                 yield Started({}, variables)
             return
         model = () if "--engine" in server.arguments else (self._demo_model, *_EXACT)

@@ -18,7 +18,12 @@ from tests.docs.runner import PageRun, Servers
 PATHS = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "examples" / "README.md"]
 PAGES = sorted({str(path.relative_to(ROOT)) for path in PATHS})
 
-COMMANDS = {"demo": "(?:lmi|make) serve", "echo": "lmi serve --engine echo", "emulator": "lmi deploy local"}
+COMMANDS = {
+    "demo": "(?:lmi|make) serve",
+    "echo": "lmi serve --engine echo",
+    "emulator": "lmi deploy local",
+    "aws": "lmi deploy local --aws",
+}
 """Of the kinds of servers that a reader can start."""
 
 every_page = pytest.mark.parametrize("page", PAGES)

@@ -55,9 +55,10 @@ OF_DEPLOY = {
     "errors": set(),
     "redaction": set(),
     "credentials": set(),
+    "web_pages": set(),
     "data": set(),
     "diagnostics": set(),
-    "aws": {"credentials", "diagnostics", "errors"},
+    "aws": {"credentials", "diagnostics", "errors", "web_pages"},
     "spec": {"errors"},
     "s3": {"aws", "errors"},
     "resolve": {"aws", "data", "errors", "s3.uri", "spec"},
@@ -77,19 +78,22 @@ OF_DEPLOY = {
         "resources",
         "s3",
         "spec",
+        "web_pages",
     },
-    "client": {"credentials", "errors"},
+    "client": {"credentials", "errors", "web_pages"},
     "bench": {"client"},
     "local": {"errors"},
+    "rehearsal": {"local", "operations.logs", "s3.uri"},
 }
 """A package of deploy's, and what of deploy it may import beside itself; `cli` may import all of it."""
 
 ONLY_IN_DEPLOY = {
-    "boto3": {"aws", "client"},
+    "boto3": {"aws", "client", "rehearsal"},
     "aiohttp": {"local"},
     "pydantic": {"spec"},
     "rich": {"cli"},
-    "moto": set(),
+    "moto": {"rehearsal"},
+    "werkzeug": {"rehearsal"},
 }
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from deploy.cli.endpoint import rehearsal
 from deploy.errors import DeployError
 from deploy.local.container import command
 from deploy.local.endpoint import Component, Endpoint, Limits
@@ -46,6 +47,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--region", help="refuse requests that are signed for another region (default: accept any)")
     _add_container(parser)
     _add_limits(parser)
+    rehearsal.add(parser)
     parser.set_defaults(run=_run)
 
 
@@ -94,8 +96,14 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     plan = _plan(arguments)
+    if arguments.aws:
+        plan = rehearsal.plan(arguments, plan)
+    elif arguments.images:
+        raise DeployError("--image is for --aws: without it there is no ECR")
     logging.basicConfig(level=logging.INFO, format="runtime   | %(message)s", stream=sys.stderr)
     report = partial(print, file=sys.stderr, flush=True)
+    if arguments.aws:
+        return rehearsal.run(arguments, plan, report)
     component = f' InferenceComponentName="{BASE}",' if plan.endpoint.components else ""
 
     def ready(url: str) -> None:

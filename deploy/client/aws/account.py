@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 import boto3
 from botocore.config import Config
 
+from deploy import web_pages
+
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _ANY_REGION = "us-east-1"
 
@@ -52,4 +54,5 @@ def runtime_client(
         max_pool_connections=connections,
         user_agent_extra="lmi-client",
     )
-    return session.client(service, region_name=region, endpoint_url=endpoint_url, config=config)
+    client = session.client(service, region_name=region, endpoint_url=endpoint_url, config=config)
+    return web_pages.refused(client)

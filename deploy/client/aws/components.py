@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from deploy import web_pages
 from deploy.client.aws.failures import FROM_AWS, failure
 from deploy.client.errors import NotSent, RequestFailed
 
@@ -18,7 +19,7 @@ def only_component(session: Any, region: str, endpoint_name: str) -> str:
         NotSent: there is none, or there are several.
         RequestFailed: AWS refuses to list them.
     """
-    client = session.client("sagemaker", region_name=region)
+    client = web_pages.refused(session.client("sagemaker", region_name=region))
     try:
         pages = client.get_paginator("list_inference_components").paginate(EndpointNameEquals=endpoint_name)
         names = [item["InferenceComponentName"] for page in pages for item in page["InferenceComponents"]]

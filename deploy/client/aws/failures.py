@@ -80,6 +80,8 @@ def _from_status(error: ClientError) -> RequestFailed:
     response: dict[str, Any] = error.response
     code, message = str(response["Error"].get("Code", "")), str(response["Error"].get("Message", ""))
     request_id = response.get("ResponseMetadata", {}).get("RequestId")
+    if code.isdigit():  # not AWS's own error: a proxy's or a load balancer's
+        message = f"HTTP {code} {message}"
     if code == "ModelError":
         result = _from_container(response, message)
     elif code in _THROTTLED:
@@ -98,7 +100,7 @@ def _from_status(error: ClientError) -> RequestFailed:
     elif code in _REFUSED:
         result = errors.NotSent(message)
     else:
-        result = errors.ServiceFailed(f"{code}: {message}")
+        result = errors.ServiceFailed(message if code.isdigit() else f"{code}: {message}")
     result.request_id = request_id
     return result
 

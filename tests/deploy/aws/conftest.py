@@ -1,4 +1,4 @@
-"""A double of AWS on loopback, in which the commands under test may do what the printed policies allow."""
+"""AWS on loopback, in which the commands under test may do what the printed policies allow."""
 
 from __future__ import annotations
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from deploy.iam.policies import execution_role, invoker, policies
-from deploy.resolve.ecr import registry_suffix
-from tests.deploy.cases import CASES, KEY, decision, spec
-from tests.deploy.doubles.authorization import (
+from deploy.rehearsal.authorization import (
     Where,
     needs_of_action,
     needs_of_invocation,
     needs_of_s3,
     reference,
 )
-from tests.deploy.doubles.identity_policy import Need, allowed
+from deploy.rehearsal.identity_policy import Need, Unexplained, allowed
+from deploy.resolve.ecr import registry_suffix
+from tests.deploy.cases import CASES, KEY, decision, spec
 from tests.one_test import in_one_test
 
 ACCOUNT = "123456789012"
@@ -79,9 +79,9 @@ def test_what_takes_no_resource_is_asked_for_as_a_star() -> None:
 
 
 def test_an_action_that_is_none_and_a_resource_that_is_not_told_are_errors() -> None:
-    with pytest.raises(AssertionError, match="no action of"):
+    with pytest.raises(Unexplained, match="no action of"):
         list(needs_of_action("sagemaker:CreateEndpoints", {}, IRELAND))
-    with pytest.raises(AssertionError, match="which endpoint"):
+    with pytest.raises(Unexplained, match="which endpoint"):
         list(needs_of_action("sagemaker:DescribeEndpoint", {}, IRELAND))
 
 

@@ -11,8 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+
+class Unexplained(Exception):
+    """A call or a policy that this package cannot evaluate."""
+
+
 Context = Mapping[str, str | list[str]]
-_ELEMENTS = {"Sid", "Effect", "Action", "Resource", "Condition"}
+_ELEMENTS = {"Sid", "Effect", "Action", "NotAction", "Resource", "NotResource", "Condition"}
 
 
 @dataclass(frozen=True)
@@ -42,16 +47,24 @@ def allowed(policies: Iterable[Mapping[str, Any]], need: Need) -> bool:
 
 def _applies(statement: Mapping[str, Any], need: Need) -> bool:
     unknown = set(statement) - _ELEMENTS
-    assert not unknown, f"this evaluation does not know {unknown}"
+    if unknown:
+        raise Unexplained(f"this evaluation does not know {', '.join(sorted(unknown))} of a statement")
     return (
-        any(_like(pattern.lower(), need.action.lower()) for pattern in _list(statement["Action"]))
-        and any(_covers(pattern, need.resource) for pattern in _list(statement["Resource"]))
+        _names(statement, "Action", lambda pattern: _like(pattern.lower(), need.action.lower()))
+        and _names(statement, "Resource", lambda pattern: _covers(pattern, need.resource))
         and all(
             _holds(operator, key, _list(values), need.context)
             for operator, keys in statement.get("Condition", {}).items()
             for key, values in keys.items()
         )
     )
+
+
+def _names(statement: Mapping[str, Any], element: str, matches: Callable[[str], bool]) -> bool:
+    """Whether an element, or the one that names everything else, names what is asked about."""
+    if element in statement:
+        return any(map(matches, _list(statement[element])))
+    return not any(map(matches, _list(statement[f"Not{element}"])))
 
 
 def _covers(pattern: str, resource: str) -> bool:
@@ -65,18 +78,22 @@ def _covers(pattern: str, resource: str) -> bool:
 def _holds(operator: str, key: str, values: list[str], context: Context) -> bool:
     """Whether a condition holds. Without its key in the request it does not, unless it ends in IfExists."""
     several, _, name = operator.rpartition(":")
-    assert several in ("", "ForAnyValue"), operator
+    compare = _OPERATORS.get(name.removesuffix("IfExists"))
+    if compare is None or several not in ("", "ForAnyValue"):
+        raise Unexplained(f"this evaluation does not know the condition {operator}")
     given = next((value for there, value in context.items() if there.lower() == key.lower()), None)
     if given is None:
         return name.endswith("IfExists")
     assert isinstance(given, str) == (not several), f"{key}: {operator} is for {'several' if several else 'one'}"
-    compare: Callable[[str, str], bool] = {
-        "StringEquals": lambda pattern, value: pattern == value,
-        "StringLike": _like,
-        "ArnLike": _covers,
-        "Bool": lambda pattern, value: pattern.lower() == value.lower(),
-    }[name.removesuffix("IfExists")]
     return any(compare(pattern, value) for pattern in values for value in _list(given))
+
+
+_OPERATORS: dict[str, Callable[[str, str], bool]] = {
+    "StringEquals": lambda pattern, value: pattern == value,
+    "StringLike": lambda pattern, value: _like(pattern, value),
+    "ArnLike": lambda pattern, value: _covers(pattern, value),
+    "Bool": lambda pattern, value: pattern.lower() == value.lower(),
+}
 
 
 def _like(pattern: str, value: str) -> bool:

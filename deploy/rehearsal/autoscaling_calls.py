@@ -13,7 +13,7 @@ from moto.applicationautoscaling.responses import ApplicationAutoScalingResponse
 from moto.core.exceptions import ServiceException
 from moto.utilities.utils import get_partition
 
-from tests.deploy.doubles.sagemaker_double import ACCOUNT, Invalid, SageMaker
+from deploy.rehearsal.sagemaker import ACCOUNT, Invalid, SageMaker
 
 _DIMENSIONS = {
     "sagemaker:variant:DesiredInstanceCount": "endpoint/",

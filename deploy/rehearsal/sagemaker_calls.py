@@ -11,7 +11,7 @@ from moto.cloudwatch.models import cloudwatch_backends
 from moto.core.responses import ActionResult, EmptyResult
 from moto.sagemaker.responses import SageMakerResponse
 
-from tests.deploy.doubles.sagemaker_double import ACCOUNT, Invalid, Missing, SageMaker, Thing
+from deploy.rehearsal.sagemaker import ACCOUNT, Invalid, Missing, SageMaker, Thing
 
 _NAMES = {
     "model": "ModelName",
@@ -47,11 +47,14 @@ class Calls:
     def create_model(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         if not p.get("PrimaryContainer") and not p.get("Containers"):
             raise Invalid("Either PrimaryContainer or Containers must be given.")
+        self._cloud.check_role(p["ExecutionRoleArn"])
         p.get("PrimaryContainer", {}).setdefault("Mode", "SingleModel")
         p.setdefault("EnableNetworkIsolation", False)
         return {"ModelArn": self._cloud.create("model", p["ModelName"], p, region).arn}
 
     def create_endpoint_config(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        if "ExecutionRoleArn" in p:
+            self._cloud.check_role(p["ExecutionRoleArn"])
         if len(p.get("ShadowProductionVariants", ())) > 1 or (
             len(p["ProductionVariants"]) > 1 and "ShadowProductionVariants" in p
         ):
@@ -106,7 +109,7 @@ class Calls:
     def create_endpoint(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         self._cloud.get("endpoint-config", p["EndpointConfigName"])
         made = self._cloud.create("endpoint", p["EndpointName"], p, region)
-        self._cloud.begin(made, "Creating")
+        self._cloud.begin(made, "Creating", wanted=p)
         return {"EndpointArn": made.arn}
 
     def update_endpoint(self, p: dict[str, Any], region: str) -> dict[str, Any]:
@@ -126,7 +129,7 @@ class Calls:
             if "DeploymentConfig" in p:
                 endpoint.request["LastDeploymentConfig"] = p["DeploymentConfig"]
 
-        self._cloud.begin(endpoint, "Updating", done)
+        self._cloud.begin(endpoint, "Updating", done, p)
         return {"EndpointArn": endpoint.arn}
 
     def _check_batch(self, endpoint: Thing, rolling: dict[str, Any]) -> None:
@@ -148,7 +151,7 @@ class Calls:
             for variant in p["DesiredWeightsAndCapacities"]:
                 counts[variant["VariantName"]] = variant["DesiredInstanceCount"]
 
-        self._cloud.begin(endpoint, "Updating", done)
+        self._cloud.begin(endpoint, "Updating", done, p)
         return {"EndpointArn": endpoint.arn}
 
     def delete_endpoint(self, p: dict[str, Any], region: str) -> None:
@@ -179,7 +182,7 @@ class Calls:
                     raise Invalid(f'Base inference component "{base.arn}" is not InService.')
         p["RuntimeConfig"] = _copies(p.get("RuntimeConfig", {"CopyCount": 1}))
         made = self._cloud.create("inference-component", p["InferenceComponentName"], p, region)
-        self._cloud.begin(made, "Creating")
+        self._cloud.begin(made, "Creating", wanted=p)
         return {"InferenceComponentArn": made.arn}
 
     def update_inference_component(self, p: dict[str, Any], region: str) -> dict[str, Any]:
@@ -195,7 +198,7 @@ class Calls:
             if "RuntimeConfig" in p:
                 component.request["RuntimeConfig"] = _copies(p["RuntimeConfig"])
 
-        self._cloud.begin(component, "Updating", done)
+        self._cloud.begin(component, "Updating", done, p)
         return {"InferenceComponentArn": component.arn}
 
     def update_inference_component_runtime_config(self, p: dict[str, Any], region: str) -> dict[str, Any]:
@@ -204,7 +207,7 @@ class Calls:
         def done() -> None:
             component.request["RuntimeConfig"] = _copies(p["DesiredRuntimeConfig"])
 
-        self._cloud.begin(component, "Updating", done)
+        self._cloud.begin(component, "Updating", done, p)
         return {"InferenceComponentArn": component.arn}
 
     def delete_inference_component(self, p: dict[str, Any], region: str) -> None:

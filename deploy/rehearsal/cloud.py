@@ -1,0 +1,350 @@
+"""AWS on loopback: moto's server, with SageMaker, its autoscaling, and IAM's decisions, which moto lacks.
+
+`lmi deploy local --aws` starts it for a reader, and the tests for themselves. boto3 finds it by AWS_ENDPOINT_URL.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+import socket
+import threading
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import boto3
+import moto.backends
+from botocore.parsers import RpcV2CBORParser
+from moto.iam.models import iam_backends
+from moto.kms.models import kms_backends
+from moto.s3.models import s3_backends
+from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
+
+from deploy.local.access import TOKEN_PREFIX
+from deploy.rehearsal import autoscaling_calls, sagemaker_calls
+from deploy.rehearsal.authorization import Where, needs_of, needs_of_invocation, needs_of_s3
+from deploy.rehearsal.identity_policy import Need, Unexplained, allowed
+from deploy.rehearsal.sagemaker import ACCOUNT, SageMaker
+
+OWN = "sagemaker"
+"""The access key of the server's own calls, which may do everything."""
+_READS = ("Describe", "List", "Get", "Head", "BatchGet", "Filter", "Simulate", "Test", "Lookup")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call as it reached the server.
+
+    Attributes:
+        service: the name that it is signed for, e.g. `sagemaker`, `application-autoscaling`, `monitoring` (CloudWatch).
+        operation: AWS's name, e.g. `CreateModel`; of S3 the method and the path.
+        parameters: of all but S3.
+        caller: the access key.
+    """
+
+    service: str
+    operation: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    caller: str = ""
+    region: str = ""
+
+    @property
+    def changes(self) -> bool:
+        if self.service == "s3":
+            return not self.operation.startswith(("GET", "HEAD"))
+        return not self.operation.startswith(_READS)
+
+
+class Cloud:
+    """The server, and what it holds.
+
+    Attributes:
+        url: what AWS_ENDPOINT_URL is set to.
+        sagemaker: SageMaker's state.
+        scaling: scalable targets and policies.
+        trusted: access keys whose owners may do everything.
+        keys: ARN of the KMS key that encrypts a bucket, by the bucket's name.
+        price_list: what the Pricing API lists, as JSON; nothing: the product's own table counts.
+
+    Args:
+        port: of loopback; 0: a free one.
+
+    Raises:
+        OSError: the port is in use.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self.sagemaker = SageMaker()
+        self.scaling = autoscaling_calls.Scaling(self.sagemaker)
+        self.sagemaker.on_endpoint_gone = self.scaling.endpoint_gone
+        sagemaker_calls.install(self.sagemaker)
+        autoscaling_calls.install(self.scaling)
+        self._clients: dict[tuple[str, str], Any] = {}
+        self.trusted = {OWN}
+        self.keys: dict[str, str] = {}
+        self.price_list: list[str] = []
+        modules = tuple(moto.backends.list_of_moto_modules())  # which moto reads of the disk at every request
+        moto.backends.list_of_moto_modules = lambda: modules
+        self.app = _Front(DomainDispatcherApplication(create_backend_app), self)
+        self._socket = socket.create_server(("127.0.0.1", port))
+        self._server = make_server("127.0.0.1", 0, self.app, True, request_handler=_Quiet, fd=self._socket.fileno())
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        self.url = "http://{}:{}".format(*self._socket.getsockname())
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+        self._socket.close()
+
+    def client(self, service: str, region: str = "us-east-1") -> Any:
+        """The server's own, which may do everything. It is kept: making one costs more than a call."""
+        if (service, region) not in self._clients:
+            session = boto3.session.Session(OWN, OWN, region_name=region)
+            self._clients[service, region] = session.client(service, endpoint_url=self.url)
+        return self._clients[service, region]
+
+    # What a subclass decides
+
+    def policies_of(self, caller: str) -> Iterable[Mapping[str, Any]]:
+        """Return the identity policies of somebody: of an access key, or of a role by its ARN."""
+        return ()
+
+    def arn_of(self, caller: str) -> str:
+        """Return the ARN of an access key's owner."""
+        return f"arn:aws:iam::{ACCOUNT}:user/{caller}"
+
+    def on_denial(self, need: Need) -> None:
+        """Take notice of what somebody may not do."""
+
+    def on_call(self, call: Call) -> None:
+        """Take notice of a call, before anything else."""
+
+    def on_answer(self, call: Call) -> None:
+        """Take notice of a call that moto has answered."""
+
+    def refusal(self, call: Call) -> tuple[str, str] | None:
+        """Return code and message with which to answer a call in place of doing it."""
+        return None
+
+    def invoked(self, call: Call, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Answer a request to SageMaker Runtime."""
+        raise NotImplementedError
+
+    # Permissions
+
+    def denial(self, call: Call, environ: dict[str, Any]) -> Need | None:
+        """Return the first thing that the call needs and its caller may not do; remember it."""
+        if call.caller in self.trusted:
+            return None
+        try:
+            return self.missing(call.caller, self._needs(call, environ))
+        except Unexplained as error:
+            self.on_denial(need := Need(f"{call.service}:{call.operation}", str(error)))
+            return need
+
+    def missing(self, caller: str, needs: Iterable[Need]) -> Need | None:
+        """Return the first thing that somebody (an access key, a role's ARN) may not do; remember it."""
+        for need in map(_with_aliases, needs):
+            if not allowed(self.policies_of(caller), need):
+                self.on_denial(need)
+                return need
+        return None
+
+    def hides(self, call: Call, environ: dict[str, Any]) -> bool:
+        """Whether S3 says 403 for 404, as to somebody who may not list the bucket. HEAD and GET have no prefix."""
+        bucket, key = _place(environ)
+        if call.service != "s3" or not key or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return False
+        listing = Need("s3:ListBucket", f"arn:{Where(call.region, ACCOUNT).partition}:s3:::{bucket}")
+        return call.caller not in self.trusted and not allowed(self.policies_of(call.caller), listing)
+
+    def _needs(self, call: Call, environ: dict[str, Any]) -> Iterator[Need]:
+        where = Where(call.region, ACCOUNT)
+        if call.service == "s3":
+            bucket, key = _place(environ)
+            query = dict(urllib.parse.parse_qsl(environ["QUERY_STRING"], keep_blank_values=True))
+            encrypted = self.keys.get(bucket)
+            return needs_of_s3(environ["REQUEST_METHOD"], bucket, key, query, body_of(environ), where, encrypted)
+        if _is_invocation(environ):
+            component = environ.get("HTTP_X_AMZN_SAGEMAKER_INFERENCE_COMPONENT")
+            return needs_of_invocation(environ["PATH_INFO"], component, where, bearer=_is_bearer(environ))
+        values = call.parameters
+        if call.service == "iam" and "RoleName" in values:  # a role's ARN has its path
+            roles = iam_backends[ACCOUNT][where.partition].roles.values()
+            arns = [role.arn for role in roles if role.name == values["RoleName"]]
+            values = {**values, "RoleName": arns[0].partition(":role/")[2]} if arns else values
+        if call.service == "kms":  # a key may be named by its id or alias
+            values = {**values, "KeyId": _key_arn(values["KeyId"], where)}
+        if call.operation in ("CreateEndpoint", "UpdateEndpoint"):
+            values = {**values, "KmsKeyId": self._volume_key(values)}
+        return (self._tagged(need) for need in needs_of(call.service, call.operation, values, where))
+
+    def _volume_key(self, values: Mapping[str, Any]) -> str | None:
+        config = self.sagemaker.things.get(("endpoint-config", values["EndpointConfigName"]))
+        return None if config is None else config.request.get("KmsKeyId")
+
+    def _tagged(self, need: Need) -> Need:
+        """The need, with the tags of its resource as condition keys."""
+        things = (thing for thing in self.sagemaker.things.values() if thing.arn.lower() == need.resource.lower())
+        tags = next((thing.tags for thing in things), {})
+        return replace(need, context={**need.context, **{f"aws:ResourceTag/{key}": tags[key] for key in tags}})
+
+
+class _Quiet(MotoRequestHandler):
+    """Without a line of log for each request."""
+
+    def log_request(self, *args: object) -> None:
+        pass
+
+
+class _Front:
+    """A WSGI application around moto's."""
+
+    def __init__(self, app: Any, cloud: Cloud) -> None:
+        self._app = app
+        self._cloud = cloud
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        call = _call(environ)
+        self._cloud.on_call(call)
+        if (need := self._cloud.denial(call, environ)) is not None:
+            return self._denied(environ, call, str(need), start_response)
+        if (refusal := self._cloud.refusal(call)) is not None:
+            return refuse(*refusal, start_response)
+        if call.service == "pricing":  # which moto does not have
+            body = json.dumps({"FormatVersion": "aws_v1", "PriceList": self._cloud.price_list}).encode()
+            start_response("200 OK", [("Content-Type", "application/x-amz-json-1.1")])
+            return [body]
+        if _is_invocation(environ):
+            return self._cloud.invoked(call, environ, start_response)
+        said: list[Any] = []
+        answer = list(self._app(environ, lambda *head: said.append(head)))
+        self._cloud.on_answer(call)
+        if said[0][0].startswith("404") and self._cloud.hides(call, environ):
+            return self._denied(environ, call, "", start_response)
+        if call.service == "s3" and (region := _bucket_region(environ)) is not None:
+            said[0][1].append(("x-amz-bucket-region", region))  # of every answer, as of AWS's
+        start_response(*said[0])
+        return answer
+
+    def _denied(self, environ: dict[str, Any], call: Call, need: str, start_response: Any) -> list[bytes]:
+        """AWS's refusal in the protocol of the call."""
+        text = f"User: {self._cloud.arn_of(call.caller)} is not authorized to perform: {need}"
+        status, kind = "403 Forbidden", "text/xml"
+        if call.service == "s3":
+            body = "" if environ["REQUEST_METHOD"] == "HEAD" else "<Error><Code>AccessDenied</Code></Error>"
+        elif "HTTP_X_AMZ_TARGET" in environ or _is_invocation(environ):
+            status, kind = "400 Bad Request", "application/x-amz-json-1.1"
+            body = json.dumps({"__type": "AccessDeniedException", "message": text})
+        elif "/operation/" in environ["PATH_INFO"]:
+            head = [("Content-Type", "application/cbor"), ("smithy-protocol", "rpc-v2-cbor")]
+            start_response("400 Bad Request", head)
+            return [b"\xa2" + b"".join(map(_cbor, ("__type", "AccessDeniedException", "message", text)))]
+        elif call.service == "ec2":
+            error = f"<Error><Code>UnauthorizedOperation</Code><Message>{text}</Message></Error>"
+            body = f"<Response><Errors>{error}</Errors><RequestID>0</RequestID></Response>"
+        else:
+            error = f"<Error><Type>Sender</Type><Code>AccessDenied</Code><Message>{text}</Message></Error>"
+            body = f"<ErrorResponse>{error}<RequestId>0</RequestId></ErrorResponse>"
+        start_response(status, [("Content-Type", kind), ("x-amz-bucket-region", call.region)])
+        return [body.encode()]
+
+
+def refuse(code: str, message: str, start_response: Any) -> list[bytes]:
+    """Answer a call of a JSON service with an error of the caller's."""
+    start_response("400 Bad Request", [("Content-Type", "application/x-amz-json-1.1"), ("x-amzn-ErrorType", code)])
+    return [json.dumps({"__type": code, "message": message}).encode()]
+
+
+def _is_invocation(environ: dict[str, Any]) -> bool:
+    return bool(environ["PATH_INFO"].startswith("/endpoints/"))
+
+
+def _bucket_region(environ: dict[str, Any]) -> str | None:
+    buckets = (backend.buckets.get(_place(environ)[0]) for backend in s3_backends[ACCOUNT].values())
+    return next((str(bucket.region_name) for bucket in buckets if bucket is not None), None)
+
+
+def _cbor(text: str) -> bytes:
+    content = text.encode()
+    return b"\x79" + len(content).to_bytes(2, "big") + content
+
+
+def _key_arn(name: str, where: Where) -> str:
+    """The ARN of a key that is named by ARN, id, alias, or the alias' ARN."""
+    if ":key/" in name:
+        return name
+    found = kms_backends[ACCOUNT][where.region].any_id_to_key_id(name)
+    return f"arn:{where.partition}:kms:{where.region}:{ACCOUNT}:key/{found}"
+
+
+def _with_aliases(need: Need) -> Need:
+    """The need, with the aliases of its key as a condition key."""
+    if not need.action.startswith("kms:"):
+        return need
+    _, _, _, region, account, rest = need.resource.split(":", 5)
+    key = kms_backends[account][region].keys.get(rest.removeprefix("key/"))
+    return need if key is None else replace(need, context={**need.context, "kms:ResourceAliases": list(key.aliases)})
+
+
+def _place(environ: dict[str, Any]) -> tuple[str, str]:
+    """Bucket and key of a request to S3, whose host is no bucket's here."""
+    bucket, _, key = environ["PATH_INFO"].lstrip("/").encode("latin-1").decode().partition("/")
+    return bucket, key
+
+
+def _call(environ: dict[str, Any]) -> Call:
+    scope = _credential(environ).split("/")
+    key, _, region, service = scope[:4] if len(scope) > 3 else ("", "", "", "")
+    operation, parameters = _operation(environ, service)
+    return Call(service, operation, parameters, key, region)
+
+
+def _credential(environ: dict[str, Any]) -> str:
+    """Return what a request is signed with: by its header, in its URL, or in the URL that a bearer token holds."""
+    header = environ.get("HTTP_AUTHORIZATION", "")
+    query = environ.get("QUERY_STRING", "")
+    if _is_bearer(environ):
+        token = header.partition(" ")[2].removeprefix(TOKEN_PREFIX)
+        with contextlib.suppress(ValueError):  # the emulator refuses it
+            query = base64.b64decode(token).decode().partition("?")[2]
+    signed = urllib.parse.parse_qs(query).get("X-Amz-Credential", [""])[0]
+    return str(header.partition("Credential=")[2] or signed)
+
+
+def _is_bearer(environ: dict[str, Any]) -> bool:
+    return bool(environ.get("HTTP_AUTHORIZATION", "").startswith("Bearer "))
+
+
+def _operation(environ: dict[str, Any], service: str) -> tuple[str, dict[str, Any]]:
+    """The operation's name and parameters."""
+    path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
+    if target := environ.get("HTTP_X_AMZ_TARGET"):
+        return target.rpartition(".")[2], json.loads(body_of(environ) or b"{}")
+    if "/operation/" in path:  # Smithy RPC v2, whose bodies are CBOR
+        parser = RpcV2CBORParser()
+        content = parser.parse_data_item(parser.get_peekable_stream_from_bytes(body_of(environ)))
+        return path.rpartition("/")[2], content
+    if service in ("s3", ""):
+        return f"{method} {path}", {}
+    form = {
+        name: values[0] for name, values in urllib.parse.parse_qs(body_of(environ).decode("utf-8", "replace")).items()
+    }
+    return form.get("Action", f"{method} {path}"), form
+
+
+def body_of(environ: dict[str, Any]) -> bytes:
+    """Return a request's body, which stays there for others to read."""
+    length = environ.get("CONTENT_LENGTH")
+    content = environ["wsgi.input"].read(
+        *([int(length)] if length else [] if "wsgi.input_terminated" in environ else [0])
+    )
+    environ["wsgi.input"] = io.BytesIO(content)
+    return bytes(content)

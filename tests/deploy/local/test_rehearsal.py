@@ -1,0 +1,276 @@
+"""`lmi deploy local --aws`, as a process, with the echo engine: stock boto3 and `lmi deploy` take it for AWS."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+
+from deploy.cli.main import main
+from tests.docs.aws import rehearsal
+from tests.process_tree import alive, descendants
+from tests.servers import PATIENCE, wait_for
+
+ROLE = "arn:aws:iam::123456789012:role/lmi"
+IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi-handler:1"
+FILE: dict[str, Any] = {
+    "name": "chat",
+    "region": "us-east-1",
+    "role": ROLE,
+    "image": {"uri": IMAGE},
+    "model": {"s3": "s3://models/llama/", "shape": {"parameters": 1e9, "layers": 16, "kv_heads": 8, "head_dim": 64}},
+    "options": {"llm_engine": "trtllm"},
+    "instance": {"type": "ml.g6.xlarge"},
+    "alarms": None,
+}
+BODY = json.dumps({"inputs": "one two three", "parameters": {"max_new_tokens": 2}})
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dict[str, str]]]:
+    directory = tmp_path_factory.mktemp("rehearsal")
+    pace = ("-o", "option.echo_tokens_per_second=20")
+    with rehearsal(directory, "--engine", "echo", *pace, "--image", "lmi-handler:1") as (local, variables):
+        yield local, variables
+
+
+@pytest.fixture
+def variables(started: tuple[Any, dict[str, str]], _no_aws: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """In this process too."""
+    for name, value in started[1].items():
+        monkeypatch.setenv(name, value)
+    return started[1]
+
+
+@pytest.fixture
+def account(variables: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Path]:
+    """The role that the file needs, as the documents make it, and model data; yields the file."""
+    file = tmp_path / "chat.yaml"
+    file.write_text(json.dumps(FILE))
+    boto3.client("s3").create_bucket(Bucket="models")
+    for name, content in {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}"}.items():
+        boto3.client("s3").put_object(Bucket="models", Key=f"llama/{name}", Body=content)
+    iam = boto3.client("iam")
+    iam.create_role(RoleName="lmi", AssumeRolePolicyDocument=printed("trust", file, capsys))
+    iam.put_role_policy(RoleName="lmi", PolicyName="lmi", PolicyDocument=printed("execution-role", file, capsys))
+    yield file
+    main(["down", str(file), "--yes"])
+    iam.delete_role_policy(RoleName="lmi", PolicyName="lmi")
+    iam.delete_role(RoleName="lmi")
+
+
+def printed(who: str, file: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(["iam", str(file), "--who", who]) == 0
+    return capsys.readouterr().out
+
+
+def up(file: Path, *more: str) -> int:
+    return main(["up", str(file), "--yes", "--no-checks", *more])
+
+
+def test_an_endpoint_that_up_creates_answers(account: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert up(account) == 0
+    runtime = boto3.client("sagemaker-runtime")
+    whole = runtime.invoke_endpoint(EndpointName="chat", ContentType="application/json", Body=BODY)
+    assert json.loads(whole["Body"].read()) == {"generated_text": " one two"}
+    assert whole["InvokedProductionVariant"] == "AllTraffic"
+    body = runtime.invoke_endpoint_with_response_stream(
+        EndpointName="chat", ContentType="application/json", Body=json.dumps({**json.loads(BODY), "stream": True})
+    )["Body"]
+    parts = [part["PayloadPart"]["Bytes"] for part in body]
+    assert len(parts) > 1
+    assert b'" one"' in b"".join(parts).split(b"\n")[0]
+    with pytest.raises(ClientError) as raised:
+        runtime.invoke_endpoint(EndpointName="chat", ContentType="application/json", Body=b"{")
+    assert raised.value.response["Error"]["Code"] == "ModelError"
+    assert "123456789012:log-group:/aws/sagemaker/Endpoints/chat" in raised.value.response["LogStreamArn"]
+    with pytest.raises(ClientError, match="Endpoint chats of account 123456789012 not found"):
+        runtime.invoke_endpoint(EndpointName="chats", Body=b"{}")
+    capsys.readouterr()
+    assert main(["logs", "chat", "--filter", "outcome=ok"]) == 0
+    assert capsys.readouterr().out.count("outcome=ok") >= 2
+    assert main(["down", str(account), "--yes"]) == 0
+    with pytest.raises(ClientError, match="not found"):
+        runtime.invoke_endpoint(EndpointName="chat", Body=b"{}")
+
+
+def test_components_answer_by_their_names(account: Path) -> None:
+    content = {
+        **FILE,
+        "components": [{"name": "a"}, {"name": "b", "copies": 0}],
+        "instance": {"type": "ml.g6.12xlarge"},
+    }
+    account.write_text(json.dumps(content))
+    assert up(account) == 0
+    runtime = boto3.client("sagemaker-runtime")
+
+    def ask(**more: str) -> bytes:
+        answer = runtime.invoke_endpoint(EndpointName="chat", ContentType="application/json", Body=BODY, **more)
+        return bytes(answer["Body"].read())
+
+    assert ask(InferenceComponentName="a") == b'{"generated_text":" one two"}'
+    with pytest.raises(ClientError, match="has no capacity"):
+        ask(InferenceComponentName="b")
+    with pytest.raises(ClientError, match="header is required"):
+        ask()
+
+
+def test_an_asynchronous_endpoint_writes_its_answer(account: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    account.write_text(json.dumps({**FILE, "async": {"output": "s3://models/answers/"}}))
+    boto3.client("iam").put_role_policy(
+        RoleName="lmi", PolicyName="lmi", PolicyDocument=printed("execution-role", account, capsys)
+    )
+    assert up(account) == 0
+    runtime, s3 = boto3.client("sagemaker-runtime"), boto3.client("s3")
+    done = runtime.invoke_endpoint_async(EndpointName="chat", ContentType="application/json", Body=BODY)
+    failed = runtime.invoke_endpoint_async(EndpointName="chat", ContentType="application/json", Body=b"{")
+
+    def objects() -> dict[str, bytes]:
+        found = s3.list_objects_v2(Bucket="models", Prefix="answers/").get("Contents", ())
+        keys = [item["Key"] for item in found]
+        return {f"s3://models/{key}": s3.get_object(Bucket="models", Key=key)["Body"].read() for key in keys}
+
+    wait_for(lambda: len(objects()) == 2, PATIENCE, "no answers")
+    assert objects()[done["OutputLocation"]] == b'{"generated_text":" one two"}'
+    assert b"Received client error (424)" in objects()[failed["FailureLocation"]]
+
+
+@pytest.mark.parametrize(
+    ("taken", "said"),
+    [
+        ("ecr:", "does not have BatchGetImage permission for the image"),
+        ("s3:", "is not authorized to perform: s3:"),
+    ],
+)
+def test_a_role_that_may_too_little_fails_the_endpoint(
+    account: Path, taken: str, said: str, started: tuple[Any, dict[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = json.loads(printed("execution-role", account, capsys))
+    kept = [one for one in policy["Statement"] if not any(action.startswith(taken) for action in one["Action"])]
+    document = json.dumps({**policy, "Statement": kept})
+    boto3.client("iam").put_role_policy(RoleName="lmi", PolicyName="lmi", PolicyDocument=document)
+    assert up(account) == 5
+    assert said in capsys.readouterr().err
+    assert f"aws       | denied: {taken}" in started[0].log
+
+
+def test_a_role_that_sagemaker_may_not_take_is_refused(account: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trust = json.dumps(
+        {
+            "Version": "2012-10-17",
+            "Statement": [
+                {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": "ec2.amazonaws.com"}}
+            ],
+        }
+    )
+    boto3.client("iam").update_assume_role_policy(RoleName="lmi", PolicyDocument=trust)
+    assert up(account) == 1
+    assert f"Could not assume role {ROLE}" in capsys.readouterr().err
+
+
+def test_a_missing_image_fails_the_endpoint(account: Path) -> None:
+    assert up(account) == 0
+    sagemaker = boto3.client("sagemaker")
+    image = IMAGE.replace(":1", ":2")
+    sagemaker.create_model(ModelName="other", ExecutionRoleArn=ROLE, PrimaryContainer={"Image": image})
+    variant = {"VariantName": "v", "ModelName": "other", "InstanceType": "ml.g6.xlarge", "InitialInstanceCount": 1}
+    sagemaker.create_endpoint_config(EndpointConfigName="other", ProductionVariants=[variant])
+    sagemaker.create_endpoint(EndpointName="other", EndpointConfigName="other")
+    reason = f"The requested image '{image}' could not be found."
+    assert sagemaker.describe_endpoint(EndpointName="other")["FailureReason"] == reason
+    sagemaker.update_endpoint(EndpointName="chat", EndpointConfigName="other")
+    updated = sagemaker.describe_endpoint(EndpointName="chat")
+    assert (updated["EndpointStatus"], updated["FailureReason"]) == ("InService", reason)
+    assert updated["EndpointConfigName"].startswith("chat-"), "it is not as before the update"
+
+
+def test_a_user_may_do_what_their_policies_allow(
+    account: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    iam = boto3.client("iam")
+    iam.create_user(UserName="ann")
+    key = iam.create_access_key(UserName="ann")["AccessKey"]
+    deployer = printed("deployer", account, capsys)
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+        patch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+        assert up(account) == 3
+        said = capsys.readouterr().err
+        assert "User: arn:aws:iam::123456789012:user/ann is not authorized to perform: ecr:" in said
+        with pytest.raises(ClientError, match="not authorized to perform: iam:PutUserPolicy"):
+            boto3.session.Session().client("iam").put_user_policy(
+                UserName="ann", PolicyName="d", PolicyDocument=deployer
+            )
+    iam.put_user_policy(UserName="ann", PolicyName="d", PolicyDocument=deployer)
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+        patch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+        assert up(account) == 0
+        with pytest.raises(ClientError, match="sagemaker:InvokeEndpoint"):
+            boto3.session.Session().client("sagemaker-runtime").invoke_endpoint(EndpointName="chat", Body=BODY)
+        assert main(["down", str(account), "--yes"]) == 0
+
+
+def test_a_transform_job_is_refused_by_name(variables: dict[str, str]) -> None:
+    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://a/b"}}
+    with pytest.raises(
+        ClientError, match="CreateTransformJob is not rehearsed: transform jobs run in `lmi deploy local"
+    ):
+        boto3.client("sagemaker").create_transform_job(
+            TransformJobName="j", ModelName="m", TransformInput={"DataSource": source},
+            TransformOutput={"S3OutputPath": "s3://a/c"},
+            TransformResources={"InstanceType": "ml.m5.large", "InstanceCount": 1},
+        )  # fmt: skip
+
+
+def test_it_listens_on_loopback_and_ctrl_c_ends_all(tmp_path: Path) -> None:
+    with rehearsal(tmp_path, "--engine", "echo") as (local, variables):
+        processes = descendants(local.process.pid)
+        assert processes
+        host, port = variables["AWS_ENDPOINT_URL"].removeprefix("http://").split(":")
+        assert host == "127.0.0.1"
+        assert local.end(signal.SIGINT) == 0
+        wait_for(lambda: not any(map(alive, processes)), 10, f"left behind: {processes}")
+        with socket.socket() as probe:
+            assert probe.connect_ex((host, int(port))) != 0
+        assert "Traceback" not in local.log
+
+
+def test_without_moto_it_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "moto", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "moto" else object())
+    assert main(["local", "--aws", "--container", "http://127.0.0.1:1"]) == 1
+    assert capsys.readouterr().err == "lmi deploy: --aws needs moto: pip install 'lmi-handler[rehearse]'\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--endpoint-name", "mine"), "--endpoint-name cannot be set with --aws: endpoints have the names that you"),
+        (("--s3", "/tmp/s3"), "--s3 cannot be set with --aws: S3 is here too"),
+        (
+            ("--host", "0.0.0.0"),
+            "--host cannot be set with --aws: any keys are accepted, so it listens on 127.0.0.1 only",
+        ),
+        (("--image", "lmi-handler"), "--image lmi-handler: must be REPOSITORY:TAG, e.g. lmi-handler:"),
+    ],
+)
+def test_arguments_that_are_not_for_it(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["local", "--aws", "--container", "http://127.0.0.1:1", *arguments]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_an_image_without_a_rehearsal_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["local", "--container", "http://127.0.0.1:1", "--image", "a:b"]) == 1
+    assert "--image is for --aws" in capsys.readouterr().err
