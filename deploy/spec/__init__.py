@@ -123,9 +123,9 @@ class Spec(Section):
         if self.instance.managed is not None and not self.components:
             yield "instance.managed is for components"
         if self.scaling is not None and self.scaling.min == 0:
-            if not self.components:
-                yield "scaling.min: 0 needs components"
-            elif self.instance.managed is None or self.instance.managed.min != 0:
+            if self.asynchronous is None and not self.components:
+                yield "scaling.min: 0 needs components, or async: other endpoints keep an instance"
+            elif self.components and (self.instance.managed is None or self.instance.managed.min != 0):
                 yield "scaling.min: 0 needs instance.managed.min: 0, or instances stay without copies"
         if self.components and self.asynchronous is not None:
             yield "async does not go with components"

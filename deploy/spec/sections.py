@@ -210,11 +210,14 @@ class Scaling(Section):
     """Automatic scaling between `min` and `max` copies (with components) or instances, by concurrent requests."""
 
     min: Count = Field(
-        1, description="Minimum number; 0 needs components: requests fail until a copy is up, and clients retry."
+        1,
+        description="Minimum number; 0 needs async, where requests wait in the queue, or components, where they fail "
+        "until a copy is up, and clients retry.",
     )
     max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Maximum number of copies or instances.")
     concurrency: Annotated[float, Field(gt=0)] = Field(
-        description="Target of concurrent requests per copy: about 0.7 of the knee that `lmi deploy bench` finds."
+        description="Target of concurrent requests per copy: about 0.7 of the knee that `lmi deploy bench` finds; with "
+        "async, of waiting requests per instance."
     )
     scale_in_cooldown: Annotated[int, Field(ge=0)] = Field(300, description="Seconds between two reductions.")
     scale_out_cooldown: Annotated[int, Field(ge=0)] = Field(60, description="Seconds between two increases.")

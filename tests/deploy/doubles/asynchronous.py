@@ -37,6 +37,12 @@ def submit(cloud: Cloud, endpoint: str, region: str, body: bytes, location: str 
     output = f"{places['S3OutputPath'].rstrip('/')}/{name}.out"
     failure = f"{places.get('S3FailurePath', places['S3OutputPath']).rstrip('/')}/{name}-error.out"
     s3, where = cloud.client("s3", region), Where(region, ACCOUNT)
+    headers = {f"{_HEADER}OutputLocation": output, f"{_HEADER}FailureLocation": failure}
+    accepted = headers, json.dumps({"InferenceId": name}).encode()
+    if not any(found.request.get("Counts", {"all": 1}).values()):
+        cloud.scaling.wake(endpoint, region)
+        if not any(found.request["Counts"].values()):
+            return accepted  # and it waits
     missing = cloud.missing(role, [*_reading(cloud, location, where), *_writing(cloud, places, output, where)])
     if missing is None:
         if location is not None:
@@ -48,8 +54,7 @@ def submit(cloud: Cloud, endpoint: str, region: str, body: bytes, location: str 
     topic = places.get("NotificationConfig", {}).get("ErrorTopic" if missing else "SuccessTopic")
     if topic is not None and cloud.missing(role, _telling(cloud, topic, where)) is None:
         cloud.client("sns", region).publish(TopicArn=topic, Message="{}")
-    headers = {f"{_HEADER}OutputLocation": output, f"{_HEADER}FailureLocation": failure}
-    return headers, json.dumps({"InferenceId": name}).encode()
+    return accepted
 
 
 def _reading(cloud: Cloud, location: str | None, where: Where) -> Iterator[Need]:

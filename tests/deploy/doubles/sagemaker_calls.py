@@ -227,6 +227,9 @@ class Calls:
                 said["FailureReason"] = thing.reason
         if kind == "endpoint":
             said["ProductionVariants"] = self._variants(thing)
+            config = self._cloud.things.get(("endpoint-config", thing.request["EndpointConfigName"]))
+            if config is not None and "AsyncInferenceConfig" in config.request:
+                said["AsyncInferenceConfig"] = config.request["AsyncInferenceConfig"]
         if kind == "inference-component":
             said["EndpointArn"] = self._cloud.get("endpoint", thing.request["EndpointName"]).arn
             if container := said["Specification"].get("Container"):
