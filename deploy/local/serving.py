@@ -8,7 +8,8 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -66,7 +67,7 @@ async def serve(
     endpoint = plan.endpoint
     endpoint.status = Status.CREATING
     signals = _signals()
-    async with _listening(plan) as url, _container(plan.command, log, signals) as container:
+    async with _listening(plan, log) as url, _container(plan.command, log, signals) as container:
         report(f"endpoint {endpoint.name} is Creating at {url}")
         watching = asyncio.ensure_future(_watch(plan, report, lambda: ready(url)))
         dying = asyncio.ensure_future(container.wait_for_exit() if container else _never())
@@ -130,11 +131,12 @@ async def load_adapters(plan: Plan) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _listening(plan: Plan) -> AsyncIterator[str]:
+async def _listening(plan: Plan, log: Callable[[str], None]) -> AsyncIterator[str]:
     """Listen on the emulator's port before anything else starts; yield the URL."""
     store = Store(plan.store) if plan.store else None
+    containers = None if plan.command is None else partial(_job_container, plan.command, plan.probing, log)
     runner = web.AppRunner(
-        Runtime(plan.endpoint, store).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1
+        Runtime(plan.endpoint, store, containers).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1
     )
     await runner.setup()
     try:
@@ -164,6 +166,35 @@ async def _container(
     try:
         yield container
     finally:
+        await container.stop()
+
+
+@contextlib.asynccontextmanager
+async def _job_container(
+    command: Command, probing: Probing, log: Callable[[str], None], variables: Mapping[str, str]
+) -> AsyncIterator[str]:
+    """Start a transform job's own container, wait until it is ready, and stop it at the end.
+
+    Raises:
+        Failed: it ended, or did not become ready.
+    """
+    port = free_port()
+    ours = {**command.environment, **variables, "SAGEMAKER_BIND_TO_PORT": str(port)}
+    container = Container(lambda line: log(f"(transform) {line}"))
+    await container.start(replace(command, environment=ours))
+    url = f"http://127.0.0.1:{port}"
+    ready = asyncio.ensure_future(until_ready(Endpoint(url), probing))
+    dying = asyncio.ensure_future(container.wait_for_exit())
+    try:
+        await asyncio.wait({ready, dying}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            raise dying.result()
+        ready.result()
+        yield url
+    finally:
+        for task in (ready, dying):
+            task.cancel()
+        await asyncio.gather(ready, dying, return_exceptions=True)
         await container.stop()
 
 
