@@ -24,6 +24,7 @@ COMMANDS = {
     "scale": "endpoint",
     "update": "deployment",
     "down": "deployment",
+    "batch": "deployment",
     "export": "deployment",
     "iam": "deployment",
     "doctor": "deployment",

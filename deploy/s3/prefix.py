@@ -73,10 +73,13 @@ def reader(aws: Aws, prefix: Prefix) -> Callable[[str], bytes]:
     return read
 
 
-def check_region(aws: Aws, prefix: Prefix) -> None:
+def check_region(aws: Aws, prefix: Prefix, setting: str = "model.upload, model.s3") -> None:
     """Check the bucket's region: SageMaker reads model data of its own region only.
 
     By a list, which says the region too: HEAD of a bucket would need the right to list all of it.
+
+    Args:
+        setting: what names the bucket.
 
     Raises:
         Refused: the bucket is in another region.
@@ -93,8 +96,8 @@ def check_region(aws: Aws, prefix: Prefix) -> None:
     region = _region(response) or aws.region
     if region != aws.region:
         raise Refused(
-            f"the bucket {prefix.bucket} is in {region}, the endpoint in {aws.region}",
-            f"Take a bucket in {aws.region} (model.upload, model.s3), or set region: {region}.",
+            f"the bucket {prefix.bucket} is in {region}, SageMaker in {aws.region}",
+            f"Take a bucket in {aws.region} ({setting}), or set region: {region}.",
         )
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from deploy.spec.batch import Batch
 from deploy.spec.sections import (
     Alarms,
     Async,
@@ -82,6 +83,7 @@ class Spec(Section):
     asynchronous: Async | None = Field(
         None, alias="async", description="Asynchronous inference: requests wait in a queue, answers go to S3."
     )
+    batch: Batch | None = Field(None, description="Batch transform: input, output and limits of `lmi deploy batch`.")
     tags: dict[TagKey, TagValue] = Field(
         default_factory=dict, max_length=50 - _OURS, description="Tags of all resources."
     )
@@ -113,8 +115,10 @@ class Spec(Section):
             yield "encryption.model_key is for a model or adapters in S3"
         if self.encryption.secret_key is not None and self.model.token_secret is None:
             yield "encryption.secret_key is for model.token_secret"
-        if self.encryption.output_key is not None and self.asynchronous is None:
-            yield "encryption.output_key is for the answers of async"
+        if self.encryption.output_key is not None and self.asynchronous is None and self.batch is None:
+            yield "encryption.output_key is for the answers of async or batch"
+        if self.encryption.input_key is not None and self.batch is None:
+            yield "encryption.input_key is for the input of batch"
         if self.encryption.topic_key is not None and not (self.asynchronous and self.asynchronous.topics):
             yield "encryption.topic_key is for the topics of async"
         if self.instance.price is not None and self.instance.type == "auto":

@@ -292,5 +292,6 @@ class Encryption(Section):
     model_key: KeyId | None = Field(None, description="KMS key of the bucket of the model and its adapters.")
     secret_key: KeyId | None = Field(None, description="KMS key of model.token_secret.")
     volume_key: KeyId | None = Field(None, description="KMS key of the instances' EBS volume.")
-    output_key: KeyId | None = Field(None, description="KMS key of asynchronous answers.")
+    output_key: KeyId | None = Field(None, description="KMS key of the answers of async and batch.")
+    input_key: KeyId | None = Field(None, description="KMS key of the bucket of batch.input.")
     topic_key: KeyId | None = Field(None, description="KMS key of the SNS topics of async.")

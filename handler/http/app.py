@@ -21,9 +21,9 @@ from handler.http.custom import FASTAPI, CustomCode, missing_of
 from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.routes.adapters import AdapterRoutes
 from handler.http.routes.inference import Inference
-from handler.http.routes.records import Records
 from handler.http.routes.models import ModelRoutes
 from handler.http.routes.pages import OPEN_PATHS, PageRoutes
+from handler.http.routes.records import Records
 from handler.http.routes.responses import ResponseRoutes
 from handler.http.routes.tgi import TgiRoutes
 from handler.http.routes.triton import TritonRoutes

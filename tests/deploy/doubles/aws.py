@@ -26,7 +26,7 @@ from moto.server import DomainDispatcherApplication, MotoRequestHandler, Threade
 from werkzeug.serving import make_server
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
-from tests.deploy.doubles import asynchronous, autoscaling_calls, sagemaker_calls
+from tests.deploy.doubles import asynchronous, autoscaling_calls, sagemaker_calls, transform_jobs
 from tests.deploy.doubles.authorization import Where, needs_of, needs_of_invocation, needs_of_s3
 from tests.deploy.doubles.identity_policy import Need, allowed
 from tests.deploy.doubles.sagemaker_double import ACCOUNT, SageMaker
@@ -84,6 +84,7 @@ class Cloud:
         self.scaling = autoscaling_calls.Scaling(self.sagemaker)
         self.sagemaker.on_endpoint_gone = self.scaling.endpoint_gone
         sagemaker_calls.install(self.sagemaker)
+        transform_jobs.install(self)
         autoscaling_calls.install(self.scaling)
         self._lock = threading.Lock()
         self._clients: dict[tuple[str, str], Any] = {}
