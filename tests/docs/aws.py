@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from deploy.operations.logs import endpoint_group
-from tests.deploy.doubles.aws import CALLER, Call, Cloud
+from tests.deploy.doubles.aws import ACCOUNT, CALLER, Call, Cloud
 from tests.deploy.doubles.endpoints import set_quotas
 from tests.deploy.local.processes import LocalProcess, local_process
 from tests.docs.pages import ROOT
@@ -27,7 +27,12 @@ ENDPOINT = "llama-3-8b"
 _NOWHERE = "http://127.0.0.1:9"
 _REPOSITORY, _TAG = "lmi-handler", "0.1.0"
 _ROLE, _SECRET = "lmi-endpoint", "hugging-face-AbCdEf"
-_QUOTAS = {f"ml.{size} for endpoint usage": 2.0 for size in ("g6.2xlarge", "g6e.xlarge", "g6e.2xlarge")}
+_QUOTAS = {
+    f"ml.{size} for {usage} usage": 2.0
+    for size in ("g6.2xlarge", "g6e.xlarge", "g6e.2xlarge")
+    for usage in ("endpoint", "transform job")
+}
+_REQUESTS = [{"inputs": "The capital of France is"}, {"inputs": "The capital of Italy is"}]
 
 
 @contextlib.contextmanager
@@ -78,7 +83,14 @@ def _variables(cloud: str, runtime: str) -> dict[str, str]:
 
 
 def _furnish(cloud: Cloud) -> None:
-    """Make what a deployment needs before: the role, the token's secret, and the image."""
+    """Make what a deployment needs before: the role, the token's secret, and the image; a batch's buckets."""
+    everything = {"Effect": "Allow", "Action": "*", "Resource": "*"}
+    cloud.policies[f"arn:aws:iam::{ACCOUNT}:role/{_ROLE}"] = [{"Statement": [everything]}]
+    s3 = cloud.client("s3")
+    for bucket in ("requests", "answers"):
+        s3.create_bucket(Bucket=bucket)
+    body = "".join(json.dumps(one) + "\n" for one in _REQUESTS)
+    s3.put_object(Bucket="requests", Key="today/prompts.jsonl", Body=body.encode())
     trust = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
     document = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
     cloud.client("iam").create_role(RoleName=_ROLE, AssumeRolePolicyDocument=document)

@@ -28,7 +28,7 @@ _OF_THE_LINE = (
 )  # fmt: skip
 """What is wrong with a line, however often it is sent. Other failures keep their status: SageMaker tries again."""
 
-_STREAM = "'stream': batch transform has one line for each answer; leave it out (and option.output_formatter=jsonlines or sse)"
+_STREAM = "'stream': batch transform has one line for each answer; leave it out, and output_formatter too"
 
 
 class Records(Inference):
