@@ -74,6 +74,9 @@ def _input(aws: Aws, spec: Spec, decision: Decision) -> Iterator[Check]:
         yield error("input", says, "Give --input an object of JSON lines, or a prefix of such objects.")
         return
     yield ok("input", f"{batch.input}: {len(full)} objects, {human(sum(item.size for item in full))}")
+    if len(full) < (count := spec.instance.count):
+        says = f"{len(full)} objects for {count} instances: one instance reads a whole object, and the others idle"
+        yield warning("input", says, "Split the objects, or give a smaller --count.")
     if compressed := [item.key for item in full if item.key.endswith(_COMPRESSED)]:
         says = f"{compressed[0]} seems to be compressed, and {len(compressed) - 1} more"
         yield warning("input", says, "Store the lines as they are: each one is sent as it stands.")

@@ -64,30 +64,30 @@ def make_model(aws: Aws, deployment: str, job: BatchJob) -> bool:
     return False
 
 
-def create(aws: Aws, job: BatchJob, name: str | None) -> str:
-    """Create the job and return its name. Its number makes it unique: of two at once, AWS takes one.
+def name_of(aws: Aws, job: BatchJob) -> str:
+    """Return a name with the first free number for this input and output: of two at once, AWS takes one."""
+    return f"{job.stem}-{_next_number(aws, job.stem)}"
 
-    Args:
-        name: None: the first free number for this input and output.
+
+def create(aws: Aws, job: BatchJob, name: str) -> None:
+    """Create the job.
 
     Raises:
         Refused: there is a job of that name.
     """
-    chosen = name or f"{job.stem}-{_next_number(aws, job.stem)}"
     run = {"Key": _TAG_RUN, "Value": uuid.uuid4().hex}
-    request = {**job.request, "TransformJobName": chosen, "Tags": [*job.request["Tags"], run]}
+    request = {**job.request, "TransformJobName": name, "Tags": [*job.request["Tags"], run]}
     try:
         call(aws, "sagemaker", "create_transform_job", request)
     except ClientError as error:
         # boto3 sends a call again whose answer is lost: then the job is ours all the same.
         if error_code(error) != "ResourceInUse":
             raise
-        if run not in aws.client("sagemaker").list_tags(ResourceArn=describe(aws, chosen)["TransformJobArn"])["Tags"]:
+        if run not in aws.client("sagemaker").list_tags(ResourceArn=describe(aws, name)["TransformJobArn"])["Tags"]:
             raise Refused(
-                f"there is a transform job {chosen} already",
-                f"See it with `lmi deploy batch --resume {chosen}`, or give another name (--job).",
+                f"there is a transform job {name} already",
+                f"See it with `lmi deploy batch --resume {name}`, or give another name (--job).",
             ) from None
-    return chosen
 
 
 def describe(aws: Aws, name: str) -> dict[str, Any]:

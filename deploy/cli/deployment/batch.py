@@ -11,7 +11,7 @@ from rich.console import Console
 from deploy.aws import Aws
 from deploy.batch.checks import checks
 from deploy.batch.job import BatchJob, batch_job, settings_of
-from deploy.batch.running import create, describe, make_model, output_of, refuse_concurrent, stop, wait, where
+from deploy.batch.running import create, describe, make_model, name_of, output_of, refuse_concurrent, stop, wait, where
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.cli.console import confirm, out, say
 from deploy.cli.views.plan import print_checks, print_warnings
@@ -68,8 +68,9 @@ def _run(arguments: argparse.Namespace) -> int:
             upload_model(spec, aws, report)
     made = make_model(aws, spec.name, job)
     say(console, f"{'made' if made else 'there is'} {job.model.key}")
-    name = create(aws, job, arguments.job)
-    say(console, f"made transform-job/{name}")
+    name = arguments.job or name_of(aws, job)
+    say(console, f"make transform-job/{name}")  # before the call: if its answer is lost, the job may exist all the same
+    create(aws, job, name)
     if arguments.no_wait:
         say(console, _later(name, aws.region))
         return 0

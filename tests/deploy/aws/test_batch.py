@@ -339,6 +339,24 @@ def test_what_would_fail_is_refused_before_anything_is_made(
     cloud.denied.clear()
 
 
+def test_idle_instances_compressed_files_and_old_answers_are_told(
+    cloud: Cloud, tmp_path: Path, main: Deployer, content: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    s3 = cloud.client("s3")
+    s3.put_object(Bucket="answers", Key="out/old.jsonl.out", Body=b"{}\n")
+    s3.put_object(Bucket="data", Key="zipped/1.jsonl.gz", Body=b"no JSON")
+    changes = {
+        "batch": {**content["batch"], "input": "s3://data/zipped/1"},
+        "instance": {**content["instance"], "count": 2},
+    }
+    cloud.policies[content["role"]] = [printed({**content, **changes}, "execution-role")]
+    assert main(["batch", written(tmp_path, content, **changes), "--yes"]) == 0
+    text = said(capsys)
+    assert "1 objects for 2 instances: one instance reads a whole object, and the others idle" in text
+    assert "zipped/1.jsonl.gz seems to be compressed" in text
+    assert "s3://answers/out has 1 answers already, e.g. s3://answers/out/old.jsonl.out" in text
+
+
 def test_who_may_not_is_told(cloud: Cloud, tmp_path: Path, content: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Else the tests above show nothing: without the section no policy allows a job, nor the role its input."""
     without = {**content, "batch": None}
