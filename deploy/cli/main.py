@@ -25,6 +25,7 @@ COMMANDS = {
     "scale": "endpoint",
     "update": "deployment",
     "down": "deployment",
+    "batch": "deployment",
     "export": "deployment",
     "iam": "deployment",
     "doctor": "deployment",

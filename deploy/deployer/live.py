@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 
 from deploy.aws import Aws, is_missing
 from deploy.deployer.calls import CALLS, Identity, identity, show, tags_of
-from deploy.resources.names import TAG_DEPLOYMENT, is_version_of, scoped_name, stem_of
+from deploy.resources.names import TAG_DEPLOYMENT, batch_name, is_version_of, scoped_name
 from deploy.resources.resource import ENDED, FAILED, MIXED, READY, Json, Kind, Resource
 
 
@@ -126,13 +126,15 @@ def _candidates(aws: Aws, deployment: str) -> Iterator[tuple[Kind, str]]:
 
     A tag alone is not enough: a user may have copied it to another resource.
     """
-    for kind, operation, listed in (
-        (Kind.MODEL, "list_models", "Models"),
-        (Kind.ENDPOINT_CONFIG, "list_endpoint_configs", "EndpointConfigs"),
+    for kind, operation, listed, versions in (
+        (Kind.MODEL, "list_models", "Models", (deployment, batch_name(deployment))),
+        (Kind.ENDPOINT_CONFIG, "list_endpoint_configs", "EndpointConfigs", (deployment,)),
     ):
-        for item in _pages(aws, "sagemaker", operation, listed, NameContains=stem_of(deployment)):
+        for item in _pages(
+            aws, "sagemaker", operation, listed, NameContains=batch_name(deployment).removesuffix("-batch")
+        ):
             name = item[CALLS[kind].identity[-1]]
-            if is_version_of(deployment, name):
+            if any(is_version_of(version, name) for version in versions):
                 yield kind, name
     yield Kind.ENDPOINT, deployment
     for item in _pages(

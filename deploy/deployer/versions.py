@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from deploy.deployer.live import Live, LiveResource
+from deploy.resources.names import batch_name, is_version_of
 from deploy.resources.resource import Json, Kind, Resource
 
 
@@ -43,7 +44,12 @@ def outdated(desired: Sequence[Resource], live: Live, keep: int) -> list[LiveRes
     used_models = {name for kind, name in names if kind is Kind.MODEL}
     # Components are changed or deleted before any model.
     used_models |= set(_models(item.description for item in retained))
-    models = _newest(item for item in live.owned if item.kind is Kind.MODEL and item.name not in used_models)
+    batch = batch_name(live.deployment)  # whose models jobs may use; they go with the deployment
+    models = _newest(
+        item
+        for item in live.owned
+        if item.kind is Kind.MODEL and item.name not in used_models and not is_version_of(batch, item.name)
+    )
     if any(item.kind is Kind.COMPONENT for item in desired):  # with components no configuration names the models
         models = models[max(keep - 1, 0) :]
     return [*removable, *models]

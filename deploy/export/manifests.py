@@ -215,7 +215,7 @@ def bounds(scaling: Scaling) -> tuple[int, int]:
     if scaling.min == 0:
         raise Refused(
             "scaling.min: 0: without a pod there is no /metrics that would wake one",
-            "Set scaling.min to 1, or deploy inference components to SageMaker.",
+            "Set scaling.min to 1, or deploy inference components or an asynchronous endpoint to SageMaker.",
         )
     for name in ("scale_in_cooldown", "scale_out_cooldown"):
         if getattr(scaling, name) > _COOLDOWN:

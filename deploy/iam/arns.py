@@ -6,7 +6,7 @@ from typing import Any
 
 from deploy.resolve.decision import Decision
 from deploy.resolve.ecr import ECR_URI
-from deploy.resources.names import digest, version_name
+from deploy.resources.names import TRANSFORM_LOGS, batch_name, digest, job_prefix, version_name
 from deploy.spec import Spec
 
 
@@ -46,6 +46,18 @@ class Arns:
         """Return each name as written and in lower case: SageMaker lowers names in ARNs; policies heed case."""
         spelt = dict.fromkeys(spelling for name in names for spelling in (name, name.lower()))
         return [self.of("sagemaker", f"{kind}/{name}") for name in spelt]
+
+    def transform_jobs(self) -> list[str]:
+        return self._sagemaker("transform-job", [f"{job_prefix(self._spec.name)}*"])
+
+    def batch_models(self) -> list[str]:
+        versions = version_name(batch_name(self._spec.name), {})[: -len(digest({}))]
+        return self._sagemaker("model", [f"{versions}*"])
+
+    def batch_logs(self) -> list[str]:
+        """Return the ARNs of the group of all jobs, in both spellings, and of the deployment's streams there."""
+        group = self.of("logs", f"log-group:{TRANSFORM_LOGS}")
+        return [group, f"{group}:log-stream:", f"{group}:log-stream:{job_prefix(self._spec.name)}*"]
 
     def logs(self) -> list[str]:
         """Return the ARNs of the log groups, and of their streams."""

@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from deploy.iam import passthrough
+from deploy.iam import batch, passthrough
 from deploy.iam.arns import Arns
+from deploy.iam.statements import Policy
 from deploy.iam.statements import allow as _allow
+from deploy.iam.statements import key_via as _key_via
+from deploy.iam.statements import listing as _listing
 from deploy.resolve.decision import Decision
 from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.s3.uri import bucket_and_key
 from deploy.spec import Spec
 from deploy.spec.sections import Async
 
-Policy = dict[str, Any]
+__all__ = ["Policy", "deployer", "execution_role", "invoker", "policies", "trust"]
 
 _NETWORK = (  # actions of the developer guide's execution role for a VPC
     "ec2:CreateNetworkInterface",
@@ -68,6 +71,7 @@ def _execution(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str,
     yield from _reading(spec, arns, decision)
     yield from _answers(spec, arns)
     yield from passthrough.execution_role(spec, arns)
+    yield from batch.role(spec, arns)
     if spec.network.subnets:
         yield _allow("Network", list(_NETWORK), ["*"])
     yield from _volume_key(spec, arns)
@@ -110,12 +114,6 @@ def _secrets(spec: Spec) -> list[str]:
     return [*dict.fromkeys(one.token_secret for one in models if one.token_secret is not None)]
 
 
-def _key_via(arns: Arns, service: str, sid: str, key: str | None, actions: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """A key that a service uses in its caller's name, for what it stores."""
-    if key is not None:
-        yield _allow(sid, actions, *arns.key(key, arns.via(service)))
-
-
 def _answers(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
     """Reading and writing of asynchronous inference."""
     asynchronous = spec.asynchronous
@@ -135,16 +133,6 @@ def _answer_places(asynchronous: Async) -> list[str]:
     return [place for place in (asynchronous.output, asynchronous.failures) if place is not None]
 
 
-def _listing(arns: Arns, sid: str, places: Sequence[str]) -> Iterator[dict[str, Any]]:
-    buckets: dict[str, list[str]] = {}
-    for place in places:
-        bucket, key = bucket_and_key(place)
-        buckets.setdefault(bucket, []).append(f"{key}*")
-    for number, (bucket, prefixes) in enumerate(buckets.items()):
-        condition = {"StringLike": {"s3:prefix": sorted(set(prefixes))}}
-        yield _allow(f"{sid}{number or ''}", ["s3:ListBucket"], [arns.bucket(bucket)], condition)
-
-
 def deployer(spec: Spec, decision: Decision) -> Policy:
     """Return the policy of the deployer."""
     arns = Arns(spec, decision)
@@ -156,6 +144,7 @@ def deployer(spec: Spec, decision: Decision) -> Policy:
         *_bringing(spec, arns, decision, own_image),
         *_checking_keys(spec, arns, decision),
         *passthrough.deployer(spec, arns),
+        *batch.deployer(spec, arns),
     ]
     return _policy(statements)
 
@@ -259,6 +248,8 @@ def _checking_keys(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[
         places += _answer_places(spec.asynchronous)
     if spec.capture is not None:
         places.append(spec.capture.output)
+    if spec.batch is not None:
+        places += [spec.batch.input, spec.batch.output]
     if places:
         buckets = dict.fromkeys(bucket_and_key(place)[0] for place in places)
         yield _allow("EncryptionChecked", ["s3:GetEncryptionConfiguration"], [arns.bucket(name) for name in buckets])

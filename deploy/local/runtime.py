@@ -25,7 +25,7 @@ from deploy.local.objects import Objects
 from deploy.local.relay import Relay, messages, raise_for_status
 from deploy.local.router import ROUTED, as_routers, check_body, check_target, destination
 from deploy.local.store import Store
-from deploy.local.transform import TransformJobs
+from deploy.local.transform import Containers, TransformJobs
 
 log = logging.getLogger("deploy.local")
 
@@ -37,14 +37,15 @@ class Runtime:
 
     Args:
         store: a directory that stands in for S3. Without one, asynchronous requests and transform jobs are refused.
+        containers: starts the container of a transform job; None: the endpoint's answers.
     """
 
-    def __init__(self, endpoint: Endpoint, store: Store | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, store: Store | None = None, containers: Containers | None = None) -> None:
         self._endpoint = endpoint
         self._store = store
         self._relay = Relay(endpoint.container)
         self._async = AsyncCalls(endpoint, self._relay, store) if store else None
-        self._transforms = TransformJobs(endpoint, self._relay, store) if store else None
+        self._transforms = TransformJobs(endpoint, store, containers) if store else None
 
     def app(self) -> web.Application:
         # `_body` checks the body's limit, and names its owner.

@@ -9,7 +9,8 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -21,6 +22,7 @@ from deploy.local.endpoint import Endpoint, Status
 from deploy.local.health import Probing, keep_watch, until_ready
 from deploy.local.runtime import Runtime
 from deploy.local.store import Store
+from deploy.local.transform import Containers
 
 
 @dataclass(frozen=True)
@@ -51,16 +53,17 @@ def free_port() -> int:
 
 
 @contextlib.asynccontextmanager
-async def one_endpoint(plan: Plan, report: Callable[[str], None]) -> AsyncIterator[str]:
+async def one_endpoint(plan: Plan, report: Callable[[str], None], log: Callable[[str], None]) -> AsyncIterator[str]:
     """Serve the API of the plan's endpoint; yield its URL."""
     store = Store(plan.store) if plan.store else None
-    async with listening(plan.endpoint, store, plan.host, plan.port) as url:
+    containers = None if plan.command is None else partial(_job_container, plan.command, plan.probing, log)
+    async with listening(plan.endpoint, store, plan.host, plan.port, containers) as url:
         report(f"endpoint {plan.endpoint.name} is Creating at {url}")
         yield url
 
 
-Front = Callable[[Plan, Callable[[str], None]], AbstractAsyncContextManager[str]]
-"""What is before the container: takes the plan, and where to report; yields its URL."""
+Front = Callable[[Plan, Callable[[str], None], Callable[[str], None]], AbstractAsyncContextManager[str]]
+"""What is before the container: takes the plan, where to report, and where containers' lines go; yields its URL."""
 
 
 async def serve(
@@ -84,7 +87,7 @@ async def serve(
     endpoint = plan.endpoint
     endpoint.status = Status.CREATING
     signals = _signals()
-    async with front(plan, report) as url, _container(plan.command, log, signals) as container:
+    async with front(plan, report, log) as url, _container(plan.command, log, signals) as container:
         watching = asyncio.ensure_future(_watch(plan, report, lambda: ready(url)))
         dying = asyncio.ensure_future(container.wait_for_exit() if container else _never())
         stopping = asyncio.ensure_future(signals.wait())
@@ -147,17 +150,20 @@ async def load_adapters(plan: Plan) -> None:
 
 
 @contextlib.asynccontextmanager
-async def listening(endpoint: Endpoint, store: Store | None, host: str, port: int) -> AsyncIterator[str]:
+async def listening(
+    endpoint: Endpoint, store: Store | None, host: str, port: int, containers: Containers | None = None
+) -> AsyncIterator[str]:
     """Serve an endpoint's API; yield the URL.
 
     Args:
         port: 0: a free one.
+        containers: starts a transform job's own container; None: there are no jobs.
 
     Raises:
         DeployError: the port is in use.
     """
     runner = web.AppRunner(
-        Runtime(endpoint, store).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1
+        Runtime(endpoint, store, containers).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1
     )
     await runner.setup()
     try:
@@ -190,6 +196,35 @@ async def _container(
     try:
         yield container
     finally:
+        await container.stop()
+
+
+@contextlib.asynccontextmanager
+async def _job_container(
+    command: Command, probing: Probing, log: Callable[[str], None], variables: Mapping[str, str]
+) -> AsyncIterator[str]:
+    """Start a transform job's own container, wait until it is ready, and stop it at the end.
+
+    Raises:
+        Failed: it ended, or did not become ready.
+    """
+    port = free_port()
+    ours = {**command.environment, **variables, "SAGEMAKER_BIND_TO_PORT": str(port)}
+    container = Container(lambda line: log(f"(transform) {line}"))
+    await container.start(replace(command, environment=ours))
+    url = f"http://127.0.0.1:{port}"
+    ready = asyncio.ensure_future(until_ready(Endpoint(url), probing))
+    dying = asyncio.ensure_future(container.wait_for_exit())
+    try:
+        await asyncio.wait({ready, dying}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            raise dying.result()
+        ready.result()
+        yield url
+    finally:
+        for task in (ready, dying):
+            task.cancel()
+        await asyncio.gather(ready, dying, return_exceptions=True)
         await container.stop()
 
 

@@ -55,14 +55,19 @@ def period(text: str) -> timedelta:
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
-def tail(aws: Aws, group: str, count: int = 20) -> list[Line] | None:
-    """Return the last lines of the newest stream; None: there is no stream yet."""
+def tail(aws: Aws, group: str, count: int = 20, prefix: str = "") -> list[Line] | None:
+    """Return the last lines of the newest stream; None: there is no stream yet.
+
+    Args:
+        prefix: the beginning of the streams' names; AWS sorts these by name alone.
+    """
     logs = aws.client("logs")
+    which = {"logStreamNamePrefix": prefix} if prefix else {"orderBy": "LastEventTime", "descending": True, "limit": 1}
     try:
-        streams = logs.describe_log_streams(logGroupName=group, orderBy="LastEventTime", descending=True, limit=1)
-        if not streams["logStreams"]:
+        streams = logs.describe_log_streams(logGroupName=group, **which)["logStreams"]
+        if not streams:
             return None
-        stream = streams["logStreams"][0]["logStreamName"]
+        stream = max(streams, key=lambda item: item.get("lastEventTimestamp", 0))["logStreamName"]
         got = logs.get_log_events(logGroupName=group, logStreamName=stream, limit=count, startFromHead=False)
     except ClientError as error:
         if error_code(error) == _MISSING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deploy.aws import Aws
 from deploy.errors import NotThere, Refused
@@ -24,6 +24,7 @@ class ScalingTarget:
         variant: the endpoint's variant; empty for a component.
         count: desired number of instances or copies.
         scaling: its automatic scaling; None: it has none.
+        sleeps: whether it may have no instance or copy: a component, or an asynchronous endpoint.
     """
 
     kind: Kind
@@ -31,6 +32,7 @@ class ScalingTarget:
     variant: str
     count: int
     scaling: Scaling | None
+    sleeps: bool = True
 
     @property
     def target(self) -> str:
@@ -70,10 +72,14 @@ def scaling_target(aws: Aws, endpoint: str, component: str | None = None) -> Sca
     else:
         variant = endpoint_description["ProductionVariants"][0]
         target = ScalingTarget(
-            Kind.ENDPOINT, endpoint, variant["VariantName"], int(variant.get("DesiredInstanceCount", 0)), None
+            Kind.ENDPOINT,
+            endpoint,
+            variant["VariantName"],
+            int(variant.get("DesiredInstanceCount", 0)),
+            None,
+            sleeps="AsyncInferenceConfig" in endpoint_description,
         )
-    scaling = next(scaling_of(aws, [target.target]), None)
-    return ScalingTarget(target.kind, target.name, target.variant, target.count, scaling)
+    return replace(target, scaling=next(scaling_of(aws, [target.target]), None))
 
 
 def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
@@ -83,7 +89,10 @@ def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
         Refused: automatic scaling would undo it, or the number is invalid.
     """
     if count < 0 or (count == 0 and what.kind is Kind.ENDPOINT):
-        raise Refused(f"{what.target}: {count} cannot be", "An endpoint without components keeps one instance.")
+        advice = "An endpoint without components keeps one instance."
+        if what.sleeps:
+            advice = "An asynchronous endpoint falls asleep by itself (scaling.min: 0), when no request waits."
+        raise Refused(f"{what.target}: {count} cannot be", advice)
     bounds = what.scaling
     if bounds is not None and not bounds.min <= count <= bounds.max:
         raise Refused(
@@ -122,8 +131,16 @@ def set_bounds(aws: Aws, what: ScalingTarget, low: int | None, high: int | None)
         raise Refused(
             f"{what.target}: between {low} and {high} cannot be", "0 <= --min <= --max, and --max is above 0."
         )
-    if low == 0 and what.kind is Kind.ENDPOINT:
-        raise Refused(f"{what.target}: only components scale to 0", "Write components: into the specification.")
+    if low == 0 and not what.sleeps:
+        raise Refused(
+            f"{what.target}: only components and asynchronous endpoints scale to 0",
+            "Write components: or async: into the specification.",
+        )
+    if low == 0 and f"{what.name}/wake" not in what.scaling.policies and what.kind is Kind.ENDPOINT:
+        raise Refused(
+            f"{what.target}: nothing would wake it: it has no policy {what.name}/wake",
+            "Write scaling.min: 0 into the specification and run `lmi deploy update`, which makes one.",
+        )
     aws.client("application-autoscaling").register_scalable_target(
         ServiceNamespace="sagemaker",
         ResourceId=what.target,

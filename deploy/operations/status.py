@@ -69,6 +69,7 @@ class Status:
         reason: FailureReason.
         config: the endpoint configuration that serves.
         metrics: of the last `MINUTES` minutes, by name; None: no requests. Latencies in milliseconds.
+        asynchronous: whether requests wait in a queue.
     """
 
     name: str
@@ -83,15 +84,21 @@ class Status:
     alarms: tuple[Alarm, ...]
     metrics: Mapping[str, float | None]
     unread: tuple[str, ...] = ()
+    asynchronous: bool = False
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it is an asynchronous endpoint without an instance: requests wait until there is one."""
+        return self.asynchronous and not any(variant.instances for variant in self.variants)
 
     @property
     def serving(self) -> bool:
-        """Whether a request would be answered: in service, with instances or with copies of a component."""
+        """Whether a request would be answered: in service, with instances or copies, or with a queue before them."""
         if self.status not in ("InService", "Updating", "SystemUpdating", "RollingBack"):
             return False
         if self.components:
             return any(item.status == "InService" and item.copies > 0 for item in self.components if item.base is None)
-        return any(variant.instances > 0 for variant in self.variants)
+        return self.asleep or any(variant.instances > 0 for variant in self.variants)
 
 
 def look(aws: Aws, name: str) -> Status:
@@ -118,6 +125,7 @@ def look(aws: Aws, name: str) -> Status:
         alarms=_read_if_allowed(lambda: tuple(_alarms(aws, name)), "alarms", unread),
         metrics=dict(_read_if_allowed(lambda: tuple(_metrics(aws, endpoint).items()), "metrics", unread)),
         unread=tuple(unread),
+        asynchronous="AsyncInferenceConfig" in endpoint,
     )
 
 

@@ -43,16 +43,19 @@ _DEFAULT = " A bucket's default encryption chooses the key of new objects."
 _MODEL = Use("model_key", "the model's bucket", "the role and the deployer", hint=_DEFAULT)
 _ANSWERS = Use("output_key", "the answers' bucket", "the role and the invoker", at_rest=False)
 _CAPTURED = Use("capture_key", "the files of capture", "the role", at_rest=False)
+_INPUT = Use("input_key", "batch.input", "the role and the deployer", hint=_DEFAULT)
 _TOPICS = Use("topic_key", "the topics of async", "the role")
 SECRET = Use("secret_key", "model.token_secret", "the role")
 
 
 def key(context: Context) -> list[Check]:
-    """Check the keys of the model and its adapters, and of the buckets of asynchronous answers and captured data."""
-    asynchronous = context.spec.asynchronous
-    capture = context.spec.capture
+    """Check the keys of the model and its adapters, and of the buckets of answers, captures and a batch's input."""
+    asynchronous, capture, batch = context.spec.asynchronous, context.spec.capture, context.spec.batch
     answers = [] if asynchronous is None else [asynchronous.output, asynchronous.failures or asynchronous.output]
+    answers += [] if batch is None else [batch.output]
+    given = [] if batch is None else _of_object(context, Prefix(*bucket_and_key(batch.input)))
     return [
+        *compared(context, _INPUT, dict(given)),
         *compared(context, _MODEL, dict(_of_model(context))),
         *compared(context, _ANSWERS, dict(_of_buckets(context, answers))),
         *compared(context, _CAPTURED, dict(_of_buckets(context, [capture.output] if capture is not None else []))),

@@ -24,7 +24,6 @@ OWNER = "owner"
 """The access key of the account's owner, who may do everything."""
 _OWNER_ARN = f"arn:aws:sts::{ACCOUNT}:user/moto"  # as moto's STS names whom it does not know
 _UNPLAYED = {
-    "CreateTransformJob": "transform jobs run in `lmi deploy local --s3 DIRECTORY`",
     "CreateTrainingJob": "nothing is trained here",
     "CreateProcessingJob": "nothing is processed here",
     "CreateInferenceRecommendationsJob": "nothing is measured here",
@@ -88,6 +87,9 @@ class Account(Cloud):
     def invoked(self, call: Call, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         return self._emulators.invoked(self, call, environ, start_response)
 
+    def transform(self, line: bytes) -> bytes:
+        return self._emulators.transform(line)
+
 
 def account(log: ContainerLog, images: Sequence[str], region: str) -> Front:
     """Return what is before the container: AWS with this account.
@@ -97,7 +99,7 @@ def account(log: ContainerLog, images: Sequence[str], region: str) -> Front:
     """
 
     @contextlib.asynccontextmanager
-    async def front(plan: Plan, report: Callable[[str], None]) -> AsyncIterator[str]:
+    async def front(plan: Plan, report: Callable[[str], None], say: Callable[[str], None]) -> AsyncIterator[str]:
         state = plan.endpoint
         loop = asyncio.get_running_loop()
         emulators = Emulators(state.container, loop, lambda: state.healthy, state.limits, state.part_bytes)

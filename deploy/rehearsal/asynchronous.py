@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.rehearsal.authorization import Where, needs_of_action, needs_of_s3
 from deploy.rehearsal.identity_policy import Need
-from deploy.rehearsal.sagemaker import ACCOUNT, Invalid
+from deploy.rehearsal.sagemaker import ACCOUNT, Invalid, Thing
 from deploy.s3.uri import bucket_and_key
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Accepted:
     where: Where
     output: str
     failure: str
+    waits: bool = False  # the endpoint has no instance, and nothing wakes it
 
     def answer(self, start_response: Any) -> list[bytes]:
         headers = {f"{_HEADER}OutputLocation": self.output, f"{_HEADER}FailureLocation": self.failure}
@@ -52,6 +53,8 @@ class Accepted:
         Args:
             ask: takes the request and returns the container's answer, or raises RuntimeError with its reason.
         """
+        if self.waits:
+            return
         why, data = self._asked(ask)
         if data is not None:
             self._put(self.output, data)
@@ -121,4 +124,12 @@ def accept(cloud: Cloud, endpoint: str, region: str, body: bytes, location: str 
     name = str(uuid.uuid4())
     output = f"{places['S3OutputPath'].rstrip('/')}/{name}.out"
     failure = f"{places.get('S3FailurePath', places['S3OutputPath']).rstrip('/')}/{name}-error.out"
-    return Accepted(cloud, name, body, location, role, places, Where(region, ACCOUNT), output, failure)
+    waits = not _has_instances(found)
+    if waits:
+        cloud.scaling.wake(endpoint, region)
+        waits = not _has_instances(found)
+    return Accepted(cloud, name, body, location, role, places, Where(region, ACCOUNT), output, failure, waits)
+
+
+def _has_instances(endpoint: Thing) -> bool:
+    return any(endpoint.request.get("Counts", {"all": 1}).values())

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moto.applicationautoscaling.responses import ApplicationAutoScalingResponse
+from moto.cloudwatch.models import cloudwatch_backends
 from moto.core.exceptions import ServiceException
 from moto.utilities.utils import get_partition
 
@@ -19,6 +20,10 @@ _DIMENSIONS = {
     "sagemaker:variant:DesiredInstanceCount": "endpoint/",
     "sagemaker:inference-component:DesiredCopyCount": "inference-component/",
 }
+
+
+_TRACKING = "TargetTrackingScalingPolicyConfiguration"
+_INSTANCES = "sagemaker:variant:DesiredInstanceCount"
 
 
 class NotFound(ServiceException):
@@ -113,6 +118,35 @@ class Scaling:
         self._tags(p["ResourceARN"]).update(p["Tags"])
         return {}
 
+    def fall_asleep(self, endpoint: str) -> None:
+        """Have an asynchronous endpoint's queue empty for long: target tracking takes what the target allows."""
+        (resource,) = (resource for resource, _ in self.targets if resource.startswith(f"endpoint/{endpoint}/"))
+        (tracked,) = (rule for key, rule in self.policies.items() if key[0] == resource and _TRACKING in rule)
+        metric = tracked[_TRACKING]["CustomizedMetricSpecification"]
+        assert metric["MetricName"] == "ApproximateBacklogSizePerInstance"
+        assert metric["Dimensions"] == [{"Name": "EndpointName", "Value": endpoint}]
+        self._set_count(endpoint, resource, self.targets[resource, _INSTANCES]["MinCapacity"])
+
+    def wake(self, endpoint: str, region: str) -> None:
+        """Have requests wait for an endpoint without an instance: alarms on that start their policies."""
+        for alarm in cloudwatch_backends[ACCOUNT][region].alarms.values():
+            named = {dimension.name: dimension.value for dimension in alarm.dimensions or ()}
+            if alarm.metric_name == "HasBacklogWithoutCapacity" and named == {"EndpointName": endpoint}:
+                assert (alarm.namespace, alarm.comparison_operator) == (
+                    "AWS/SageMaker",
+                    "GreaterThanOrEqualToThreshold",
+                )
+                assert alarm.threshold <= 1, "the metric is 1 while requests wait"
+                for (resource, _, _), rule in self.policies.items():
+                    if rule["PolicyARN"] in alarm.alarm_actions:
+                        (step,) = rule["StepScalingPolicyConfiguration"]["StepAdjustments"]
+                        most = self.targets[resource, _INSTANCES]["MaxCapacity"]
+                        self._set_count(endpoint, resource, min(step["ScalingAdjustment"], most))
+
+    def _set_count(self, endpoint: str, resource: str, count: int) -> None:
+        variant = resource.rpartition("/")[2]
+        self.cloud.get("endpoint", endpoint).request.setdefault("Counts", {})[variant] = count
+
     def _tags(self, arn: str) -> dict[str, str]:
         if arn not in self.tags:
             raise ServiceException("ResourceNotFoundException", f"The resource doesn't exist: {arn}")
@@ -135,7 +169,7 @@ def _place(p: dict[str, Any]) -> str:
 def install(scaling: Scaling) -> None:
     """Put the double's calls in the place of moto's, for good."""
     for name in [name for name in vars(Scaling) if not name.startswith("_")]:
-        if name not in ("reset", "endpoint_gone") and callable(getattr(scaling, name)):
+        if name not in ("reset", "endpoint_gone", "fall_asleep", "wake") and callable(getattr(scaling, name)):
             setattr(ApplicationAutoScalingResponse, name, _method(getattr(scaling, name)))
 
 

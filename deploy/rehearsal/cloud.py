@@ -26,7 +26,7 @@ from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_
 from werkzeug.serving import make_server
 
 from deploy.local.access import TOKEN_PREFIX
-from deploy.rehearsal import autoscaling_calls, sagemaker_calls
+from deploy.rehearsal import autoscaling_calls, sagemaker_calls, transform_jobs
 from deploy.rehearsal.authorization import Where, needs_of, needs_of_invocation, needs_of_s3
 from deploy.rehearsal.identity_policy import Need, Unexplained, allowed
 from deploy.rehearsal.sagemaker import ACCOUNT, SageMaker
@@ -83,6 +83,7 @@ class Cloud:
         self.scaling = autoscaling_calls.Scaling(self.sagemaker)
         self.sagemaker.on_endpoint_gone = self.scaling.endpoint_gone
         sagemaker_calls.install(self.sagemaker)
+        transform_jobs.install(self)
         autoscaling_calls.install(self.scaling)
         self._clients: dict[tuple[str, str], Any] = {}
         self.trusted = {OWN}
@@ -138,6 +139,10 @@ class Cloud:
         raise NotImplementedError
 
     # Permissions
+
+    def transform(self, line: bytes) -> bytes:
+        """Return what a transform job's container answers to a line; ValueError where it fails."""
+        raise ValueError("nothing is transformed here")
 
     def denial(self, call: Call, environ: dict[str, Any]) -> Need | None:
         """Return the first thing that the call needs and its caller may not do; remember it."""

@@ -25,6 +25,7 @@ from deploy.rehearsal.sagemaker import ACCOUNT, Invalid, SageMaker, Thing
 if TYPE_CHECKING:
     from deploy.rehearsal.cloud import Cloud
 
+_JSON_LINES = "application/jsonlines"
 _CONCURRENT = 4  # asynchronous requests at a time; SageMaker's default of MaxConcurrentInvocationsPerInstance
 _PIECE = 2**16  # bytes of a stream to pass on at a time
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server"}
@@ -87,6 +88,23 @@ class Emulators:
         headers = to_container(CIMultiDict(_headers(environ)), ASYNC, None)
         self._workers.submit(accepted.work, lambda body: self._ask(body, {**headers, INFERENCE_ID: accepted.id}))
         return accepted.answer(start_response)
+
+    def transform(self, line: bytes) -> bytes:
+        """Return the container's answer to a line of a transform job; what it refuses is answered too.
+
+        Raises:
+            ValueError: it fails, or gives no answer.
+        """
+        request = urllib.request.Request(f"{self._container}/invocations", line, {"Content-Type": _JSON_LINES})
+        try:
+            with _OPENER.open(request, timeout=self._limits.asynchronous) as reply:
+                return bytes(reply.read())
+        except HTTPError as error:
+            if error.code < 500:
+                return bytes(error.read())
+            raise ValueError(f"Bad HTTP status received from algorithm: {error.code}") from None
+        except OSError as error:
+            raise ValueError(f"The container gave no answer: {error}") from None
 
     def _ask(self, body: bytes, headers: Mapping[str, str]) -> bytes:
         """Ask the container.

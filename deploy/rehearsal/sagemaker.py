@@ -78,6 +78,7 @@ SAID = {
     "endpoint-config": "endpoint configuration",
     "endpoint": "endpoint",
     "inference-component": "inference component",
+    "transform-job": "requested job with name",
 }
 """As AWS's messages call them."""
 

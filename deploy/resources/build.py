@@ -58,7 +58,8 @@ def resources(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
 
 def spec_digest(spec: Spec) -> str:
     """Return the digest of all settings that are not defaults: new settings in a later version do not change it."""
-    return digest(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True))
+    # A batch is no part of the endpoint.
+    return digest(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"batch"}))
 
 
 def warnings(spec: Spec, decision: Decision) -> tuple[str, ...]:

@@ -32,6 +32,20 @@ def version_name(name: str, content: Mapping[str, Any]) -> str:
     return f"{stem_of(name)}-{digest(content)}"
 
 
+def batch_name(deployment: str) -> str:
+    """Return the name of whose versions the models of batch transform are; it is no version of the deployment's."""
+    return f"{deployment[:48].rstrip('-')}-batch"
+
+
+def job_prefix(deployment: str) -> str:
+    """Return the beginning of the names of all its transform jobs."""
+    return f"{deployment[:48].rstrip('-')}-"
+
+
+TRANSFORM_LOGS = "/aws/sagemaker/TransformJobs"
+"""Log group of all transform jobs; a job's streams begin with its name and a slash."""
+
+
 def stem_of(name: str) -> str:
     """Return the part before the digest in all versions of `name`."""
     return name[: _LONGEST - _DIGITS - 1].rstrip("-")

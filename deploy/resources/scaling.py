@@ -7,7 +7,7 @@ alarms of its own, which this project does not manage.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from deploy.resources.names import VARIANT, scoped_name, tag_map
 from deploy.resources.resource import Kind, Ref, Resource
@@ -15,6 +15,9 @@ from deploy.spec import Spec
 
 _NO_CAPACITY_PERIOD = 30  # seconds until a refused request wakes a copy
 _WAKE_COOLDOWN = 60
+_QUEUE_COOLDOWN = 900
+# seconds: AWS's guide has 300, after which a start that is not over would add an instance more. Target tracking takes
+# 15 minutes to put the endpoint to sleep again, so nothing that has to be woken waits for it.
 
 
 def scaling(spec: Spec, scaled: Resource, tags: list[dict[str, str]]) -> Iterator[Resource]:
@@ -69,10 +72,33 @@ def _metric(spec: Spec, *, component: bool) -> dict[str, Any]:
     return {"PredefinedMetricSpecification": {"PredefinedMetricType": f"SageMaker{name}HighResolution"}}
 
 
+class _Waking(NamedTuple):
+    """The metric that wakes what sleeps, as AWS's guides use it.
+
+    Attributes:
+        alarm: the end of the alarm's name.
+        period, periods: seconds of one data point, and how many must be above the threshold.
+        missing: what the alarm makes of no data.
+        cooldown: seconds until another instance or copy is added.
+    """
+
+    alarm: str
+    description: str
+    metric: str
+    dimension: dict[str, str]
+    statistic: str
+    aggregation: str
+    period: int
+    periods: int
+    missing: str
+    cooldown: int
+
+
 def _waking(
     spec: Spec, scaled: Resource, place: dict[str, str], target: Resource, tags: list[dict[str, str]]
 ) -> Iterator[Resource]:
-    """Build the step that leaves zero: without a copy there is no metric to track; a refused request adds the first."""
+    """Build the step that leaves zero, where there is no metric to track: an alarm adds the first one."""
+    wakes = _component(scaled) if scaled.kind is Kind.COMPONENT else _queue(scaled)
     policy = _policy(
         scoped_name(*_stem(spec, scaled), "wake"),
         place,
@@ -81,31 +107,62 @@ def _waking(
             "PolicyType": "StepScaling",
             "StepScalingPolicyConfiguration": {
                 "AdjustmentType": "ChangeInCapacity",
-                "MetricAggregationType": "Maximum",
-                "Cooldown": _WAKE_COOLDOWN,
+                "MetricAggregationType": wakes.aggregation,
+                "Cooldown": wakes.cooldown,
                 "StepAdjustments": [{"MetricIntervalLowerBound": 0.0, "ScalingAdjustment": 1}],
             },
         },
     )
     yield policy
-    name = scoped_name(*_stem(spec, scaled), "no-capacity")
+    name = scoped_name(*_stem(spec, scaled), wakes.alarm)
     request = {
         "AlarmName": name,
-        "AlarmDescription": f"A request found no copy of {scaled.name}: adds one.",
+        "AlarmDescription": wakes.description,
         "Namespace": "AWS/SageMaker",
-        "MetricName": "NoCapacityInvocationFailures",
-        "Dimensions": [{"Name": "InferenceComponentName", "Value": scaled.name}],
-        "Statistic": "Sum",
-        "Period": _NO_CAPACITY_PERIOD,
-        "EvaluationPeriods": 1,
-        "DatapointsToAlarm": 1,
+        "MetricName": wakes.metric,
+        "Dimensions": [wakes.dimension],
+        "Statistic": wakes.statistic,
+        "Period": wakes.period,
+        "EvaluationPeriods": wakes.periods,
+        "DatapointsToAlarm": wakes.periods,
         "Threshold": 1.0,
         "ComparisonOperator": "GreaterThanOrEqualToThreshold",
-        "TreatMissingData": "notBreaching",
+        "TreatMissingData": wakes.missing,
         "AlarmActions": [Ref(policy.key, "PolicyARN")],
         "Tags": tags,
     }
     yield Resource(Kind.ALARM, name, request, needs=(policy.key,))
+
+
+def _component(scaled: Resource) -> _Waking:
+    return _Waking(
+        alarm="no-capacity",
+        description=f"A request found no copy of {scaled.name}: adds one.",
+        metric="NoCapacityInvocationFailures",
+        dimension={"Name": "InferenceComponentName", "Value": scaled.name},
+        statistic="Sum",
+        aggregation="Maximum",
+        period=_NO_CAPACITY_PERIOD,
+        periods=1,
+        missing="notBreaching",
+        cooldown=_WAKE_COOLDOWN,
+    )
+
+
+def _queue(scaled: Resource) -> _Waking:
+    """An asynchronous endpoint. Its metric stays 1 until the first instance serves."""
+    return _Waking(
+        alarm="backlog",
+        description=f"Requests wait and {scaled.name} has no instance: adds one.",
+        metric="HasBacklogWithoutCapacity",
+        dimension={"Name": "EndpointName", "Value": scaled.name},
+        statistic="Average",
+        aggregation="Average",
+        period=60,
+        periods=2,
+        missing="missing",
+        cooldown=_QUEUE_COOLDOWN,
+    )
 
 
 def _stem(spec: Spec, scaled: Resource) -> tuple[str, ...]:

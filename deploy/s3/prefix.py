@@ -96,7 +96,7 @@ def check_region(aws: Aws, prefix: Prefix, fields: str = "model.upload, model.s3
     region = _region(response) or aws.region
     if region != aws.region:
         raise Refused(
-            f"the bucket {prefix.bucket} is in {region}, the endpoint in {aws.region}",
+            f"the bucket {prefix.bucket} is in {region}, SageMaker in {aws.region}",
             f"Take a bucket in {aws.region} ({fields}), or set region: {region}.",
         )
 

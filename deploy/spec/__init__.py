@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from deploy.spec.batch import Batch
 from deploy.spec.disagreements import disagreements
 from deploy.spec.passthrough import SageMaker
 from deploy.spec.sections import (
@@ -85,6 +86,7 @@ class Spec(Section):
     sagemaker: SageMaker = Field(
         SageMaker(), description="Fields of SageMaker's API that go into the requests as they are."
     )
+    batch: Batch | None = Field(None, description="Batch transform: input, output and limits of `lmi deploy batch`.")
     tags: dict[TagKey, TagValue] = Field(
         default_factory=dict, max_length=50 - _OURS, description="Tags of all resources."
     )
@@ -118,8 +120,10 @@ class Spec(Section):
             yield "encryption.model_key is for a model or adapters in S3"
         if self.encryption.secret_key is not None and all(one.token_secret is None for one in models):
             yield "encryption.secret_key is for model.token_secret"
-        if self.encryption.output_key is not None and self.asynchronous is None:
-            yield "encryption.output_key is for the answers of async"
+        if self.encryption.output_key is not None and self.asynchronous is None and self.batch is None:
+            yield "encryption.output_key is for the answers of async or batch"
+        if self.encryption.input_key is not None and self.batch is None:
+            yield "encryption.input_key is for the input of batch"
         if self.encryption.topic_key is not None and not (self.asynchronous and self.asynchronous.topics):
             yield "encryption.topic_key is for the topics of async"
         if self.instance.price is not None and self.instance.type == "auto":
@@ -128,9 +132,9 @@ class Spec(Section):
         if self.instance.managed is not None and not self.components:
             yield "instance.managed is for components"
         if self.scaling is not None and self.scaling.min == 0:
-            if not self.components:
-                yield "scaling.min: 0 needs components"
-            elif self.instance.managed is None or self.instance.managed.min != 0:
+            if self.asynchronous is None and not self.components:
+                yield "scaling.min: 0 needs components, or async: other endpoints keep an instance"
+            elif self.components and (self.instance.managed is None or self.instance.managed.min != 0):
                 yield "scaling.min: 0 needs instance.managed.min: 0, or instances stay without copies"
         if self.components and self.asynchronous is not None:
             yield "async does not go with components"

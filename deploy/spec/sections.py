@@ -230,11 +230,14 @@ class Scaling(Section):
     """Automatic scaling between `min` and `max` copies (with components) or instances, by concurrent requests."""
 
     min: Count = Field(
-        1, description="Minimum number; 0 needs components: requests fail until a copy is up, and clients retry."
+        1,
+        description="Minimum number; 0 needs async, where requests wait in the queue, or components, where they fail "
+        "until a copy is up, and clients retry.",
     )
     max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Maximum number of copies or instances.")
     concurrency: Annotated[float, Field(gt=0)] = Field(
-        description="Target of concurrent requests per copy: about 0.7 of the knee that `lmi deploy bench` finds."
+        description="Target of concurrent requests per copy: about 0.7 of the knee that `lmi deploy bench` finds; with "
+        "async, of waiting requests per instance."
     )
     scale_in_cooldown: Annotated[int, Field(ge=0)] = Field(300, description="Seconds between two reductions.")
     scale_out_cooldown: Annotated[int, Field(ge=0)] = Field(60, description="Seconds between two increases.")
@@ -319,6 +322,7 @@ class Encryption(Section):
     model_key: KeyId | None = Field(None, description="KMS key of the bucket of the model and its adapters.")
     secret_key: KeyId | None = Field(None, description="KMS key of model.token_secret.")
     volume_key: KeyId | None = Field(None, description="KMS key of the instances' EBS volume.")
-    output_key: KeyId | None = Field(None, description="KMS key of asynchronous answers.")
+    output_key: KeyId | None = Field(None, description="KMS key of the answers of async and batch.")
+    input_key: KeyId | None = Field(None, description="KMS key of the bucket of batch.input.")
     topic_key: KeyId | None = Field(None, description="KMS key of the SNS topics of async.")
     capture_key: KeyId | None = Field(None, description="KMS key of the files of capture.")

@@ -23,6 +23,7 @@ from handler.http.routes.adapters import AdapterRoutes
 from handler.http.routes.inference import Inference
 from handler.http.routes.models import ModelRoutes
 from handler.http.routes.pages import OPEN_PATHS, PageRoutes
+from handler.http.routes.records import Records
 from handler.http.routes.responses import ResponseRoutes
 from handler.http.routes.tgi import TgiRoutes
 from handler.http.routes.triton import TritonRoutes
@@ -77,7 +78,8 @@ class App:
     ) -> None:
         self._model = model
         self._hosts = hosts or AllowedHosts(None)
-        invoke = Endpoint({"POST": Inference(model)})
+        records = Records(model) if model.config.batch_transform else Inference(model)
+        invoke = Endpoint({"POST": records})
         page = PageRoutes(model, lambda: self.routes, locked=bool(access.keys))
         own = [
             Route(path, Endpoint({"POST": Inference(model, dialect), **page.beside(path)}, errors=dialect.errors))

@@ -56,6 +56,12 @@ _SPECS: dict[str, dict[str, Any]] = {
         "encryption": {"output_key": KEY},
         "scaling": {"max": 3, "concurrency": 5},
     },
+    "asynchronous-asleep": {
+        **_PLAIN,
+        "async": {"output": "s3://answers/llama/"},
+        "instance": {"type": "ml.g6e.xlarge"},
+        "scaling": {"min": 0, "max": 3, "concurrency": 5},
+    },
     "isolated": {
         **_PLAIN,
         "model": {"path": "models/llama", "upload": "s3://models/llama/"},

@@ -38,6 +38,8 @@ def view(status: Status) -> RenderableType:
 def _summary(status: Status) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2))
     serving = Text("yes", style="green") if status.serving else Text("no", style="red")
+    if status.serving and status.asleep:
+        serving = Text("asleep: requests wait until an instance is up", style="yellow")
     table.add_row("endpoint", f"{status.name} ({status.region})")
     table.add_row("status", coloured(status.status))
     if status.reason:

@@ -151,6 +151,7 @@ class Options:
     enable_streaming: bool = option(_streaming, False, "dynamic batching only: answers as {\"outputs\": [...]} lines")
     enable_force_include_usage: bool = option(_switch, False, "every streamed chat and completion ends with its token counts, as with stream_options.include_usage")
     enable_tokenizer_info_endpoint: bool = option(_switch, False, "the embedded server has vLLM's /tokenizer_info, which shows the model's tokenizer_config.json and chat template")
+    batch_transform: bool = option(boolean, False, "the embedded server answers /invocations as SageMaker's batch transform needs it (local.md): a line a request, also a refusal, with status 200; SageMaker's SAGEMAKER_BATCH sets it")
     tool_call_parser: str = option(_parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of the model's tool calls; auto: by its response template, else by its chat template; hf: by its response template; none: calls stay in the text")
     tool_parser_plugin: str | None = option(string, None, "a Python file with a parser of tool calls of one's own (models.md), relative to serving.properties, else to the working directory")
     reasoning_parser: str | None = option(_parser(REASONING_PARSERS, VLLM_REASONING_PARSERS, _NO_REASONING), None, "family of the model's reasoning, which chats show apart from the text (documents: wire/reasoning); auto: by its response template, else by its chat template; hf: by its response template; none: it stays in the text; by default as auto")

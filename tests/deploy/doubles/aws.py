@@ -73,6 +73,15 @@ class Cloud(cloud.Cloud):
         accepted.work(lambda body: json.dumps({"generated_text": json.loads(body)["inputs"]}).encode())
         return accepted.answer(start_response)
 
+    def transform(self, line: bytes) -> bytes:
+        """As the embedded server answers in a job; `<die>` is what no container survives."""
+        if b"<die>" in line:
+            raise ValueError("Bad HTTP status received from algorithm: 503")
+        try:
+            return json.dumps({"generated_text": json.loads(line)["inputs"]}).encode()
+        except (ValueError, KeyError):
+            return b'{"error": "refused", "code": 400}'
+
     def reset(self) -> None:
         """As new: nothing is there, nothing was asked. Only who may do what stays, and what was denied."""
         moto_api_backend.reset()

@@ -22,7 +22,10 @@ from deploy.local.endpoint import Endpoint
 from deploy.local.runtime import Runtime
 from deploy.local.store import Store
 from tests.app.server import serve
+from tests.deploy.local.processes import local_process
 from tests.deploy.local.servers import Loop
+from tests.deploy.local.servers import client as client_of_runtime
+from tests.process_tree import descendants
 from tests.servers import PATIENCE, LiveServer, wait_for
 
 LINES = "application/jsonlines"
@@ -36,7 +39,9 @@ class Batch(NamedTuple):
     store: Store
     url: str
 
-    def run(self, records: list[Any], *, name: str = "job", end: str = "Completed", **more: Any) -> list[Any]:
+    def run(
+        self, records: list[Any], *, name: str = "job", end: str = "Completed", stop: bool = False, **more: Any
+    ) -> list[Any]:
         """Run a job over one object; return the lines of its output."""
         self.store.write("s3://data/in/records.jsonl", "".join(json.dumps(one) + "\n" for one in records).encode())
         request: dict[str, Any] = {
@@ -51,7 +56,9 @@ class Batch(NamedTuple):
             "TransformResources": {"InstanceType": "ml.g5.xlarge", "InstanceCount": 1},
         }
         self.sagemaker.create_transform_job(**{**request, **more})
-        wait_for(lambda: self.describe(name)["TransformJobStatus"] != "InProgress", PATIENCE, "the job does not end")
+        if stop:
+            self.sagemaker.stop_transform_job(TransformJobName=name)
+        wait_for(lambda: "TransformEndTime" in self.describe(name), PATIENCE, "the job does not end")
         assert self.describe(name)["TransformJobStatus"] == end, self.describe(name).get("FailureReason")
         if end != "Completed":
             return []
@@ -59,6 +66,15 @@ class Batch(NamedTuple):
 
     def describe(self, name: str) -> Any:
         return self.sagemaker.describe_transform_job(TransformJobName=name)
+
+
+@contextlib.contextmanager
+def sagemaker(url: str) -> Iterator[Any]:
+    config = Config(retries={"total_max_attempts": 1})
+    client = boto3.client("sagemaker", region_name="us-east-1", endpoint_url=url, aws_access_key_id="x",
+                          aws_secret_access_key="x", config=config)  # fmt: skip
+    with contextlib.closing(client):
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +87,8 @@ def server() -> Iterator[LiveServer]:
 @pytest.fixture
 def batch(server: LiveServer, loop: Loop, tmp_path: Path) -> Iterator[Batch]:
     store = Store(tmp_path / "s3")
-    with loop.serving(Runtime(Endpoint(container=server.url), store).app()) as url:
-        config = Config(retries={"total_max_attempts": 1})
-        client = boto3.client("sagemaker", region_name="us-east-1", endpoint_url=url, aws_access_key_id="x",
-                              aws_secret_access_key="x", config=config)  # fmt: skip
-        with contextlib.closing(client):
-            yield Batch(client, store, url)
+    with loop.serving(Runtime(Endpoint(container=server.url), store).app()) as url, sagemaker(url) as client:
+        yield Batch(client, store, url)
 
 
 def test_each_line_is_answered_in_its_place(batch: Batch) -> None:
@@ -95,9 +107,74 @@ def test_several_records_a_request_fail_the_job_by_name(batch: Batch) -> None:
     assert "one line of JSON, this body has 2" in batch.describe("job")["FailureReason"]
 
 
-def test_a_record_that_the_server_refuses_fails_the_job_with_its_words(batch: Batch) -> None:
+def test_a_record_that_a_container_refuses_fails_the_job_with_its_words(batch: Batch) -> None:
+    """As of a container that was started for an endpoint, without SAGEMAKER_BATCH."""
     batch.run([{"inputs": "a"}, {"inputs": ""}], end="Failed")
     assert "'inputs' must be a non-empty string" in batch.describe("job")["FailureReason"]
+
+
+def test_a_job_s_own_container_answers_what_it_refuses_in_its_place(tmp_path: Path) -> None:
+    """`lmi deploy local` starts one for each job, with SAGEMAKER_BATCH, as SageMaker does."""
+    good = [{"inputs": prompt, "parameters": {"max_new_tokens": 3}} for prompt in PROMPTS[:3]]
+    bad = [{"inputs": ""}, {"inputs": "a", "stream": True}, {"inputs": "a", "parameters": {"top_p": 2}}]
+    with local_process("--engine", "echo", "--s3", str(tmp_path)) as local, sagemaker(local.url) as client:
+        batch = Batch(client, Store(tmp_path), local.url)
+        answers = batch.run([bad[0], *good, bad[1], bad[2]])
+        processes = descendants(local.process.pid)
+        assert len(answers) == 6
+        assert ["error" in answer for answer in answers] == [True, False, False, False, True, True]
+        assert [answer["generated_text"].split()[-1] for answer in answers[1:4]] == ["0", "1", "2"]
+        assert "container | (transform) " in local.log
+        batch.run([{"inputs": "a"}], name="broken", end="Failed", Environment={"OPTION_LLM_ENGINE": "none"})
+        assert "the container ended with status 2" in batch.describe("broken")["FailureReason"]
+        assert {*descendants(local.process.pid)} <= {*processes}, "a job's container was left behind"
+        answer = client_of_runtime(local.url).invoke_endpoint(
+            EndpointName="local", ContentType=LINES, Body=b'{"inputs": "a"}'
+        )
+        assert answer["ResponseMetadata"]["HTTPStatusCode"] == 200
+
+
+def test_a_file_that_fails_leaves_no_output_and_the_others_theirs(batch: Batch) -> None:
+    batch.store.write("s3://data/in/deep/a.jsonl", b'{"inputs": "a"}\n{"inputs": ""}\n')
+    batch.store.write("s3://data/in/deep/b/records.jsonl", b'{"inputs":\r "a b"}\n{"inputs": "c"}')
+    batch.run([{"inputs": "a"}], end="Failed", ModelClientConfig={"InvocationsMaxRetries": 0})
+    assert batch.describe("job")["FailureReason"].startswith("ClientError: s3://data/in/deep/a.jsonl: ")
+    assert batch.store.list("s3://data/out") == [
+        "s3://data/out/deep/b/records.jsonl.out", "s3://data/out/records.jsonl.out",
+    ]  # fmt: skip
+    assert len(batch.store.read("s3://data/out/deep/b/records.jsonl.out").splitlines()) == 2
+
+
+def test_a_record_beyond_the_limit_fails_its_file(batch: Batch) -> None:
+    batch.run([{"inputs": "a" * 2**20}], end="Failed", MaxPayloadInMB=1)
+    assert "at most 1048576 (MaxPayloadInMB)" in batch.describe("job")["FailureReason"]
+
+
+def test_a_job_over_nothing_fails(batch: Batch) -> None:
+    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://data/nothing/"}}
+    batch.run([{"inputs": "a"}], end="Failed", TransformInput={"DataSource": source, "SplitType": "Line"})
+    assert "no S3 objects found" in batch.describe("job")["FailureReason"]
+
+
+def test_a_job_is_stopped_and_listed(batch: Batch, server: LiveServer) -> None:
+    batch.run([{"inputs": "a"}], name="first")
+    long = {"inputs": "a", "parameters": {"max_new_tokens": 4000}}
+    batch.run([long] * 500, name="second", end="Stopped", stop=True, MaxConcurrentTransforms=1)
+    listed = batch.sagemaker.list_transform_jobs()["TransformJobSummaries"]
+    assert [(job["TransformJobName"], job["TransformJobStatus"]) for job in listed] == [
+        ("first", "Completed"), ("second", "Stopped"),
+    ]  # fmt: skip
+    stopped = batch.sagemaker.list_transform_jobs(StatusEquals="Stopped", NameContains="sec")
+    assert [job["TransformJobName"] for job in stopped["TransformJobSummaries"]] == ["second"]
+    with pytest.raises(ClientError, match="Stopped: it cannot be stopped"):
+        batch.sagemaker.stop_transform_job(TransformJobName="second")
+    with pytest.raises(ClientError, match="Job name must be unique: second"):
+        batch.run([{"inputs": "a"}], name="second")
+
+
+def test_what_the_emulator_lacks_is_refused_by_name(batch: Batch) -> None:
+    with pytest.raises(ClientError, match="DataProcessing: the emulator"):
+        batch.run([{"inputs": "a"}], DataProcessing={"JoinSource": "Input"})
 
 
 def test_the_limits_of_a_job_are_sagemakers(batch: Batch) -> None:

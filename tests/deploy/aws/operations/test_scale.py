@@ -108,7 +108,7 @@ def test_bounds_need_scaling_and_sense(cloud: Cloud) -> None:
     with pytest.raises(Refused, match="does not scale by itself"):
         scale.set_bounds(aws(), scale.scaling_target(aws(), "chat"), 1, 2)
     register(cloud, "endpoint/chat/variant/main", 1, 2)
-    with pytest.raises(Refused, match="only components scale to 0"):
+    with pytest.raises(Refused, match="only components and asynchronous endpoints scale to 0"):
         scale.set_bounds(aws(), scale.scaling_target(aws(), "chat"), 0, None)
 
 

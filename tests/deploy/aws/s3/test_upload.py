@@ -178,7 +178,7 @@ def test_the_bucket_must_be_there_and_in_the_region(cloud: Cloud, model: Path) -
     cloud.client("s3").create_bucket(
         Bucket="models-of-ours", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
     )
-    with pytest.raises(Refused, match="is in eu-west-1, the endpoint in us-east-1"):
+    with pytest.raises(Refused, match="is in eu-west-1, SageMaker in us-east-1"):
         plan_upload(aws(), model, TO)
 
 

@@ -1,0 +1,1 @@
+"""Batch transform: a job that answers files of requests, without an endpoint."""

@@ -1,0 +1,219 @@
+"""Create a transform job, wait for it, stop it."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from deploy.aws import Aws, error_code, is_missing
+from deploy.batch.checks import answers, inputs
+from deploy.batch.job import BatchJob
+from deploy.deployer.aws_errors import is_temporary
+from deploy.deployer.calls import call, show, tags_of
+from deploy.deployer.wait import Progress, Report, Time
+from deploy.diagnostics.advice import advice
+from deploy.errors import Failed, NotThere, Refused
+from deploy.operations import logs
+from deploy.resources.names import TAG_DEPLOYMENT, TRANSFORM_LOGS, job_prefix
+from deploy.resources.resource import Kind
+
+EVERY = 30.0
+"""Seconds between two polls."""
+
+_TAG_RUN = "lmi:run"
+_RUNNING = ("InProgress", "Stopping")
+_LOG_TAIL = 40
+_SHOWN = 20
+
+
+def refuse_concurrent(aws: Aws, deployment: str, job: BatchJob) -> None:
+    """Refuse a job that writes where one of the deployment's jobs writes now.
+
+    Raises:
+        Refused: naming that job.
+    """
+    output = job.request["TransformOutput"]["S3OutputPath"].rstrip("/")
+    for status in _RUNNING:
+        for name in _names(aws, job_prefix(deployment), StatusEquals=status):
+            other = describe(aws, name)
+            if other["TransformOutput"]["S3OutputPath"].rstrip("/") == output:
+                raise Refused(
+                    f"the job {name} is {status}, and writes to {output} too",
+                    f"Wait for it (`lmi deploy batch --resume {name}`), stop it (`--stop {name}`), or give another "
+                    "--output.",
+                )
+
+
+def make_model(aws: Aws, deployment: str, job: BatchJob) -> bool:
+    """Create the job's model unless it is there; return whether it was created.
+
+    Raises:
+        Refused: one of that name has another owner.
+    """
+    existing = show(aws, Kind.MODEL, (job.model.name,))
+    if existing is None:
+        call(aws, "sagemaker", "create_model", job.model.request)
+        return True
+    if tags_of(aws, Kind.MODEL, existing).get(TAG_DEPLOYMENT) != deployment:
+        raise Refused(f"{job.model.key} exists and was not made by this deployment", "Choose another name.")
+    return False
+
+
+def name_of(aws: Aws, job: BatchJob) -> str:
+    """Return a name with the first free number for this input and output: of two at once, AWS takes one."""
+    return f"{job.stem}-{_next_number(aws, job.stem)}"
+
+
+def create(aws: Aws, job: BatchJob, name: str) -> None:
+    """Create the job.
+
+    Raises:
+        Refused: there is a job of that name.
+    """
+    run = {"Key": _TAG_RUN, "Value": uuid.uuid4().hex}
+    request = {**job.request, "TransformJobName": name, "Tags": [*job.request["Tags"], run]}
+    try:
+        call(aws, "sagemaker", "create_transform_job", request)
+    except ClientError as error:
+        # boto3 sends a call again whose answer is lost: then the job is ours all the same.
+        if error_code(error) != "ResourceInUse":
+            raise
+        if run not in aws.client("sagemaker").list_tags(ResourceArn=describe(aws, name)["TransformJobArn"])["Tags"]:
+            raise Refused(
+                f"there is a transform job {name} already",
+                f"See it with `lmi deploy batch --resume {name}`, or give another name (--job).",
+            ) from None
+
+
+def describe(aws: Aws, name: str) -> dict[str, Any]:
+    """Describe a job.
+
+    Raises:
+        NotThere: there is none.
+    """
+    try:
+        answer: dict[str, Any] = call(aws, "sagemaker", "describe_transform_job", {"TransformJobName": name})
+    except ClientError as error:
+        if is_missing(error):
+            raise NotThere(f"there is no transform job {name} in {aws.region}", "Look at --region.") from None
+        raise
+    return answer
+
+
+def stop(aws: Aws, name: str) -> str:
+    """Stop a job; return a sentence. SageMaker stores nothing of files that are not done."""
+    status = describe(aws, name)["TransformJobStatus"]
+    if status not in _RUNNING:
+        return f"{name} is {status} already."
+    call(aws, "sagemaker", "stop_transform_job", {"TransformJobName": name})
+    return f"{name} is Stopping."
+
+
+def wait(aws: Aws, name: str, report: Report, *, every: float | None = None, clock: Time = time) -> list[str]:
+    """Wait until a job ends, and return where its answers are.
+
+    Raises:
+        Failed: it failed or was stopped: with the reason, the log's end, and the answers that are there.
+        NotThere: there is no such job.
+    """
+    began = clock.monotonic()
+    pause = EVERY if every is None else every
+    total: int | None = None
+    while True:
+        elapsed = clock.monotonic() - began
+        try:
+            job = describe(aws, name)
+            if total is None:
+                total = _total(aws, job)
+            phase = _phase(aws, job, total)
+        except (ClientError, BotoCoreError) as error:
+            if not is_temporary(error):
+                raise
+            report(Progress(_key(name), "", f"AWS cannot be asked: {error}", elapsed, 0.0))
+            clock.sleep(pause)
+            continue
+        status = job["TransformJobStatus"]
+        report(Progress(_key(name), status, phase, elapsed, 0.0))
+        if status == "Completed":
+            return _answers(aws, job)
+        if status not in _RUNNING:
+            raise _failure(aws, job)
+        clock.sleep(pause)
+
+
+def where(uris: list[str], output: str) -> list[str]:
+    """Return the lines that say where the answers are."""
+    lines = [f"The answers are below {output}:" if uris else f"The answers are below {output}."]
+    lines += [f"  {uri}" for uri in uris[:_SHOWN]]
+    return [*lines, f"  and {len(uris) - _SHOWN} more"] if len(uris) > _SHOWN else lines
+
+
+def output_of(job: Mapping[str, Any]) -> str:
+    return str(job["TransformOutput"]["S3OutputPath"])
+
+
+def _key(name: str) -> str:
+    return f"transform-job/{name}"
+
+
+def _total(aws: Aws, job: Mapping[str, Any]) -> int:
+    """Return the number of files to transform; 0: they may not be listed."""
+    try:
+        source = job["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"]
+        return sum(bool(item.size) for item in inputs(aws, source))
+    except ClientError:
+        return 0
+
+
+def _phase(aws: Aws, job: Mapping[str, Any], total: int) -> str:
+    if job["TransformJobStatus"] not in _RUNNING:
+        return {"Completed": "done"}.get(job["TransformJobStatus"], "ended")
+    if "TransformStartTime" not in job:
+        return "finding instances, loading the model"
+    return f"{len(_answers(aws, job))} of {total} files are done" if total else "transforming"
+
+
+def _answers(aws: Aws, job: Mapping[str, Any]) -> list[str]:
+    """Return the answers that the job has written; none if they may not be listed."""
+    try:
+        return answers(aws, output_of(job), since=job["CreationTime"].replace(microsecond=0))
+    except ClientError:
+        return []
+
+
+def _failure(aws: Aws, job: Mapping[str, Any]) -> Failed:
+    reason = str(job.get("FailureReason") or job["TransformJobStatus"])
+    lines = _log(aws, job["TransformJobName"])
+    hints = [advice(reason, lines)]
+    if lines:
+        hints += ["The log's end:", *(f"  {line}" for line in lines[-10:])]
+    if uris := _answers(aws, job):
+        hints += [f"{len(uris)} files are done all the same.", *where(uris, output_of(job))]
+    return Failed(f"{_key(job['TransformJobName'])}: {reason}", "\n".join(hint for hint in hints if hint))
+
+
+def _log(aws: Aws, name: str) -> list[str]:
+    """Return the end of the newest stream of the job's containers; nothing if it may not be read."""
+    try:
+        return [line.text for line in logs.tail(aws, TRANSFORM_LOGS, _LOG_TAIL, prefix=f"{name}/") or []]
+    except (ClientError, BotoCoreError):
+        return []
+
+
+def _names(aws: Aws, part: str, **more: str) -> Iterator[str]:
+    """Yield the names of jobs that begin with `part`."""
+    pages = aws.client("sagemaker").get_paginator("list_transform_jobs").paginate(NameContains=part, **more)
+    for page in pages:
+        for job in page["TransformJobSummaries"]:
+            if job["TransformJobName"].startswith(part):
+                yield job["TransformJobName"]
+
+
+def _next_number(aws: Aws, stem: str) -> int:
+    found = (re.fullmatch(rf"{re.escape(stem)}-(\d+)", name) for name in _names(aws, stem))
+    return max((int(match[1]) for match in found if match is not None), default=0) + 1
