@@ -1,4 +1,4 @@
-"""Service Quotas of SageMaker's endpoints, which moto lacks: two of each instance type, or what was asked for."""
+"""Service Quotas of SageMaker, which moto lacks: two of each instance type, or what was asked for."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ _AT_FIRST = 2.0
 
 
 class Quotas:
-    """The quotas of all instance types of endpoints, by their code."""
+    """The quotas of all instance types, by their code."""
 
     def __init__(self) -> None:
-        shape = boto3.client("sagemaker", "us-east-1").meta.service_model.shape_for("ProductionVariantInstanceType")
-        self._quotas = {_code(name): _quota(name) for name in (f"{type} for endpoint usage" for type in shape.enum)}
+        model = boto3.client("sagemaker", "us-east-1").meta.service_model
+        shapes = {"endpoint": "ProductionVariantInstanceType", "transform job": "TransformInstanceType"}
+        names = [f"{type} for {use} usage" for use, shape in shapes.items() for type in model.shape_for(shape).enum]
+        self._quotas = {_code(name): _quota(name) for name in names}
 
     def install(self) -> None:
         """Put its calls in the place of moto's, for good."""

@@ -47,5 +47,6 @@ def for_readers(directory: Path, *arguments: str) -> Iterator[dict[str, str]]:
             "AWS_PAGER": "",
             "AWS_CONFIG_FILE": "/dev/null",
             "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
-            "HTTPS_PROXY": _NOWHERE,  # the hub is not asked
+            "HF_HUB_OFFLINE": "1",
+            "HTTPS_PROXY": _NOWHERE,
         }
