@@ -20,8 +20,12 @@ from deploy.export.manifests import (
 from deploy.resolve.decision import Decision
 from deploy.resources.environment import MODEL_DATA
 from deploy.spec import Spec
-from deploy.spec.sections import PrefixAware, Scaling
+from deploy.spec.sections import Capture, PrefixAware, Scaling
 
+_CAPTURE = ("capture:", "encryption.capture_key:")
+"""Notes of settings that HyperPod has a place for, and other formats have not."""
+
+_CONTENTS = {"both": ("Input", "Output"), "input": ("Input",), "output": ("Output",)}
 _DEPLOYED = 3600  # seconds; the operator's own limit of a deployment
 
 
@@ -42,7 +46,8 @@ def hyperpod_manifests(
     """
     every = servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
     manifests = [_config(spec, decision, server, prometheus) for server in every]
-    comments = [*notes(spec), *_notes(spec, decision)]
+    others = [note for note in notes(spec) if not note.startswith(_CAPTURE)]
+    comments = [*others, *_notes(spec, decision)]
     if spec.model.token_secret is None:
         return manifests, [*comments, "role: no place here; the operator's role reads S3 and pulls the image."]
     # The operator takes only accounts with this label.
@@ -87,6 +92,8 @@ def _config(spec: Spec, decision: Decision, server: Server, prometheus: str | No
         content["tags"] = [{"name": name, "value": value} for name, value in spec.tags.items()]
     if spec.model.token_secret is not None:
         content["kubernetes"] = {"serviceAccountName": spec.name}
+    if spec.capture is not None:
+        content["dataCapture"] = _capture(spec.capture, spec.encryption.capture_key)
     if spec.scaling is not None:
         content["autoScalingSpec"] = _scaling(spec.scaling, server, prometheus)
     return {
@@ -95,6 +102,17 @@ def _config(spec: Spec, decision: Decision, server: Server, prometheus: str | No
         "metadata": {"name": server.name},
         "spec": content,
     }
+
+
+def _capture(capture: Capture, key: str | None) -> Manifest:
+    """Return the capture of the SageMaker endpoint that the operator registers."""
+    endpoint: Manifest = {
+        "enabled": True,
+        "initialSamplingPercentage": capture.percent,
+        "captureOptions": [{"captureMode": mode} for mode in _CONTENTS[capture.content]],
+        "captureContentTypeHeader": {"jsonContentTypes": ["application/json"]},
+    }
+    return {"s3Uri": capture.output, "sagemakerEndpoint": {**endpoint, **({"kmsKeyId": key} if key else {})}}
 
 
 def _types(names: list[str]) -> Manifest:

@@ -15,9 +15,11 @@ from deploy.export.passthrough import LACKING
 from deploy.resources.build import resources
 from deploy.resources.resource import Kind
 from deploy.spec.passthrough import OWNED, shape_of
-from tests.deploy.cases import CASES
-from tests.deploy.passthrough import FIELDS, decided, specification
+from tests.deploy.cases import CASES, decision, spec
+from tests.deploy.passthrough import FIELDS, RESERVATION, decided, specification
 from tests.deploy.unit.export.test_cloudformation import exported
+
+SHADOW = {"percent": 10, "options": {"max_rolling_batch_size": 8}}
 
 
 def linted(template: dict[str, Any]) -> list[str]:
@@ -36,6 +38,9 @@ def test_awss_own_linter_finds_nothing_but_what_is_wrong() -> None:
     for field in sorted(FIELDS.keys() - {"partitions"}):  # which CloudFormation lacks
         template = cloudformation_template(resources(specification(field), decided(field)))
         every["Resources"] |= named_apart(template["Resources"], field.title().replace("-", ""))
+    beside = spec("plain", capture={"output": "s3://captured/"}, shadow=SHADOW, reservation=RESERVATION)
+    template = cloudformation_template(resources(beside, decision("plain", shadow=decision("plain"))))
+    every["Resources"] |= named_apart(template["Resources"], "Beside")
     every["Resources"]["EndpointConfigOf0"]["Properties"]["ProductionVariants"][0]["InstanceKind"] = "ml.g5.xlarge"
     (only,) = linted(every)
     assert only.startswith("E3002")

@@ -16,7 +16,7 @@ from deploy.export.kserve import kserve_manifests
 from deploy.export.kubernetes import kubernetes_manifests
 from deploy.export.manifests import setting_paths, to_yaml
 from deploy.resolve.decision import Pool
-from tests.deploy.cases import decision, spec
+from tests.deploy.cases import KEY, decision, spec
 from tests.deploy.unit.spec.document import names
 from tests.one_test import in_one_test
 
@@ -40,6 +40,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pooled": ("single", {"instance": {"pools": [{"type": "ml.g6e.xlarge"}, {"type": "ml.g6.xlarge"}]}}),
     "cpu": ("cpu", {}),
     "aws": ("aws-image", {}),
+    "captured": (
+        "single",
+        {"capture": {"output": "s3://captured/llama/", "percent": 20}, "encryption": {"capture_key": KEY}},
+    ),
     "routed": ("single", {"routing": {"prefix_length": 4096, "concurrency_threshold": 8}, "tags": {"team": "search"}}),
 }
 EXPORTED = [(case, format) for case in CASES for format in FORMATS]

@@ -130,6 +130,7 @@ def flat(manifest: Manifest) -> dict[str, Any]:
         "instance_type": spec.get("instanceType"),
         "instance_types": ",".join(spec["instanceTypes"]) if "instanceTypes" in spec else None,
         "model_name": spec["modelName"],
+        "data_capture": spec.get("dataCapture"),
         "replicas": spec["replicas"],
         "max_deploy_time_in_seconds": spec["maxDeployTimeInSeconds"],
         "invocation_endpoint": spec["invocationEndpoint"],

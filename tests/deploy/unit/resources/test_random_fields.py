@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ def test_what_the_specification_takes_aws_takes(seed: int) -> None:
         if said is None:
             continue
         taken += 1
-        decided = decision(case)
+        decided = decision(case, shadow=None if said.shadow is None else decision(case, pools=()))
         made = resources(said, decided)
         assert [line for item in made for line in wrong_in(item)] == [], said.sagemaker
         as_json(plan(made, Live(said.name, online=False)))
@@ -49,6 +50,22 @@ def test_what_the_specification_takes_aws_takes(seed: int) -> None:
     assert taken > COUNT / 2
 
 
+BESIDE: dict[str, Callable[[random.Random], Any]] = {
+    "capture": lambda draw: {
+        "output": "s3://captured/llama/",
+        "percent": draw.randint(1, 100),
+        "content": draw.choice(["both", "input", "output"]),
+    },
+    "shadow": lambda draw: {
+        "percent": draw.randint(1, 100),
+        "count": draw.randint(1, 9),
+        "type": draw.choice(["ml.g6e.xlarge", "ml.g5.12xlarge"]),
+        "environment": {"MODE": "next"},
+    },
+    "reservation": lambda draw: "arn:aws:sagemaker:eu-west-1:123456789012:training-plan/llama",
+}
+
+
 def taken_by_the_specification(draw: random.Random, case: str) -> Spec | None:
     """A specification with random fields; None: these contradict the rest of it."""
     share = draw.choice([0.05, 0.1, 0.3])
@@ -57,8 +74,9 @@ def taken_by_the_specification(draw: random.Random, case: str) -> Spec | None:
         content.pop("component", None)
     if (component := content.get("component")) is not None:
         component.pop("Specifications", None)  # of pools, which have their own tests
+    beside: dict[str, Any] = {name: value(draw) for name, value in BESIDE.items() if draw.random() < 0.2}
     try:
-        return spec(case, sagemaker=content)
+        return spec(case, sagemaker=content, **beside)
     except ValidationError as error:
         # Fields that are right by themselves: only what does not go together is refused.
         assert all(not item["loc"] for item in error.errors()), error  # noqa: PT017  # it may be taken too

@@ -10,6 +10,7 @@ import pytest
 from deploy.deployer.wait import time_limit
 from deploy.errors import Refused
 from deploy.export.cloudformation import cloudformation_template
+from deploy.export.hyperpod import hyperpod_manifests
 from deploy.export.kubernetes import kubernetes_manifests
 from deploy.iam.policies import policies
 from deploy.resources.build import resources, warnings
@@ -111,3 +112,19 @@ def test_updates_wait_for_the_slower_start() -> None:
     beside = decision("plain", shadow=slow)
     assert (alone.start, beside.start) == (1500, 7200)
     assert time_limit(beside) - time_limit(alone) == 5700.0
+
+
+def test_hyperpod_captures_too() -> None:
+    said = spec("plain", capture={**CAPTURE, "percent": 20, "content": "input"}, encryption={"capture_key": KEY})
+    manifests, notes = hyperpod_manifests(said, decision("plain"))
+    assert manifests[-1]["spec"]["dataCapture"] == {
+        "s3Uri": "s3://captured/llama/",
+        "sagemakerEndpoint": {
+            "enabled": True,
+            "initialSamplingPercentage": 20,
+            "captureOptions": [{"captureMode": "Input"}],
+            "captureContentTypeHeader": {"jsonContentTypes": ["application/json"]},
+            "kmsKeyId": KEY,
+        },
+    }
+    assert [note for note in notes if "capture" in note] == []
