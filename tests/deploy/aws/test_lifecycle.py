@@ -330,7 +330,7 @@ def test_plan_and_up_say_the_prices_of_the_pricing_api(
 def test_a_deployer_who_may_not_ask_for_prices_plans_by_the_table(
     cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cloud.refuse("get_products", "AccessDeniedException", "no")
+    cloud.refuse("GetProducts", "AccessDeniedException", "no")
     assert main(["plan", file(tmp_path)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "as of 2026-09-27 (pricing:GetProducts is not allowed)" in said
