@@ -50,6 +50,11 @@ class Aws:
         """Return a client that gives up within seconds."""
         return self._session.client(service, region_name=region, config=_QUICK)
 
+    @property
+    def partition(self) -> str:
+        """`aws`, or another partition, whose credentials nobody else may see."""
+        return str(self._session.get_partition_for_region(self.region))
+
     def account(self) -> str:
         """Ask STS for the account's twelve digits."""
         return str(self.client("sts").get_caller_identity()["Account"])

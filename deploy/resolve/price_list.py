@@ -25,8 +25,8 @@ _LARGEST_PRICE = 10_000.0
 
 def ask(aws: Aws) -> Prices:
     """Return the on-demand prices of the region, or the table's with the reason."""
-    if aws.region.startswith(("us-gov-", "cn-")):
-        return Prices(why=f"the Pricing API has no prices in US dollars for {aws.region}")
+    if aws.partition != "aws":  # the API is not in others, and their credentials stay there
+        return Prices(why=f"AWS's Pricing API is not in the partition {aws.partition}")
     try:
         listed = dict(_prices(aws))
     except ClientError as error:

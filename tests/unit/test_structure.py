@@ -65,7 +65,16 @@ OF_DEPLOY = {
     "resources": {"errors", "redaction", "resolve.decision", "spec"},
     "export": {"errors", "resolve.decision", "resources", "spec"},
     "iam": {"aws", "errors", "resolve.decision", "resolve.ecr", "resources.names", "s3.uri", "spec"},
-    "preflight": {"aws", "errors", "resolve.decision", "resolve.ecr", "resources.names", "s3", "spec"},
+    "preflight": {
+        "aws",
+        "errors",
+        "resolve.decision",
+        "resolve.ecr",
+        "resolve.model.hub",
+        "resources.names",
+        "s3",
+        "spec",
+    },
     "operations": {"aws", "diagnostics", "errors", "resources.resource"},
     "deployer": {
         "aws",

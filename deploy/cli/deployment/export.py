@@ -19,6 +19,7 @@ from deploy.export.kserve import kserve_manifests
 from deploy.export.kubernetes import kubernetes_manifests
 from deploy.export.manifests import to_yaml
 from deploy.resolve.decision import Decision
+from deploy.resolve.model.hub import hub_to_ask
 from deploy.resolve.resolver import resolve
 from deploy.resources.build import resources, warnings
 from deploy.spec import Spec
@@ -53,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.prometheus is not None and arguments.format != "hyperpod":
         raise SpecError(f"--prometheus goes with --format hyperpod, not {arguments.format}")
     region = Aws(spec.region).region
-    decision = resolve(spec, region).decision
+    decision = resolve(spec, region, hub=hub_to_ask()).decision
     write = _aws if arguments.format in _OF_AWS else _kubernetes
     text, notes = write(spec, decision, arguments)
     for note in notes:

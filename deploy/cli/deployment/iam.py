@@ -14,6 +14,7 @@ from deploy.errors import Refused
 from deploy.iam.parts import MOST, length, parts
 from deploy.iam.policies import Policy, policies
 from deploy.iam.simulation import caller, denials
+from deploy.resolve.model.hub import hub_to_ask
 from deploy.resolve.resolver import resolve
 
 _WHO = ("trust", "execution-role", "deployer", "invoker")
@@ -40,7 +41,7 @@ def add(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     spec = spec_of(arguments)
     aws = Aws(spec.region)
-    documents = policies(spec, resolve(spec, aws.region).decision)
+    documents = policies(spec, resolve(spec, aws.region, hub=hub_to_ask()).decision)
     if not arguments.check:
         return _print(documents, arguments.who)
     if arguments.who is not None and arguments.who not in documents:

@@ -63,7 +63,17 @@ class Config:
         return default
 
     def layers(self) -> int:
-        return self.number("num_hidden_layers", "n_layer", "n_layers", "num_layers", largest=_MOST_LAYERS)
+        listed = len(self.words()) or None
+        names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+        return self.number(*names, default=listed, largest=_MOST_LAYERS)
+
+    def words(self) -> tuple[str, ...]:
+        """Return what config.json calls each layer, where it lists them; empty: it does not."""
+        for name in ("layer_types", "layers_block_type"):
+            if self.list(name):
+                return tuple(map(str, self.list(name)))
+        letters = self._values.get("hybrid_override_pattern")
+        return tuple(letters[:_MOST_LAYERS]) if isinstance(letters, str) else ()
 
     def flag(self, name: str) -> bool:
         return bool(self._values.get(name))

@@ -85,12 +85,8 @@ def kinds(config: Config) -> list[Kind]:
 
 def _listed(config: Config) -> list[Kind]:
     """Read the kinds where config.json lists them."""
-    for name in ("layer_types", "layers_block_type"):
-        if config.list(name):
-            return [_NAMES.get(str(item), Kind.FULL) for item in config.list(name)]
-    letters = config.get("hybrid_override_pattern")
-    if isinstance(letters, str):
-        return [_NAMES.get(letter, Kind.FULL) for letter in letters[:4096]]
+    if config.words():
+        return [_NAMES.get(word, Kind.FULL) for word in config.words()]
     if config.list("hybrid_layer_pattern"):  # MiMo-V2
         return [Kind.WINDOW if item == 1 else Kind.FULL for item in config.list("hybrid_layer_pattern")]
     if config.list("attn_type_list"):  # MiniMax-Text-01

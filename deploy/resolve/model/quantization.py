@@ -86,7 +86,11 @@ def quantization(config: Config) -> Quantization:
 
 
 def _dtype(says: Mapping[str, Any], weights: Mapping[str, Any]) -> Precision:
-    method = f"{says.get('quant_method', '')} {says.get('quant_algo', '')} {says.get('format', '')}".lower()
+    algorithms = {
+        str(part(says["quantized_layers"], name).get("quant_algo")) for name in part(says, "quantized_layers")
+    }
+    named = (says.get("quant_method"), says.get("quant_algo"), says.get("format"), *sorted(algorithms))
+    method = " ".join(map(str, named)).lower()
     bits = weights.get("num_bits") or says.get("bits") or says.get("w_bit")
     floating = weights.get("type") == "float" or "fp" in method
     if "mxfp4" in method:

@@ -40,6 +40,9 @@ _GATED_QUERIES = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3
 _OWN_ENDS = ("deepseek_v3", "deepseek_v32", "glm4_moe")
 """Types whose layer that predicts further tokens is stored with embeddings and a last layer of its own."""
 
+_ALONE = {"-", "E", "mlp", "moe"}
+"""Words for layers that are a feed-forward network alone."""
+
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -124,11 +127,11 @@ def _feed_forward(
     """Add the weights of a layer's feed-forward network."""
     matrices = hidden * (2 if config.type in _TWO_MATRICES else 3)
     dense = config.number("intermediate_size", "ffn_dim", "n_inner", default=4 * hidden)
-    letters = config.get("hybrid_override_pattern")
-    if isinstance(letters, str):  # a layer is one thing only
-        if letters[number : number + 1] == "-":
+    words = config.words()
+    if not _ALONE.isdisjoint(words):  # a layer is one thing only
+        if words[number : number + 1] in (("-",), ("mlp",)):
             found["dense"] += matrices * dense
-        if letters[number : number + 1] != "E":
+        if words[number : number + 1] not in (("E",), ("moe",)):
             return
     experts = config.number(*_EXPERTS, default=0)
     if not experts or _is_dense(config, number):
@@ -136,9 +139,10 @@ def _feed_forward(
         found["dense"] += matrices * dense * (2 if wide and config.flag("use_double_wide_mlp") else 1)
         return
     of_expert = config.number("moe_intermediate_size", "expert_ffn_hidden_size", default=dense)
-    found["experts"] += matrices * of_expert * experts
+    size = config.number("moe_latent_size", "routed_expert_hidden_size", default=hidden)  # experts may work in less
+    found["experts"] += matrices // hidden * size * of_expert * experts
     found["router"] += hidden * experts
-    found["shared"] += matrices * _shared(config, of_expert, dense)
+    found["shared"] += matrices * _shared(config, of_expert, dense) + (2 * hidden * size if size != hidden else 0)
     if config.flag("enable_moe_block"):  # Gemma 4: beside the experts
         found["dense"] += matrices * dense
 

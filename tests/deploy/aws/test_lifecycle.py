@@ -14,10 +14,13 @@ import pytest
 import yaml
 
 from deploy.cli.main import main as run
+from tests.deploy.cases import LLAMA_CONFIG
 from tests.deploy.doubles.aws import ACCOUNT, Call, Cloud
 from tests.deploy.doubles.deployer import Deployer
 from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN
 from tests.deploy.doubles.endpoints import set_quotas
+from tests.deploy.doubles.hub import serving
+from tests.deploy.unit.resolve.safetensors_files import header
 from tests.servers import PATIENCE
 
 ROOT = Path(__file__).parents[3]
@@ -330,10 +333,27 @@ def test_plan_and_up_say_the_prices_of_the_pricing_api(
 def test_a_deployer_who_may_not_ask_for_prices_plans_by_the_table(
     cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cloud.refuse("get_products", "AccessDeniedException", "no")
+    cloud.refuse("GetProducts", "AccessDeniedException", "no")
     assert main(["plan", file(tmp_path)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "as of 2026-09-27 (pricing:GetProducts is not allowed)" in said
+
+
+def test_plan_asks_the_hub_for_a_model_that_nobody_listed(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {f"model.layers.{number}.w": ("BF16", (64, 1024, 1024)) for number in range(32)}
+    main.takes(file(tmp_path, model={"id": "me/mine"}, scaling=None))  # the policies are those of any type
+    given = file(tmp_path, model={"id": "me/mine", "context": 2048}, instance={"type": "auto"}, scaling=None)
+    with serving() as hub:
+        hub.add("me/mine", LLAMA_CONFIG, **{"model.safetensors": header(tensors)})
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        assert main(["plan", given]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2.15 billion weights in bf16 (its files on 127.0.0.1), context 2048: 4.0 GiB" in said
+    assert main(["plan", given]) == 2  # the hub is gone, and the table does not know the model
+    assert "instance.type: auto needs the model's size" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how", ["offline", "no credentials", "no connection", "expired"])

@@ -187,3 +187,29 @@ def test_a_mixture_counts_all_experts() -> None:
     assert weights["shared"] == 7 * 3 * 1024 * 48
     assert weights["router"] == 7 * 16 * 1024
     assert weights["dense"] == 3 * 1024 * 64
+
+
+def test_layers_that_are_counted_by_their_list_and_experts_in_a_latent_space() -> None:
+    """Nemotron 3: a layer is Mamba, attention, or experts, which work on `moe_latent_size` values."""
+    config = {name: value for name, value in PLAIN.items() if name != "num_hidden_layers"}
+    blocks = ["mamba", "moe", "attention", "moe", "mlp"]
+    moe = {"model_type": "nemotron_h", "layers_block_type": blocks, "n_routed_experts": 4, "moe_intermediate_size": 32,
+           "moe_latent_size": 256, "moe_shared_expert_intermediate_size": 48}  # fmt: skip
+    read = Config(config | moe)
+    weights = count(read)
+    assert read.layers() == 5
+    assert weights["experts"] == 2 * 4 * 2 * 256 * 32
+    assert weights["shared"] == 2 * (2 * 1024 * 48 + 2 * 1024 * 256)
+    assert weights["dense"] == 2 * 1024 * 64
+    assert cache(read).uncached == 4
+
+
+def test_a_layer_of_state_space_or_attention_may_have_a_feed_forward_network_too() -> None:
+    weights = count(Config({**PLAIN, "layers_block_type": ["mamba", "attention"] * 4}))
+    assert weights["dense"] == 8 * 3 * 1024 * 64
+
+
+def test_a_checkpoint_of_several_precisions_needs_the_narrowest() -> None:
+    layers = {"a": {"quant_algo": "MXFP8"}, "b": {"quant_algo": "NVFP4"}, "c": 7}
+    said = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    assert quantization(Config({**PLAIN, "quantization_config": said})).dtype == "fp4"

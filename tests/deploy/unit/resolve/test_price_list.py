@@ -124,6 +124,14 @@ def test_without_a_way_there() -> None:
     assert "(the Pricing API cannot be reached: EndpointConnectionError)" in ask(Aws("eu-west-1")).source
 
 
-@pytest.mark.parametrize("region", ["us-gov-west-1", "cn-north-1"])
-def test_other_partitions_are_not_asked(region: str) -> None:
-    assert f"(the Pricing API has no prices in US dollars for {region})" in ask(Aws(region)).source
+@pytest.mark.parametrize(
+    ("region", "partition"),
+    [
+        ("us-gov-west-1", "aws-us-gov"),
+        ("cn-north-1", "aws-cn"),
+        ("us-iso-east-1", "aws-iso"),
+        ("eusc-de-east-1", "aws-eusc"),
+    ],
+)
+def test_other_partitions_are_not_asked(region: str, partition: str) -> None:
+    assert f"(AWS's Pricing API is not in the partition {partition})" in ask(Aws(region)).source
