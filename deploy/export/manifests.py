@@ -34,12 +34,14 @@ _REFUSED = {
     "async": "requests in a queue are SageMaker's",
     "network": "pods have the cluster's network; write a NetworkPolicy and a node group's subnets",
     "encryption.volume_key": "volumes of a cluster have their StorageClass's key",
-    "encryption.output_key": "asynchronous answers are SageMaker's",
+    "encryption.output_key": "answers of queues and batches are SageMaker's",
     "encryption.topic_key": "asynchronous answers are SageMaker's",
     "components.adapters": "put them into adapters/ beside the model, or register them with each pod",
 }
 _NOTED = {
     "alarms": "make alarms of /metrics; an update does not roll back by them",
+    "batch": "`lmi deploy batch` runs it on SageMaker",
+    "encryption.input_key": "a batch's input is SageMaker's",
     "encryption.model_key": "the account's role uses it, as `lmi deploy iam` allows",
     "encryption.secret_key": "the account's role uses it, as `lmi deploy iam` allows",
     "instance.ami": "the nodes' image must have the driver that the container needs",
