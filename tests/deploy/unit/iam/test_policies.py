@@ -180,8 +180,9 @@ def called(source: str) -> Iterator[tuple[str, str]]:
 def test_the_deployer_may_make_every_call_that_the_source_names() -> None:
     said = spec("isolated", model={"path": "models/llama", "upload": "s3://models/llama/"}, **_EVERYTHING)
     allowed = {action.lower() for action in actions(deployer(said, decision("isolated")))}
+    batch = {"input": "s3://data/in/", "output": "s3://data/out/"}
     for case in ("plain", "asynchronous"):  # with a secret, and with topics
-        allowed |= {action.lower() for action in actions(deployer(spec(case), decision(case)))}
+        allowed |= {action.lower() for action in actions(deployer(spec(case, batch=batch), decision(case)))}
     allowed |= {action.lower() for action in actions(deployer(spec("plain", reservation=PLAN), decision("plain")))}
     modules = [module for module in Path(deploy.__file__).parent.rglob("*.py") if module.name != "doctor.py"]
     found = {call for module in modules for call in called(module.read_text())}
