@@ -14,45 +14,99 @@ ARG LMI_REGION=us-east-1
 ARG LMI_TAG=0.38.0-lmi29.0.0-cu130
 ARG LMI_BASE=${LMI_ACCOUNT}.dkr.ecr.${LMI_REGION}.amazonaws.com/djl-inference:${LMI_TAG}
 
-# ---- the wheel: pure Python, the same for every image ----------------------------------------------------------------
-FROM ${CPU_BASE} AS wheel
+# The time of all files in the layers that are made here, for two builds to give one digest (docs/container.md). A commit's
+# own would change every layer with it.
+ARG SOURCE_DATE_EPOCH=1767225600
+
+# ---- what builds: in no image ----------------------------------------------------------------------------------------
+FROM ${CPU_BASE} AS tools
 # No versions: Debian's mirror keeps only the newest of a package, so a pinned one would soon end the build.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*
+
+# ---- the wheel: pure Python, the same for every image; and its files, for the GPU images' Python of any version --------
+FROM tools AS wheel
+ARG SOURCE_DATE_EPOCH
 WORKDIR /src
 COPY LICENSE pyproject.toml README.md ./
 COPY handler handler
 COPY deploy deploy
 RUN python3 -m venv /build \
-    && /build/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+    && /build/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
+    && /build/bin/pip install --no-cache-dir --no-deps --no-compile --target /opt/lmi-handler/app /wheels/lmi_handler-*.whl \
+    && rm -r /opt/lmi-handler/app/bin
 
 # ---- cpu: Debian, the embedded server, OpenVINO ----------------------------------------------------------------------
-FROM ${CPU_BASE} AS cpu
-# As above.
-# hadolint ignore=DL3008
-RUN apt-get update \
-    && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
-    && rm -rf /var/lib/apt/lists/*
+FROM tools AS cpu-packages
 COPY docker/constraints-cpu.txt /opt/lmi-handler/
-COPY --from=wheel /wheels /opt/lmi-handler/wheels
+# pip stays, for a model's requirements.txt. Bytecode is that of a hash, not of a time; the root may be read-only, so what
+# is not compiled here would be compiled at each start.
 RUN python3 -m venv /opt/lmi-handler/venv \
-    && set -- /opt/lmi-handler/wheels/lmi_handler-*.whl \
-    && /opt/lmi-handler/venv/bin/pip install --no-cache-dir --constraint /opt/lmi-handler/constraints-cpu.txt \
-        "${1}[cpu,images,audio,container,openai]"
-# With the demo model in it (from PyPI, and converted) the image answers without any network or model data.
+    && /opt/lmi-handler/venv/bin/pip install --no-cache-dir --no-compile --no-deps --require-hashes \
+        --requirement /opt/lmi-handler/constraints-cpu.txt \
+    && /opt/lmi-handler/venv/bin/pip uninstall --yes setuptools \
+    && /opt/lmi-handler/venv/bin/pip check \
+    && for site in /opt/lmi-handler/venv/lib/python3.*/site-packages; do echo /opt/lmi-handler/app > "${site}/lmi-handler.pth"; done \
+    && find /opt/lmi-handler/venv -depth -name __pycache__ -exec rm -r {} + \
+    && PYTHONHASHSEED=0 python3 -m compileall -q --invalidation-mode unchecked-hash -x '/(pip|tests?)/' /opt/lmi-handler/venv/lib
+
+FROM cpu-packages AS cpu-app
+COPY --from=wheel /wheels /wheels
+RUN /opt/lmi-handler/venv/bin/pip install --no-cache-dir --no-compile --no-deps --target /opt/lmi-handler/app \
+        /wheels/lmi_handler-*.whl \
+    && PYTHONHASHSEED=0 python3 -m compileall -q --invalidation-mode unchecked-hash /opt/lmi-handler/app \
+    && /opt/lmi-handler/venv/bin/python -c 'import handler.container.start'
+
+# With the demo model in it (from PyPI, and converted) the image answers without any network or model data. The conversion
+# is found by the model's time.
+FROM cpu-app AS cpu-model
 ARG DEMO_MODEL=false
+ARG SOURCE_DATE_EPOCH
 RUN mkdir /opt/lmi-handler/models \
     && if [ "${DEMO_MODEL}" = true ]; then \
-        LMI_CACHE=/opt/lmi-handler/models /opt/lmi-handler/venv/bin/python -c \
+        export LMI_CACHE=/opt/lmi-handler/models \
+        && /opt/lmi-handler/venv/bin/python -c 'from handler.config.model_files import fetch_demo; print(fetch_demo())' \
+        && touch --date "@${SOURCE_DATE_EPOCH}" /opt/lmi-handler/models/*.gguf \
+        && /opt/lmi-handler/venv/bin/python -c \
             'from handler.engines.openvino.model import prepare_model; print(prepare_model("demo", "auto"))'; \
     fi
+
+# The software bill of materials, beside the image: `--target cpu-sbom --output type=local,dest=.`
+FROM cpu-app AS cpu-bill
+RUN python3 -m venv /bill \
+    && /bill/bin/pip install --no-cache-dir cyclonedx-bom==7.5.0 \
+    && /bill/bin/cyclonedx-py environment --output-reproducible --output-format JSON \
+        --output-file /lmi-handler-cpu.cdx.json /opt/lmi-handler/venv
+FROM scratch AS cpu-sbom
+COPY --from=cpu-bill /lmi-handler-cpu.cdx.json /
+
+# Each layer that changes more often comes later: Debian's packages, Python's, the model, and last what is ours.
+FROM ${CPU_BASE} AS cpu
+# As above. What the installation logs and compiles has its time in it.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates python3 \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/*.log /var/cache/ldconfig/aux-cache /var/cache/debconf/*-old \
+        /var/lib/dpkg/*-old \
+    && find /usr/lib/python3* -depth -name __pycache__ -exec rm -r {} + \
+    && PYTHONHASHSEED=0 python3 -m compileall -q --invalidation-mode unchecked-hash /usr/lib/python3*
+COPY --from=cpu-packages /opt/lmi-handler/venv /opt/lmi-handler/venv
+COPY --from=cpu-model /opt/lmi-handler/models /opt/lmi-handler/models
+COPY --from=cpu-app /opt/lmi-handler/app /opt/lmi-handler/app
 ENV LMI_FRONT=embedded \
     LMI_DEFAULT_MODEL=/opt/lmi-handler/models/SmolLM2-135M-Instruct.Q4_1.gguf \
-    PATH=/opt/lmi-handler/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    PATH=/opt/lmi-handler/app/bin:/opt/lmi-handler/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     PYTHONUNBUFFERED=1
-LABEL org.opencontainers.image.title="lmi-handler cpu" \
+# Of the build: `--build-arg REVISION=$(git rev-parse HEAD)`.
+ARG VERSION=unknown
+ARG REVISION=unknown
+ARG SOURCE=unknown
+LABEL org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.title="lmi-handler cpu" \
       org.opencontainers.image.description="LLM serving for SageMaker: the embedded server with OpenVINO" \
       org.opencontainers.image.licenses="Apache-2.0" \
       com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true"
@@ -73,16 +127,20 @@ COPY --from=djl /usr/local/djl-serving-${DJL_VERSION} /opt/djl-serving
 # With it Java downloads models of S3 (option.model_id=s3://...), as in LMI's images. The lmi image has it already.
 COPY --from=djl /opt/djl/bin/s5cmd /opt/djl/bin/s5cmd
 COPY docker/constraints-gpu.txt docker/hold.py /opt/lmi-handler/
-COPY --from=wheel /wheels /opt/lmi-handler/wheels
 # The engine's own packages stay as NVIDIA tested them; PIP_CONSTRAINT is NVIDIA's own list, which would also bind ours.
 RUN python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt starlette uvicorn orjson > /tmp/held.txt \
-    && set -- /opt/lmi-handler/wheels/lmi_handler-*.whl \
+    && sed -n 's/^\([A-Za-z][^=]*\)==.*/\1/p' /opt/lmi-handler/constraints-gpu.txt > /tmp/ours.txt \
     && PIP_CONSTRAINT='' PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --constraint /tmp/held.txt \
-        "${1}[djl,images,container,openai]" \
-    && rm /tmp/held.txt \
-    && python3 -c 'import handler.container.start, handler.entry'
+        --requirement /tmp/ours.txt \
+    && rm /tmp/held.txt /tmp/ours.txt \
+    && echo /opt/lmi-handler/app > "$(python3 -c 'import site; print(site.getsitepackages()[0])')/lmi-handler.pth" \
+    && printf '#!/bin/sh\nexec python3 -m handler "$@"\n' > /usr/local/bin/lmi \
+    && chmod +x /usr/local/bin/lmi
 # For DJL 0.28's conversion, which it runs with option.rolling_batch=trtllm (docs/djl.md).
 COPY docker/trt_llm_partition.py /opt/djl/partition/
+COPY --from=wheel /opt/lmi-handler/app /opt/lmi-handler/app
+RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/lmi-handler/app \
+    && python3 -B -c 'import handler.container.start, handler.entry'
 ENV LMI_FRONT=djl \
     OPTION_LLM_ENGINE=trtllm \
     JAVA_HOME=/opt/java/openjdk \
@@ -96,7 +154,14 @@ ENV LMI_FRONT=djl \
     PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
     PIP_BREAK_SYSTEM_PACKAGES=1 \
     PYTHONUNBUFFERED=1
-LABEL org.opencontainers.image.title="lmi-handler trtllm" \
+# Of the build: `--build-arg REVISION=$(git rev-parse HEAD)`.
+ARG VERSION=unknown
+ARG REVISION=unknown
+ARG SOURCE=unknown
+LABEL org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.title="lmi-handler trtllm" \
       org.opencontainers.image.description="LLM serving for SageMaker: TensorRT-LLM behind DJL Serving" \
       org.opencontainers.image.licenses="Apache-2.0" \
       com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true"
@@ -107,18 +172,29 @@ CMD ["serve"]
 # ---- lmi: AWS's LMI image with vLLM, our handler laid over it --------------------------------------------------------
 FROM ${LMI_BASE} AS lmi
 COPY docker/constraints-gpu.txt docker/hold.py /opt/lmi-handler/
-COPY --from=wheel /wheels /opt/lmi-handler/wheels
 RUN python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt starlette uvicorn orjson > /tmp/held.txt \
-    && set -- /opt/lmi-handler/wheels/lmi_handler-*.whl \
+    && sed -n 's/^\([A-Za-z][^=]*\)==.*/\1/p' /opt/lmi-handler/constraints-gpu.txt > /tmp/ours.txt \
     && PIP_CONSTRAINT='' PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --constraint /tmp/held.txt \
-        "${1}[djl,images,audio,container,openai]" \
-    && rm /tmp/held.txt \
-    && python3 -c 'import handler.container.start, handler.entry'
+        --requirement /tmp/ours.txt \
+    && rm /tmp/held.txt /tmp/ours.txt \
+    && echo /opt/lmi-handler/app > "$(python3 -c 'import site; print(site.getsitepackages()[0])')/lmi-handler.pth" \
+    && printf '#!/bin/sh\nexec python3 -m handler "$@"\n' > /usr/local/bin/lmi \
+    && chmod +x /usr/local/bin/lmi
+COPY --from=wheel /opt/lmi-handler/app /opt/lmi-handler/app
+RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/lmi-handler/app \
+    && python3 -B -c 'import handler.container.start, handler.entry'
 ENV LMI_FRONT=djl \
     OPTION_LLM_ENGINE=vllm \
     PIP_BREAK_SYSTEM_PACKAGES=1 \
     PYTHONUNBUFFERED=1
-LABEL org.opencontainers.image.title="lmi-handler lmi" \
+# Of the build: `--build-arg REVISION=$(git rev-parse HEAD)`.
+ARG VERSION=unknown
+ARG REVISION=unknown
+ARG SOURCE=unknown
+LABEL org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.title="lmi-handler lmi" \
       org.opencontainers.image.description="LLM serving for SageMaker: AWS's LMI image with another handler" \
       org.opencontainers.image.licenses="Apache-2.0" \
       com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true" \

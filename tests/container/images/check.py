@@ -30,6 +30,8 @@ _STAND_IN = "localhost/image-check/stand-in"
 _HELD = ("numpy==1.26.4", "prometheus_client==0.21.1")
 _UNPRIVILEGED = ("--user", "1000:1000", "--cap-drop", "all", "--security-opt", "no-new-privileges")
 _READ_ONLY = ("--read-only", "--read-only-tmpfs=false")
+_LABELS = {"VERSION": "0.1.0", "REVISION": "0" * 40, "SOURCE": "https://example.org/lmi-handler"}
+_CHANGE = 5_000_000  # bytes that a change of our code may push
 _LONG = 100
 """Tokens, of an answer that takes seconds, but less than the 20 s that it has after SIGTERM."""
 _DEMO = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -64,14 +66,40 @@ def check() -> None:
 
 
 def _check_cpu(engine: ContainerEngine, scratch: Path) -> None:
+    given = {"CPU_BASE": DEBIAN, "DEMO_MODEL": "true", **_LABELS}
     with _timed("cpu: build, the demo model in it") as done:
-        done.append(f"{engine.build('cpu', {'CPU_BASE': DEBIAN, 'DEMO_MODEL': 'true'}, target='cpu'):.0f} MB")
+        done.append(f"{engine.build('cpu', given, target='cpu'):.0f} MB")
+        assert engine.label("cpu", "org.opencontainers.image.revision") == _LABELS["REVISION"]
+    with _timed("cpu: what a push sends after a change of one line") as done:
+        _push_of_a_change(engine, scratch / "changed", given, done)
+    with _timed("cpu: a second build, without a layer of the first") as done:
+        engine.build("cpu-again", given, target="cpu", again=True)
+        first, second = engine.blobs("cpu"), engine.blobs("cpu-again")
+        assert first == second, f"two builds differ: {first} {second}"
+        done.append(f"the same {len(first)} digests, {sum(first.values()) / 1e6:.0f} MB in all")
     with _timed("cpu: its own model, read-only root, nothing writable, user 1000 without capabilities") as done:
         _own_model(engine, done)
     with _timed("cpu: read-only model data, converted at the start") as done:
         _model_data(engine, scratch / "model", done)
     with _timed("cpu: --engine openai, in front of echo") as done:
         _by_url(engine, "cpu", scratch / "tokenizer", done)
+
+
+def _push_of_a_change(engine: ContainerEngine, context: Path, given: Mapping[str, str], done: list[str]) -> None:
+    """All layers but the last are pushed already."""
+    for name in ("LICENSE", "pyproject.toml", "README.md", "Dockerfile", ".dockerignore"):
+        context.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, context / name)
+    for name in ("handler", "deploy", "docker"):
+        shutil.copytree(ROOT / name, context / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with (context / "handler" / "__init__.py").open("a") as file:
+        file.write("CHANGED = True\n")
+    engine.build("cpu-changed", {**given, "REVISION": "f" * 40}, target="cpu", context=context)
+    before = engine.blobs("cpu")
+    sent = [size for digest, size in engine.blobs("cpu-changed").items() if digest not in before]
+    assert len(sent) == 2, f"not the configuration and one layer: {sent}"
+    assert sum(sent) < _CHANGE, sent
+    done.append(f"{sum(sent) / 1e6:.1f} of {sum(before.values()) / 1e6:.0f} MB")
 
 
 def _own_model(engine: ContainerEngine, done: list[str]) -> None:

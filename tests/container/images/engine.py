@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.container.images.dockerfile import ROOT
+from tests.container.images.dockerfile import ROOT, read
 from tests.servers import wait_for
 
 DEBIAN = "localhost/image-check/debian"
@@ -68,9 +68,36 @@ class ContainerEngine:
         archive.unlink()
         call(["rm", "--recursive", "--one-file-system", str(root)])
 
-    def build(self, tag: str, arguments: Mapping[str, str], *, target: str = "", lines: Sequence[str] = ()) -> float:
-        """Build a target of our Dockerfile, or what `lines` say; returns the image's size in MB."""
-        command = ["build", "--isolation", "chroot", "--network", "host", "--layers", "--tag", tag]
+    def build(
+        self,
+        tag: str,
+        arguments: Mapping[str, str],
+        *,
+        target: str = "",
+        lines: Sequence[str] = (),
+        context: Path = ROOT,
+        again: bool = False,
+    ) -> float:
+        """Build a target of our Dockerfile, or what `lines` say; returns the image's size in MB.
+
+        Args:
+            context: where the Dockerfile is, and what it copies.
+            again: use no layer of an earlier build.
+        """
+        command = [
+            "build",
+            "--isolation",
+            "chroot",
+            "--network",
+            "host",
+            "--layers",
+            "--tag",
+            tag,
+            "--format",
+            "docker",
+        ]
+        if target:
+            command += ["--timestamp", read()[0]["SOURCE_DATE_EPOCH"], *(["--no-cache"] if again else [])]
         for name, value in arguments.items():
             command += ["--build-arg", f"{name}={value}"]
         for source, place in self._lent():
@@ -80,10 +107,21 @@ class ContainerEngine:
             file.write_text("\n".join(lines) + "\n")
             command += ["--file", str(file), str(self._scratch / "run")]
         else:
-            command += ["--target", target, str(ROOT)]
+            command += ["--target", target, str(context)]
         call(["buildah", *self._places, *command])
         size: int = json.loads(self._podman("image", "inspect", tag))[0]["Size"]
         return size / 1e6
+
+    def blobs(self, tag: str) -> dict[str, int]:
+        """What a push of the image sends: bytes by digest, compressed; the first is the image's configuration."""
+        place = self._scratch / f"{tag}-pushed"
+        self._podman("push", "--quiet", "--format", "v2s2", "--compress", tag, f"dir:{place}")
+        manifest = json.loads((place / "manifest.json").read_text())
+        call(["rm", "--recursive", str(place)])
+        return {blob["digest"]: int(blob["size"]) for blob in (manifest["config"], *manifest["layers"])}
+
+    def label(self, tag: str, name: str) -> str:
+        return str(json.loads(self._podman("image", "inspect", tag))[0]["Labels"][name])
 
     def run(self, tag: str, name: str, options: Sequence[str], environment: Mapping[str, str]) -> Container:
         log = self._scratch / f"{name}.log"

@@ -22,7 +22,6 @@ from deploy.resolve.images import push_instructions
 from handler import __version__
 from handler.config.model_files import DEMO_MEMBER
 from handler.container.djl import S5CMD
-from handler.serving.media.kinds import DECODERS
 from tests.container.images.dockerfile import ROOT, SECOND, context, read
 
 ARGUMENTS, STAGES = read()
@@ -48,19 +47,12 @@ def test_each_image_has_its_front_and_engine() -> None:
     assert Path(chosen["cpu"]["LMI_DEFAULT_MODEL"]).name == Path(DEMO_MEMBER).name
 
 
-def test_each_image_can_read_the_media_that_its_engine_takes() -> None:
-    taken = {"cpu": ("image", "audio"), "lmi": ("image", "audio"), "trtllm": ("image",)}
-    for name in IMAGES:
-        [installed] = [
-            found for value in STAGES[name].values("RUN") for found in re.findall(r"\$\{1\}\[(.*?)\]", value)
-        ]
-        assert {DECODERS[medium].extra for medium in taken[name]} <= {*installed.split(",")}, name
-
-
 def test_bases_are_pinned() -> None:
     bases = {stage.base for stage in STAGES.values()}
     assert bases == {
         ARGUMENTS["CPU_BASE"],
+        "scratch",
+        *(name for name in STAGES if name in ("tools", "cpu-packages", "cpu-app")),  # stages of the same file
         "eclipse-temurin:17.0.19_10-jre-noble",
         "deepjavalibrary/djl-serving:0.36.0-cpu",
         "nvcr.io/nvidia/tensorrt-llm/release:1.2.1",
@@ -172,17 +164,49 @@ def test_hadolint_finds_nothing() -> None:
     ("file", "extras"),
     [
         ("constraints-cpu.txt", ("cpu", "images", "audio", "container", "openai")),
-        ("constraints-gpu.txt", ("images", "audio", "container", "openai")),
+        ("constraints-gpu.txt", ("images", "audio", "container", "djl", "openai")),
     ],
 )
 def test_constraints_pin_what_the_package_needs(file: str, extras: tuple[str, ...]) -> None:
-    lines = [line for line in (ROOT / "docker" / file).read_text().splitlines() if not line.startswith("#")]
-    pinned = {_plain(name): version for name, _, version in (line.partition("==") for line in lines)}
+    pinned = pins(file)
     assert all(pinned.values())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = [*project["dependencies"], *(need for extra in extras for need in project["optional-dependencies"][extra])]
     for requirement in map(Requirement, needed):
         assert requirement.specifier.contains(pinned[_plain(requirement.name)]), requirement
+
+
+def pins(file: str) -> dict[str, str]:
+    """Versions by name; what follows on the next line is a hash."""
+    lines = [line for line in (ROOT / "docker" / file).read_text().splitlines() if not line.startswith(("#", " "))]
+    return {_plain(name): version.removesuffix(" \\") for name, _, version in (line.partition("==") for line in lines)}
+
+
+def test_every_package_of_the_cpu_image_has_one_hash() -> None:
+    text = (ROOT / "docker" / "constraints-cpu.txt").read_text()
+    hashes = re.findall(r"^\S+==\S+ \\\n    --hash=sha256:([0-9a-f]{64})$", text, re.MULTILINE)
+    assert len(hashes) == len(set(hashes)) == len(pins("constraints-cpu.txt")) > 50
+    assert "--require-hashes" in " ".join(STAGES["cpu-packages"].values("RUN"))
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_our_own_code_is_the_last_layer_of_files(name: str) -> None:
+    """A changed line of ours is then all that is pushed."""
+    copies = [value for value in STAGES[name].values("COPY") if "--from=wheel" in value or "--from=cpu-app" in value]
+    assert copies == [f"--from={'cpu-app' if name == 'cpu' else 'wheel'} /opt/lmi-handler/app /opt/lmi-handler/app"]
+    instructions = [(one.name, one.value) for one in STAGES[name].instructions]
+    after = instructions[instructions.index(("COPY", copies[0])) + 1 :]
+    assert [value for kind, value in after if kind in ("COPY", "ADD")] == []
+    assert all(value.startswith("python3 -m compileall") for kind, value in after if kind == "RUN")
+    for kind, value in instructions[: instructions.index(("COPY", copies[0]))]:
+        assert kind != "ARG" or not value.startswith(("VERSION", "REVISION", "SOURCE=")), "it changes each layer below"
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_labels_say_what_it_was_built_from(name: str) -> None:
+    for field in ("version", "revision", "source"):
+        assert STAGES[name].labels()[f"org.opencontainers.image.{field}"] == f"${{{field.upper()}}}"
+        assert f"{field.upper()}=unknown" in STAGES[name].values("ARG")
 
 
 def _plain(name: str) -> str:
