@@ -229,4 +229,5 @@ class PageRun:
 def _environment() -> dict[str, str]:
     kept = clean_environment()
     path = f"{Path(sys.executable).parent}:{kept['PATH']}"
+    kept["HF_HUB_OFFLINE"] = "1"  # a test does not ask the real one
     return {**kept, "AWS_EC2_METADATA_DISABLED": "true", "PATH": path, "PYTHONPATH": str(ROOT)}
