@@ -262,6 +262,14 @@ class Logits(NamedTuple):
     generation: Sequence[Sequence[float]] | None = None
 
 
+class Heard(NamedTuple):
+    """Where the piece of an audio clip lies whose transcript follows, in seconds, and its language, as `en`."""
+
+    start: float
+    end: float
+    language: str  # "" where the model does not say
+
+
 class Delta(NamedTuple):
     """One step's result for one sequence of one request; the last one has `finish`."""
 
@@ -273,8 +281,9 @@ class Delta(NamedTuple):
     prefill: Sequence[Token] | None = None  # the prompt's tokens, with the first delta, on request
     logits: Logits | None = None
     vector: Sequence[float] | None = None  # of a request with `pooling`, with its `finish`
+    heard: Heard | None = None  # of a transcription: these tokens are the first of a piece of the clip
 
 
-_PlainDelta = tuple[int, int, Sequence[Token], None, None, None, None, None]
+_PlainDelta = tuple[int, int, Sequence[Token], None, None, None, None, None, None]
 new_delta: Callable[[_PlainDelta], Delta] = partial(tuple.__new__, Delta)
 """Make a delta of tokens alone, in half the time of `Delta(...)`: for the hot path."""

@@ -18,6 +18,7 @@ from handler.core.values import (
     PLAIN_TEMPLATE,
     Adapter,
     Finish,
+    Heard,
     Logits,
     Pooling,
     Sampling,
@@ -51,6 +52,7 @@ class Output(NamedTuple):
         vector: of a request with Pooling, in its only output: an embedding, one score, or a number for each label.
         refused: `error` says what is wrong with the request.
         detail: what only the log may say of the error.
+        heard: of a transcription, with the first output of each piece of the clip.
         retry_after: the engine is busy: seconds after which the request may come again, 0 where nobody knows. None:
             `error` is something else.
     """
@@ -69,6 +71,7 @@ class Output(NamedTuple):
     refused: bool = False
     detail: str = ""
     retry_after: float | None = None
+    heard: Heard | None = None
 
     @property
     def failure(self) -> ServingError:
@@ -83,7 +86,7 @@ class Output(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether nothing comes with its tokens but the sequence's end."""
-        return self.prompt_logprobs is None and self.tops is None and self.logits is None
+        return self.prompt_logprobs is None and self.tops is None and self.logits is None and self.heard is None
 
 
 def failed(key: int, error: Exception | str) -> Output:

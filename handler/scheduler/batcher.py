@@ -186,7 +186,7 @@ class Batcher:
                 continue
             receiver = request.receiver
             if receiver is None:
-                deltas.append(new_delta((request.id, request.first, (token,), None, None, None, None, None)))
+                deltas.append(new_delta((request.id, request.first, (token,), None, None, None, None, None, None)))
                 continue
             try:
                 lines.append(receiver.line(token))
@@ -223,7 +223,8 @@ class Batcher:
                 self._engine.cancel(output.key)
             self._end_sequence(request, output.key, output.sequence)
         sequence = request.first + output.sequence
-        deltas.append(Delta(request.id, sequence, tokens, finish, None, prefill, output.logits, output.vector))
+        own = (output.logits, output.vector, output.heard)
+        deltas.append(Delta(request.id, sequence, tokens, finish, None, prefill, *own))
 
     def _failed(self, id: int, sequence: int, error: ServingError) -> Delta:
         """End a request that has failed; return its last delta."""
