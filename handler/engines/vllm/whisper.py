@@ -161,6 +161,7 @@ class VllmWhisper:
         }
         given = self._parse({"encoder_prompt": heard, "decoder_prompt": {"prompt_token_ids": list(ids)}})
         (prompt,) = self._engine.renderer.render_cmpl([given])
+        prompt["decoder_prompt"]["prompt_token_ids"] = list(ids)  # vLLM puts a start token before a client's prompt
         params = self._params(detokenize=False, output_kind=self._kind, **arguments)
         self._results.next = pending
         self._engine.add_request(str(pending.key), prompt, params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
@@ -35,10 +36,18 @@ from tests.audio.whisper import (
 
 pytestmark = pytest.mark.vllm
 
+FRENCH = 94
+"""A token that these weights write after some clips: they take all for English otherwise."""
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_timed(write_model(tmp_path_factory.mktemp("whisper") / "made"), tmp_path_factory.mktemp("timed") / "m")
+    directory = tmp_path_factory.mktemp("whisper")
+    model = write_timed(write_model(directory / "made"), directory / "timed")
+    made = json.loads((model / "generation_config.json").read_text())
+    made["lang_to_id"]["<|fr|>"] = FRENCH
+    (model / "generation_config.json").write_text(json.dumps(made))
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +86,10 @@ def test_tokens_are_those_of_transformers_alone_and_in_company(
     answers = [reference.answer(case, timed=timed) for case in CASES]
     assert min(answer.gap for answer in answers) >= GAP / 2
     prompts = [prompt(tokenizer, case, timed=timed) for case in CASES]
-    for one, answer in zip(prompts, answers, strict=True):
+    for case, one, answer in zip(CASES, prompts, answers, strict=True):
         (found,) = transcribe(engine, [one])
-        assert (found.finish, found.ids[:NUM_TOKENS]) == (Finish.EOS, answer.ids), found.error
+        assert found.finish is Finish.EOS, found.error
+        assert found.ids[:NUM_TOKENS] == answer.ids, (case[1:], answer.gap)
         assert found.steps > 1  # they come one by one
     together = transcribe(engine, [*prompts, *prompts])
     assert [found.ids[:NUM_TOKENS] for found in together] == [answer.ids for answer in answers] * 2
@@ -88,9 +98,9 @@ def test_tokens_are_those_of_transformers_alone_and_in_company(
 def test_the_language_is_found_where_none_is_asked_for(
     engine: EngineSupervisor, tokenizer: Tokenizer, reference: Reference
 ) -> None:
-    clips = [clip(2.0, seed) for seed in range(6)]
+    clips = [clip(2.0, seed) for seed in (1, 2, 5)]
     languages = [reference.language(one) for one in clips]
-    assert len(set(languages)) > 1
+    assert languages == ["en", "fr", "en"]
     cases = [Case(one, "", "transcribe") for one in clips]
     for found, language in zip(
         transcribe(engine, [prompt(tokenizer, case, timed=True) for case in cases]), languages, strict=True
