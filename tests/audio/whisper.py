@@ -146,9 +146,8 @@ class Reference:
         torch, config = self._torch, self._model.generation_config
         samples = numpy.frombuffer(case.clip.data, numpy.float32)
         features = self._extractor(samples, sampling_rate=SAMPLE_RATE, return_tensors="pt").input_features
-        times = "0.00" if timed else "notimestamps"
-        named = [f"<|{name}|>" for name in ("startoftranscript", case.language, case.task, times)]
-        ids = self._tokenizer.convert_tokens_to_ids(named)
+        named = [f"<|{name}|>" for name in ("startoftranscript", case.language, case.task)]
+        ids = [*self._tokenizer.convert_tokens_to_ids(named), config.no_timestamps_token_id + timed]
         if case.prompt:
             words = self._tokenizer.encode(" " + case.prompt, add_special_tokens=False)
             ids = [config.prev_sot_token_id, *words, *ids]
@@ -206,7 +205,7 @@ class Transcript:
 
 def start(name: str, config: EngineConfig) -> EngineSupervisor:
     """Load an engine in a process of its own."""
-    engine = EngineSupervisor(Spec(name, config), isolated=True)
+    engine = EngineSupervisor(Spec(name, config), load_timeout=600)
     while engine.state is State.LOADING:
         engine.step(timeout=1)
     assert engine.state is State.READY

@@ -59,7 +59,6 @@ def config(model: Path) -> EngineConfig:
     options = Config(
         dtype="fp32",
         max_audio_seconds=90,
-        model_loading_timeout=600,
         max_rolling_batch_size=8,
         kv_cache_gib=1,
         engine_options={"enforce_eager": True},
