@@ -220,7 +220,8 @@ def transcribe(engine: EngineSupervisor, prompts: Sequence[Prompt]) -> list[Tran
     found = {key: Transcript() for key in range(1, len(prompts) + 1)}
     while any(one.finish is None for one in found.values()):
         for output in join(engine.step(timeout=1)).others:
-            found[output.key].take(output)
+            if output.key in found:  # one that is cancelled may have been on its way
+                found[output.key].take(output)
     return [*found.values()]
 
 
