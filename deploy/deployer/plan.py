@@ -107,7 +107,7 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
         for existing in lost
     ]
     remaining = Live(live.deployment, tuple(item for item in live.resources if item not in lost), live.online)
-    changes_in_order = [action for resource in desired for action in _action(resource, remaining)]
+    changes_in_order = [action for resource in desired for action in _action(resource, remaining, desired)]
     last = [_removal(existing, why) for existing, why in _surplus(desired, remaining, keep)]
     return Plan(live.deployment, (*first, *changes_in_order, *last), live.online)
 
@@ -161,13 +161,13 @@ def _failed(live: Live) -> list[LiveResource]:
     return in_order_of_removal([item for item in live.owned if goes(item)])
 
 
-def _action(resource: Resource, live: Live) -> tuple[Action, ...]:
+def _action(resource: Resource, live: Live, desired: Sequence[Resource]) -> tuple[Action, ...]:
     """Return the calls of one desired resource: usually one, two if its tags change too."""
     calls = CALLS[resource.kind]
     which = identity(resource.kind, resource.request)
     existing = live.get(resource.kind, which)
     if existing is None:
-        old = current_version(resource, live)
+        old = current_version(resource, live, desired)
         verb = Verb.CREATE if old is None else Verb.REPLACE
         changes = () if old is None else differences(old.description, desired_fields(resource))
         return (Action(verb, resource.kind, which, calls.create, resource.request, resource, _without_name(changes)),)

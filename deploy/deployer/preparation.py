@@ -12,14 +12,16 @@ from deploy.deployer.plan import Plan, plan
 from deploy.deployer.teardown import users_of
 from deploy.errors import Refused, SpecError
 from deploy.resolve.candidates import Candidates
+from deploy.resolve.components import Sums
 from deploy.resolve.decision import Decision
 from deploy.resolve.resolver import resolve
 from deploy.resources.build import resources, warnings
 from deploy.resources.environment import options_problems, problems_error
 from deploy.resources.resource import Json, Kind, Resource
 from deploy.s3.parts import object_sender
-from deploy.s3.upload import WORKERS, UploadPlan, UploadProgress, UploadResult, plan_upload, upload
+from deploy.s3.upload import WORKERS, UploadPlan, UploadProgress, plan_upload, upload
 from deploy.spec import Spec
+from deploy.spec.components import servers
 from deploy.spec.options import ADVICE
 
 
@@ -30,7 +32,8 @@ class Preparation:
     Attributes:
         wanted: the resources, in the order of their creation.
         warnings: one sentence each, for the user to read before confirming.
-        candidates: the instance types; None: the model's size is unknown.
+        candidates: the instance types; None: the model's size is unknown, or there are several models.
+        sums: the components on the instances; None: there are none.
     """
 
     spec: Spec
@@ -38,6 +41,7 @@ class Preparation:
     resources_in_order: tuple[Resource, ...]
     warnings: tuple[str, ...]
     candidates: Candidates | None
+    sums: Sums | None = None
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,12 @@ class Comparison:
 
     Attributes:
         warnings: one sentence each.
-        upload: what would be uploaded; None: the model's files are not on this machine.
+        uploads: what would be uploaded of each model that is on this machine.
     """
 
     plan: Plan
     warnings: tuple[str, ...] = ()
-    upload: UploadPlan | None = None
+    uploads: tuple[UploadPlan, ...] = ()
 
 
 def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret: bool = False) -> Preparation:
@@ -72,7 +76,8 @@ def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret:
         raise
     decision = resolution.decision
     resources_in_order = resources(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
-    return Preparation(spec, decision, resources_in_order, warnings(spec, decision), resolution.candidates)
+    told = warnings(spec, decision)
+    return Preparation(spec, decision, resources_in_order, told, resolution.candidates, resolution.sums)
 
 
 def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = False) -> Comparison:
@@ -86,7 +91,9 @@ def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = Fal
     """
     spec = preparation.spec
     planned = plan(preparation.resources_in_order, live, keep=spec.update.keep, adopt=adopt)
-    return Comparison(planned, scaled_by_hand(spec, live), check_data(spec, aws, live))
+    checked = [check_data(server, aws, live) for server in servers(spec)]
+    uploads = {str(upload.prefix): upload for upload in checked if upload is not None}
+    return Comparison(planned, scaled_by_hand(spec, live), tuple(uploads.values()))
 
 
 def compare_offline(preparation: Preparation) -> Comparison:
@@ -116,24 +123,24 @@ def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
     )
 
 
-def upload_model(spec: Spec, aws: Aws, progress: Callable[[UploadProgress], None]) -> UploadResult | None:
-    """Upload `model.path` if the specification has one. Files that S3 has already are not sent again."""
-    model = spec.model
-    if model.directory is None or model.upload is None:
-        return None
-    return upload(
-        aws,
-        model.directory,
-        model.upload,
-        progress,
-        isolated=spec.network.isolated,
-        own_code=spec.own_code,
-        deployment=spec.name,
-    )
+def upload_models(spec: Spec, aws: Aws, progress: Callable[[UploadProgress], None]) -> None:
+    """Upload each `model.path` of the specification. Files that S3 has already are not sent again."""
+    for server in servers(spec):
+        model = server.model
+        if model.directory is not None and model.upload is not None:
+            upload(
+                aws,
+                model.directory,
+                model.upload,
+                progress,
+                isolated=server.network.isolated,
+                own_code=server.own_code,
+                deployment=spec.name,
+            )
 
 
 def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
-    """Plan the upload; None: the specification has no `model.path`.
+    """Plan the upload of one server's model; None: it has no `model.path`.
 
     Raises:
         Refused: the upload would change files under a serving endpoint. Later instances would load a mixture or the

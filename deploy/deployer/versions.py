@@ -8,8 +8,12 @@ from deploy.deployer.live import Live, LiveResource
 from deploy.resources.resource import Json, Kind, Resource
 
 
-def current_version(resource: Resource, live: Live) -> LiveResource | None:
-    """Return the version that the endpoint, or a component, uses now."""
+def current_version(resource: Resource, live: Live, desired: Sequence[Resource] = ()) -> LiveResource | None:
+    """Return the version that the endpoint, or a component, uses now.
+
+    Args:
+        desired: all resources; a model's earlier version is that of the components which are to have the model.
+    """
     endpoint = live.endpoint
     if endpoint is None:
         return None
@@ -18,7 +22,8 @@ def current_version(resource: Resource, live: Live) -> LiveResource | None:
         return config
     if resource.kind is not Kind.MODEL:
         return None
-    used_models = [*_models([config.description] if config is not None else []), *_component_models(live)]
+    users = [item.name for item in desired if item.kind is Kind.COMPONENT and resource.key in item.needs]
+    used_models = [*_models([config.description] if config is not None else []), *_component_models(live, users)]
     return next((existing for name in used_models if (existing := live.get(Kind.MODEL, (name,))) is not None), None)
 
 
@@ -45,7 +50,8 @@ def outdated(desired: Sequence[Resource], live: Live, keep: int) -> list[LiveRes
     used_models |= set(_models(item.description for item in retained))
     models = _newest(item for item in live.owned if item.kind is Kind.MODEL and item.name not in used_models)
     if any(item.kind is Kind.COMPONENT for item in desired):  # with components no configuration names the models
-        models = models[max(keep - 1, 0) :]
+        of_version = sum(item.kind is Kind.MODEL for item in desired)
+        models = models[max(keep - 1, 0) * of_version :]
     return [*removable, *models]
 
 
@@ -60,6 +66,7 @@ def _models(configs: Iterable[Json]) -> list[str]:
     return [*names, *(pool["ModelNameOverride"] for pool in pools if "ModelNameOverride" in pool)]
 
 
-def _component_models(live: Live) -> list[str]:
-    specifications = [item.description.get("Specification", {}) for item in live.of(Kind.COMPONENT)]
+def _component_models(live: Live, names: Sequence[str]) -> list[str]:
+    components = [item for item in live.of(Kind.COMPONENT) if item.name in names]
+    specifications = [item.description.get("Specification", {}) for item in components]
     return [str(item["ModelName"]) for item in specifications if "ModelName" in item]

@@ -20,7 +20,7 @@ _TYPES = {
     Kind.ALARM: "AWS::CloudWatch::Alarm",
 }
 _UNIQUE = (Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT)
-"""A deployment has one of each, and pools more models. The logical name is the kind: a new version replaces it."""
+"""The logical name is the kind: a new version replaces it. Pools have more models, and components, by whose names."""
 
 _NAME_PROPERTIES = {
     "ModelName": (Kind.MODEL, "ModelName"),
@@ -97,15 +97,29 @@ def _logical_names(resources: Sequence[Resource]) -> Mapping[str, str]:
     """Return each resource's name in the template by its key: the same in every version of the deployment."""
     deployment = _endpoint(resources).name
     names: dict[str, str] = {}
+    models = _components_of_models(resources)
     for resource in resources:
         own = resource.name.removeprefix("inference-component/").removeprefix("endpoint/")
         own = own.removeprefix(f"{deployment}/")
         text = resource.kind.value if resource.kind in _UNIQUE else f"{resource.kind.value}-{own}"
+        if (component := models.get(resource.key)) is not None:
+            text = f"{text}-{component}"
         name = "".join(word[0].upper() + word[1:] for word in re.findall("[A-Za-z0-9]+", text))
         while name in names.values():  # a-b and a/b
             name += "X"
         names[resource.key] = name
     return names
+
+
+def _components_of_models(resources: Sequence[Resource]) -> Mapping[str, str]:
+    """Return the first component of each model but the first, by the model's key."""
+    found: dict[str, str] = {}
+    for component in resources:
+        if component.kind is Kind.COMPONENT:
+            for key in component.needs:
+                if key.startswith(f"{Kind.MODEL.value}/"):
+                    found.setdefault(key, component.name)
+    return dict(list(found.items())[1:])
 
 
 def _template_resource(resource: Resource, names: Mapping[str, str]) -> dict[str, Any]:

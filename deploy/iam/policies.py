@@ -14,6 +14,7 @@ from deploy.resolve.decision import Decision
 from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.s3.uri import bucket_and_key
 from deploy.spec import Spec
+from deploy.spec.components import servers
 from deploy.spec.sections import Async
 
 Policy = dict[str, Any]
@@ -61,8 +62,8 @@ def _execution(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str,
         arns.logs(),
     )
     yield _allow("ImageLogin", ["ecr:GetAuthorizationToken"], ["*"])
-    if (repository := arns.repository(decision.image)) is not None:
-        yield _allow("Image", list(_PULL), [repository])
+    if repositories := _repositories(arns, images_of(spec, decision)):
+        yield _allow("Image", list(_PULL), repositories)
     yield from _reading(spec, arns, decision)
     yield from _answers(spec, arns)
     if spec.network.subnets:
@@ -72,8 +73,8 @@ def _execution(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str,
         yield _allow("VolumeKeyShown", ["kms:DescribeKey"], *arns.key(key))
     if spec.alarms is not None:
         yield _allow("Rollback", ["cloudwatch:DescribeAlarms"], arns.alarms())
-    if spec.model.token_secret is not None:
-        yield _allow("HubToken", ["secretsmanager:GetSecretValue"], [spec.model.token_secret])
+    if secrets := _secrets(spec):
+        yield _allow("HubToken", ["secretsmanager:GetSecretValue"], secrets)
         yield from _key_via(arns, "secretsmanager", "HubTokenKey", spec.encryption.secret_key, ["kms:Decrypt"])
     if (key := spec.encryption.output_key) is not None:
         yield _allow("AnswersKey", ["kms:Decrypt", "kms:GenerateDataKey"], *arns.key(key))
@@ -89,8 +90,31 @@ def _reading(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, A
 
 def _places(spec: Spec, decision: Decision) -> list[str]:
     """Return the S3 URIs of model data and adapters."""
-    places = [decision.model_data] if decision.model_data is not None else []
+    places = _data(spec, decision)
     return places + [adapter.artifact for component in spec.components for adapter in component.adapters]
+
+
+def _data(spec: Spec, decision: Decision) -> list[str]:
+    """Return the S3 URIs of the models, each once."""
+    data = [decision.of(server).model_data for server in servers(spec)]
+    return list(dict.fromkeys(uri for uri in data if uri is not None))
+
+
+def images_of(spec: Spec, decision: Decision) -> list[str]:
+    """Return the images, each once."""
+    return list(dict.fromkeys(decision.of(server).image for server in servers(spec)))
+
+
+def _repositories(arns: Arns, images: Sequence[str]) -> list[str]:
+    """Return the ARNs of the images' ECR repositories, each once; images elsewhere have none."""
+    found = [arns.repository(image) for image in images]
+    return list(dict.fromkeys(arn for arn in found if arn is not None))
+
+
+def _secrets(spec: Spec) -> list[str]:
+    """Return the secrets of the models' tokens, each once."""
+    found = [server.model.token_secret for server in servers(spec)]
+    return list(dict.fromkeys(arn for arn in found if arn is not None))
 
 
 def _key_via(arns: Arns, service: str, sid: str, key: str | None, actions: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -131,12 +155,12 @@ def _listing(arns: Arns, sid: str, places: Sequence[str]) -> Iterator[dict[str, 
 def deployer(spec: Spec, decision: Decision) -> Policy:
     """Return the policy of the deployer."""
     arns = Arns(spec, decision)
-    own_image = arns.is_own(decision.image)
+    own_image = any(arns.is_own(image) for image in images_of(spec, decision))
     statements = [
         *_making(spec, arns),
         _in_general(spec, own_image),
         *_watching(spec, arns),
-        *_bringing(spec, arns, decision, own_image),
+        *_bringing(spec, arns, decision),
         *_checking_keys(spec, arns, decision),
     ]
     return _policy(statements)
@@ -179,8 +203,8 @@ def _making(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
         "Role", ["iam:PassRole"], [spec.role], {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
     )
     yield _allow("RoleChecked", ["iam:GetRole", "iam:SimulatePrincipalPolicy"], [spec.role])
-    if spec.model.token_secret is not None:
-        yield _allow("SecretChecked", ["secretsmanager:DescribeSecret"], [spec.model.token_secret])
+    if secrets := _secrets(spec):
+        yield _allow("SecretChecked", ["secretsmanager:DescribeSecret"], secrets)
     yield from _volume_key(spec, arns)  # CreateEndpoint's caller needs it as the role does
 
 
@@ -210,23 +234,38 @@ def _watching(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
     yield _allow("Logs", [f"logs:{verb}" for verb in verbs], arns.logs())
 
 
-def _bringing(spec: Spec, arns: Arns, decision: Decision, own_image: bool) -> Iterator[dict[str, Any]]:
-    """Reading the image, and uploading the model's files."""
-    if (repository := arns.repository(decision.image)) is not None:
-        yield _allow("Image", ["ecr:DescribeImages", *sorted((*_PULL, *(_PUSH if own_image else ())))], [repository])
-    if decision.model_data is not None:
-        write = "AbortMultipartUpload DeleteObject ListMultipartUploadParts PutObject" if spec.model.upload else ""
-        verbs = ["GetObject", *write.split()]
-        yield _allow("ModelData", [f"s3:{verb}" for verb in verbs], [arns.objects(decision.model_data)])
-        yield from _listing(arns, "ModelDataListed", [decision.model_data])
-        # S3 reads the parts of a multipart upload again.
-        actions = ["kms:Decrypt", *["kms:GenerateDataKey"] * (spec.model.upload is not None)]
-        yield from _key_via(arns, "s3", "ModelKey", spec.encryption.model_key, actions)
-        if spec.model.upload is not None:  # parts of an interrupted upload
-            bucket, _ = bucket_and_key(spec.model.upload)
-            yield _allow("Uploads", ["s3:ListBucketMultipartUploads"], [arns.bucket(bucket)])
-            # To check whether another model loads from the prefix.
-            yield _allow("OtherModels", ["sagemaker:DescribeModel"], [arns.of("sagemaker", "model/*")])
+def _bringing(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, Any]]:
+    """Reading the images, and uploading the models' files."""
+    yield from _images(arns, images_of(spec, decision))
+    data = _data(spec, decision)
+    if not data:
+        return
+    uploads = list(dict.fromkeys(server.model.upload for server in servers(spec) if server.model.upload is not None))
+    write = ["AbortMultipartUpload", "DeleteObject", "ListMultipartUploadParts", "PutObject"]
+    read_only = [uri for uri in data if uri not in uploads]
+    for sid, uris, verbs in (("ModelData", uploads, ["GetObject", *write]), ("ModelData", read_only, ["GetObject"])):
+        if uris:
+            sid += "Read" * bool(uploads and uris is read_only)
+            yield _allow(sid, [f"s3:{verb}" for verb in verbs], [arns.objects(uri) for uri in uris])
+    yield from _listing(arns, "ModelDataListed", data)
+    # S3 reads the parts of a multipart upload again.
+    actions = ["kms:Decrypt", *["kms:GenerateDataKey"] * bool(uploads)]
+    yield from _key_via(arns, "s3", "ModelKey", spec.encryption.model_key, actions)
+    if uploads:  # parts of an interrupted upload
+        buckets = dict.fromkeys(bucket_and_key(uri)[0] for uri in uploads)
+        yield _allow("Uploads", ["s3:ListBucketMultipartUploads"], [arns.bucket(name) for name in buckets])
+        # To check whether another model loads from the prefix.
+        yield _allow("OtherModels", ["sagemaker:DescribeModel"], [arns.of("sagemaker", "model/*")])
+
+
+def _images(arns: Arns, images: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Reading the images; pushing those of the account."""
+    own = _repositories(arns, [image for image in images if arns.is_own(image)])
+    others = [one for one in _repositories(arns, images) if one not in own]
+    for sid, repositories, actions in (("Image", own, (*_PULL, *_PUSH)), ("Image", others, _PULL)):
+        if repositories:
+            sid += "Read" * bool(own and repositories is others)
+            yield _allow(sid, ["ecr:DescribeImages", *sorted(actions)], repositories)
 
 
 def _checking_keys(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, Any]]:
@@ -240,7 +279,7 @@ def _checking_keys(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[
     if topics:
         yield _allow("TopicsChecked", ["sns:GetTopicAttributes"], topics)
     volume_key = spec.encryption.volume_key  # which CreateEndpoint's caller describes
-    if places or topics or spec.model.token_secret is not None or volume_key is not None:
+    if places or topics or _secrets(spec) or volume_key is not None:
         elsewhere = [] if volume_key is None else [arn for arn in arns.key(volume_key)[0] if not arns.is_own_key(arn)]
         yield _allow("KeysChecked", ["kms:DescribeKey"], [*arns.keys(), *elsewhere])
 

@@ -20,6 +20,7 @@ from deploy.preflight.model import model, secret
 from deploy.resolve.decision import Decision
 from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.spec import Spec
+from deploy.spec.components import servers
 
 _SECONDS = 5.0  # for one request to the hub
 
@@ -37,11 +38,13 @@ def preflight(
         BotoCoreError: AWS cannot be reached.
     """
     context = Context(aws, spec, decision, fetch)
-    checks: list[Check] = []
+    of_servers = [Context(aws, server, decision.of(server), fetch) for server in servers(spec)]
+    checks: dict[Check, None] = {}  # servers may share an image or a secret: each is reported once
     for name, check in _CHECKS.items():
         if name not in without:
-            checks += _run(name, check, context)
-    return checks
+            for one in of_servers if name in _OF_A_SERVER else [context]:
+                checks.update(dict.fromkeys(_run(name, check, one)))
+    return list(checks)
 
 
 def refuse_errors(checks: Sequence[Check]) -> None:
@@ -210,6 +213,9 @@ def _name(context: Context) -> Check:
         )
     return ok("name", f"{context.spec.name} exists and is this deployment's ({result['EndpointStatus']})")
 
+
+_OF_A_SERVER = ("image", "model", "key", "secret")
+"""Checks of what components may have of their own."""
 
 _CHECKS: dict[str, Callable[[Context], Check | list[Check] | None]] = {
     "account": _account,

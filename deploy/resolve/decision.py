@@ -50,6 +50,7 @@ class Decision:
         ram_gib: GiB of its memory; None: the tables do not know the type.
         warnings: one sentence each, for the user to read before confirming.
         pools: the types by priority, if the specification has pools.
+        components: what differs between the components, by name: image, model data, timeouts, tensor parallel degree.
     """
 
     region: str
@@ -67,6 +68,11 @@ class Decision:
     ram_gib: int | None = None
     warnings: tuple[str, ...] = ()
     pools: tuple[Pool, ...] = ()
+    components: Mapping[str, Decision] = field(default_factory=dict)
+
+    def of(self, server: Spec) -> Decision:
+        """Return the decision for a server (`spec/components.py`)."""
+        return self.components.get(server.components[0].name, self) if server.components else self
 
     def on(self, pool: Pool) -> Decision:
         """Return the decision for the instances of one pool."""

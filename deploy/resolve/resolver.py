@@ -12,6 +12,7 @@ from deploy.aws import error_code
 from deploy.errors import DoesNotFit, SpecError
 from deploy.resolve import images
 from deploy.resolve.candidates import Candidates, Resolution, cheapest, rank, too_small
+from deploy.resolve.components import resolve_components
 from deploy.resolve.decision import Decision
 from deploy.resolve.devices import device_warnings
 from deploy.resolve.fit import Fit, Need, fit, too_old
@@ -72,6 +73,13 @@ def resolve(spec: Spec, region: str, *, account: str | None = None, aws: Aws | N
     account = account or (aws.account() if aws is not None else spec.role.split(":")[4])
     if spec.instance.pools:
         return resolve_pools(spec, lambda on_type: resolve(on_type, region, account=account, aws=aws))
+    if spec.components:
+        return resolve_components(spec, lambda server: _resolve(server, region, account, aws))
+    return _resolve(spec, region, account, aws)
+
+
+def _resolve(spec: Spec, region: str, account: str, aws: Aws | None) -> Resolution:
+    """Decide for one server on one instance type."""
     image = images.resolve_image(spec.image, region, account, aws)
     size = find_size(spec, aws)
     need, need_warnings = _need(spec, size, image)

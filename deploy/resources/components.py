@@ -1,4 +1,4 @@
-"""Build inference components: copies of the model on the endpoint's instances, and LoRA adapters beside them."""
+"""Build inference components: copies of a model on the endpoint's instances, and LoRA adapters beside them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ def component(
     tags: list[dict[str, str]],
 ) -> Resource:
     """Build one component.
+
+    Args:
+        decision: that of the component's server.
+        model: what the component serves.
 
     Raises:
         SpecError: it needs more GPUs than an instance has.

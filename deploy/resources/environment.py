@@ -13,6 +13,7 @@ from deploy.errors import Refused, SpecError
 from deploy.redaction import is_secret
 from deploy.resolve.decision import Decision
 from deploy.spec import Spec
+from deploy.spec.components import servers, title
 from deploy.spec.options import ADVICE, Setting, is_aws_image, misplaced, settings_of, wrong_options
 from handler.config.options import ENVIRONMENT
 from handler.config.options.lookup import variable
@@ -34,11 +35,16 @@ _SAME = {**{name: variable(key) for name, key in ENVIRONMENT.items()}, "OPTION_M
 
 def options_problems(spec: Spec) -> list[str]:
     """List what the container would refuse of the options alone; none for an image of AWS's own."""
-    image = spec.image
-    if image.aws is not None or is_aws_image(image.uri or ""):
-        return []
-    settings = settings_of(spec.options, spec.environment)
-    return [*misplaced(spec.options), *wrong_options(settings, spec.model.directory)]
+    groups = servers(spec)
+    return [
+        f"{title(server)}: {problem}" if len(groups) > 1 else problem
+        for server in groups
+        if server.image.aws is None and not is_aws_image(server.image.uri or "")
+        for problem in (
+            *misplaced(server.options),
+            *wrong_options(settings_of(server.options, server.environment), server.model.directory),
+        )
+    ]
 
 
 def environment(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False) -> dict[str, str]:

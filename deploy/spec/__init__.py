@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
+from deploy.spec.components import component_contradictions, servers, with_parts_of_components
 from deploy.spec.sections import (
     Alarms,
     Async,
@@ -25,23 +25,13 @@ from deploy.spec.sections import (
     Timeouts,
     Update,
 )
-from deploy.spec.values import Name, Option, Region, RoleArn, Section, TagKey, TagValue
+from deploy.spec.values import Name, Option, Region, RoleArn, Section, TagKey, TagValue, Variable
 
 __all__ = ["Spec"]
 
 _OURS = 2  # of a resource's fifty tags; the rest is for names.py
 
 
-def _variable(value: Any) -> Any:
-    """Refuse anything but text: YAML turns `0777` and `12:30:45` into other numbers, and `on` into a boolean."""
-    if not isinstance(value, str):
-        raise ValueError("must be a text: quote it")
-    if any(unicodedata.category(one) == "Cc" for one in value):
-        raise ValueError("must have no control characters, and no line breaks")
-    return value
-
-
-Variable = Annotated[str, BeforeValidator(_variable)]
 Routing = Annotated[
     Annotated[PrefixAware, Tag("prefix_aware")] | Annotated[Literal["least_outstanding", "random"], Tag("strategy")],
     Discriminator(lambda value: "prefix_aware" if isinstance(value, dict | PrefixAware) else "strategy"),
@@ -51,11 +41,14 @@ Routing = Annotated[
 class Spec(Section):
     """A deployment on SageMaker."""
 
+    # The two may be missing where each component has its own; `with_parts_of_components` then fills them in.
+    model_config = ConfigDict(json_schema_extra=lambda schema: schema.update(required=["name", "role"]))
+
     name: Name = Field(description="Name of the endpoint, and the beginning of all other names.")
     region: Region | None = Field(None, description="AWS region; default: boto3's setting.")
     role: RoleArn = Field(description="ARN of the execution role (`lmi deploy iam` prints its policies).")
-    image: Image = Field(description="The container image.")
-    model: Model = Field(description="The model.")
+    image: Image = Field(description="The container image; required unless each component has its own.")
+    model: Model = Field(description="The model; required unless each component has its own.")
     options: dict[str, Option] = Field(
         default_factory=dict,
         description="The handler's options (`lmi options` lists them), without `option.`.",
@@ -97,6 +90,11 @@ class Spec(Section):
         alarms = [self.alarms.notify] if self.alarms is not None and self.alarms.notify is not None else []
         return list(dict.fromkeys([*alarms, *(self.asynchronous.topics if self.asynchronous is not None else [])]))
 
+    @model_validator(mode="before")
+    @classmethod
+    def _parts_of_components(cls, content: Any) -> Any:
+        return with_parts_of_components(content)
+
     @model_validator(mode="after")
     def _agreement(self) -> Spec:
         if problems := [*self._contradictions()]:
@@ -104,14 +102,15 @@ class Spec(Section):
         return self
 
     def _contradictions(self) -> Iterator[str]:
-        if self.network.isolated and self.model.id is not None:
+        models = [server.model for server in servers(self)]
+        if self.network.isolated and any(model.id is not None for model in models):
             yield "network.isolated: the container cannot reach the hub; give model.path or model.s3"
         if reserved := [key for key in self.tags if key.lower().startswith(("aws:", "lmi:"))]:
             yield f"tags: {', '.join(reserved)}: names that begin with aws: or lmi: are taken"
-        in_s3 = self.model.id is None or any(component.adapters for component in self.components)
+        in_s3 = any(model.id is None for model in models) or any(component.adapters for component in self.components)
         if self.encryption.model_key is not None and not in_s3:
             yield "encryption.model_key is for a model or adapters in S3"
-        if self.encryption.secret_key is not None and self.model.token_secret is None:
+        if self.encryption.secret_key is not None and all(model.token_secret is None for model in models):
             yield "encryption.secret_key is for model.token_secret"
         if self.encryption.output_key is not None and self.asynchronous is None:
             yield "encryption.output_key is for the answers of async"
@@ -129,10 +128,7 @@ class Spec(Section):
                 yield "scaling.min: 0 needs instance.managed.min: 0, or instances stay without copies"
         if self.components and self.asynchronous is not None:
             yield "async does not go with components"
-        names = [component.name for component in self.components]
-        names += [adapter.name for component in self.components for adapter in component.adapters]
-        if twice := {name for name in names if names.count(name) > 1}:
-            yield f"components: {', '.join(sorted(twice))} stands there twice"
+        yield from component_contradictions(self)
 
     def _pool_contradictions(self) -> Iterator[str]:
         pools = self.instance.pools
@@ -141,7 +137,7 @@ class Spec(Section):
         if pools and self.instance.price is not None:
             yield "instance.price is that of one type, and instance.pools name several"
         if self.components and any(pool.options for pool in pools):
-            yield "instance.pools[].options: components have one model for all types"
+            yield "instance.pools[].options: a component has one model for all types"
         types = [pool.type for pool in pools]
         priorities = [str(pool.priority or place) for place, pool in enumerate(pools, 1)]
         for what, said in ("type", types), ("priority", priorities):

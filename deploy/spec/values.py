@@ -5,6 +5,7 @@ Limits and patterns are those of botocore 1.44's service model; tests/deploy/uni
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
@@ -92,6 +93,16 @@ def _scalar(value: Any) -> Any:
     return value
 
 
+def _variable(value: Any) -> Any:
+    """Refuse anything but text: YAML turns `0777` and `12:30:45` into other numbers, and `on` into a boolean."""
+    if not isinstance(value, str):
+        raise ValueError("must be a text: quote it")
+    if any(unicodedata.category(one) == "Cc" for one in value):
+        raise ValueError("must have no control characters, and no line breaks")
+    return value
+
+
+Variable = Annotated[str, BeforeValidator(_variable)]
 Option = Annotated[str | int | float | bool, BeforeValidator(_scalar)]
 Seconds = Annotated[int, Field(ge=60, le=3600)]
 Count = Annotated[int, Field(ge=0, le=1000)]

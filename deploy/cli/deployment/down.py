@@ -20,6 +20,7 @@ from deploy.deployer.teardown import check_users, delete_data, delete_logs, log_
 from deploy.errors import SpecError
 from deploy.resources.resource import Kind
 from deploy.spec import Spec
+from deploy.spec.components import uploads
 from deploy.spec.reading import read_spec
 
 
@@ -40,7 +41,7 @@ def _run(arguments: argparse.Namespace) -> int:
     spec = read_spec(arguments.spec) if arguments.spec is not None else None
     if spec is None and arguments.name is None:
         raise SpecError("give the specification's file, or --name")
-    if arguments.data and (spec is None or spec.model.upload is None):
+    if arguments.data and (spec is None or not uploads(spec)):
         raise SpecError("--data needs a file with model.upload: nothing else was uploaded")
     if spec is not None and arguments.name not in (None, spec.name):
         raise SpecError(f"--name {arguments.name}, and the file's name is {spec.name}", "Give one of the two.")
@@ -60,10 +61,9 @@ def _remove(name: str, spec: Spec | None, console: Console, run: Run, arguments:
         options = ApplyOptions(say=lambda line: say(console, line), report=report)
         live = look_when_idle(aws, name, (), options)
     planned = removal_of_all(live)
-    if arguments.data and spec is not None and spec.model.upload is not None:
-        check_users(
-            aws, spec.model.upload, own_models=[existing.name for existing in live.owned if existing.kind is Kind.MODEL]
-        )
+    prefixes = uploads(spec) if arguments.data and spec is not None else []
+    for prefix in prefixes:
+        check_users(aws, prefix, own_models=[existing.name for existing in live.owned if existing.kind is Kind.MODEL])
     if planned.actions:
         print_plan(console, planned, whole=False)
     else:
@@ -80,9 +80,9 @@ def _remove(name: str, spec: Spec | None, console: Console, run: Run, arguments:
         components |= {component.name for component in spec.components} if spec is not None else set()
         for group in delete_logs(aws, log_groups(name, sorted(components))):
             say(console, f"removed the log group {group}")
-    if arguments.data and spec is not None and spec.model.upload is not None:
-        removed, others = delete_data(aws, spec.model.upload)
+    for prefix in prefixes:
+        removed, others = delete_data(aws, prefix)
         note = f"; {others} were not uploaded by this program, and stay" if others else ""
-        say(console, f"removed {removed} objects below {spec.model.upload}{note}")
+        say(console, f"removed {removed} objects below {prefix}{note}")
     say(console, f"{name} is gone.")
     return 0

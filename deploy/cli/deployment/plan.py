@@ -12,6 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from deploy.aws import Aws
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.cli.console import out, say
+from deploy.cli.views.components import components_as_json, print_sums
 from deploy.cli.views.plan import as_json, candidates_table, print_checks, print_plan, print_warnings
 from deploy.deployer.aws_errors import why_unreachable
 from deploy.deployer.live import look
@@ -80,7 +81,13 @@ def _print(
     warnings = [*preparation.warnings, *comparison.warnings]
     advised = advice(preparation.spec, decision, preparation.candidates)
     if arguments.json:
-        more = {"region": decision.region, "account": decision.account, "instance_type": decision.instance_type}
+        more: dict[str, Any] = {
+            "region": decision.region,
+            "account": decision.account,
+            "instance_type": decision.instance_type,
+        }
+        if preparation.sums is not None:
+            more |= {"components": components_as_json(preparation.sums)}
         verdicts = [{**asdict(check), "verdict": check.verdict.value} for check in checks]
         print(as_json(comparison.plan, **more, unasked=reason, warnings=warnings, advice=advised, checks=verdicts))
         return
@@ -90,10 +97,12 @@ def _print(
         say(console, f"AWS was not asked ({reason}): this is the plan as if nothing existed.", "yellow")
     if preparation.candidates is not None:
         console.print(candidates_table(preparation.candidates))
+    if preparation.sums is not None:
+        print_sums(console, preparation.sums)
     print_warnings(console, warnings)
     for sentence in advised:
         say(console, f"advice: {sentence}", "dim")
     print_checks(console, checks)
-    if comparison.upload is not None:
-        say(console, "\n".join([str(comparison.upload), *map(str, comparison.upload.findings)]))
+    for upload in comparison.uploads:
+        say(console, "\n".join([str(upload), *map(str, upload.findings)]))
     print_plan(console, comparison.plan)

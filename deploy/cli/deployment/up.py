@@ -17,7 +17,7 @@ from deploy.cli.views.progress import live_progress
 from deploy.cli.views.upload import upload_progress
 from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle
 from deploy.deployer.interruption import interruptible, interruption_report, status_of
-from deploy.deployer.preparation import compare, prepare, upload_model
+from deploy.deployer.preparation import compare, prepare, upload_models
 from deploy.deployer.release import keep_release
 from deploy.deployer.wait import time_limit
 from deploy.errors import NotThere
@@ -26,6 +26,7 @@ from deploy.resolve.decision import Decision
 from deploy.resolve.prices import price_of
 from deploy.resources.updating import num_batches
 from deploy.spec import Spec
+from deploy.spec.components import uploads
 
 
 def add(commands: Any) -> None:
@@ -92,9 +93,9 @@ def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespac
     if not confirm("Do this?", yes=arguments.yes, needed=False):
         say(console, "Nothing was changed.")
         return 1
-    if spec.model.upload is not None:
+    if uploads(spec):
         with upload_progress(console) as report_upload:
-            upload_model(spec, aws, report_upload)
+            upload_models(spec, aws, report_upload)
     with live_progress(console) as report:
         apply(aws, comparison.plan, preparation.resources_in_order, replace(options, report=report), run)
     say(console, f"{spec.name} is in service. Talk to it: lmi deploy chat {spec.name}")
