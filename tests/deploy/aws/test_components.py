@@ -142,6 +142,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(
     cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = three(cloud, tmp_path / "mine")
+    main.takes(written(tmp_path, content))
     large = {**SHAPE, "parameters": 7e10}
     content["components"][2]["model"]["shape"] = large
     calls = len(cloud.calls)
