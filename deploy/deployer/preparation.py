@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from deploy.aws import Aws
 from deploy.deployer.live import Live
 from deploy.deployer.plan import Plan, plan
+from deploy.deployer.sharing import beside_others
 from deploy.deployer.teardown import users_of
 from deploy.errors import Refused, SpecError
 from deploy.resolve.candidates import Candidates
@@ -51,11 +52,13 @@ class Comparison:
     Attributes:
         warnings: one sentence each.
         uploads: what would be uploaded of each model that is on this machine.
+        sums: the components on the instances with those of others; None: there are none, or AWS was not asked.
     """
 
     plan: Plan
     warnings: tuple[str, ...] = ()
     uploads: tuple[UploadPlan, ...] = ()
+    sums: Sums | None = None
 
 
 def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret: bool = False) -> Preparation:
@@ -87,19 +90,22 @@ def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = Fal
         adopt: take over resources of other origin that have a wanted name.
 
     Raises:
-        Refused: a wanted name belongs to something else, or the upload would harm another model.
+        Refused: a wanted name belongs to something else, the upload would harm another model, or another deployment's
+            endpoint does not take the components.
+        SpecError: the components have no room beside those of others.
     """
     spec = preparation.spec
     planned = plan(preparation.resources_in_order, live, keep=spec.update.keep, adopt=adopt)
     checked = [check_data(server, aws, live) for server in servers(spec)]
     uploads = {str(upload.prefix): upload for upload in checked if upload is not None}
-    return Comparison(planned, scaled_by_hand(spec, live), tuple(uploads.values()))
+    sums, told = beside_others(spec, preparation.sums, live)
+    return Comparison(planned, (*scaled_by_hand(spec, live), *told), tuple(uploads.values()), sums)
 
 
 def compare_offline(preparation: Preparation) -> Comparison:
     """Compare with an empty account."""
     spec = preparation.spec
-    return Comparison(plan(preparation.resources_in_order, Live(spec.name, online=False), keep=spec.update.keep))
+    return Comparison(plan(preparation.resources_in_order, Live(spec.deployment, online=False), keep=spec.update.keep))
 
 
 def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
@@ -108,9 +114,10 @@ def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
     With `scaling` or `instance.managed` an update keeps the number of instances (`resources/endpoint.py`).
     """
     endpoint = live.endpoint
-    if spec.scaling is not None or spec.instance.managed is not None or endpoint is None or endpoint.failed:
+    automatic = spec.scaling is not None or spec.instance.managed is not None
+    if automatic or spec.endpoint is not None or endpoint is None or endpoint.failed:
         return ()
-    config = live.get(Kind.ENDPOINT_CONFIG, (str(endpoint.description["EndpointConfigName"]),))
+    config = live.config
     variants = config.description["ProductionVariants"] if config is not None else ()
     initial = {item["VariantName"]: item.get("InitialInstanceCount") for item in variants}
     return tuple(
@@ -135,7 +142,7 @@ def upload_models(spec: Spec, aws: Aws, progress: Callable[[UploadProgress], Non
                 progress,
                 isolated=server.network.isolated,
                 own_code=server.own_code,
-                deployment=spec.name,
+                deployment=spec.deployment,
             )
 
 

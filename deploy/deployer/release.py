@@ -19,6 +19,7 @@ from deploy.resources.build import resources
 from deploy.resources.resource import Json, Kind
 from deploy.spec import Spec
 from deploy.spec.components import servers
+from deploy.spec.guest import is_guest
 from deploy.spec.options import is_aws_image, settings_of
 from handler.config.lmi_version import KEY, release_of
 from handler.config.options.lookup import variable
@@ -102,7 +103,7 @@ def _containers(
 
 def _components(endpoint: str, aws: Aws, live: Live, without: Collection[str], *, adopt: bool) -> Iterator[Json]:
     """Yield what the endpoint's inference components are made of."""
-    if not adopt:
+    if not adopt or is_guest(live.deployment):  # a guest takes over only components with its names
         components = [component for component in live.of(Kind.COMPONENT) if component.name not in without]
         yield from (component.description.get("Specification", {}) for component in components)
         return

@@ -17,7 +17,7 @@ def current_version(resource: Resource, live: Live, desired: Sequence[Resource] 
     endpoint = live.endpoint
     if endpoint is None:
         return None
-    config = live.get(Kind.ENDPOINT_CONFIG, (str(endpoint.description["EndpointConfigName"]),))
+    config = live.config
     if resource.kind is Kind.ENDPOINT_CONFIG:
         return config
     if resource.kind is not Kind.MODEL:

@@ -40,6 +40,7 @@ _REFUSED = {
     "components.adapters": "put them into adapters/ beside the model, or register them with each pod",
 }
 _NOTED = {
+    "endpoint": "each component is a service of its own",
     "alarms": "make alarms of /metrics; an update does not roll back by them",
     "encryption.model_key": "the account's role uses it, as `lmi deploy iam` allows",
     "encryption.secret_key": "the account's role uses it, as `lmi deploy iam` allows",

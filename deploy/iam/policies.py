@@ -186,18 +186,25 @@ def _in_general(spec: Spec, own_image: bool) -> dict[str, Any]:
 
 
 def _making(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
-    kinds = {"Model": arns.models(), "EndpointConfig": arns.configs(), "Endpoint": arns.endpoints()}
+    kinds = {"Model": arns.models()}
+    if spec.endpoint is None:
+        kinds |= {"EndpointConfig": arns.configs(), "Endpoint": arns.endpoints()}
     if spec.components:
         kinds["InferenceComponent"] = arns.components()
     actions = [f"sagemaker:{verb}{kind}" for kind in kinds for verb in ("Create", "Delete", "Describe")]
-    actions += ["sagemaker:UpdateEndpoint", "sagemaker:UpdateEndpointWeightsAndCapacities"]
+    if spec.endpoint is None:
+        actions += ["sagemaker:UpdateEndpoint", "sagemaker:UpdateEndpointWeightsAndCapacities"]
     if spec.components:
         actions += ["sagemaker:UpdateInferenceComponent", "sagemaker:UpdateInferenceComponentRuntimeConfig"]
     actions += ["sagemaker:AddTags", "sagemaker:DeleteTags", "sagemaker:ListTags"]
     yield _allow("SageMaker", actions, [arn for kind_arns in kinds.values() for arn in kind_arns])
+    if spec.endpoint is not None:  # of another deployment: it is looked at, and gets components
+        theirs = [*arns.endpoints(), arns.of("sagemaker", "endpoint-config/*")]
+        verbs = ["CreateInferenceComponent", "DescribeEndpoint", "DescribeEndpointConfig", "ListTags"]
+        yield _allow("SharedEndpoint", [f"sagemaker:{verb}" for verb in verbs], theirs)
     others = [arns.of("sagemaker", "inference-component/*")]
     yield _allow("OtherComponents", ["sagemaker:DescribeInferenceComponent", "sagemaker:ListTags"], others)
-    own = {"StringEquals": {f"aws:ResourceTag/{TAG_DEPLOYMENT}": spec.name}}
+    own = {"StringEquals": {f"aws:ResourceTag/{TAG_DEPLOYMENT}": spec.deployment}}
     yield _allow("FormerComponents", ["sagemaker:DeleteInferenceComponent"], others, own)
     yield _allow(
         "Role", ["iam:PassRole"], [spec.role], {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}

@@ -136,6 +136,8 @@ def _quota(context: Context) -> list[Check]:
 
     A pool without quota is a warning if another has some, as AWS takes that.
     """
+    if context.spec.endpoint is not None:  # its owner's
+        return []
     types = [pool.instance_type for pool in context.decision.pools] or [context.decision.instance_type]
     found = [_quota_of(context, instance) for instance in types]
     if all(check.verdict is Verdict.ERROR for check in found):
@@ -196,7 +198,23 @@ def _network(context: Context) -> Check | None:
     return ok("network", f"{next(iter(vpcs))}, {len(zones)} zones")
 
 
-def _name(context: Context) -> Check:
+def _endpoint(context: Context) -> Check | None:
+    """Check another deployment's endpoint; the plan says whether it takes the components."""
+    name = context.spec.endpoint
+    if name is None:
+        return None
+    try:
+        status = context.aws.client("sagemaker").describe_endpoint(EndpointName=name)["EndpointStatus"]
+    except ClientError as failure:
+        if is_missing(failure):
+            return error("endpoint", f"there is no endpoint {name}", "Deploy it first, or correct endpoint.")
+        raise
+    return ok("endpoint", f"{name} is {status}")
+
+
+def _name(context: Context) -> Check | None:
+    if context.spec.endpoint is not None:
+        return None
     sagemaker = context.aws.client("sagemaker")
     try:
         result = sagemaker.describe_endpoint(EndpointName=context.spec.name)
@@ -220,6 +238,7 @@ _OF_A_SERVER = ("image", "model", "key", "secret")
 _CHECKS: dict[str, Callable[[Context], Check | list[Check] | None]] = {
     "account": _account,
     "name": _name,
+    "endpoint": _endpoint,
     "role": _role,
     "image": image,
     "model": model,

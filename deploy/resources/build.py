@@ -30,14 +30,16 @@ def resources(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
         Refused: the environment would hold a secret.
         SpecError: the decision and the specification contradict each other.
     """
-    marks = tags(spec.name, spec_digest(spec), spec.tags)
-    watching = endpoint_alarms(spec, marks)
+    marks = tags(spec.deployment, spec_digest(spec), spec.tags)
     models, of_component = _models(spec, decision, marks, allow_plaintext_secret=allow_plaintext_secret)
-    config = endpoint_config(spec, decision, models, marks)
-    # An update names its alarms, so they exist before the endpoint.
-    served = endpoint(spec, decision, config, watching, marks)
-    built = [*{item.name: item for item in models}.values(), config, *watching, served]
-    if not spec.components:
+    built = list({item.name: item for item in models}.values())
+    served = None
+    if spec.endpoint is None:
+        config, watching = endpoint_config(spec, decision, models, marks), endpoint_alarms(spec, marks)
+        # An update names its alarms, so they exist before the endpoint.
+        served = endpoint(spec, decision, config, watching, marks)
+        built += [config, *watching, served]
+    if served is not None and not spec.components:
         return (*built, *scaling(spec, served, marks))
     decided = {item.name: decision.of(server) for server in servers(spec) for item in server.components}
     for item in spec.components:

@@ -20,7 +20,7 @@ def component(
     item: Component,
     decision: Decision,
     model: Resource,
-    endpoint: Resource,
+    endpoint: Resource | None,
     alarms: Sequence[Resource],
     tags: list[dict[str, str]],
 ) -> Resource:
@@ -29,6 +29,7 @@ def component(
     Args:
         decision: that of the component's server.
         model: what the component serves.
+        endpoint: None: another deployment's.
 
     Raises:
         SpecError: it needs more GPUs than an instance has.
@@ -46,13 +47,13 @@ def component(
         item.name,
         {
             "InferenceComponentName": item.name,
-            "EndpointName": spec.name,
+            "EndpointName": spec.endpoint_name,
             "VariantName": VARIANT,
             "Specification": specification,
             **copies,
             "Tags": tags,
         },
-        needs=(endpoint.key, model.key, *(alarm.key for alarm in alarms)),
+        needs=(*([endpoint.key] if endpoint is not None else []), model.key, *(alarm.key for alarm in alarms)),
         update={
             "InferenceComponentName": item.name,
             "Specification": specification,
@@ -76,7 +77,12 @@ def adapter(spec: Spec, item: Adapter, base: Resource, tags: list[dict[str, str]
     return Resource(
         Kind.COMPONENT,
         item.name,
-        {"InferenceComponentName": item.name, "EndpointName": spec.name, "Specification": specification, "Tags": tags},
+        {
+            "InferenceComponentName": item.name,
+            "EndpointName": spec.endpoint_name,
+            "Specification": specification,
+            "Tags": tags,
+        },
         needs=(base.key,),
         update={"InferenceComponentName": item.name, "Specification": specification},
     )

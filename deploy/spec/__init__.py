@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from deploy.spec.components import component_contradictions, servers, with_parts_of_components
+from deploy.spec.guest import deployment_of, guest_contradictions
 from deploy.spec.sections import (
     Alarms,
     Async,
@@ -44,7 +45,11 @@ class Spec(Section):
     # The two may be missing where each component has its own; `with_parts_of_components` then fills them in.
     model_config = ConfigDict(json_schema_extra=lambda schema: schema.update(required=["name", "role"]))
 
-    name: Name = Field(description="Name of the endpoint, and the beginning of all other names.")
+    name: Name = Field(description="Name of the endpoint (without `endpoint`), and the beginning of all other names.")
+    endpoint: Name | None = Field(
+        None,
+        description="Endpoint of another deployment, to put the components on; `instance` then says what that one has.",
+    )
     region: Region | None = Field(None, description="AWS region; default: boto3's setting.")
     role: RoleArn = Field(description="ARN of the execution role (`lmi deploy iam` prints its policies).")
     image: Image = Field(description="The container image; required unless each component has its own.")
@@ -78,6 +83,16 @@ class Spec(Section):
     tags: dict[TagKey, TagValue] = Field(
         default_factory=dict, max_length=50 - _OURS, description="Tags of all resources."
     )
+
+    @property
+    def endpoint_name(self) -> str:
+        """The endpoint: its own, or another deployment's."""
+        return self.endpoint or self.name
+
+    @property
+    def deployment(self) -> str:
+        """What it is called in tags."""
+        return deployment_of(self.name, self.endpoint)
 
     @property
     def own_code(self) -> bool:
@@ -124,11 +139,12 @@ class Spec(Section):
         if self.scaling is not None and self.scaling.min == 0:
             if not self.components:
                 yield "scaling.min: 0 needs components"
-            elif self.instance.managed is None or self.instance.managed.min != 0:
+            elif self.endpoint is None and (self.instance.managed is None or self.instance.managed.min != 0):
                 yield "scaling.min: 0 needs instance.managed.min: 0, or instances stay without copies"
         if self.components and self.asynchronous is not None:
             yield "async does not go with components"
         yield from component_contradictions(self)
+        yield from guest_contradictions(self)
 
     def _pool_contradictions(self) -> Iterator[str]:
         pools = self.instance.pools

@@ -101,6 +101,14 @@ _SPECS: dict[str, dict[str, Any]] = {
         ],
         "scaling": {"min": 1, "max": 2, "concurrency": 8},
     },
+    "guest": {
+        **_PLAIN,
+        "name": "team-b",
+        "endpoint": "llama",
+        "instance": {"type": "ml.g6e.12xlarge"},
+        "components": [{"name": "rank", "copies": 2}],
+        "scaling": {"min": 0, "max": 2, "concurrency": 8},
+    },
     "aws-image": {
         **_PLAIN,
         "image": {"aws": "djl-lmi"},

@@ -21,6 +21,7 @@ from deploy.errors import SpecError
 from deploy.resources.resource import Kind
 from deploy.spec import Spec
 from deploy.spec.components import uploads
+from deploy.spec.guest import deployment_of, is_guest
 from deploy.spec.reading import read_spec
 
 
@@ -28,6 +29,7 @@ def add(commands: Any) -> None:
     parser = commands.add_parser("down", help="delete everything of a deployment")
     parser.add_argument("spec", nargs="?", type=Path, metavar="FILE", help="the specification; or --name")
     parser.add_argument("--name", help="the endpoint's name, in place of the file")
+    parser.add_argument("--endpoint", help="with --name: the endpoint of another deployment that it is on")
     parser.add_argument("--region", help="AWS region (default: the file's, else boto3's setting)")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
     parser.add_argument("--logs", action="store_true", help="also delete its log groups")
@@ -45,7 +47,10 @@ def _run(arguments: argparse.Namespace) -> int:
         raise SpecError("--data needs a file with model.upload: nothing else was uploaded")
     if spec is not None and arguments.name not in (None, spec.name):
         raise SpecError(f"--name {arguments.name}, and the file's name is {spec.name}", "Give one of the two.")
-    name = arguments.name or (spec.name if spec is not None else "")
+    if spec is not None and arguments.endpoint not in (None, spec.endpoint):
+        raise SpecError(f"--endpoint {arguments.endpoint}, and the file's endpoint is {spec.endpoint or spec.name}")
+    own = arguments.endpoint if arguments.endpoint != arguments.name else None
+    name = spec.deployment if spec is not None else deployment_of(arguments.name, own)
     run = Run()
     try:
         with interruptible():
@@ -68,6 +73,9 @@ def _remove(name: str, spec: Spec | None, console: Console, run: Run, arguments:
         print_plan(console, planned, whole=False)
     else:
         say(console, f"There is nothing of {name} in {aws.region}.")
+    if planned.kept:
+        theirs = ", ".join(planned.kept)
+        say(console, f"The endpoint stays, as components of others are on it: {theirs}. After them, run this again.")
     also = [what for what, enabled in (("its logs", arguments.logs), ("its model data", arguments.data)) if enabled]
     if not planned.actions and not also:
         return 0
@@ -78,11 +86,12 @@ def _remove(name: str, spec: Spec | None, console: Console, run: Run, arguments:
     if arguments.logs:
         components = {existing.name for existing in live.of(Kind.COMPONENT)}
         components |= {component.name for component in spec.components} if spec is not None else set()
-        for group in delete_logs(aws, log_groups(name, sorted(components))):
+        endpoint = None if planned.kept or is_guest(name) else name
+        for group in delete_logs(aws, log_groups(endpoint, sorted(components))):
             say(console, f"removed the log group {group}")
     for prefix in prefixes:
         removed, others = delete_data(aws, prefix)
         note = f"; {others} were not uploaded by this program, and stay" if others else ""
         say(console, f"removed {removed} objects below {prefix}{note}")
-    say(console, f"{name} is gone.")
+    say(console, f"{name} is gone." if not planned.kept else f"{name} is gone except for its endpoint.")
     return 0

@@ -52,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _print_online(spec: Spec, aws: Aws, arguments: argparse.Namespace) -> int:
     preparation = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
-    live = look(aws, spec.name, preparation.resources_in_order)
+    live = look(aws, spec.deployment, preparation.resources_in_order)
     preparation, kept = keep_release(
         preparation, aws, live, adopt=arguments.adopt, allow_plaintext_secret=arguments.allow_plaintext_secret
     )
@@ -79,6 +79,7 @@ def _print(
     """
     decision = preparation.decision
     warnings = [*preparation.warnings, *comparison.warnings]
+    sums = comparison.sums or preparation.sums
     advised = advice(preparation.spec, decision, preparation.candidates)
     if arguments.json:
         more: dict[str, Any] = {
@@ -86,8 +87,8 @@ def _print(
             "account": decision.account,
             "instance_type": decision.instance_type,
         }
-        if preparation.sums is not None:
-            more |= {"components": components_as_json(preparation.sums)}
+        if sums is not None:
+            more |= {"components": components_as_json(sums)}
         verdicts = [{**asdict(check), "verdict": check.verdict.value} for check in checks]
         print(as_json(comparison.plan, **more, unasked=reason, warnings=warnings, advice=advised, checks=verdicts))
         return
@@ -97,8 +98,8 @@ def _print(
         say(console, f"AWS was not asked ({reason}): this is the plan as if nothing existed.", "yellow")
     if preparation.candidates is not None:
         console.print(candidates_table(preparation.candidates))
-    if preparation.sums is not None:
-        print_sums(console, preparation.sums)
+    if sums is not None:
+        print_sums(console, sums)
     print_warnings(console, warnings)
     for sentence in advised:
         say(console, f"advice: {sentence}", "dim")
