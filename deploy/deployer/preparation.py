@@ -17,13 +17,12 @@ from deploy.resolve.components import Sums
 from deploy.resolve.decision import Decision
 from deploy.resolve.resolver import resolve
 from deploy.resources.build import resources, warnings
-from deploy.resources.environment import options_problems, problems_error
 from deploy.resources.resource import Json, Kind, Resource
 from deploy.s3.parts import object_sender
 from deploy.s3.upload import WORKERS, UploadPlan, UploadProgress, plan_upload, upload
 from deploy.spec import Spec
 from deploy.spec.components import servers
-from deploy.spec.options import ADVICE
+from deploy.spec.options import ADVICE, options_problems, problems_error
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ OF_DEPLOY = {
     },
     "client": {"credentials", "errors"},
     "bench": {"client"},
-    "local": {"errors"},
+    "local": {"errors", "spec"},
 }
 """A package of deploy's, and what of deploy it may import beside itself; `cli` may import all of it."""
 

@@ -17,7 +17,7 @@ from deploy.cli.endpoint import local as local_command
 from deploy.cli.main import main
 from deploy.errors import SpecError
 from deploy.local.serving import Plan
-from deploy.local.specification import Machine, started
+from deploy.local.specification import Machine, started, visible_gpus
 from deploy.spec import Spec
 from tests.adapter_files import write_adapter
 from tests.deploy.local.processes import LocalProcess, local_process
@@ -253,6 +253,20 @@ def test_gpus_are_given_to_one_component_each() -> None:
     assert given("0", "1", "GPU-x", "3") == {"a": "0,1", "b": "GPU-x"}
     with pytest.raises(SpecError, match="component b: accelerators: 1, and 0 of this machine's 2 GPUs are left for it"):
         given("0", "1")
+
+
+def test_the_gpus_are_those_of_the_driver_that_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho 0\necho 1\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert visible_gpus({}) == ("0", "1")
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "GPU-x, 1,-1,0"}) == ("GPU-x", "1")
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
+    driver.write_text("#!/bin/sh\nexit 9\n")
+    assert visible_gpus({}) == ()
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert visible_gpus({}) == ()
 
 
 def test_one_without_components_is_started_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
