@@ -189,8 +189,8 @@ def test_no_model_at_the_top_level_is_needed_where_each_has_its_own(tmp_path: Pa
     found = read(tmp_path, {**rest, "components": both})
     assert [server.model.id for server in servers(found)] == ["org/small", "org/large"]
     with pytest.raises(SpecError) as raised:
-        read(tmp_path, {**rest, "components": [both[0], {"name": "b"}], "nmae": 1})
-    for line in "components.1.model: give exactly one of id, s3, path", "components.1.image: give", "nmae: there is no":
+        read(tmp_path, {**rest, "components": [both[0], {"name": "b"}], "xyz": 1})
+    for line in "components.1.model: give exactly one of id, s3, path", "components.1.image: give", "xyz: there is no":
         assert line in str(raised.value)
     with pytest.raises(SpecError, match="model: must be given"):
         read(tmp_path, {**rest, "image": image, "components": [{"name": "b"}]})
