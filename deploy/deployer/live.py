@@ -16,6 +16,7 @@ from deploy.aws import Aws, is_missing
 from deploy.deployer.calls import CALLS, Identity, identity, show, tags_of
 from deploy.resources.names import TAG_DEPLOYMENT, batch_name, is_version_of, scoped_name
 from deploy.resources.resource import ENDED, FAILED, MIXED, READY, Json, Kind, Resource
+from deploy.spec.guest import is_guest, name_and_endpoint
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,17 @@ class Live:
     """Everything that exists of a deployment.
 
     Attributes:
-        deployment: its name.
-        resources: those that it owns, those with a desired name, and the endpoint of its name, whoever owns it.
+        deployment: what it is called in tags (`resources/names.py`).
+        resources: those that it owns, those with a desired name, and its endpoint, whoever owns it, with the
+            endpoint's configuration.
         online: False: AWS could not be asked, and nothing is known.
+        others: components on the same endpoint that it does not own, adapters too.
     """
 
     deployment: str
     resources: tuple[LiveResource, ...] = ()
     online: bool = True
+    others: tuple[LiveResource, ...] = ()
 
     def get(self, kind: Kind, which: Identity) -> LiveResource | None:
         return next((item for item in self.resources if item.kind is kind and item.which == which), None)
@@ -92,7 +96,19 @@ class Live:
     @property
     def busy(self) -> tuple[LiveResource, ...]:
         """Resources of the deployment that AWS is still changing: no call can change them now."""
-        return tuple(item for item in self.owned if item.busy)
+        return tuple(item for item in (*self.owned, *self._shared) if item.busy)
+
+    @property
+    def _shared(self) -> tuple[LiveResource, ...]:
+        """The endpoint of another deployment, whose components wait for it."""
+        return self.of(Kind.ENDPOINT) if is_guest(self.deployment) else ()
+
+    @property
+    def config(self) -> LiveResource | None:
+        """The endpoint's present configuration."""
+        endpoint = self.endpoint
+        name = None if endpoint is None else endpoint.description.get("EndpointConfigName")
+        return None if name is None else self.get(Kind.ENDPOINT_CONFIG, (str(name),))
 
 
 def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
@@ -108,20 +124,27 @@ def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
     for kind, which in ((item.kind, identity(item.kind, item.request)) for item in desired):
         if kind not in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY):
             keep(kind, show(aws, kind, which))
-    for kind, name in _candidates(aws, deployment):
+    own_name, endpoint = name_and_endpoint(deployment)
+    for kind, name in _candidates(aws, own_name, endpoint):
         if (kind, (name,)) not in existing:
             keep(kind, show(aws, kind, (name,)))
+    names = {(item.kind, identity(item.kind, item.request)) for item in desired} | {(Kind.ENDPOINT, (endpoint,))}
+    if is_guest(deployment) and (shared := existing.get((Kind.ENDPOINT, (endpoint,)))) is not None:
+        of_endpoint = (str(shared.description["EndpointConfigName"]),)
+        keep(Kind.ENDPOINT_CONFIG, show(aws, Kind.ENDPOINT_CONFIG, of_endpoint))
+        names.add((Kind.ENDPOINT_CONFIG, of_endpoint))
     # By its name: a killed run may have left a component's alarm without its component.
-    owned = {"AlarmTypes": ["MetricAlarm"], "AlarmNamePrefix": scoped_name(deployment, "")}
+    owned = {"AlarmTypes": ["MetricAlarm"], "AlarmNamePrefix": scoped_name(own_name, "")}
     for alarm in _pages(aws, "cloudwatch", "describe_alarms", "MetricAlarms", **owned):
         keep(Kind.ALARM, alarm)
     targets = [item for item in desired if item.kind is Kind.SCALABLE_TARGET]
     _scaling(aws, deployment, existing, targets)
-    names = {(item.kind, identity(item.kind, item.request)) for item in desired} | {(Kind.ENDPOINT, (deployment,))}
-    return Live(deployment, tuple(item for key, item in existing.items() if key in names or item.is_of(deployment)))
+    found = {key: item for key, item in existing.items() if key in names or item.is_of(deployment)}
+    others = (item for key, item in existing.items() if key not in found and item.kind is Kind.COMPONENT)
+    return Live(deployment, tuple(found.values()), others=tuple(others))
 
 
-def _candidates(aws: Aws, deployment: str) -> Iterator[tuple[Kind, str]]:
+def _candidates(aws: Aws, deployment: str, endpoint: str) -> Iterator[tuple[Kind, str]]:
     """Yield what may belong to the deployment: versions of models and configurations, the endpoint, its components.
 
     A tag alone is not enough: a user may have copied it to another resource.
@@ -136,9 +159,9 @@ def _candidates(aws: Aws, deployment: str) -> Iterator[tuple[Kind, str]]:
             name = item[CALLS[kind].identity[-1]]
             if any(is_version_of(version, name) for version in versions):
                 yield kind, name
-    yield Kind.ENDPOINT, deployment
+    yield Kind.ENDPOINT, endpoint
     for item in _pages(
-        aws, "sagemaker", "list_inference_components", "InferenceComponents", EndpointNameEquals=deployment
+        aws, "sagemaker", "list_inference_components", "InferenceComponents", EndpointNameEquals=endpoint
     ):
         yield Kind.COMPONENT, item["InferenceComponentName"]
 
@@ -158,7 +181,8 @@ def _scaling(
 ) -> None:
     """Find the scalable targets of the endpoint and of components (which they outlive), and their policies."""
     desired_targets = {identity(item.kind, item.request) for item in desired}
-    variants = f"endpoint/{deployment}/"
+    own_name, endpoint = name_and_endpoint(deployment)
+    variants = f"endpoint/{endpoint}/"
     for target in _pages(
         aws, "application-autoscaling", "describe_scalable_targets", "ScalableTargets", ServiceNamespace="sagemaker"
     ):
@@ -172,7 +196,7 @@ def _scaling(
         where = {name: target[name] for name in CALLS[Kind.SCALABLE_TARGET].identity}
         for policy in _pages(aws, "application-autoscaling", "describe_scaling_policies", "ScalingPolicies", **where):
             # A policy that a user has added is not ours to change; it is deleted only with its target.
-            whose = tags if policy["PolicyName"].startswith(scoped_name(deployment, "")) else {}
+            whose = tags if policy["PolicyName"].startswith(scoped_name(own_name, "")) else {}
             existing[Kind.SCALING_POLICY, identity(Kind.SCALING_POLICY, policy)] = LiveResource(
                 Kind.SCALING_POLICY, policy, whose
             )

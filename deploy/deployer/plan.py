@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deploy.deployer.calls import CALLS, Identity, identity, removal, tagging
 from deploy.deployer.differences import Difference, as_request, desired_fields, differences, with_known_refs
 from deploy.deployer.live import Live, LiveResource
 from deploy.deployer.versions import current_version, outdated
-from deploy.errors import Refused
+from deploy.errors import NotThere, Refused
+from deploy.resources.names import VARIANT
 from deploy.resources.resource import READY, Json, Kind, Resource
+from deploy.spec.guest import is_guest, name_and_endpoint
 
 _REMOVAL = (
     Kind.SCALING_POLICY,
@@ -78,11 +80,13 @@ class Plan:
     Attributes:
         deployment: its name.
         online: False: made without asking AWS, as if nothing existed.
+        kept: names of others' components, for which a removal keeps the endpoint.
     """
 
     deployment: str
     actions: tuple[Action, ...]
     online: bool = True
+    kept: tuple[str, ...] = ()
 
     @property
     def changing(self) -> tuple[Action, ...]:
@@ -98,16 +102,19 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
         adopt: take over resources that have a desired name and another owner.
 
     Raises:
-        Refused: there is such a resource, and `adopt` is False.
+        Refused: there is such a resource, and `adopt` is False; or the endpoint is not one for components, or has
+            failed with others' components on it.
+        NotThere: the endpoint is another deployment's, and does not exist.
     """
     _refuse_foreign(desired, live, adopt)
+    _refuse_endpoint(desired, live)
     lost = _failed(live)
     first = [
         _removal(existing, f"its state is {existing.status}" if existing.failed else "what it is on goes")
         for existing in lost
     ]
-    remaining = Live(live.deployment, tuple(item for item in live.resources if item not in lost), live.online)
-    changes_in_order = [action for resource in desired for action in _action(resource, remaining)]
+    remaining = replace(live, resources=tuple(item for item in live.resources if item not in lost))
+    changes_in_order = [action for resource in desired for action in _action(resource, remaining, desired)]
     last = [_removal(existing, why) for existing, why in _surplus(desired, remaining, keep)]
     return Plan(live.deployment, (*first, *changes_in_order, *last), live.online)
 
@@ -115,18 +122,81 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
 def removal_of_all(live: Live) -> Plan:
     """Plan the deletion of everything that the deployment owns.
 
+    While others' components are on its endpoint, the endpoint stays with its configuration and alarms.
+
     Raises:
-        Refused: the endpoint of that name has another owner.
+        Refused: the endpoint of that name has another owner, and is none that the deployment is a guest on.
     """
     endpoint = live.endpoint
-    if endpoint is not None and not endpoint.is_of(live.deployment):
+    if endpoint is not None and not endpoint.is_of(live.deployment) and not is_guest(live.deployment):
         raise Refused(_foreign(endpoint), "Delete it as it was made, or take it over with `lmi deploy up --adopt`.")
-    return Plan(live.deployment, tuple(_removal(existing, "") for existing in in_order_of_removal(live.owned)))
+    kept = _of_endpoint(live) if live.others and not is_guest(live.deployment) else []
+    gone = [item for item in in_order_of_removal(live.owned) if item not in kept]
+    names = tuple(sorted(item.name for item in live.others)) if kept else ()
+    return Plan(live.deployment, tuple(_removal(existing, "") for existing in gone), kept=names)
+
+
+def _of_endpoint(live: Live) -> list[LiveResource]:
+    """Return the endpoint, its configuration, and its own alarms, which no component has."""
+    alarms = [item for item in live.of(Kind.ALARM) if item.name.count("/") == 1]
+    return [item for item in (live.endpoint, live.config, *alarms) if item is not None]
 
 
 def in_order_of_removal(resources: Sequence[LiveResource]) -> list[LiveResource]:
     """Sort: nothing before what uses it, adapters before the components that they belong to."""
     return sorted(resources, key=lambda item: (_REMOVAL.index(item.kind), _base(item) is None))
+
+
+def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
+    """Refuse an endpoint that cannot have the components, or others' components on one that has to be deleted.
+
+    Raises:
+        NotThere: the endpoint is another deployment's, and does not exist.
+        Refused: see `plan`.
+    """
+    endpoint = live.endpoint
+    for item in live.of(Kind.COMPONENT):
+        name, on = item.name, item.description.get("EndpointName")
+        wanted = next((one for one in desired if one.kind is Kind.COMPONENT and one.name == name), None)
+        if wanted is not None and on is not None and on != wanted.request["EndpointName"]:
+            raise Refused(
+                f"inference-component/{name} is on the endpoint {on}, and AWS moves none to another",
+                "Choose another name, or remove it there first.",
+            )
+    if not live.online:
+        return
+    if endpoint is not None and endpoint.failed and live.others:
+        names = ", ".join(sorted(item.name for item in live.others))
+        raise Refused(
+            f"{endpoint.kind.value}/{endpoint.name} has failed, and components of others are on it: {names}",
+            "It can only be deleted, after them: remove them with what made them, then run this again.",
+        )
+    if is_guest(live.deployment):
+        _refuse_shared(endpoint, live)
+    configs = [item.request for item in desired if item.kind is Kind.ENDPOINT_CONFIG]
+    if live.others and any("ModelName" in one for config in configs for one in config["ProductionVariants"]):
+        names = ", ".join(sorted(item.name for item in live.others))
+        raise Refused(
+            f"the endpoint would hold a model itself, and components of others are on it: {names}",
+            "Keep components in the specification, or have those removed first.",
+        )
+
+
+def _refuse_shared(endpoint: LiveResource | None, live: Live) -> None:
+    """Refuse another deployment's endpoint that is not there, has failed, or takes no components of ours."""
+    name, shared = name_and_endpoint(live.deployment)
+    if endpoint is None:
+        raise NotThere(f"endpoint: there is no endpoint {shared} for the components of {name}", "Deploy it first.")
+    if endpoint.failed:
+        raise Refused(f"endpoint: {shared} is {endpoint.status}", "Have its owner deploy it again first.")
+    variants = live.config.description["ProductionVariants"] if live.config is not None else []
+    if any("ModelName" in variant for variant in variants):
+        raise Refused(
+            f"endpoint: {shared} holds a model itself, and takes no components",
+            "Take an endpoint whose specification has components.",
+        )
+    if (names := [variant["VariantName"] for variant in variants]) and VARIANT not in names:
+        raise Refused(f"endpoint: {shared} has no variant {VARIANT}, but {', '.join(names)}", "Take another endpoint.")
 
 
 def _refuse_foreign(desired: Sequence[Resource], live: Live, adopt: bool) -> None:
@@ -146,7 +216,7 @@ def _failed(live: Live) -> list[LiveResource]:
     """Return what failed for good and everything on it: they are deleted first."""
     failed = {item.name for item in live.owned if item.failed and item.kind is Kind.COMPONENT}
     endpoint = live.endpoint
-    everything = endpoint is not None and endpoint.failed
+    everything = endpoint is not None and endpoint.failed and endpoint.is_of(live.deployment)
 
     def goes(item: LiveResource) -> bool:
         if item.kind is Kind.ENDPOINT:
@@ -161,13 +231,13 @@ def _failed(live: Live) -> list[LiveResource]:
     return in_order_of_removal([item for item in live.owned if goes(item)])
 
 
-def _action(resource: Resource, live: Live) -> tuple[Action, ...]:
+def _action(resource: Resource, live: Live, desired: Sequence[Resource]) -> tuple[Action, ...]:
     """Return the calls of one desired resource: usually one, two if its tags change too."""
     calls = CALLS[resource.kind]
     which = identity(resource.kind, resource.request)
     existing = live.get(resource.kind, which)
     if existing is None:
-        old = current_version(resource, live)
+        old = current_version(resource, live, desired)
         verb = Verb.CREATE if old is None else Verb.REPLACE
         changes = () if old is None else differences(old.description, desired_fields(resource))
         return (Action(verb, resource.kind, which, calls.create, resource.request, resource, _without_name(changes)),)

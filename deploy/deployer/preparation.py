@@ -9,20 +9,22 @@ from dataclasses import dataclass
 from deploy.aws import Aws
 from deploy.deployer.live import Live
 from deploy.deployer.plan import Plan, plan
+from deploy.deployer.sharing import beside_others
 from deploy.deployer.teardown import users_of
 from deploy.errors import Refused, SpecError
 from deploy.resolve.candidates import Candidates, Resolution
+from deploy.resolve.components import Sums
 from deploy.resolve.decision import Decision
 from deploy.resolve.model.hub import hub_to_ask
 from deploy.resolve.price_list import ask as ask_prices
 from deploy.resolve.resolver import resolve
 from deploy.resources.build import resources, warnings
-from deploy.resources.environment import options_problems, problems_error
 from deploy.resources.resource import Json, Kind, Resource
 from deploy.s3.parts import object_sender
-from deploy.s3.upload import WORKERS, UploadPlan, UploadProgress, UploadResult, plan_upload, upload
+from deploy.s3.upload import WORKERS, UploadPlan, UploadProgress, plan_upload, upload
 from deploy.spec import Spec
-from deploy.spec.options import ADVICE
+from deploy.spec.components import servers
+from deploy.spec.options import ADVICE, options_problems, problems_error
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Preparation:
     Attributes:
         wanted: the resources, in the order of their creation.
         warnings: one sentence each, for the user to read before confirming.
-        candidates: the instance types; None: the model's size is unknown.
+        candidates: the instance types; None: the model's size is unknown, or there are several models.
+        sums: the components on the instances; None: there are none.
     """
 
     spec: Spec
@@ -40,6 +43,7 @@ class Preparation:
     resources_in_order: tuple[Resource, ...]
     warnings: tuple[str, ...]
     candidates: Candidates | None
+    sums: Sums | None = None
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,14 @@ class Comparison:
 
     Attributes:
         warnings: one sentence each.
-        upload: what would be uploaded; None: the model's files are not on this machine.
+        uploads: what would be uploaded of each model that is on this machine.
+        sums: the components on the instances with those of others; None: there are none, or AWS was not asked.
     """
 
     plan: Plan
     warnings: tuple[str, ...] = ()
-    upload: UploadPlan | None = None
+    uploads: tuple[UploadPlan, ...] = ()
+    sums: Sums | None = None
 
 
 def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret: bool = False) -> Preparation:
@@ -74,7 +80,8 @@ def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret:
         raise
     decision = resolution.decision
     resources_in_order = resources(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
-    return Preparation(spec, decision, resources_in_order, warnings(spec, decision), resolution.candidates)
+    told = warnings(spec, decision)
+    return Preparation(spec, decision, resources_in_order, told, resolution.candidates, resolution.sums)
 
 
 def _resolved(spec: Spec, region: str, aws: Aws | None) -> Resolution:
@@ -91,17 +98,22 @@ def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = Fal
         adopt: take over resources of other origin that have a wanted name.
 
     Raises:
-        Refused: a wanted name belongs to something else, or the upload would harm another model.
+        Refused: a wanted name belongs to something else, the upload would harm another model, or another deployment's
+            endpoint does not take the components.
+        SpecError: the components have no room beside those of others.
     """
     spec = preparation.spec
     planned = plan(preparation.resources_in_order, live, keep=spec.update.keep, adopt=adopt)
-    return Comparison(planned, scaled_by_hand(spec, live), check_data(spec, aws, live))
+    checked = [check_data(server, aws, live) for server in servers(spec)]
+    uploads = {str(upload.prefix): upload for upload in checked if upload is not None}
+    sums, told = beside_others(spec, preparation.sums, live)
+    return Comparison(planned, (*scaled_by_hand(spec, live), *told), tuple(uploads.values()), sums)
 
 
 def compare_offline(preparation: Preparation) -> Comparison:
     """Compare with an empty account."""
     spec = preparation.spec
-    return Comparison(plan(preparation.resources_in_order, Live(spec.name, online=False), keep=spec.update.keep))
+    return Comparison(plan(preparation.resources_in_order, Live(spec.deployment, online=False), keep=spec.update.keep))
 
 
 def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
@@ -110,9 +122,10 @@ def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
     With `scaling` or `instance.managed` an update keeps the number of instances (`resources/endpoint.py`).
     """
     endpoint = live.endpoint
-    if spec.scaling is not None or spec.instance.managed is not None or endpoint is None or endpoint.failed:
+    automatic = spec.scaling is not None or spec.instance.managed is not None
+    if automatic or spec.endpoint is not None or endpoint is None or endpoint.failed:
         return ()
-    config = live.get(Kind.ENDPOINT_CONFIG, (str(endpoint.description["EndpointConfigName"]),))
+    config = live.config
     variants = config.description["ProductionVariants"] if config is not None else ()
     initial = {item["VariantName"]: item.get("InitialInstanceCount") for item in variants}
     return tuple(
@@ -125,24 +138,24 @@ def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
     )
 
 
-def upload_model(spec: Spec, aws: Aws, progress: Callable[[UploadProgress], None]) -> UploadResult | None:
-    """Upload `model.path` if the specification has one. Files that S3 has already are not sent again."""
-    model = spec.model
-    if model.directory is None or model.upload is None:
-        return None
-    return upload(
-        aws,
-        model.directory,
-        model.upload,
-        progress,
-        isolated=spec.network.isolated,
-        own_code=spec.own_code,
-        deployment=spec.name,
-    )
+def upload_models(spec: Spec, aws: Aws, progress: Callable[[UploadProgress], None]) -> None:
+    """Upload each `model.path` of the specification. Files that S3 has already are not sent again."""
+    for server in servers(spec):
+        model = server.model
+        if model.directory is not None and model.upload is not None:
+            upload(
+                aws,
+                model.directory,
+                model.upload,
+                progress,
+                isolated=server.network.isolated,
+                own_code=server.own_code,
+                deployment=spec.deployment,
+            )
 
 
 def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
-    """Plan the upload; None: the specification has no `model.path`.
+    """Plan the upload of one server's model; None: it has no `model.path`.
 
     Raises:
         Refused: the upload would change files under a serving endpoint. Later instances would load a mixture or the

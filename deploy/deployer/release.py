@@ -6,7 +6,7 @@ environment, and later runs keep it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from botocore.exceptions import ClientError
@@ -19,6 +19,8 @@ from deploy.deployer.versions import specifications
 from deploy.resources.build import resources
 from deploy.resources.resource import Json, Kind
 from deploy.spec import Spec
+from deploy.spec.components import servers
+from deploy.spec.guest import is_guest
 from deploy.spec.options import is_aws_image, settings_of
 from handler.config.lmi_version import KEY, release_of
 from handler.config.options.lookup import variable
@@ -39,10 +41,14 @@ def keep_release(
         adopt, allow_plaintext_secret: as in `compare` and `prepare`.
     """
     spec, endpoint = preparation.spec, live.endpoint
-    if endpoint is None or is_aws_image(preparation.decision.image) or _names_release(spec):
+    every = servers(spec)
+    without = [one for one in every if not is_aws_image(preparation.decision.of(one).image) and not _names_release(one)]
+    if endpoint is None or not without:
         return preparation, ()
+    named = {item.name for item in spec.components} - {item.name for one in without for item in one.components}
     try:
-        told = {_told(container, adopt=adopt) for container in _containers(endpoint, aws, live, adopt=adopt)} - {""}
+        containers = _containers(endpoint, aws, live, named, adopt=adopt)
+        told = {_told(container, adopt=adopt) for container in containers} - {""}
     except ClientError as error:
         if not is_denied(error):
             raise
@@ -53,10 +59,23 @@ def keep_release(
     if not told:
         return preparation, ()
     version = told.pop()
-    spec = spec.model_copy(update={"environment": {**spec.environment, _VARIABLE: version}})
+    spec = _with_release(spec, version, named)
     wanted = resources(spec, preparation.decision, allow_plaintext_secret=allow_plaintext_secret)
     said = f"{endpoint.name} keeps answering as LMI {version}: write {_FIELD}: '{version}', or another release"
     return replace(preparation, spec=spec, resources_in_order=wanted), (said,)
+
+
+def _with_release(spec: Spec, version: str, named: Collection[str]) -> Spec:
+    """Return the specification with a release for all, or for each component that is not among the named."""
+    if not named:
+        return spec.model_copy(update={"environment": {**spec.environment, _VARIABLE: version}})
+    components = tuple(
+        item
+        if item.name in named
+        else item.model_copy(update={"environment": {**item.environment, _VARIABLE: version}})
+        for item in spec.components
+    )
+    return spec.model_copy(update={"components": components})
 
 
 def _names_release(spec: Spec) -> bool:
@@ -65,11 +84,17 @@ def _names_release(spec: Spec) -> bool:
     return KEY in own or any(item.name == _VARIABLE for item in settings_of(spec.options, spec.environment))
 
 
-def _containers(endpoint: LiveResource, aws: Aws, live: Live, *, adopt: bool) -> Iterator[Json]:
-    """Yield the containers of an endpoint's models; without `adopt` only of those that the deployment owns."""
+def _containers(
+    endpoint: LiveResource, aws: Aws, live: Live, without: Collection[str], *, adopt: bool
+) -> Iterator[Json]:
+    """Yield the containers of an endpoint's models; without `adopt` only of those that the deployment owns.
+
+    Args:
+        without: components to leave out.
+    """
     config = str(endpoint.description["EndpointConfigName"])
     found = _described(Kind.ENDPOINT_CONFIG, config, aws, live, adopt=adopt) or {}
-    for part in [*found.get("ProductionVariants", ()), *_components(endpoint.name, aws, live, adopt=adopt)]:
+    for part in [*found.get("ProductionVariants", ()), *_components(endpoint.name, aws, live, without, adopt=adopt)]:
         if (name := part.get("ModelName")) is not None:
             model = _described(Kind.MODEL, name, aws, live, adopt=adopt) or {}
             yield from (one for one in (model.get("PrimaryContainer"), *model.get("Containers", ())) if one)
@@ -77,14 +102,16 @@ def _containers(endpoint: LiveResource, aws: Aws, live: Live, *, adopt: bool) ->
             yield {**container, "Image": container.get("DeployedImage", {}).get("SpecifiedImage", "")}
 
 
-def _components(endpoint: str, aws: Aws, live: Live, *, adopt: bool) -> Iterator[Json]:
+def _components(endpoint: str, aws: Aws, live: Live, without: Collection[str], *, adopt: bool) -> Iterator[Json]:
     """Yield what the endpoint's inference components are made of."""
-    if not adopt:
-        yield from (one for component in live.of(Kind.COMPONENT) for one in specifications(component.description))
+    if not adopt or is_guest(live.deployment):  # a guest takes over only components with its names
+        components = [component for component in live.of(Kind.COMPONENT) if component.name not in without]
+        yield from (one for component in components for one in specifications(component.description))
         return
     pages = aws.client("sagemaker").get_paginator("list_inference_components").paginate(EndpointNameEquals=endpoint)
     for name in [item["InferenceComponentName"] for page in pages for item in page["InferenceComponents"]]:
-        yield from specifications(_described(Kind.COMPONENT, name, aws, live, adopt=True) or {})
+        if name not in without:
+            yield from specifications(_described(Kind.COMPONENT, name, aws, live, adopt=True) or {})
 
 
 def _described(kind: Kind, name: str, aws: Aws, live: Live, *, adopt: bool) -> Json | None:

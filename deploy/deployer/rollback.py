@@ -22,7 +22,7 @@ def leftovers(
     """Return the resources to delete, in that order. Pure.
 
     Without a serving endpoint these are all that this run created. Otherwise it is the failed resource, if this run
-    created it, and what was created only for it. Everything that serves, and what that needs, stays.
+    created it, and the models and configurations that this run created and nothing serves with.
 
     Args:
         desired: all resources, in the order of their creation.
@@ -36,7 +36,7 @@ def leftovers(
         removable = set(created)
     else:
         retained = _needed(serving, by_key)
-        held_resources = {key for key in _needed([failed], by_key) if by_key[key].kind in _ONLY_HELD}
+        held_resources = {key for key in created if key in by_key and by_key[key].kind in _ONLY_HELD}
         removable = ({failed} | held_resources) & set(created) - retained
     return tuple(resource for resource in reversed(desired) if resource.key in removable)
 

@@ -18,8 +18,10 @@ from deploy.s3.prefix import Prefix, delete, objects
 _WORKERS = 8  # parallel requests to S3
 
 
-def log_groups(endpoint: str, components: Iterable[str]) -> list[str]:
-    return [endpoint_group(endpoint), *(component_group(name) for name in components)]
+def log_groups(endpoint: str | None, components: Iterable[str]) -> list[str]:
+    """Return the log groups of an endpoint (None: it stays) and of components."""
+    of_endpoint = [endpoint_group(endpoint)] if endpoint is not None else []
+    return [*of_endpoint, *(component_group(name) for name in components)]
 
 
 def delete_logs(aws: Aws, groups: Iterable[str]) -> Iterator[str]:

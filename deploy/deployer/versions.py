@@ -9,17 +9,22 @@ from deploy.resources.names import batch_name, is_version_of
 from deploy.resources.resource import Json, Kind, Resource
 
 
-def current_version(resource: Resource, live: Live) -> LiveResource | None:
-    """Return the version that the endpoint, or a component, uses now."""
+def current_version(resource: Resource, live: Live, desired: Sequence[Resource] = ()) -> LiveResource | None:
+    """Return the version that the endpoint, or a component, uses now.
+
+    Args:
+        desired: all resources; a model's earlier version is that of the components which are to have the model.
+    """
     endpoint = live.endpoint
     if endpoint is None:
         return None
-    config = live.get(Kind.ENDPOINT_CONFIG, (str(endpoint.description["EndpointConfigName"]),))
+    config = live.config
     if resource.kind is Kind.ENDPOINT_CONFIG:
         return config
     if resource.kind is not Kind.MODEL:
         return None
-    used_models = [*_models([config.description] if config is not None else []), *_component_models(live)]
+    users = [item.name for item in desired if item.kind is Kind.COMPONENT and resource.key in item.needs]
+    used_models = [*_models([config.description] if config is not None else []), *_component_models(live, users)]
     return next((existing for name in used_models if (existing := live.get(Kind.MODEL, (name,))) is not None), None)
 
 
@@ -51,7 +56,8 @@ def outdated(desired: Sequence[Resource], live: Live, keep: int) -> list[LiveRes
         if item.kind is Kind.MODEL and item.name not in used_models and not is_version_of(batch, item.name)
     )
     if any(item.kind is Kind.COMPONENT for item in desired):  # with components no configuration names the models
-        models = models[max(keep - 1, 0) :]
+        of_version = sum(item.kind is Kind.MODEL for item in desired)
+        models = models[max(keep - 1, 0) * of_version :]
     return [*removable, *models]
 
 
@@ -70,8 +76,9 @@ def _models(configs: Iterable[Json]) -> list[str]:
     return [*names, *(pool["ModelNameOverride"] for pool in pools if "ModelNameOverride" in pool)]
 
 
-def _component_models(live: Live) -> list[str]:
-    every = [one for item in live.of(Kind.COMPONENT) for one in specifications(item.description)]
+def _component_models(live: Live, names: Sequence[str]) -> list[str]:
+    components = [item for item in live.of(Kind.COMPONENT) if item.name in names]
+    every = [one for item in components for one in specifications(item.description)]
     return [str(item["ModelName"]) for item in every if "ModelName" in item]
 
 

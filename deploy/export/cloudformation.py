@@ -9,7 +9,9 @@ from typing import Any
 
 from deploy.errors import Refused
 from deploy.export.passthrough import without_lacking
+from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.resources.resource import Kind, Ref, Resource, resolved
+from deploy.spec.guest import name_and_endpoint
 
 TYPES = {
     Kind.MODEL: "AWS::SageMaker::Model",
@@ -21,7 +23,7 @@ TYPES = {
     Kind.ALARM: "AWS::CloudWatch::Alarm",
 }
 _UNIQUE = (Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT)
-"""A deployment has one of each, and pools more models. The logical name is the kind: a new version replaces it."""
+"""The logical name is the kind: a new version replaces it. Pools have more models, and components, by whose names."""
 
 _NAME_PROPERTIES = {
     "ModelName": (Kind.MODEL, "ModelName"),
@@ -47,14 +49,16 @@ def cloudformation_template(resources: Sequence[Resource]) -> dict[str, Any]:
     """
     names = _logical_names(resources)
     endpoint = _endpoint(resources)
+    name, shared = _deployment(resources)
+    what = f"SageMaker endpoint {name}" if endpoint is not None else f"{name}, on the SageMaker endpoint {shared}"
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
-        "Description": f"SageMaker endpoint {endpoint.name} (written by lmi deploy export).",
+        "Description": f"{what} (written by lmi deploy export).",
         "Resources": {names[resource.key]: _template_resource(resource, names) for resource in resources},
         "Outputs": {
             "EndpointName": {
                 "Description": "For invoke_endpoint.",
-                "Value": {"Fn::GetAtt": [names[endpoint.key], "EndpointName"]},
+                "Value": {"Fn::GetAtt": [names[endpoint.key], "EndpointName"]} if endpoint is not None else shared,
             }
         },
     }
@@ -82,7 +86,7 @@ def terraform_configuration(resources: Sequence[Resource], region: str) -> dict[
             "Export CloudFormation, put the template into S3, and give the stack its template_url.",
         )
     stack = {
-        "name": f"lmi-{_endpoint(resources).name}",  # a stack's name begins with a letter, an endpoint's need not
+        "name": f"lmi-{_deployment(resources)[0]}",  # a stack's name begins with a letter, an endpoint's need not
         "template_body": _without_interpolation(body),
         "timeouts": {"create": "3h", "update": "9h", "delete": "3h"},  # the provider's own 30 minutes are too short
     }
@@ -94,8 +98,15 @@ def terraform_configuration(resources: Sequence[Resource], region: str) -> dict[
     }
 
 
-def _endpoint(resources: Sequence[Resource]) -> Resource:
-    return next(resource for resource in resources if resource.kind is Kind.ENDPOINT)
+def _endpoint(resources: Sequence[Resource]) -> Resource | None:
+    """Return the endpoint; None: it is another deployment's."""
+    return next((resource for resource in resources if resource.kind is Kind.ENDPOINT), None)
+
+
+def _deployment(resources: Sequence[Resource]) -> tuple[str, str]:
+    """Return the deployment's name, and its endpoint's, from the tags that all resources have."""
+    tags = {tag["Key"]: tag["Value"] for tag in resources[0].request["Tags"]}
+    return name_and_endpoint(tags[TAG_DEPLOYMENT])
 
 
 def _without_interpolation(text: str) -> str:
@@ -105,17 +116,31 @@ def _without_interpolation(text: str) -> str:
 
 def _logical_names(resources: Sequence[Resource]) -> Mapping[str, str]:
     """Return each resource's name in the template by its key: the same in every version of the deployment."""
-    deployment = _endpoint(resources).name
+    deployment, _ = _deployment(resources)
     names: dict[str, str] = {}
+    models = _components_of_models(resources)
     for resource in resources:
         own = resource.name.removeprefix("inference-component/").removeprefix("endpoint/")
         own = own.removeprefix(f"{deployment}/")
         text = resource.kind.value if resource.kind in _UNIQUE else f"{resource.kind.value}-{own}"
+        if (component := models.get(resource.key)) is not None:
+            text = f"{text}-{component}"
         name = "".join(word[0].upper() + word[1:] for word in re.findall("[A-Za-z0-9]+", text))
         while name in names.values():  # a-b and a/b
             name += "X"
         names[resource.key] = name
     return names
+
+
+def _components_of_models(resources: Sequence[Resource]) -> Mapping[str, str]:
+    """Return the first component of each model but the first, by the model's key."""
+    found: dict[str, str] = {}
+    for component in resources:
+        if component.kind is Kind.COMPONENT:
+            for key in component.needs:
+                if key.startswith(f"{Kind.MODEL.value}/"):
+                    found.setdefault(key, component.name)
+    return dict(list(found.items())[1:])
 
 
 def _template_resource(resource: Resource, names: Mapping[str, str]) -> dict[str, Any]:

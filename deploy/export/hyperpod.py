@@ -45,10 +45,10 @@ def hyperpod_manifests(
         Refused: a setting has no place in HyperPod and its loss would do harm.
     """
     every = servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
-    manifests = [_config(spec, decision, server, prometheus) for server in every]
+    manifests = [_config(server.spec, server.decision, server, prometheus) for server in every]
     others = [note for note in notes(spec) if not note.startswith(_CAPTURE)]
     comments = [*others, *_notes(spec, decision)]
-    if spec.model.token_secret is None:
+    if all(server.spec.model.token_secret is None for server in every):
         return manifests, [*comments, "role: no place here; the operator's role reads S3 and pulls the image."]
     # The operator takes only accounts with this label.
     account = service_account(spec, {"sagemaker.amazonaws.com/user-assignable": "true"})

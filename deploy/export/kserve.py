@@ -23,7 +23,7 @@ def kserve_manifests(
         Refused: a setting has no place in KServe and its loss would do harm.
     """
     every = servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
-    return with_pods(spec, every, lambda server: [_service(spec, decision, server)], suffix="-predictor")
+    return with_pods(spec, every, lambda server: [_service(server.spec, server.decision, server)], suffix="-predictor")
 
 
 def _service(spec: Spec, decision: Decision, server: Server) -> Manifest:

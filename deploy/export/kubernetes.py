@@ -40,7 +40,7 @@ def kubernetes_manifests(
     """
 
     def workload(server: Server) -> list[Manifest]:
-        return [_deployment(spec, decision, server), _service(server)]
+        return [_deployment(server.spec, server.decision, server), _service(server)]
 
     return with_pods(spec, servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret), workload)
 

@@ -15,6 +15,7 @@ from deploy.export.passthrough import pod_notes
 from deploy.resolve.decision import Decision
 from deploy.resources.environment import environment
 from deploy.spec import Spec
+from deploy.spec.components import servers as of_components
 from deploy.spec.options import is_aws_image
 from deploy.spec.sections import Scaling
 from deploy.spec.values import Section
@@ -42,6 +43,7 @@ _REFUSED = {
     "components.adapters": "put them into adapters/ beside the model, or register them with each pod",
 }
 _NOTED = {
+    "endpoint": "each component is a service of its own",
     "alarms": "make alarms of /metrics; an update does not roll back by them",
     "capture": "requests and answers are not kept; a proxy or the server's own logs may",
     "encryption.capture_key": "there are no captured files",
@@ -71,6 +73,7 @@ class Server:
         cpus: CPU cores to ask for; None: not said.
         memory_mib: MiB of memory to ask for; None: not said.
         variables: the container's environment.
+        spec, decision: of what this server runs, where components differ.
     """
 
     name: str
@@ -79,6 +82,8 @@ class Server:
     cpus: float | None
     memory_mib: int | None
     variables: Mapping[str, str]
+    spec: Spec
+    decision: Decision
 
     @property
     def env(self) -> list[Manifest]:
@@ -127,20 +132,13 @@ def servers(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = Fa
     if lost := [f"{path}: {_REFUSED[path]}" for path in setting_paths(spec) if path in _REFUSED]:
         raise Refused("this format has no place for " + "; ".join(lost), "Leave it out, or deploy to SageMaker.")
     pod_notes(spec)
-    variables = environment(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
-    if not (port := variables.get(_PORT, "8080")).isdecimal() or not 0 < int(port) < 1 << 16:
-        raise SpecError(f"environment.{_PORT}={port}: must be a port, 1 to 65535")
-    if spec.scaling is not None:
-        variables |= _with_metrics(spec, decision, variables)
-    if not spec.components:
-        vcpus, ram = smallest(decision, "vcpus"), smallest(decision, "ram_gib")
-        cpus, memory_mib = vcpus and vcpus * _SHARE, ram and int(ram * 1024 * _SHARE)
-        result = [Server(spec.name, spec.instance.count, decision.gpus, cpus, memory_mib, variables)]
-    else:
-        result = [
-            Server(item.name, item.copies, min(item.accelerators, decision.gpus), item.cpus, item.memory_mb, variables)
-            for item in spec.components
-        ]
+    result = [
+        one
+        for server in of_components(spec)
+        for one in _of_one(server, decision.of(server), allow_plaintext_secret=allow_plaintext_secret)
+    ]
+    order = {item.name: place for place, item in enumerate(spec.components)}
+    result.sort(key=lambda one: order.get(one.name, 0))
     for name in (spec.name, *[server.name for server in result]):  # the first is that of the pods' account
         if not _NAME.fullmatch(name) or len(name) > _LONGEST:
             raise SpecError(
@@ -148,6 +146,24 @@ def servers(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = Fa
                 "and begins with a letter"
             )
     return result
+
+
+def _of_one(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool) -> list[Server]:
+    """Return the endpoint's server, or those of components that run the same."""
+    variables = environment(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
+    if not (port := variables.get(_PORT, "8080")).isdecimal() or not 0 < int(port) < 1 << 16:
+        raise SpecError(f"environment.{_PORT}={port}: must be a port, 1 to 65535")
+    if spec.scaling is not None:
+        variables |= _with_metrics(spec, decision, variables)
+    runs = (variables, spec, decision)
+    if spec.components:
+        return [
+            Server(item.name, item.copies, min(item.accelerators, decision.gpus), item.cpus, item.memory_mb, *runs)
+            for item in spec.components
+        ]
+    vcpus, ram = smallest(decision, "vcpus"), smallest(decision, "ram_gib")
+    cpus, memory_mib = vcpus and vcpus * _SHARE, ram and int(ram * 1024 * _SHARE)
+    return [Server(spec.name, spec.instance.count, decision.gpus, cpus, memory_mib, *runs)]
 
 
 def literal(text: str) -> str:

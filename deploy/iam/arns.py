@@ -31,7 +31,7 @@ class Arns:
         return self._sagemaker("endpoint-config", [self._versions])
 
     def endpoints(self) -> list[str]:
-        return self._sagemaker("endpoint", [self._spec.name])
+        return self._sagemaker("endpoint", [self._spec.endpoint_name])
 
     def components(self) -> list[str]:
         return self._sagemaker("inference-component", self._component_names())
@@ -61,7 +61,7 @@ class Arns:
 
     def logs(self) -> list[str]:
         """Return the ARNs of the log groups, and of their streams."""
-        groups = [f"/aws/sagemaker/Endpoints/{self._spec.name}"]
+        groups = [f"/aws/sagemaker/Endpoints/{self._spec.name}"] if self._spec.endpoint is None else []
         groups += [f"/aws/sagemaker/InferenceComponents/{name}" for name in self._component_names()]
         return [self.of("logs", f"log-group:{group}{end}") for group in groups for end in ("", ":*")]
 

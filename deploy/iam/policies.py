@@ -19,7 +19,9 @@ from deploy.resolve.decision import Decision
 from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.s3.uri import bucket_and_key
 from deploy.spec import Spec
+from deploy.spec.components import servers, uploads
 from deploy.spec.sections import Async
+from deploy.spec.shadow import shadow_of
 
 __all__ = ["Policy", "deployer", "execution_role", "invoker", "policies", "trust"]
 
@@ -66,7 +68,7 @@ def _execution(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str,
         arns.logs(),
     )
     yield _allow("ImageLogin", ["ecr:GetAuthorizationToken"], ["*"])
-    if repositories := _repositories(arns, decision):
+    if repositories := _repositories(arns, _images(spec, decision)):
         yield _allow("Image", list(_PULL), repositories)
     yield from _reading(spec, arns, decision)
     yield from _answers(spec, arns)
@@ -95,23 +97,40 @@ def _reading(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, A
 
 
 def _places(spec: Spec, decision: Decision) -> list[str]:
-    """Return the S3 URIs of model data, the shadow's too, and adapters."""
-    places = [one.model_data for one in decision.both if one.model_data is not None]
-    return [*dict.fromkeys(places)] + [
-        adapter.artifact for component in spec.components for adapter in component.adapters
-    ]
+    """Return the S3 URIs of model data and adapters."""
+    places = _data(spec, decision)
+    return places + [adapter.artifact for component in spec.components for adapter in component.adapters]
 
 
-def _repositories(arns: Arns, decision: Decision) -> list[str]:
-    """Return the ECR repositories of what serves and its shadow."""
-    found = [arns.repository(one.image) for one in decision.both]
-    return [*dict.fromkeys(arn for arn in found if arn is not None)]
+def _served(spec: Spec, decision: Decision) -> list[tuple[Spec, Decision]]:
+    """Return the servers and the shadow, each with its decision."""
+    found = [(server, decision.of(server)) for server in servers(spec)]
+    return found if decision.shadow is None else [*found, (shadow_of(spec), decision.shadow)]
+
+
+def _data(spec: Spec, decision: Decision) -> list[str]:
+    """Return the S3 URIs of the models, each once."""
+    data = [decided.model_data for _, decided in _served(spec, decision)]
+    return list(dict.fromkeys(uri for uri in data if uri is not None))
+
+
+def _images(spec: Spec, decision: Decision) -> list[str]:
+    """Return the images, each once."""
+    return list(dict.fromkeys(decided.image for _, decided in _served(spec, decision)))
+
+
+def _repositories(arns: Arns, images: Sequence[str]) -> list[str]:
+    """Return the ARNs of the images' ECR repositories, each once; images elsewhere have none."""
+    found = [arns.repository(image) for image in images]
+    return list(dict.fromkeys(arn for arn in found if arn is not None))
 
 
 def _secrets(spec: Spec) -> list[str]:
-    """Return the secrets that hold tokens of the hub."""
-    models = [spec.model, *([spec.shadow.model] if spec.shadow and spec.shadow.model else [])]
-    return [*dict.fromkeys(one.token_secret for one in models if one.token_secret is not None)]
+    """Return the secrets of the models' tokens, each once."""
+    models = [server.model for server in servers(spec)]
+    if spec.shadow is not None and spec.shadow.model is not None:
+        models.append(spec.shadow.model)
+    return list(dict.fromkeys(model.token_secret for model in models if model.token_secret is not None))
 
 
 def _answers(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
@@ -136,12 +155,12 @@ def _answer_places(asynchronous: Async) -> list[str]:
 def deployer(spec: Spec, decision: Decision) -> Policy:
     """Return the policy of the deployer."""
     arns = Arns(spec, decision)
-    own_image = any(arns.is_own(one.image) for one in decision.both)
+    own_image = any(arns.is_own(image) for image in _images(spec, decision))
     statements = [
         *_making(spec, arns),
         _in_general(spec, own_image),
         *_watching(spec, arns),
-        *_bringing(spec, arns, decision, own_image),
+        *_bringing(spec, arns, decision),
         *_checking_keys(spec, arns, decision),
         *passthrough.deployer(spec, arns),
         *batch.deployer(spec, arns),
@@ -169,18 +188,25 @@ def _in_general(spec: Spec, own_image: bool) -> dict[str, Any]:
 
 
 def _making(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
-    kinds = {"Model": arns.models(), "EndpointConfig": arns.configs(), "Endpoint": arns.endpoints()}
+    kinds = {"Model": arns.models()}
+    if spec.endpoint is None:
+        kinds |= {"EndpointConfig": arns.configs(), "Endpoint": arns.endpoints()}
     if spec.components:
         kinds["InferenceComponent"] = arns.components()
     actions = [f"sagemaker:{verb}{kind}" for kind in kinds for verb in ("Create", "Delete", "Describe")]
-    actions += ["sagemaker:UpdateEndpoint", "sagemaker:UpdateEndpointWeightsAndCapacities"]
+    if spec.endpoint is None:
+        actions += ["sagemaker:UpdateEndpoint", "sagemaker:UpdateEndpointWeightsAndCapacities"]
     if spec.components:
         actions += ["sagemaker:UpdateInferenceComponent", "sagemaker:UpdateInferenceComponentRuntimeConfig"]
     actions += ["sagemaker:AddTags", "sagemaker:DeleteTags", "sagemaker:ListTags"]
     yield _allow("SageMaker", actions, [arn for kind_arns in kinds.values() for arn in kind_arns])
+    if spec.endpoint is not None:  # of another deployment: it is looked at, and gets components
+        theirs = [*arns.endpoints(), arns.of("sagemaker", "endpoint-config/*")]
+        verbs = ["CreateInferenceComponent", "DescribeEndpoint", "DescribeEndpointConfig", "ListTags"]
+        yield _allow("SharedEndpoint", [f"sagemaker:{verb}" for verb in verbs], theirs)
     others = [arns.of("sagemaker", "inference-component/*")]
     yield _allow("OtherComponents", ["sagemaker:DescribeInferenceComponent", "sagemaker:ListTags"], others)
-    own = {"StringEquals": {f"aws:ResourceTag/{TAG_DEPLOYMENT}": spec.name}}
+    own = {"StringEquals": {f"aws:ResourceTag/{TAG_DEPLOYMENT}": spec.deployment}}
     yield _allow("FormerComponents", ["sagemaker:DeleteInferenceComponent"], others, own)
     yield _allow(
         "Role", ["iam:PassRole"], [spec.role], {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
@@ -217,28 +243,38 @@ def _watching(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
     yield _allow("Logs", [f"logs:{verb}" for verb in verbs], arns.logs())
 
 
-def _bringing(spec: Spec, arns: Arns, decision: Decision, own_image: bool) -> Iterator[dict[str, Any]]:
-    """Reading the image, and uploading the model's files."""
-    if repositories := _repositories(arns, decision):
-        yield _allow("Image", ["ecr:DescribeImages", *sorted((*_PULL, *(_PUSH if own_image else ())))], repositories)
-    if (shadow := decision.shadow) is not None and shadow.model_data not in (None, decision.model_data):
-        yield _allow("ShadowData", ["s3:GetObject"], [arns.objects(str(shadow.model_data))])
-        yield from _listing(arns, "ShadowDataListed", [str(shadow.model_data)])
-        if decision.model_data is None:
-            yield from _key_via(arns, "s3", "ModelKey", spec.encryption.model_key, ["kms:Decrypt"])
-    if decision.model_data is not None:
-        write = "AbortMultipartUpload DeleteObject ListMultipartUploadParts PutObject" if spec.model.upload else ""
-        verbs = ["GetObject", *write.split()]
-        yield _allow("ModelData", [f"s3:{verb}" for verb in verbs], [arns.objects(decision.model_data)])
-        yield from _listing(arns, "ModelDataListed", [decision.model_data])
-        # S3 reads the parts of a multipart upload again.
-        actions = ["kms:Decrypt", *["kms:GenerateDataKey"] * (spec.model.upload is not None)]
-        yield from _key_via(arns, "s3", "ModelKey", spec.encryption.model_key, actions)
-        if spec.model.upload is not None:  # parts of an interrupted upload
-            bucket, _ = bucket_and_key(spec.model.upload)
-            yield _allow("Uploads", ["s3:ListBucketMultipartUploads"], [arns.bucket(bucket)])
-            # To check whether another model loads from the prefix.
-            yield _allow("OtherModels", ["sagemaker:DescribeModel"], [arns.of("sagemaker", "model/*")])
+def _bringing(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, Any]]:
+    """Reading the images, and uploading the models' files."""
+    yield from _reading_images(arns, _images(spec, decision))
+    data = _data(spec, decision)
+    if not data:
+        return
+    written = uploads(spec)
+    write = ["AbortMultipartUpload", "DeleteObject", "ListMultipartUploadParts", "PutObject"]
+    read_only = [uri for uri in data if uri not in written]
+    for sid, uris, verbs in (("ModelData", written, ["GetObject", *write]), ("ModelData", read_only, ["GetObject"])):
+        if uris:
+            sid += "Read" * bool(written and uris is read_only)
+            yield _allow(sid, [f"s3:{verb}" for verb in verbs], [arns.objects(uri) for uri in uris])
+    yield from _listing(arns, "ModelDataListed", data)
+    # S3 reads the parts of a multipart upload again.
+    actions = ["kms:Decrypt", *["kms:GenerateDataKey"] * bool(written)]
+    yield from _key_via(arns, "s3", "ModelKey", spec.encryption.model_key, actions)
+    if written:  # parts of an interrupted upload
+        buckets = dict.fromkeys(bucket_and_key(uri)[0] for uri in written)
+        yield _allow("Uploads", ["s3:ListBucketMultipartUploads"], [arns.bucket(name) for name in buckets])
+        # To check whether another model loads from the prefix.
+        yield _allow("OtherModels", ["sagemaker:DescribeModel"], [arns.of("sagemaker", "model/*")])
+
+
+def _reading_images(arns: Arns, images: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Reading the images; pushing those of the account."""
+    own = _repositories(arns, [image for image in images if arns.is_own(image)])
+    others = [one for one in _repositories(arns, images) if one not in own]
+    for sid, repositories, actions in (("Image", own, (*_PULL, *_PUSH)), ("Image", others, _PULL)):
+        if repositories:
+            sid += "Read" * bool(own and repositories is others)
+            yield _allow(sid, ["ecr:DescribeImages", *sorted(actions)], repositories)
 
 
 def _checking_keys(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, Any]]:

@@ -54,21 +54,21 @@ class AsyncRequest:
 class AsyncCalls:
     """The queue of an asynchronous endpoint."""
 
-    def __init__(self, endpoint: Endpoint, relay: Relay, store: Store) -> None:
+    def __init__(self, endpoint: Endpoint, store: Store) -> None:
         self._endpoint = endpoint
-        self._relay = relay
         self._store = store
         self._room = asyncio.Semaphore(CONCURRENT)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def accept(
-        self, headers: Mapping[str, str], passed: Mapping[str, str], body: bytes, log_stream: str
+        self, headers: Mapping[str, str], passed: Mapping[str, str], body: bytes, log_stream: str, relay: Relay
     ) -> AsyncRequest:
         """Queue a request.
 
         Args:
             passed: headers for the container.
             log_stream: ARN of the log, for errors.
+            relay: calls the container.
 
         Raises:
             ApiError: it violates the API's rules.
@@ -94,7 +94,7 @@ class AsyncCalls:
             timeout=_number(headers, "InvocationTimeoutSeconds", 1, 3600, int(self._endpoint.limits.asynchronous)),
         )
         self._store.path(accepted.output)
-        task = asyncio.ensure_future(self._run(accepted, log_stream))
+        task = asyncio.ensure_future(self._run(accepted, log_stream, relay))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return accepted
@@ -106,7 +106,7 @@ class AsyncCalls:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, call: AsyncRequest, log_stream: str) -> None:
+    async def _run(self, call: AsyncRequest, log_stream: str, relay: Relay) -> None:
         began = time.monotonic()
         async with self._room:
             try:
@@ -115,7 +115,7 @@ class AsyncCalls:
                 body = call.input
                 if isinstance(body, str):
                     body = await asyncio.to_thread(self._store.read, body)
-                _, data = await self._relay.whole(body, call.passed, call.timeout, log_stream)
+                _, data = await relay.whole(body, call.passed, call.timeout, log_stream)
                 await asyncio.to_thread(self._store.write, call.output, data)
             except Exception as error:  # tell whoever waits for the answer
                 log.info("asynchronous request %s: %s", call.inference_id, error)

@@ -37,6 +37,11 @@ class Command:
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def url(self) -> str:
+        """The address on which the handler's entry point listens."""
+        return f"http://127.0.0.1:{self.environment['SAGEMAKER_BIND_TO_PORT']}"
+
 
 def command(model: str | None, port: int, options: Sequence[str], engine: str | None) -> Command:
     """Return the handler's container entry point with SageMaker's argument and environment.
@@ -48,20 +53,28 @@ def command(model: str | None, port: int, options: Sequence[str], engine: str | 
     Raises:
         DeployError: the handler is not installed, or an option is invalid.
     """
+    settings = settings_of_arguments(options)
+    if engine:
+        settings["option.llm_engine"] = engine
+    return start({**_as_environment(settings), **_model(model)}, port)
+
+
+def start(variables: Mapping[str, str], port: int) -> Command:
+    """Return the handler's container entry point with variables, on a port of this machine.
+
+    Raises:
+        DeployError: the handler is not installed.
+    """
     if importlib.util.find_spec("handler") is None:
         raise DeployError(
             "there is no container to start: the package handler is not installed here",
             "Start one yourself and name it: --container http://127.0.0.1:8080",
         )
-    settings = _settings(options)
-    if engine:
-        settings["option.llm_engine"] = engine
     environment = {
+        "LMI_CACHE": os.environ.get("LMI_CACHE") or str(_cache()),
+        **variables,
         "SAGEMAKER_BIND_TO_PORT": str(port),
         "LMI_HOST": "127.0.0.1",  # a container has its own address, a process has the machine's
-        "LMI_CACHE": os.environ.get("LMI_CACHE") or str(_cache()),
-        **_as_environment(settings),
-        **_model(model),
     }
     return Command((sys.executable, "-m", "handler.container", "serve"), environment)
 
@@ -80,7 +93,12 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmi-handler"
 
 
-def _settings(options: Sequence[str]) -> dict[str, str]:
+def settings_of_arguments(options: Sequence[str]) -> dict[str, str]:
+    """Return the options of the command line by name.
+
+    Raises:
+        DeployError: one is not NAME=VALUE.
+    """
     pairs = [option.partition("=") for option in options]
     for name, equals, _ in pairs:
         if not name or not equals:

@@ -33,17 +33,24 @@ class Limits:
     """Default of InvocationTimeoutSeconds."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Component:
-    """An inference component.
+    """An inference component. Pings set `healthy` of one with a container of its own, while the endpoint is served.
 
     Args:
         adapter: the adapter's name in the container, if the component is an adapter.
         copies: 0: scaled to zero, and requests get "no capacity".
+        container: URL of a container of its own; None: the endpoint's.
+        base: name of the component with the adapter's container; None: no adapter, or the endpoint's container.
+        ended: its container has exited.
     """
 
     adapter: str | None = None
     copies: int = 1
+    container: str | None = None
+    base: str | None = None
+    healthy: bool = True
+    ended: bool = False
 
 
 @dataclass
@@ -67,6 +74,7 @@ class Endpoint:
     status: Status = Status.IN_SERVICE
     healthy: bool = True
     account: str = ACCOUNT
+    ended: bool = False
 
     def admit(self, name: str, variant: str | None) -> None:
         """Check that the endpoint accepts requests.
@@ -83,11 +91,11 @@ class Endpoint:
         if not self.healthy:
             raise ApiError(503, "ServiceUnavailable", f"No instance of endpoint {name} answers its health check.")
 
-    def adapter(self, component: str | None) -> str | None:
-        """Return the adapter of the named component.
+    def component(self, component: str | None) -> Component | None:
+        """Return the named component; None: the endpoint has no components.
 
         Raises:
-            ApiError: a name is missing, unknown or not allowed, or the component has no copy.
+            ApiError: a name is missing, unknown or not allowed, or the component has no copy, or none that is healthy.
         """
         if not self.components:
             if component is not None:
@@ -108,9 +116,17 @@ class Endpoint:
                 "Inference Component has no capacity to process this request. ApplicationAutoScaling may be in "
                 "progress (if configured), or its copy count must be raised."
             )
-        return known.adapter
+        base = known if known.base is None else self.components[known.base]
+        if not base.healthy:
+            raise ApiError(
+                503, "ServiceUnavailable", f"No copy of Inference Component {component} answers its health check."
+            )
+        return known
 
-    def log_stream(self, region: str) -> str:
-        """Return the ARN of the container's log, as in ModelError."""
+    def log_stream(self, region: str, component: str | None = None) -> str:
+        """Return the ARN of the container's log, as in ModelError: the component's, if it has a container."""
+        known = self.components.get(component) if component is not None else None
         group = f"/aws/sagemaker/Endpoints/{self.name}"
+        if known is not None and known.container is not None:
+            group = f"/aws/sagemaker/InferenceComponents/{known.base or component}"
         return f"arn:aws:logs:{region}:{self.account}:log-group:{group}:log-stream:{self.variant}/local"

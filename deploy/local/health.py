@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from deploy.errors import Failed
-from deploy.local.endpoint import Endpoint, Status
+from deploy.local.endpoint import Component, Endpoint, Status
 
 NEVER_HEALTHY = (
     "The primary container for production variant {variant} did not pass the ping health check within {seconds:g} s."
@@ -47,40 +47,50 @@ async def ping(session: aiohttp.ClientSession, container: str, seconds: float) -
         return f"/ping cannot be reached: {error}"
 
 
-async def until_ready(endpoint: Endpoint, probing: Probing) -> None:
+async def until_ready(endpoint: Endpoint, probing: Probing, name: str = "") -> None:
     """Ping until the first 200.
+
+    Args:
+        name: of a component with a container of its own; empty: ping the endpoint's.
 
     Raises:
         Failed: there was none in time.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + probing.window
+    container = endpoint.components[name].container if name else None
     async with _session() as session:
-        while wrong := await ping(session, endpoint.container, probing.timeout):
+        while wrong := await ping(session, container or endpoint.container, probing.timeout):
             if loop.time() >= deadline:
                 endpoint.status = Status.FAILED
                 text = NEVER_HEALTHY.format(variant=endpoint.variant, seconds=probing.window)
+                text = f"inference component {name}: {text}" if name else text
                 raise Failed(f"{text} Last: {wrong}.", "Give it longer with --start-timeout, or see its log.")
             await asyncio.sleep(probing.between)
 
 
-async def keep_watch(endpoint: Endpoint, probing: Probing, report: Callable[[str], None]) -> None:
-    """Ping for ever, and update `healthy`.
+async def keep_watch(target: Endpoint | Component, probing: Probing, report: Callable[[str], None]) -> None:
+    """Ping until the container has ended, and update `healthy`.
 
     Args:
+        target: an endpoint, or a component with a container of its own.
         report: called with a line at each change.
     """
     failures = 0
+    container = target.container
+    assert container is not None
     async with _session() as session:
         while True:
             await asyncio.sleep(probing.steady)
-            wrong = await ping(session, endpoint.container, probing.timeout)
+            wrong = await ping(session, container, probing.timeout)
+            if target.ended:
+                return
             failures = failures + 1 if wrong else 0
             if wrong and failures == probing.failures:
-                endpoint.healthy = False
+                target.healthy = False
                 report(f"unhealthy: {wrong}, {failures} times in a row. SageMaker would replace the instance.")
-            elif not wrong and not endpoint.healthy:
-                endpoint.healthy = True
+            elif not wrong and not target.healthy:
+                target.healthy = True
                 report("healthy again")
 
 

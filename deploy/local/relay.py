@@ -36,6 +36,14 @@ class Relay:
         self._container = container.rstrip("/")
         self._session: aiohttp.ClientSession | None = None
 
+    def to(self, container: str | None) -> Relay:
+        """Return a relay to another container, with this one's session; None: this relay."""
+        if container is None:
+            return self
+        other = Relay(container)
+        other._session = self._session
+        return other
+
     async def open(self) -> None:
         # A connection for each call: the container may have closed a kept one just now, which would look
         # like a dead container.

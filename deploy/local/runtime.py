@@ -18,7 +18,7 @@ from aiohttp import web
 from deploy.local.access import check_signed, check_token
 from deploy.local.answers import TIMED_OUT, ApiError, model_error, validation_error
 from deploy.local.asynchronous import AsyncCalls
-from deploy.local.endpoint import MIB, Endpoint
+from deploy.local.endpoint import MIB, Component, Endpoint
 from deploy.local.eventstream import CONTENT_TYPE
 from deploy.local.headers import ASYNC, COMPONENT, INVOKE, STREAM, VARIANT, Operation, to_client, to_container
 from deploy.local.objects import Objects
@@ -44,7 +44,7 @@ class Runtime:
         self._endpoint = endpoint
         self._store = store
         self._relay = Relay(endpoint.container)
-        self._async = AsyncCalls(endpoint, self._relay, store) if store else None
+        self._async = AsyncCalls(endpoint, store) if store else None
         self._transforms = TransformJobs(endpoint, store, containers) if store else None
 
     def app(self) -> web.Application:
@@ -76,20 +76,20 @@ class Runtime:
     # -- operations ----------------------------------------------------------------------------------------------
 
     async def _invoke(self, request: web.Request) -> web.StreamResponse:
-        log_stream, headers = self._check_request(request, INVOKE)
+        relay, log_stream, headers = self._check_request(request, INVOKE)
         body = await self._body(request)
-        reply, data = await self._relay.whole(body, headers, self._endpoint.limits.invoke, log_stream)
+        reply, data = await relay.whole(body, headers, self._endpoint.limits.invoke, log_stream)
         returned = to_client(reply.headers, INVOKE, self._endpoint.variant)
         if "Content-Type" in reply.headers:
             returned["Content-Type"] = reply.headers["Content-Type"]
         return web.Response(body=data, headers=returned)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        log_stream, headers = self._check_request(request, STREAM)
+        relay, log_stream, headers = self._check_request(request, STREAM)
         body = await self._body(request)
         seconds = self._endpoint.limits.stream
         try:
-            async with self._relay.post("/invocations", body, headers, seconds) as reply:
+            async with relay.post("/invocations", body, headers, seconds) as reply:
                 await raise_for_status(reply, log_stream)
                 returned = to_client(reply.headers, STREAM, self._endpoint.variant)
                 returned["X-Amzn-SageMaker-Content-Type"] = reply.headers.get("Content-Type", "")
@@ -105,22 +105,22 @@ class Runtime:
         return answer
 
     async def _invoke_async(self, request: web.Request) -> web.StreamResponse:
-        log_stream, headers = self._check_request(request, ASYNC)
+        relay, log_stream, headers = self._check_request(request, ASYNC)
         if self._async is None:
             raise validation_error("The endpoint has no AsyncInferenceConfig: start it with a directory for S3 (--s3).")
         body = await self._body(request)
-        accepted = self._async.accept(request.headers, headers, body, log_stream)
+        accepted = self._async.accept(request.headers, headers, body, log_stream, relay)
         return web.json_response({"InferenceId": accepted.inference_id}, status=202, headers=accepted.headers)
 
     async def _route(self, request: web.Request) -> web.StreamResponse:
         """InvokeInferenceRouter: the request goes to the only destination, as one to the endpoint would."""
         endpoint = self._endpoint
         try:
-            log_stream, headers = self._check_request(request, ROUTED)
+            relay, log_stream, headers = self._check_request(request, ROUTED)
             check_target(request.headers)
             body = await self._body(request)
             check_body(body, endpoint.limits.small_body)
-            reply, data = await self._relay.whole(body, headers, endpoint.limits.invoke, log_stream)
+            reply, data = await relay.whole(body, headers, endpoint.limits.invoke, log_stream)
         except ApiError as error:
             raise as_routers(error) from error
         returned = to_client(reply.headers, ROUTED, endpoint.variant)
@@ -136,17 +136,20 @@ class Runtime:
         endpoint = self._endpoint
         region = check_token(request.headers.get("Authorization"), endpoint.region, datetime.now(timezone.utc))
         endpoint.admit(request.match_info["endpoint"], None)
-        adapter = endpoint.adapter(request.match_info.get("component"))
+        name = request.match_info.get("component")
+        component = endpoint.component(name) or Component()
+        log_stream = endpoint.log_stream(region, name)
         body = await self._body(request)
         headers = {name: request.headers[name] for name in ("Content-Type", "Accept") if name in request.headers}
-        if adapter is not None:
-            headers["X-Amzn-SageMaker-Adapter-Identifier"] = adapter
+        if component.adapter is not None:
+            headers["X-Amzn-SageMaker-Adapter-Identifier"] = component.adapter
         seconds = endpoint.limits.stream if _streams(body) else endpoint.limits.invoke
         answer: web.StreamResponse | None = None
         try:
-            async with self._relay.post("/v1/chat/completions", body, headers, seconds) as reply:
+            relay = self._relay.to(component.container)
+            async with relay.post("/v1/chat/completions", body, headers, seconds) as reply:
                 if reply.status < 200:
-                    raise model_error(reply.status, "", endpoint.log_stream(region))
+                    raise model_error(reply.status, "", log_stream)
                 returned = {name: reply.headers[name] for name in ("Content-Type",) if name in reply.headers}
                 answer = web.StreamResponse(status=reply.status, headers=returned)
                 await answer.prepare(request)
@@ -154,7 +157,7 @@ class Runtime:
                     await answer.write(data)
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             if answer is None:
-                raise model_error(0, TIMED_OUT, endpoint.log_stream(region)) from error
+                raise model_error(0, TIMED_OUT, log_stream) from error
             log.warning("the container's answer broke: %s", error or "time is over")
             if request.transport is not None:
                 request.transport.abort()
@@ -164,14 +167,16 @@ class Runtime:
 
     # -- shared --------------------------------------------------------------------------------------------------
 
-    def _check_request(self, request: web.Request, operation: Operation) -> tuple[str, dict[str, str]]:
-        """Check a signed request; return the log's ARN and the headers for the container."""
+    def _check_request(self, request: web.Request, operation: Operation) -> tuple[Relay, str, dict[str, str]]:
+        """Check a signed request; return the relay to its container, the log's ARN, and the container's headers."""
         endpoint, headers = self._endpoint, request.headers
         now = datetime.now(timezone.utc)
         region = check_signed(headers.get("Authorization"), request.query, endpoint.region, now)
         endpoint.admit(request.match_info["endpoint"], headers.get(VARIANT))
-        adapter = endpoint.adapter(headers.get(COMPONENT))
-        return endpoint.log_stream(region), to_container(headers, operation, adapter)
+        name = headers.get(COMPONENT)
+        component = endpoint.component(name) or Component()
+        passed = to_container(headers, operation, component.adapter)
+        return self._relay.to(component.container), endpoint.log_stream(region, name), passed
 
     async def _body(self, request: web.Request) -> bytes:
         limits = self._endpoint.limits

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from deploy.errors import DeployError, Failed
 from deploy.local.container import Command, Container
-from deploy.local.endpoint import Endpoint, Status
+from deploy.local.endpoint import Component, Endpoint, Status
 from deploy.local.health import Probing, keep_watch, until_ready
 from deploy.local.runtime import Runtime
 from deploy.local.store import Store
@@ -30,9 +30,9 @@ class Plan:
     """The container and endpoint to serve.
 
     Args:
-        endpoint: its `container` is the address on which the command listens.
+        endpoint: its `container`, and those of its components, are the addresses on which the commands listen.
         port: the emulator's; 0: a free one.
-        command: None: the container runs already.
+        commands: start the containers, by the component's name; "" is the endpoint's own; empty: it runs already.
         adapters: name to directory; loaded when the container is ready, as SageMaker loads adapter components.
         store: the directory in place of S3.
     """
@@ -40,7 +40,7 @@ class Plan:
     endpoint: Endpoint
     host: str = "127.0.0.1"
     port: int = 8081
-    command: Command | None = None
+    commands: Mapping[str, Command] = field(default_factory=dict)
     adapters: Mapping[str, str] = field(default_factory=dict)
     probing: Probing = field(default_factory=Probing)
     store: Path | None = None
@@ -52,24 +52,29 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+Log = Callable[[str, str], None]
+"""Called with the component's name, or "", and each line of its container's log."""
+
+
 @contextlib.asynccontextmanager
-async def one_endpoint(plan: Plan, report: Callable[[str], None], log: Callable[[str], None]) -> AsyncIterator[str]:
+async def one_endpoint(plan: Plan, report: Callable[[str], None], log: Log) -> AsyncIterator[str]:
     """Serve the API of the plan's endpoint; yield its URL."""
     store = Store(plan.store) if plan.store else None
-    containers = None if plan.command is None else partial(_job_container, plan.command, plan.probing, log)
+    command = next(iter(plan.commands.values()), None)
+    containers = None if command is None else partial(_job_container, command, plan.probing, log)
     async with listening(plan.endpoint, store, plan.host, plan.port, containers) as url:
         report(f"endpoint {plan.endpoint.name} is Creating at {url}")
         yield url
 
 
-Front = Callable[[Plan, Callable[[str], None], Callable[[str], None]], AbstractAsyncContextManager[str]]
+Front = Callable[[Plan, Callable[[str], None], Log], AbstractAsyncContextManager[str]]
 """What is before the container: takes the plan, where to report, and where containers' lines go; yields its URL."""
 
 
 async def serve(
     plan: Plan,
     report: Callable[[str], None],
-    log: Callable[[str], None],
+    log: Log,
     ready: Callable[[str], None],
     front: Front = one_endpoint,
 ) -> int:
@@ -77,58 +82,69 @@ async def serve(
 
     Args:
         report: called with a line about the endpoint.
-        log: called with each line of the container's log.
+        log: called with the component's name, or "", and each line of the container's log.
         ready: called with the URL once the endpoint is in service.
 
     Raises:
         DeployError: the port is in use.
-        Failed: the container did not become ready, or an adapter could not be loaded.
+        Failed: a container did not become ready, or an adapter could not be loaded.
     """
     endpoint = plan.endpoint
     endpoint.status = Status.CREATING
     signals = _signals()
-    async with front(plan, report, log) as url, _container(plan.command, log, signals) as container:
-        watching = asyncio.ensure_future(_watch(plan, report, lambda: ready(url)))
-        dying = asyncio.ensure_future(container.wait_for_exit() if container else _never())
+    async with front(plan, report, log) as url, _containers(plan.commands, log, signals) as containers:
         stopping = asyncio.ensure_future(signals.wait())
+        tasks = {asyncio.ensure_future(_watch(plan, report, lambda: ready(url)))}
+        tasks |= {asyncio.ensure_future(_exit(endpoint, *one, report)) for one in containers.items()}
         try:
-            await asyncio.wait({watching, dying, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if dying.done() and not stopping.done():
-                _report_exit(endpoint, dying.result(), report)
-                watching.cancel()
-                await stopping
-            elif not stopping.done():
-                watching.result()  # ends only by failing
+            running = tasks
+            while not stopping.done():
+                done, _ = await asyncio.wait({*running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done & tasks if stopping not in done else ():
+                    task.result()
+                running = running - done
         finally:
-            tasks = (watching, dying, stopping)
-            for task in tasks:
+            for task in (*tasks, stopping):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, stopping, return_exceptions=True)
         report("stopping")
     return 0
 
 
-async def _never() -> Failed:
-    await asyncio.Event().wait()
-    raise AssertionError
+async def _exit(endpoint: Endpoint, name: str, container: Container, report: Callable[[str], None]) -> None:
+    """Wait for a container's exit, and report it. Before the endpoint is in service it fails; later, requests fail.
 
-
-def _report_exit(endpoint: Endpoint, failed: Failed, report: Callable[[str], None]) -> None:
-    """Report the container's exit. Before it is in service the endpoint fails; later, requests fail."""
+    Raises:
+        Failed: the container has ended before the endpoint was in service.
+    """
+    failed = await container.wait_for_exit()
+    if name:
+        failed = Failed(f"inference component {name}: {failed}", failed.advice)
     if endpoint.status is not Status.IN_SERVICE:
         endpoint.status = Status.FAILED
         raise failed
-    endpoint.healthy = False
-    report(f"{failed}. {failed.advice}\nRequests get 503 until you stop this (Ctrl-C) and start it again.")
+    target = endpoint.components[name] if name else endpoint
+    target.healthy, target.ended = False, True
+    which = f"Requests to {name}" if name else "Requests"
+    report(f"{failed}. {failed.advice}\n{which} get 503 until you stop this (Ctrl-C) and start it again.")
 
 
 async def _watch(plan: Plan, report: Callable[[str], None], ready: Callable[[], None]) -> None:
     endpoint = plan.endpoint
-    await until_ready(endpoint, plan.probing)
+    own = {name: item for name, item in endpoint.components.items() if item.container and item.adapter is None}
+    await asyncio.gather(*(until_ready(endpoint, plan.probing, name) for name in own or [""]))
     await load_adapters(plan)
     endpoint.status = Status.IN_SERVICE
     ready()
-    await keep_watch(endpoint, plan.probing, lambda what: report(f"endpoint {endpoint.name}: {what}"))
+    watched: dict[str, Endpoint | Component] = {f"inference component {name}": item for name, item in own.items()}
+    watched = watched or {f"endpoint {endpoint.name}": endpoint}
+    await asyncio.gather(
+        *(keep_watch(target, plan.probing, partial(_tell, report, who)) for who, target in watched.items())
+    )
+
+
+def _tell(report: Callable[[str], None], who: str, what: str) -> None:
+    report(f"{who}: {what}")
 
 
 async def load_adapters(plan: Plan) -> None:
@@ -139,9 +155,10 @@ async def load_adapters(plan: Plan) -> None:
     """
     async with aiohttp.ClientSession() as session:
         for name, path in plan.adapters.items():
+            own = plan.endpoint.components[name].container if name in plan.endpoint.components else None
             body = {"name": name, "src": path, "preload": True, "pin": False}
             try:
-                async with session.post(f"{plan.endpoint.container}/adapters", json=body) as reply:
+                async with session.post(f"{own or plan.endpoint.container}/adapters", json=body) as reply:
                     if reply.status != 200:
                         text = (await reply.text(errors="replace")).strip()
                         raise Failed(f"adapter {name}: the container answers {reply.status}: {text}")
@@ -184,24 +201,30 @@ def cannot_listen(host: str, port: int, error: OSError) -> DeployError:
 
 
 @contextlib.asynccontextmanager
-async def _container(
-    command: Command | None, log: Callable[[str], None], signals: _Signals
-) -> AsyncIterator[Container | None]:
-    if command is None:
-        yield None
-        return
-    container = Container(log)
-    await container.start(command)
-    signals.on_second = container.kill
+async def _containers(
+    commands: Mapping[str, Command], log: Log, signals: _Signals
+) -> AsyncIterator[dict[str, Container]]:
+    """Start the containers, each in a process group of its own; stop all of them at once at the end."""
+    containers: dict[str, Container] = {}
+
+    def kill() -> None:
+        for container in containers.values():
+            container.kill()
+
+    signals.on_second = kill
     try:
-        yield container
+        for name, command in commands.items():
+            container = Container(partial(log, name))
+            await container.start(command)
+            containers[name] = container
+        yield containers
     finally:
-        await container.stop()
+        await asyncio.gather(*(container.stop() for container in containers.values()))
 
 
 @contextlib.asynccontextmanager
 async def _job_container(
-    command: Command, probing: Probing, log: Callable[[str], None], variables: Mapping[str, str]
+    command: Command, probing: Probing, log: Log, variables: Mapping[str, str]
 ) -> AsyncIterator[str]:
     """Start a transform job's own container, wait until it is ready, and stop it at the end.
 
@@ -210,7 +233,7 @@ async def _job_container(
     """
     port = free_port()
     ours = {**command.environment, **variables, "SAGEMAKER_BIND_TO_PORT": str(port)}
-    container = Container(lambda line: log(f"(transform) {line}"))
+    container = Container(lambda line: log("", f"(transform) {line}"))
     await container.start(replace(command, environment=ours))
     url = f"http://127.0.0.1:{port}"
     ready = asyncio.ensure_future(until_ready(Endpoint(url), probing))

@@ -32,7 +32,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class Component:
-    """Copies of a model, or (with `base`) an adapter."""
+    """Copies of a model, or (with `base`) an adapter.
+
+    Attributes:
+        model: the model's name in AWS, or the image.
+        gpus: of one copy; 0: none.
+    """
 
     name: str
     status: str
@@ -40,6 +45,8 @@ class Component:
     desired: int
     base: str | None = None
     reason: str = ""
+    model: str = ""
+    gpus: int = 0
 
 
 @dataclass(frozen=True)
@@ -212,14 +219,17 @@ def _in_pools(variant: Mapping[str, Any]) -> str:
 def _components(aws: Aws, name: str) -> Iterator[Component]:
     for component in components_of(aws, name):
         description = aws.client("sagemaker").describe_inference_component(InferenceComponentName=component)
-        runtime = description.get("RuntimeConfig", {})
+        runtime, specification = description.get("RuntimeConfig", {}), description.get("Specification", {})
+        image = specification.get("Container", {}).get("DeployedImage", {}).get("SpecifiedImage", "")
         yield Component(
             component,
             description["InferenceComponentStatus"],
             runtime.get("CurrentCopyCount", 0),
             runtime.get("DesiredCopyCount", 0),
-            description.get("Specification", {}).get("BaseInferenceComponentName"),
+            specification.get("BaseInferenceComponentName"),
             description.get("FailureReason", ""),
+            specification.get("ModelName") or image,
+            int(specification.get("ComputeResourceRequirements", {}).get("NumberOfAcceleratorDevicesRequired", 0)),
         )
 
 

@@ -21,6 +21,7 @@ from deploy.preflight.model import model, secret
 from deploy.resolve.decision import Decision
 from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.spec import Spec
+from deploy.spec.components import servers
 from deploy.spec.shadow import shadow_of
 
 _SECONDS = 5.0  # for one request to the hub
@@ -39,11 +40,13 @@ def preflight(
         BotoCoreError: AWS cannot be reached.
     """
     context = Context(aws, spec, decision, fetch)
-    checks: list[Check] = []
+    of_servers = [Context(aws, server, decision.of(server), fetch) for server in servers(spec)]
+    checks: dict[Check, None] = {}  # servers may share an image or a secret: each is reported once
     for name, check in _CHECKS.items():
         if name not in without:
-            checks += _run(name, check, context)
-    return checks
+            for one in of_servers if name in _OF_A_SERVER else [context]:
+                checks.update(dict.fromkeys(_run(name, check, one)))
+    return list(checks)
 
 
 def refuse_errors(checks: Sequence[Check]) -> None:
@@ -135,6 +138,8 @@ def _quota(context: Context) -> list[Check]:
 
     A pool without quota is a warning if another has some, as AWS takes that.
     """
+    if context.spec.endpoint is not None:  # its owner's
+        return []
     types = [pool.instance_type for pool in context.decision.pools] or [context.decision.instance_type]
     found = [_quota_of(context, instance) for instance in types]
     if all(check.verdict is Verdict.ERROR for check in found):
@@ -197,7 +202,23 @@ def _network(context: Context) -> Check | None:
     return ok("network", f"{next(iter(vpcs))}, {len(zones)} zones")
 
 
-def _name(context: Context) -> Check:
+def _endpoint(context: Context) -> Check | None:
+    """Check another deployment's endpoint; the plan says whether it takes the components."""
+    name = context.spec.endpoint
+    if name is None:
+        return None
+    try:
+        status = context.aws.client("sagemaker").describe_endpoint(EndpointName=name)["EndpointStatus"]
+    except ClientError as failure:
+        if is_missing(failure):
+            return error("endpoint", f"there is no endpoint {name}", "Deploy it first, or correct endpoint.")
+        raise
+    return ok("endpoint", f"{name} is {status}")
+
+
+def _name(context: Context) -> Check | None:
+    if context.spec.endpoint is not None:
+        return None
     sagemaker = context.aws.client("sagemaker")
     try:
         result = sagemaker.describe_endpoint(EndpointName=context.spec.name)
@@ -213,6 +234,10 @@ def _name(context: Context) -> Check:
             "Take another name, or delete that endpoint.",
         )
     return ok("name", f"{context.spec.name} exists and is this deployment's ({result['EndpointStatus']})")
+
+
+_OF_A_SERVER = ("image", "model", "key", "secret")
+"""Checks of what components may have of their own."""
 
 
 def _shadow(context: Context) -> list[Check]:
@@ -236,6 +261,7 @@ def _shadow(context: Context) -> list[Check]:
 _CHECKS: dict[str, Callable[[Context], Check | list[Check] | None]] = {
     "account": _account,
     "name": _name,
+    "endpoint": _endpoint,
     "role": _role,
     "image": image,
     "model": model,

@@ -10,7 +10,7 @@ from typing import Any
 
 import moto.secretsmanager.utils
 
-from deploy.local.serving import Front, Plan, cannot_listen
+from deploy.local.serving import Front, Log, Plan, cannot_listen
 from deploy.rehearsal import identities
 from deploy.rehearsal.cloud import OWN, Call, Cloud
 from deploy.rehearsal.identity_policy import Need
@@ -99,7 +99,7 @@ def account(log: ContainerLog, images: Sequence[str], region: str) -> Front:
     """
 
     @contextlib.asynccontextmanager
-    async def front(plan: Plan, report: Callable[[str], None], say: Callable[[str], None]) -> AsyncIterator[str]:
+    async def front(plan: Plan, report: Callable[[str], None], say: Log) -> AsyncIterator[str]:
         state = plan.endpoint
         loop = asyncio.get_running_loop()
         emulators = Emulators(state.container, loop, lambda: state.healthy, state.limits, state.part_bytes)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from deploy.errors import DoesNotFit
 from deploy.resolve.decision import Decision
 from deploy.resolve.fit import Fit, Need, fit
 from deploy.resolve.instances import all_types
 from deploy.resolve.prices import TABLE, Prices
+
+if TYPE_CHECKING:
+    from deploy.resolve.components import Sums
 
 BEYOND_ONE_MACHINE = (
     "No endpoint of SageMaker spreads a model over several machines. On HyperPod Dynamo does: put this server in front "
@@ -41,11 +45,14 @@ class Resolution:
     """Everything that follows from a specification before AWS is changed.
 
     Attributes:
-        candidates: the instance types that the decision was made among; None: the model's size is unknown.
+        candidates: the instance types that the decision was made among; None: the model's size is unknown, or there
+            are several models.
+        sums: the components on the instances; None: there are none.
     """
 
     decision: Decision
     candidates: Candidates | None
+    sums: Sums | None = None
 
 
 def rank(need: Need, cpu: bool = False, prices: Prices = TABLE) -> tuple[Fit, ...]:

@@ -51,6 +51,7 @@ class Decision:
         warnings: one sentence each, for the user to read before confirming.
         pools: the types by priority, if the specification has pools.
         shadow: the decision for the shadow, if the specification has one.
+        components: what differs between the components, by name: image, model data, timeouts, tensor parallel degree.
     """
 
     region: str
@@ -69,6 +70,7 @@ class Decision:
     warnings: tuple[str, ...] = ()
     pools: tuple[Pool, ...] = ()
     shadow: Decision | None = None
+    components: Mapping[str, Decision] = field(default_factory=dict)
 
     @property
     def both(self) -> tuple[Decision, ...]:
@@ -79,6 +81,10 @@ class Decision:
     def start(self) -> int:
         """Seconds of the longest start: the model data's download, and until /ping answers 200."""
         return max(one.download + one.startup for one in self.both)
+
+    def of(self, server: Spec) -> Decision:
+        """Return the decision for a server (`spec/components.py`)."""
+        return self.components.get(server.components[0].name, self) if server.components else self
 
     def on(self, pool: Pool) -> Decision:
         """Return the decision for the instances of one pool."""

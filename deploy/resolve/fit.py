@@ -163,6 +163,11 @@ def fit(need: Need, instance: InstanceType, price: Price | None = None) -> Fit:
     return max(fits, key=lambda item: (item.fits, not _bus_bound(item) or not item.fits, item.degree))
 
 
+def cpu_limit(instance: InstanceType, usable: float = _USABLE) -> float:
+    """Return the GiB of a CPU type's memory that models may use."""
+    return usable * (instance.ram_gib - 2)
+
+
 def _degrees(need: Need, instance: InstanceType) -> Sequence[int]:
     """Return the degrees to try: those that divide the heads, or only the user's, even if it divides none."""
     if instance.gpus == 0:
@@ -180,7 +185,7 @@ def _degrees(need: Need, instance: InstanceType) -> Sequence[int]:
 
 def _with_degree(need: Need, instance: InstanceType, degree: int, price: Price) -> Fit:
     if instance.gpus == 0:
-        limit, graphs = need.usable * (instance.ram_gib - 2), 0.0
+        limit, graphs = cpu_limit(instance, need.usable), 0.0
     else:
         limit, graphs = need.usable * instance.gpu_gib, 1.0 if degree == 1 else 2.0
     weights = need.weight_gib / degree

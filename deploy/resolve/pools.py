@@ -42,6 +42,10 @@ def resolve_pools(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resoluti
         startup=max(decision.startup for decision in decisions),
         warnings=tuple(dict.fromkeys(warning for decision in decisions for warning in decision.warnings)),
         pools=tuple(pool for pool, _ in found),
+        components={
+            name: replace(decision, pools=tuple(pool for pool, _ in found))
+            for name, decision in decisions[0].components.items()
+        },
     )
     return replace(found[0][1], decision=joined)
 

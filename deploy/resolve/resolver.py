@@ -12,6 +12,7 @@ from deploy.aws import error_code
 from deploy.errors import DoesNotFit, SpecError
 from deploy.resolve import images
 from deploy.resolve.candidates import Candidates, Resolution, cheapest, rank, too_small
+from deploy.resolve.components import resolve_components
 from deploy.resolve.decision import Decision
 from deploy.resolve.devices import device_warnings
 from deploy.resolve.fit import Fit, Need, able, fit, too_old
@@ -90,8 +91,28 @@ def resolve(
         return resolve_pools(
             spec, lambda on_type: resolve(on_type, region, account=account, aws=aws, hub=hub, prices=prices)
         )
-    image = images.resolve_image(spec.image, region, account, aws)
-    size = find_size(spec, aws, hub)
+    asked = _Asked(region, account, aws, hub, prices)
+    if spec.components:
+        return resolve_components(spec, lambda server: _resolve(server, asked))
+    return _resolve(spec, asked)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Where the endpoint is, and who is asked, as for `resolve`."""
+
+    region: str
+    account: str
+    aws: Aws | None
+    hub: Hub | None
+    prices: Prices
+
+
+def _resolve(spec: Spec, asked: _Asked) -> Resolution:
+    """Decide for one server on one instance type."""
+    aws, prices = asked.aws, asked.prices
+    image = images.resolve_image(spec.image, asked.region, asked.account, aws)
+    size = find_size(spec, aws, asked.hub)
     need, need_warnings = _need(spec, size.shape, image)
     instance = None if spec.instance.type == "auto" else find(spec.instance.type)
     fits = () if need is None else rank(need, _on_cpu(spec) if instance is None else instance.gpus == 0, prices)
@@ -102,8 +123,8 @@ def resolve(
     ami, ami_warnings = images.choose_ami(spec.instance.ami, instance, image.cuda)
     times = _times(spec, need)
     decision = Decision(
-        region=region,
-        account=account,
+        region=asked.region,
+        account=asked.account,
         image=image.uri,
         instance_type=spec.instance.type if instance is None else instance.name,
         gpus=_min_gpus(spec) if instance is None else instance.gpus,

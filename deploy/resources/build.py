@@ -6,6 +6,7 @@ not in the digest, as one of them holds the specification's own digest: a change
 
 from __future__ import annotations
 
+from deploy.errors import Refused, SpecError
 from deploy.resolve.decision import Decision, spec_on
 from deploy.resources.alarms import component_alarms, endpoint_alarms
 from deploy.resources.beside import beside_warnings
@@ -18,6 +19,7 @@ from deploy.resources.resource import Resource
 from deploy.resources.scaling import scaling
 from deploy.resources.updating import update_warnings
 from deploy.spec import Spec
+from deploy.spec.components import servers, title
 from deploy.spec.shadow import shadow_of
 
 __all__ = ["resources", "spec_digest", "warnings"]
@@ -30,30 +32,55 @@ def resources(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
         Refused: the environment would hold a secret.
         SpecError: the decision and the specification contradict each other.
     """
-    marks = tags(spec.name, spec_digest(spec), spec.tags)
-    watching = endpoint_alarms(spec, marks)
-    models = [
-        model(on_type, decided, marks, allow_plaintext_secret=allow_plaintext_secret)
-        for on_type, decided in [(spec_on(spec, pool), decision.on(pool)) for pool in decision.pools]
-        or [(spec, decision)]
-    ]
-    made_model = models[0]
+    marks = tags(spec.deployment, spec_digest(spec), spec.tags)
+    models, of_component = _models(spec, decision, marks, allow_plaintext_secret=allow_plaintext_secret)
     shadow = None
     if decision.shadow is not None:
         shadow = model(shadow_of(spec), decision.shadow, marks, allow_plaintext_secret=allow_plaintext_secret)
-    config = endpoint_config(spec, decision, models, marks, shadow)
-    # An update names its alarms, so they exist before the endpoint.
-    served = endpoint(spec, decision, config, watching, marks)
     every = [*models, *([shadow] if shadow is not None else [])]
-    built = [*{item.name: item for item in every}.values(), config, *watching, served]
-    if not spec.components:
+    built = list({item.name: item for item in every}.values())
+    served = None
+    if spec.endpoint is None:
+        config, watching = endpoint_config(spec, decision, models, marks, shadow), endpoint_alarms(spec, marks)
+        # An update names its alarms, so they exist before the endpoint.
+        served = endpoint(spec, decision, config, watching, marks)
+        built += [config, *watching, served]
+    if served is not None and not spec.components:
         return (*built, *scaling(spec, served, marks))
+    decided = {item.name: decision.of(server) for server in servers(spec) for item in server.components}
     for item in spec.components:
         own = component_alarms(spec, item.name, marks)
-        base = component(spec, item, decision, made_model, served, own, marks)
+        base = component(spec, item, decided[item.name], of_component[item.name], served, own, marks)
         adapters = [adapter(spec, child, base, marks) for child in item.adapters]
         built += [*own, base, *adapters, *scaling(spec, base, marks)]
     return tuple(built)
+
+
+def _models(
+    spec: Spec, decision: Decision, marks: list[dict[str, str]], *, allow_plaintext_secret: bool
+) -> tuple[list[Resource], dict[str, Resource]]:
+    """Return the models, and those of components by the components' names.
+
+    Without components there is one for each pool, in their order, or one.
+    """
+
+    def made(server: Spec, decided: Decision) -> Resource:
+        return model(server, decided, marks, allow_plaintext_secret=allow_plaintext_secret)
+
+    if not spec.components:
+        on_types = [(spec_on(spec, pool), decision.on(pool)) for pool in decision.pools]
+        return [made(*one) for one in on_types or [(spec, decision)]], {}
+    groups = servers(spec)
+    of_component: dict[str, Resource] = {}
+    for server in groups:
+        try:
+            own = made(server, decision.of(server))
+        except (Refused, SpecError) as error:
+            if len(groups) == 1:
+                raise
+            raise type(error)(f"{title(server)}: {error}", error.advice) from error
+        of_component |= {item.name: own for item in server.components}
+    return list(of_component.values()), of_component
 
 
 def spec_digest(spec: Spec) -> str:

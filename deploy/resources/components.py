@@ -1,4 +1,4 @@
-"""Build inference components: copies of the model on the endpoint's instances, and LoRA adapters beside them."""
+"""Build inference components: copies of a model on the endpoint's instances, and LoRA adapters beside them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,16 @@ def component(
     item: Component,
     decision: Decision,
     model: Resource,
-    endpoint: Resource,
+    endpoint: Resource | None,
     alarms: Sequence[Resource],
     tags: list[dict[str, str]],
 ) -> Resource:
     """Build one component.
+
+    Args:
+        decision: that of the component's server.
+        model: what the component serves.
+        endpoint: None: another deployment's.
 
     Raises:
         SpecError: it needs more GPUs than an instance has.
@@ -50,13 +55,13 @@ def component(
         item.name,
         {
             "InferenceComponentName": item.name,
-            "EndpointName": spec.name,
+            "EndpointName": spec.endpoint_name,
             "VariantName": VARIANT,
             **specification,
             **copies,
             "Tags": tags,
         },
-        needs=(endpoint.key, model.key, *(alarm.key for alarm in alarms)),
+        needs=(*([endpoint.key] if endpoint is not None else []), model.key, *(alarm.key for alarm in alarms)),
         update={
             "InferenceComponentName": item.name,
             **specification,
@@ -80,7 +85,12 @@ def adapter(spec: Spec, item: Adapter, base: Resource, tags: list[dict[str, str]
     return Resource(
         Kind.COMPONENT,
         item.name,
-        {"InferenceComponentName": item.name, "EndpointName": spec.name, "Specification": specification, "Tags": tags},
+        {
+            "InferenceComponentName": item.name,
+            "EndpointName": spec.endpoint_name,
+            "Specification": specification,
+            "Tags": tags,
+        },
         needs=(base.key,),
         update={"InferenceComponentName": item.name, "Specification": specification},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from deploy.errors import SpecError
@@ -28,7 +29,7 @@ def endpoint_config(
     """Build the configuration. With components it has no model, but the role, the network and the managed instances.
 
     Args:
-        models: one for each of `decision.pools`, in their order; without pools one.
+        models: one for each of `decision.pools`, in their order; without pools one; ignored with components.
         shadow: the shadow's model.
     """
     content: dict[str, Any] = {"ProductionVariants": [_variant(spec, decision, models)]}
@@ -52,7 +53,7 @@ def endpoint_config(
 def _variant(spec: Spec, decision: Decision, models: Sequence[Resource]) -> dict[str, Any]:
     variant: dict[str, Any] = {
         "VariantName": VARIANT,
-        **_types(decision, models),
+        **_types(decision, () if spec.components else models),
         "InitialInstanceCount": instances(spec),
         "RoutingConfig": _routing(spec.routing),
     }
@@ -104,8 +105,8 @@ def _types(decision: Decision, models: Sequence[Resource]) -> dict[str, Any]:
     if not decision.pools:
         return {"InstanceType": decision.instance_type}
     pools = []
-    for pool, model in zip(decision.pools, models, strict=True):
-        own = {"ModelNameOverride": model.name} if model.name != models[0].name else {}
+    for pool, model in zip_longest(decision.pools, models):
+        own = {"ModelNameOverride": model.name} if model and model.name != models[0].name else {}
         pools.append({"InstanceType": pool.instance_type, **own, "Priority": pool.priority})
     return {"InstancePools": pools}
 

@@ -13,7 +13,7 @@ from deploy.errors import Refused, SpecError
 from deploy.redaction import is_secret
 from deploy.resolve.decision import Decision
 from deploy.spec import Spec
-from deploy.spec.options import ADVICE, Setting, is_aws_image, misplaced, settings_of, wrong_options
+from deploy.spec.options import ADVICE, Setting, is_aws_image, misplaced, problems_error, settings_of, wrong_options
 from handler.config.options import ENVIRONMENT
 from handler.config.options.lookup import variable
 
@@ -30,15 +30,6 @@ _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 _SAME = {**{name: variable(key) for name, key in ENVIRONMENT.items()}, "OPTION_MAX_SEQ_LEN": "OPTION_MAX_MODEL_LEN"}
 """Variables with the same meaning in the handler."""
-
-
-def options_problems(spec: Spec) -> list[str]:
-    """List what the container would refuse of the options alone; none for an image of AWS's own."""
-    image = spec.image
-    if image.aws is not None or is_aws_image(image.uri or ""):
-        return []
-    settings = settings_of(spec.options, spec.environment)
-    return [*misplaced(spec.options), *wrong_options(settings, spec.model.directory)]
 
 
 def environment(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False) -> dict[str, str]:
@@ -73,12 +64,6 @@ def environment(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool 
     if problems:
         raise problems_error(problems, "\n".join(advice))
     return _check_limits({setting.name: setting.value for setting in sorted(settings_by_name.values())})
-
-
-def problems_error(problems: list[str], advice: str) -> SpecError:
-    """Return the error that lists them."""
-    head = [f"{len(problems)} problems:"] if len(problems) > 1 else []
-    return SpecError("\n  ".join([*head, *problems]), advice)
 
 
 def _key(name: str) -> str:

@@ -13,7 +13,7 @@ from deploy.spec import Spec
 
 
 def model(spec: Spec, decision: Decision, tags: list[dict[str, str]], *, allow_plaintext_secret: bool) -> Resource:
-    """Build the model of the endpoint, or of all its components.
+    """Build the model of the endpoint, or of those of its components that share a server.
 
     Metrics need no setting: SageMaker scrapes /metrics on port 8080 by default.
     """

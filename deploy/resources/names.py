@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 TAG_DEPLOYMENT = "lmi:deployment"
-"""Tag of every resource: the deployment's name, which is the endpoint's."""
+"""Tag of every resource: the deployment's name, which is the endpoint's, or `NAME@ENDPOINT` (`spec/guest.py`)."""
 
 TAG_SPEC = "lmi:spec"
 """Tag of every resource: the digest of its specification."""

@@ -54,7 +54,7 @@ def update_warnings(spec: Spec) -> tuple[str, ...]:
     if spec.update.policy != "rolling":
         return ()
     sentences = []
-    if instances(spec) == 1:
+    if spec.endpoint is None and instances(spec) == 1:
         sentences.append(
             "a single instance cannot be updated in batches of at most 50 %: an update starts a second one beside it, "
             "and needs that capacity and quota for a while"

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from deploy.spec.batch import Batch
+from deploy.spec.components import component_contradictions, servers, with_parts_of_components
 from deploy.spec.disagreements import disagreements
+from deploy.spec.guest import deployment_of, guest_contradictions
 from deploy.spec.passthrough import SageMaker
 from deploy.spec.sections import (
     Alarms,
@@ -45,11 +47,18 @@ Routing = Annotated[
 class Spec(Section):
     """A deployment on SageMaker."""
 
-    name: Name = Field(description="Name of the endpoint, and the beginning of all other names.")
+    # The two may be missing where each component has its own; `with_parts_of_components` then fills them in.
+    model_config = ConfigDict(json_schema_extra=lambda schema: schema.update(required=["name", "role"]))
+
+    name: Name = Field(description="Name of the endpoint (without `endpoint`), and the beginning of all other names.")
+    endpoint: Name | None = Field(
+        None,
+        description="Endpoint of another deployment, to put the components on; `instance` then says what that one has.",
+    )
     region: Region | None = Field(None, description="AWS region; default: boto3's setting.")
     role: RoleArn = Field(description="ARN of the execution role (`lmi deploy iam` prints its policies).")
-    image: Image = Field(description="The container image.")
-    model: Model = Field(description="The model.")
+    image: Image = Field(description="The container image; required unless each component has its own.")
+    model: Model = Field(description="The model; required unless each component has its own.")
     options: dict[str, Option] = Field(
         default_factory=dict,
         description="The handler's options (`lmi options` lists them), without `option.`.",
@@ -92,6 +101,16 @@ class Spec(Section):
     )
 
     @property
+    def endpoint_name(self) -> str:
+        """The endpoint: its own, or another deployment's."""
+        return self.endpoint or self.name
+
+    @property
+    def deployment(self) -> str:
+        """What it is called in tags."""
+        return deployment_of(self.name, self.endpoint)
+
+    @property
     def own_code(self) -> bool:
         """Whether the model's own Python code may run."""
         return str(self.options.get("trust_remote_code", "")).lower() == "true"
@@ -102,6 +121,11 @@ class Spec(Section):
         alarms = [self.alarms.notify] if self.alarms is not None and self.alarms.notify is not None else []
         return list(dict.fromkeys([*alarms, *(self.asynchronous.topics if self.asynchronous is not None else [])]))
 
+    @model_validator(mode="before")
+    @classmethod
+    def _parts_of_components(cls, content: Any) -> Any:
+        return with_parts_of_components(content)
+
     @model_validator(mode="after")
     def _agreement(self) -> Spec:
         if problems := [*self._contradictions()]:
@@ -109,16 +133,17 @@ class Spec(Section):
         return self
 
     def _contradictions(self) -> Iterator[str]:
-        if self.network.isolated and self.model.id is not None:
+        models = [server.model for server in servers(self)]
+        if self.network.isolated and any(model.id is not None for model in models):
             yield "network.isolated: the container cannot reach the hub; give model.path or model.s3"
         if reserved := [key for key in self.tags if key.lower().startswith(("aws:", "lmi:"))]:
             yield f"tags: {', '.join(reserved)}: names that begin with aws: or lmi: are taken"
-        shadowed = self.shadow.model if self.shadow is not None else None
-        models = [self.model, *([shadowed] if shadowed is not None else [])]
-        in_s3 = any(one.id is None for one in models) or any(component.adapters for component in self.components)
+        if self.shadow is not None and self.shadow.model is not None:
+            models.append(self.shadow.model)
+        in_s3 = any(model.id is None for model in models) or any(component.adapters for component in self.components)
         if self.encryption.model_key is not None and not in_s3:
             yield "encryption.model_key is for a model or adapters in S3"
-        if self.encryption.secret_key is not None and all(one.token_secret is None for one in models):
+        if self.encryption.secret_key is not None and all(model.token_secret is None for model in models):
             yield "encryption.secret_key is for model.token_secret"
         if self.encryption.output_key is not None and self.asynchronous is None and self.batch is None:
             yield "encryption.output_key is for the answers of async or batch"
@@ -134,15 +159,19 @@ class Spec(Section):
         if self.scaling is not None and self.scaling.min == 0:
             if self.asynchronous is None and not self.components:
                 yield "scaling.min: 0 needs components, or async: other endpoints keep an instance"
-            elif self.components and (self.instance.managed is None or self.instance.managed.min != 0):
+            elif self._keeps_instances():
                 yield "scaling.min: 0 needs instance.managed.min: 0, or instances stay without copies"
         if self.components and self.asynchronous is not None:
             yield "async does not go with components"
-        names = [component.name for component in self.components]
-        names += [adapter.name for component in self.components for adapter in component.adapters]
-        if twice := {name for name in names if names.count(name) > 1}:
-            yield f"components: {', '.join(sorted(twice))} stands there twice"
+        yield from component_contradictions(self)
+        yield from guest_contradictions(self)
         yield from disagreements(self)
+
+    def _keeps_instances(self) -> bool:
+        """Whether its own instances stay where components have no copy."""
+        if not self.components or self.endpoint is not None:
+            return False
+        return self.instance.managed is None or self.instance.managed.min != 0
 
     def _pool_contradictions(self) -> Iterator[str]:
         pools = self.instance.pools
@@ -151,7 +180,7 @@ class Spec(Section):
         if pools and self.instance.price is not None:
             yield "instance.price is that of one type, and instance.pools name several"
         if self.components and any(pool.options for pool in pools):
-            yield "instance.pools[].options: components have one model for all types"
+            yield "instance.pools[].options: a component has one model for all types"
         types = [pool.type for pool in pools]
         priorities = [str(pool.priority or place) for place, pool in enumerate(pools, 1)]
         for what, said in ("type", types), ("priority", priorities):

@@ -52,6 +52,8 @@ def _beside(spec: Spec) -> Iterator[str]:
     ):  # fmt: skip
         if given is not None and there:
             yield place
+    if spec.batch is not None and (own := [item.name for item in spec.components if _is_its_own(item)]):
+        yield f"batch: a job has one model, and components have their own ({', '.join(own)}): give it a file of its own"
     if spec.encryption.capture_key is not None and spec.capture is None:
         yield "encryption.capture_key is for the files of capture"
     if spec.capture is not None and spec.asynchronous is not None:
@@ -73,6 +75,11 @@ def _beside(spec: Spec) -> Iterator[str]:
         yield "shadow.type: must be given beside instance.pools"
     if spec.network.isolated and spec.shadow.model is not None and spec.shadow.model.id is not None:
         yield "network.isolated: the container cannot reach the hub; give shadow.model.s3"
+
+
+def _is_its_own(item: Component) -> bool:
+    """Whether a component differs from the top level in what runs."""
+    return item.model is not None or item.image is not None or bool(item.options or item.environment)
 
 
 def component_fields(spec: Spec, item: Component) -> list[Mapping[str, Any]]:
@@ -103,7 +110,7 @@ def _partitions(spec: Spec) -> Iterator[str]:
     for item in spec.components:
         kinds = [kind for fields in component_fields(spec, item) for kind in _partition_types(fields)]
         field = f"components {item.name}: AcceleratorPartitionType"
-        if not layouts and kinds:
+        if not layouts and kinds and spec.endpoint is None:  # else that endpoint's deployment names them
             yield f"{field}: needs sagemaker.variant.AcceleratorPartitionLayouts"
         elif layouts and not kinds:
             yield f"{field}: must be given, as the instances are partitioned ({', '.join(there)})"

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from deploy.errors import SpecError
+from deploy.spec.components import servers, title
 from handler.config.loader import read_config
 from handler.config.options import KNOWN
 from handler.config.options.lookup import find_option, variable
 from handler.config.options.variables import VARIABLES
+
+if TYPE_CHECKING:
+    from deploy.spec import Spec
 
 ADVICE = (
     "`lmi options` lists the options. An image that knows another one gets it by a variable under environment:, as "
@@ -67,6 +72,26 @@ def wrong_options(settings: Iterable[Setting], directory: Path | None) -> list[s
         for origin, problem in found
         if not origin.startswith("environment.") or problem.name in VARIABLES or find_option(problem.name, "")
     ]
+
+
+def options_problems(spec: Spec) -> list[str]:
+    """List what the container would refuse of the options alone; none for an image of AWS's own."""
+    groups = servers(spec)
+    return [
+        f"{title(server)}: {problem}" if len(groups) > 1 else problem
+        for server in groups
+        if server.image.aws is None and not is_aws_image(server.image.uri or "")
+        for problem in (
+            *misplaced(server.options),
+            *wrong_options(settings_of(server.options, server.environment), server.model.directory),
+        )
+    ]
+
+
+def problems_error(problems: list[str], advice: str) -> SpecError:
+    """Return the error that lists them."""
+    head = [f"{len(problems)} problems:"] if len(problems) > 1 else []
+    return SpecError("\n  ".join([*head, *problems]), advice)
 
 
 def is_aws_image(uri: str) -> bool:

@@ -29,6 +29,7 @@ from deploy.spec.values import (
     SecretArn,
     Section,
     TopicArn,
+    Variable,
     VpcId,
 )
 
@@ -212,7 +213,7 @@ class Adapter(Section):
 
 
 class Component(Section):
-    """An inference component: copies of the model on the endpoint's instances."""
+    """An inference component: copies of the model, or of one of its own, on the endpoint's instances."""
 
     name: Name = Field(description="Name of the component, for requests.")
     copies: Count = Field(1, description="First number of copies.")
@@ -221,6 +222,14 @@ class Component(Section):
     cpus: Annotated[float, Field(ge=0.25)] | None = Field(None, description="CPU cores of one copy.")
     cache: bool = Field(True, description="Keep image and weights on the instance, to add copies faster.")
     adapters: tuple[Adapter, ...] = Field((), description="LoRA adapters of this model.")
+    model: Model | None = Field(None, description="A model of its own, in place of `model`.")
+    image: Image | None = Field(None, description="An image of its own, in place of `image`.")
+    options: dict[str, Option | None] = Field(
+        default_factory=dict, description="Its options, over `options`; null leaves one out."
+    )
+    environment: dict[str, Variable | None] = Field(
+        default_factory=dict, description="Its variables, over `environment`; null leaves one out."
+    )
     sagemaker: ComponentFields = Field(
         default_factory=dict, description="As sagemaker.component, for this component only."
     )

@@ -101,11 +101,6 @@ def _scalar(value: Any) -> Any:
     return value
 
 
-Option = Annotated[str | int | float | bool, BeforeValidator(_scalar)]
-Seconds = Annotated[int, Field(ge=60, le=3600)]
-Count = Annotated[int, Field(ge=0, le=1000)]
-
-
 def _variable(value: Any) -> Any:
     """Refuse anything but text: YAML turns `0777` and `12:30:45` into other numbers, and `on` into a boolean."""
     if not isinstance(value, str):
@@ -116,3 +111,6 @@ def _variable(value: Any) -> Any:
 
 
 Variable = Annotated[str, BeforeValidator(_variable)]
+Option = Annotated[str | int | float | bool, BeforeValidator(_scalar)]
+Seconds = Annotated[int, Field(ge=60, le=3600)]
+Count = Annotated[int, Field(ge=0, le=1000)]

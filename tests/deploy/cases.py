@@ -84,6 +84,37 @@ _SPECS: dict[str, dict[str, Any]] = {
         },
         "components": [{"name": "llama-chat"}],
     },
+    "own-models": {
+        **_PLAIN,
+        "model": {"s3": "s3://models/llama-3-8b/"},
+        "instance": {"type": "ml.g6e.12xlarge", "count": 1},
+        "components": [
+            {
+                "name": "chat",
+                "accelerators": 2,
+                "memory_mb": 32_768,
+                "adapters": [
+                    {"name": "chat-french", "artifact": "s3://models/adapters/french.tar.gz"},
+                ],
+            },
+            {
+                "name": "embed",
+                "model": {"id": "Qwen/Qwen3-Embedding-0.6B", "token_secret": SECRET},
+                "options": {"llm_engine": "vllm", "kv_cache_free_gpu_mem_fraction": None},
+                "environment": {"VLLM_LOGGING_LEVEL": "DEBUG"},
+            },
+            {"name": "old", "image": {"aws": "djl-lmi"}, "options": {"rolling_batch": "disable", "llm_engine": None}},
+        ],
+        "scaling": {"min": 1, "max": 2, "concurrency": 8},
+    },
+    "guest": {
+        **_PLAIN,
+        "name": "team-b",
+        "endpoint": "llama",
+        "instance": {"type": "ml.g6e.12xlarge"},
+        "components": [{"name": "rank", "copies": 2}],
+        "scaling": {"min": 0, "max": 2, "concurrency": 8},
+    },
     "aws-image": {
         **_PLAIN,
         "image": {"aws": "djl-lmi"},
@@ -154,9 +185,26 @@ def decision(case: str, **changes: Any) -> Decision:
             "provision": said.timeouts.provision,
             "tensor_parallel": None if cpu else 1,
             "pools": _POOLS if said.instance.pools else (),
+            "components": _of_components(said) if case == "own-models" else {},
             **changes,
         }
     )
+
+
+def _of_components(said: Spec) -> dict[str, Decision]:
+    """Decisions of components that differ: the accelerators are the tensor parallel degree."""
+    return {
+        item.name: decision(
+            "components",
+            image="763104351884.dkr.ecr.eu-west-1.amazonaws.com/djl-inference:0.38.0-lmi29.0.0-cu130"
+            if item.image is not None
+            else IMAGE,
+            model_data=None if item.model is not None and item.model.id else "s3://models/llama-3-8b/",
+            tensor_parallel=item.accelerators,
+            startup=900 + 60 * place,
+        )
+        for place, item in enumerate(said.components)
+    }
 
 
 CASES = tuple(_SPECS)

@@ -103,7 +103,7 @@ OF_DEPLOY = {
     },
     "client": {"credentials", "errors", "web_pages"},
     "bench": {"client"},
-    "local": {"errors"},
+    "local": {"errors", "spec"},
     "rehearsal": {"local", "operations.logs", "s3.uri"},
 }
 """A package of deploy's, and what of deploy it may import beside itself; `cli` may import all of it."""

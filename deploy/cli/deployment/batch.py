@@ -19,7 +19,7 @@ from deploy.cli.views.progress import live_progress
 from deploy.cli.views.upload import upload_progress
 from deploy.deployer.interruption import interruptible, status_of
 from deploy.deployer.live import look
-from deploy.deployer.preparation import check_data, upload_model
+from deploy.deployer.preparation import check_data, upload_models
 from deploy.errors import SpecError
 from deploy.preflight.checks import over_the_network, preflight, refuse_errors
 from deploy.resolve.decision import Decision
@@ -67,7 +67,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return 1
     if spec.model.upload is not None:
         with upload_progress(console) as report:
-            upload_model(spec, aws, report)
+            upload_models(spec, aws, report)
     made = make_model(aws, spec.name, job)
     say(console, f"{'made' if made else 'there is'} {job.model.key}")
     name = arguments.job or name_of(aws, job)

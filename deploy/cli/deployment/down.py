@@ -20,6 +20,8 @@ from deploy.deployer.teardown import check_users, delete_data, delete_logs, log_
 from deploy.errors import SpecError
 from deploy.resources.resource import Kind
 from deploy.spec import Spec
+from deploy.spec.components import uploads
+from deploy.spec.guest import deployment_of, is_guest
 from deploy.spec.reading import read_spec
 
 
@@ -27,6 +29,7 @@ def add(commands: Any) -> None:
     parser = commands.add_parser("down", help="delete everything of a deployment")
     parser.add_argument("spec", nargs="?", type=Path, metavar="FILE", help="the specification; or --name")
     parser.add_argument("--name", help="the endpoint's name, in place of the file")
+    parser.add_argument("--endpoint", help="with --name: the endpoint of another deployment that it is on")
     parser.add_argument("--region", help="AWS region (default: the file's, else boto3's setting)")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
     parser.add_argument("--logs", action="store_true", help="also delete its log groups")
@@ -40,11 +43,14 @@ def _run(arguments: argparse.Namespace) -> int:
     spec = read_spec(arguments.spec) if arguments.spec is not None else None
     if spec is None and arguments.name is None:
         raise SpecError("give the specification's file, or --name")
-    if arguments.data and (spec is None or spec.model.upload is None):
+    if arguments.data and (spec is None or not uploads(spec)):
         raise SpecError("--data needs a file with model.upload: nothing else was uploaded")
     if spec is not None and arguments.name not in (None, spec.name):
         raise SpecError(f"--name {arguments.name}, and the file's name is {spec.name}", "Give one of the two.")
-    name = arguments.name or (spec.name if spec is not None else "")
+    if spec is not None and arguments.endpoint not in (None, spec.endpoint):
+        raise SpecError(f"--endpoint {arguments.endpoint}, and the file's endpoint is {spec.endpoint or spec.name}")
+    own = arguments.endpoint if arguments.endpoint != arguments.name else None
+    name = spec.deployment if spec is not None else deployment_of(arguments.name, own)
     run = Run()
     try:
         with interruptible():
@@ -60,14 +66,16 @@ def _remove(name: str, spec: Spec | None, console: Console, run: Run, arguments:
         options = ApplyOptions(say=lambda line: say(console, line), report=report)
         live = look_when_idle(aws, name, (), options)
     planned = removal_of_all(live)
-    if arguments.data and spec is not None and spec.model.upload is not None:
-        check_users(
-            aws, spec.model.upload, own_models=[existing.name for existing in live.owned if existing.kind is Kind.MODEL]
-        )
+    prefixes = uploads(spec) if arguments.data and spec is not None else []
+    for prefix in prefixes:
+        check_users(aws, prefix, own_models=[existing.name for existing in live.owned if existing.kind is Kind.MODEL])
     if planned.actions:
         print_plan(console, planned, whole=False)
     else:
         say(console, f"There is nothing of {name} in {aws.region}.")
+    if planned.kept:
+        theirs = ", ".join(planned.kept)
+        say(console, f"The endpoint stays, as components of others are on it: {theirs}. After them, run this again.")
     also = [what for what, enabled in (("its logs", arguments.logs), ("its model data", arguments.data)) if enabled]
     if not planned.actions and not also:
         return 0
@@ -78,11 +86,12 @@ def _remove(name: str, spec: Spec | None, console: Console, run: Run, arguments:
     if arguments.logs:
         components = {existing.name for existing in live.of(Kind.COMPONENT)}
         components |= {component.name for component in spec.components} if spec is not None else set()
-        for group in delete_logs(aws, log_groups(name, sorted(components))):
+        endpoint = None if planned.kept or is_guest(name) else name
+        for group in delete_logs(aws, log_groups(endpoint, sorted(components))):
             say(console, f"removed the log group {group}")
-    if arguments.data and spec is not None and spec.model.upload is not None:
-        removed, others = delete_data(aws, spec.model.upload)
+    for prefix in prefixes:
+        removed, others = delete_data(aws, prefix)
         note = f"; {others} were not uploaded by this program, and stay" if others else ""
-        say(console, f"removed {removed} objects below {spec.model.upload}{note}")
-    say(console, f"{name} is gone.")
+        say(console, f"removed {removed} objects below {prefix}{note}")
+    say(console, f"{name} is gone." if not planned.kept else f"{name} is gone except for its endpoint.")
     return 0

@@ -12,6 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from deploy.aws import Aws
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.cli.console import out, say
+from deploy.cli.views.components import components_as_json, print_sums
 from deploy.cli.views.plan import as_json, candidates_table, print_checks, print_plan, print_warnings
 from deploy.deployer.aws_errors import why_unreachable
 from deploy.deployer.live import look
@@ -51,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _print_online(spec: Spec, aws: Aws, arguments: argparse.Namespace) -> int:
     preparation = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
-    live = look(aws, spec.name, preparation.resources_in_order)
+    live = look(aws, spec.deployment, preparation.resources_in_order)
     preparation, kept = keep_release(
         preparation, aws, live, adopt=arguments.adopt, allow_plaintext_secret=arguments.allow_plaintext_secret
     )
@@ -78,9 +79,16 @@ def _print(
     """
     decision = preparation.decision
     warnings = [*preparation.warnings, *comparison.warnings]
+    sums = comparison.sums or preparation.sums
     advised = advice(preparation.spec, decision, preparation.candidates)
     if arguments.json:
-        more = {"region": decision.region, "account": decision.account, "instance_type": decision.instance_type}
+        more: dict[str, Any] = {
+            "region": decision.region,
+            "account": decision.account,
+            "instance_type": decision.instance_type,
+        }
+        if sums is not None:
+            more |= {"components": components_as_json(sums)}
         verdicts = [{**asdict(check), "verdict": check.verdict.value} for check in checks]
         print(as_json(comparison.plan, **more, unasked=reason, warnings=warnings, advice=advised, checks=verdicts))
         return
@@ -90,10 +98,12 @@ def _print(
         say(console, f"AWS was not asked ({reason}): this is the plan as if nothing existed.", "yellow")
     if preparation.candidates is not None:
         console.print(candidates_table(preparation.candidates))
+    if sums is not None:
+        print_sums(console, sums)
     print_warnings(console, warnings)
     for sentence in advised:
         say(console, f"advice: {sentence}", "dim")
     print_checks(console, checks)
-    if comparison.upload is not None:
-        say(console, "\n".join([str(comparison.upload), *map(str, comparison.upload.findings)]))
+    for upload in comparison.uploads:
+        say(console, "\n".join([str(upload), *map(str, upload.findings)]))
     print_plan(console, comparison.plan)

@@ -17,7 +17,7 @@ from deploy.cli.views.progress import live_progress
 from deploy.cli.views.upload import upload_progress
 from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle
 from deploy.deployer.interruption import interruptible, interruption_report, status_of
-from deploy.deployer.preparation import compare, prepare, upload_model
+from deploy.deployer.preparation import compare, prepare, upload_models
 from deploy.deployer.release import keep_release
 from deploy.deployer.wait import time_limit
 from deploy.errors import NotThere
@@ -26,6 +26,7 @@ from deploy.resolve.decision import Decision
 from deploy.resolve.prices import TABLE, Prices
 from deploy.resources.updating import num_batches
 from deploy.spec import Spec
+from deploy.spec.components import uploads
 
 
 def add(commands: Any) -> None:
@@ -70,9 +71,9 @@ def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespac
             keep_failed=arguments.keep_failed,
             limit=time_limit(preparation.decision, batches=num_batches(spec), between=spec.update.wait),
         )
-        live = look_when_idle(aws, spec.name, preparation.resources_in_order, options)
+        live = look_when_idle(aws, spec.deployment, preparation.resources_in_order, options)
     if command == "update" and live.endpoint is None:
-        raise NotThere(f"there is no endpoint {spec.name} in {aws.region}", "`lmi deploy up` makes it.")
+        raise NotThere(f"there is no endpoint {spec.endpoint_name} in {aws.region}", "`lmi deploy up` makes it.")
     preparation, kept = keep_release(
         preparation, aws, live, adopt=arguments.adopt, allow_plaintext_secret=arguments.allow_plaintext_secret
     )
@@ -93,17 +94,19 @@ def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespac
     if not confirm("Do this?", yes=arguments.yes, needed=False):
         say(console, "Nothing was changed.")
         return 1
-    if spec.model.upload is not None:
+    if uploads(spec):
         with upload_progress(console) as report_upload:
-            upload_model(spec, aws, report_upload)
+            upload_models(spec, aws, report_upload)
     with live_progress(console) as report:
         apply(aws, comparison.plan, preparation.resources_in_order, replace(options, report=report), run)
-    say(console, f"{spec.name} is in service. Talk to it: lmi deploy chat {spec.name}")
+    say(console, f"{spec.name} is in service. Talk to it: lmi deploy chat {spec.endpoint_name}")
     return 0
 
 
 def _instances(spec: Spec, decision: Decision, prices: Prices) -> str:
     """Return what will cost money: the number of instances, their type and price."""
+    if spec.endpoint is not None:
+        return f"no instance of its own: the components go onto the endpoint {spec.endpoint}"
     managed = spec.instance.managed
     count = f"{managed.min} to {managed.max}" if managed is not None else str(spec.instance.count)
     names = [pool.instance_type for pool in decision.pools] or [decision.instance_type]

@@ -6,19 +6,25 @@ import argparse
 import asyncio
 import logging
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from deploy.cli.endpoint import rehearsal
 from deploy.errors import DeployError
-from deploy.local.container import command
+from deploy.local.container import Command, command
 from deploy.local.endpoint import Component, Endpoint, Limits
 from deploy.local.health import Probing
 from deploy.local.serving import Plan, free_port, serve
+from deploy.local.specification import refuse_with_specification, started, this_machine, with_arguments
+from deploy.spec.reading import read_spec
 
 BASE = "base"
 """The component of the model itself, if there are adapters."""
+
+_NAME = "local"
+_SPECIFICATION = (".yaml", ".yml", ".json")
 
 _SNIPPET = (
     "  import boto3\n"
@@ -39,11 +45,12 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "model",
         nargs="?",
-        help="a .gguf file, a model directory, or a name on the Hugging Face hub (default: the demo model)",
+        help="a .gguf file, a model directory, or a name on the Hugging Face hub (default: the demo model); or a "
+        "specification (.yaml, .json), each of whose components becomes a process",
     )
     parser.add_argument("--port", type=_port, default=8081, help="port of the API; 0: a free one (default %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    parser.add_argument("--endpoint-name", default="local", metavar="NAME", help="(default %(default)s)")
+    parser.add_argument("--endpoint-name", metavar="NAME", help=f"(default: the specification's name, else {_NAME})")
     parser.add_argument("--region", help="refuse requests that are signed for another region (default: accept any)")
     _add_container(parser)
     _add_limits(parser)
@@ -104,14 +111,18 @@ def _run(arguments: argparse.Namespace) -> int:
     report = partial(print, file=sys.stderr, flush=True)
     if arguments.aws:
         return rehearsal.run(arguments, plan, report)
-    component = f' InferenceComponentName="{BASE}",' if plan.endpoint.components else ""
+    first = next(iter(plan.endpoint.components), None)
+    component = "" if first is None else f' InferenceComponentName="{first}",'
 
     def ready(url: str) -> None:
         region = plan.endpoint.region or "us-east-1"
         print(f"endpoint {plan.endpoint.name} is InService: {url}")
         print(_SNIPPET.format(region=region, url=url, name=plan.endpoint.name, component=component), flush=True)
 
-    return asyncio.run(serve(plan, report=report, log=lambda line: report(f"container | {line}"), ready=ready))
+    def log(component: str, line: str) -> None:
+        report(f"{component or 'container'} | {line}")
+
+    return asyncio.run(serve(plan, report=report, log=log, ready=ready))
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
@@ -129,37 +140,71 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     if arguments.container and any(settings.values()):
         names = ", ".join(name for name, value in settings.items() if value)
         raise DeployError(f"--container is a container that runs already: {names} cannot be set for it")
-    adapters = _adapters(arguments.adapters)
+    if arguments.model and arguments.model.endswith(_SPECIFICATION) and Path(arguments.model).is_file():
+        return _plan_of_specification(arguments)
+    adapters = _adapters(arguments.adapters, (BASE,))
     options = arguments.options + (["option.enable_lora=true"] if adapters else [])
     port = arguments.container_port or free_port()
     url = (arguments.container or f"http://127.0.0.1:{port}").rstrip("/")
     components = {BASE: Component(), **{name: Component(name) for name in adapters}} if adapters else {}
-    limits = Limits(arguments.invoke_timeout, arguments.stream_timeout, arguments.max_body)
+    commands = {} if arguments.container else {"": command(arguments.model, port, options, arguments.engine)}
+    return _with(arguments, _endpoint(arguments, url, _NAME, components), commands, adapters)
+
+
+def _plan_of_specification(arguments: argparse.Namespace) -> Plan:
+    """Return the plan of a specification: a process for each component, side by side.
+
+    Raises:
+        DeployError, SpecError: the file is invalid, does not go with an argument, or does not run here.
+    """
+    refuse_with_specification(arguments.container_port)
+    spec = with_arguments(read_spec(Path(arguments.model)), arguments.options, arguments.engine)
+    given = started(
+        spec,
+        free_port,
+        machine=this_machine(),
+        adapters=_adapters(arguments.adapters, ()),
+        store=arguments.s3,
+    )
+    for note in given.notes:
+        print(f"note: {note}", file=sys.stderr)
+    urls = [item.container for item in given.components.values() if item.container] or [given.commands[""].url]
+    endpoint = _endpoint(arguments, urls[0], spec.name, given.components)
+    return _with(arguments, endpoint, given.commands, given.adapters)
+
+
+def _endpoint(arguments: argparse.Namespace, url: str, name: str, components: Mapping[str, Component]) -> Endpoint:
+    return Endpoint(
+        url,
+        arguments.endpoint_name or name,
+        arguments.region,
+        components=components,
+        limits=Limits(arguments.invoke_timeout, arguments.stream_timeout, arguments.max_body),
+        part_bytes=arguments.part_bytes,
+    )
+
+
+def _with(
+    arguments: argparse.Namespace, endpoint: Endpoint, commands: Mapping[str, Command], adapters: Mapping[str, str]
+) -> Plan:
     return Plan(
-        Endpoint(
-            url,
-            arguments.endpoint_name,
-            arguments.region,
-            components=components,
-            limits=limits,
-            part_bytes=arguments.part_bytes,
-        ),
+        endpoint,
         host=arguments.host,
         port=arguments.port,
-        command=None if arguments.container else command(arguments.model, port, options, arguments.engine),
+        commands=commands,
         adapters=adapters,
         probing=Probing(window=arguments.start_timeout),
         store=arguments.s3,
     )
 
 
-def _adapters(settings: list[str]) -> dict[str, str]:
+def _adapters(settings: list[str], taken: tuple[str, ...]) -> dict[str, str]:
     adapters = {}
     for text in settings:
         name, equals, path = text.partition("=")
         if not name or not equals or not Path(path).is_dir():
             raise DeployError(f"--adapter {text}: must be NAME=PATH, the path of a directory")
-        if name == BASE or name in adapters:
+        if name in taken or name in adapters:
             raise DeployError(f"--adapter {text}: there is a component {name} already")
         adapters[name] = str(Path(path).resolve())
     return adapters

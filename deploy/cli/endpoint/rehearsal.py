@@ -57,6 +57,11 @@ def plan(arguments: argparse.Namespace, plan: Plan) -> Plan:
         if getattr(arguments, name) not in (_defaults()[name], [], None):
             option = {"adapters": "adapter"}.get(name, name.replace("_", "-"))
             raise DeployError(f"--{option} cannot be set with --aws: {why}")
+    if plan.endpoint.components:
+        raise DeployError(
+            f"{arguments.model} has components, and --aws has one container for all endpoints",
+            f"Name a model, or none, and create the components with `lmi deploy up {arguments.model}`.",
+        )
     for image in _images(arguments):
         if not all(image.rpartition(":")):
             raise DeployError(f"--image {image}: must be REPOSITORY:TAG, e.g. lmi-handler:{version('lmi-handler')}")
@@ -72,7 +77,7 @@ def run(arguments: argparse.Namespace, plan: Plan, report: Callable[[str], None]
     region = arguments.region or os.environ.get("AWS_REGION") or "us-east-1"
     container_log = ContainerLog()
 
-    def log(line: str) -> None:
+    def log(_: str, line: str) -> None:
         container_log.add(line)
         report(f"container | {line}")
 

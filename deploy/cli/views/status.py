@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.diagnostics.advice import advice
-from deploy.operations.status import MINUTES, Status
+from deploy.operations.status import MINUTES, Component, Status
 from deploy.resources.resource import FAILED, MIXED, READY
 
 _COLOURS = dict.fromkeys((*READY, "OK"), "green") | dict.fromkeys((*FAILED, *MIXED, "ALARM"), "red")
@@ -58,10 +58,16 @@ def _places(status: Status) -> Table:
         what = " ".join(part for part in (variant.type or "", variant.image) if part)
         table.add_row(variant.name, "", str(variant.instances), str(variant.desired), f"instances {what}".strip())
     for item in status.components:
-        what = "copies" if item.base is None else f"adapter of {item.base}"
+        what = _copies(item) if item.base is None else f"adapter of {item.base}"
         now, wanted = (str(item.copies), str(item.desired)) if item.base is None else ("", "")
         table.add_row(item.name, coloured(item.status), now, wanted, Text(" ".join((what, item.reason)).strip()))
     return table
+
+
+def _copies(item: Component) -> str:
+    """Return e.g. `copies of llama-0123abcd, 2 GPUs each`."""
+    gpus = f"{item.gpus} GPU{'s' * (item.gpus > 1)} each" if item.gpus else ""
+    return ", ".join(part for part in (f"copies of {item.model}" if item.model else "copies", gpus) if part)
 
 
 def _scaling(status: Status) -> list[tuple[RenderableType, ...]]:

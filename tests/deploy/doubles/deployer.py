@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.errors import DeployError
+from deploy.iam.parts import parts
 from deploy.iam.policies import Policy, policies
 from deploy.resolve.resolver import resolve
 from deploy.spec import Spec
@@ -43,6 +44,6 @@ class Deployer:
     def takes(self, file: str, settings: list[str] | None = None) -> None:
         """Have the printed policy of a file. One that cannot be read leaves what was."""
         try:
-            self._cloud.policies[CALLER] = (printed(read_spec(Path(file), settings or [])),)
+            self._cloud.policies[CALLER] = parts(printed(read_spec(Path(file), settings or [])))
         except DeployError:
             return

@@ -126,7 +126,7 @@ def test_by_default_its_ways_are_sagemaker_s(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(local_command, "serve", taken)
     assert main(["local", "--container", "http://127.0.0.1:8080/"]) == 0
     [plan] = plans
-    assert (plan.host, plan.port, plan.command) == ("127.0.0.1", 8081, None)
+    assert (plan.host, plan.port, plan.commands) == ("127.0.0.1", 8081, {})
     assert (plan.endpoint.name, plan.endpoint.container) == ("local", "http://127.0.0.1:8080")
     limits = plan.endpoint.limits
     assert (limits.invoke, limits.stream, limits.asynchronous) == (60, 480, 900)

@@ -85,7 +85,7 @@ def test_all_that_there_is(cloud: Cloud) -> None:
     status = look(aws(), "chat")
     assert status.serving
     assert status.components == (
-        Component("chat-a", "InService", 1, 1),
+        Component("chat-a", "InService", 1, 1, model="chat-m", gpus=1),
         Component("chat-lora", "InService", 1, 1, base="chat-a"),
     )
     (scales,) = status.scaling

@@ -227,6 +227,7 @@ EXPRESSED = {
     "scaling.scale_in_cooldown", "scaling.scale_out_cooldown", "components.name", "components.copies",
     "instance.pools", "instance.pools.type", "instance.pools.priority", "instance.pools.options",
     "components.accelerators", "components.memory_mb", "components.cpus",
+    "components.model", "components.image", "components.options", "components.environment",
 }  # fmt: skip
 """Settings that the formats have a place for, or a note of their own in each that has none; planning's too."""
 

@@ -18,6 +18,7 @@ from deploy.rehearsal.authorization import (
 )
 from deploy.rehearsal.identity_policy import Need, Unexplained, allowed
 from deploy.resolve.ecr import registry_suffix
+from deploy.spec.components import servers
 from tests.deploy.cases import CASES, KEY, decision, spec
 from tests.one_test import in_one_test
 
@@ -100,16 +101,18 @@ def of_the_role(case: str, where: Where, image: str, **changes: Any) -> Iterator
     """What SageMaker and the container do with the role: the developer guide's list, and the container's own call."""
     said, decided = spec(case, **changes), decision(case)
     yield from needs_of_action("ecr:GetAuthorizationToken", {}, where)
-    pull = {"repositoryName": image.partition("/")[2].partition("@")[0].partition(":")[0], "registryId": image[:12]}
-    for verb in ("BatchCheckLayerAvailability", "BatchGetImage", "GetDownloadUrlForLayer"):
+    images = [image, *(decided.of(server).image for server in servers(said) if decided.components)]
+    for uri, verb in product(images, ("BatchCheckLayerAvailability", "BatchGetImage", "GetDownloadUrlForLayer")):
+        pull = {"repositoryName": uri.partition("/")[2].partition("@")[0].partition(":")[0], "registryId": uri[:12]}
         yield from needs_of_action(f"ecr:{verb}", pull, where)
-    for name in (f"Endpoints/{said.name}", *(f"InferenceComponents/{item.name}" for item in said.components)):
+    own = [f"Endpoints/{said.name}"] if said.endpoint is None else []
+    for name in (*own, *(f"InferenceComponents/{item.name}" for item in said.components)):
         log = {"logGroupName": f"/aws/sagemaker/{name}", "logStreamName": "AllTraffic/i-1"}
         for verb in ("CreateLogGroup", "CreateLogStream", "DescribeLogStreams", "PutLogEvents"):
             yield from needs_of_action(f"logs:{verb}", log, where)
     yield from needs_of_action("cloudwatch:PutMetricData", {}, where)
-    if decided.model_data is not None:
-        bucket, _, prefix = decided.model_data.removeprefix("s3://").partition("/")
+    for data in {decided.of(server).model_data for server in servers(said)} - {None}:
+        bucket, _, prefix = str(data).removeprefix("s3://").partition("/")
         yield from needs_of_action("s3:GetObject", {"Bucket": bucket, "Key": f"{prefix}config.json"}, where)
         yield from needs_of_action("s3:ListBucket", {"Bucket": bucket}, where, **{"s3:prefix": prefix})
     if (key := said.encryption.model_key) is not None:
@@ -117,8 +120,8 @@ def of_the_role(case: str, where: Where, image: str, **changes: Any) -> Iterator
         yield from needs_of_action("kms:Decrypt", {"KeyId": key}, where, **via)
     if said.alarms is not None:
         yield from needs_of_action("cloudwatch:DescribeAlarms", {"AlarmName": f"{said.name}/5xx"}, where)
-    if said.model.token_secret is not None:
-        yield from needs_of_action("secretsmanager:GetSecretValue", {"SecretId": said.model.token_secret}, where)
+    for secret in {server.model.token_secret for server in servers(said)} - {None}:
+        yield from needs_of_action("secretsmanager:GetSecretValue", {"SecretId": secret}, where)
         if (key := said.encryption.secret_key) is not None:
             via = {"kms:ViaService": f"secretsmanager.{where.region}.{where.suffix}"}
             yield from needs_of_action("kms:Decrypt", {"KeyId": key}, where, **via)

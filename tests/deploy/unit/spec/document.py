@@ -35,14 +35,20 @@ def names() -> list[str]:
     return [name for name, *_ in _fields(whole, whole, "")]
 
 
-def _fields(section: dict[str, Any], whole: dict[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any], bool]]:
+def _fields(
+    section: dict[str, Any], whole: dict[str, Any], prefix: str, seen: set[str] | None = None
+) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Every field; those of a section that stands in several places are listed in the first."""
+    seen = set() if seen is None else seen
     for name, field in section["properties"].items():
         yield f"{prefix}{name}", field, name in section.get("required", ())
         for one in _branches(field):
             many = "[]" if one.get("type") == "array" else ""
-            below = _resolved(one.get("items", one), whole)
-            if "properties" in below:
-                yield from _fields(below, whole, f"{prefix}{name}{many}.")
+            item = one.get("items", one)
+            below = _resolved(item, whole)
+            if "properties" in below and item["$ref"] not in seen:
+                seen.add(item["$ref"])
+                yield from _fields(below, whole, f"{prefix}{name}{many}.", seen)
 
 
 def _branches(field: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import pytest
 
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.errors import SpecError
-from deploy.resources.environment import options_problems
+from deploy.spec.options import options_problems
 from deploy.spec.reading import read_spec
 from tests.deploy.cases import SECRET
 

@@ -1,0 +1,271 @@
+"""Decide on the components of an endpoint: one instance type for all, a model for each server, and room for the copies.
+
+SageMaker starts no copy where it has no room: a copy has its GPUs for itself, and shares the host's memory and cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from deploy.errors import DoesNotFit, SpecError
+from deploy.resolve.candidates import Resolution, cheapest
+from deploy.resolve.decision import Decision
+from deploy.resolve.fit import Fit, cpu_limit
+from deploy.resolve.instances import InstanceType, find
+from deploy.spec import Spec
+from deploy.spec.components import servers, title
+from deploy.spec.sections import Component, Model
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A component and what it takes of the instances.
+
+    Attributes:
+        model: the model's name or place.
+        gpus: of one copy; 0 on a CPU type.
+        memory_mb: of the host, for one copy.
+        cpus: cores of one copy; 0: none are asked for.
+        fit: the model's memory; None: its size, or the instance type, is unknown.
+    """
+
+    name: str
+    model: str
+    copies: int
+    gpus: int
+    memory_mb: int
+    cpus: float = 0.0
+    fit: Fit | None = None
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What all first copies take together, and what there is. 0 and None: the tables do not know the type."""
+
+    placed: tuple[Placed, ...]
+    instance: InstanceType | None
+    count: int
+
+    def rows(self) -> Iterator[tuple[str, float, float]]:
+        """Yield the resources by name, with what the copies take and what the instances have."""
+        if self.instance is None:
+            return
+        for name, of_copy, has in _resources(self.instance):
+            taken = sum(item.copies * of_copy(item) for item in self.placed)
+            if has:
+                yield name, taken, has * self.count
+
+
+def resolve_components(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resolution:
+    """Decide for each server of the components as if it were the only one, and join the decisions.
+
+    Args:
+        resolve: decides for a specification whose components share one server.
+
+    Raises:
+        DoesNotFit, SpecError: as for a single server, with the components' names; or the servers need different
+            hosts, or the first copies have no room together.
+    """
+    groups = servers(spec)
+    found = [_of_one(server, resolve, alone=len(groups) == 1) for server in groups]
+    if spec.instance.type == "auto":
+        kind = _common_type(spec, groups, found)
+        if any(resolution.decision.instance_type != kind for resolution in found):
+            groups = [_on(server, kind) for server in groups]
+            found = [_of_one(server, resolve, alone=len(groups) == 1) for server in groups]
+    decisions = [resolution.decision for resolution in found]
+    _one_host(groups, decisions)
+    placed = tuple(_placed(groups, found))
+    sums = Sums(placed, find(decisions[0].instance_type), _instances(spec))
+    if not spec.instance.unchecked and (problem := _without_room(sums, spec)):
+        raise SpecError(problem, _MORE_ROOM)
+    joined = replace(
+        decisions[0],
+        download=max(decision.download for decision in decisions),
+        startup=max(decision.startup for decision in decisions),
+        warnings=tuple(dict.fromkeys((*_warnings(groups, decisions), *_tight(sums, spec)))),
+        components={
+            item.name: decision
+            for server, decision in zip(groups, decisions, strict=True)
+            for item in server.components
+        },
+    )
+    candidates = found[0].candidates if len(groups) == 1 else None
+    return Resolution(joined, candidates, sums)
+
+
+_MORE_ROOM = "Take fewer copies, fewer accelerators each, or more instances; options.replicas adds engines to a copy."
+
+
+def without_room(sums: Sums, where: str) -> str:
+    """Return why the copies have no room on the instances; empty: they have."""
+    for name, taken, has in sums.rows():
+        if taken > has:
+            need = f"{taken:g} {_UNITS[name]}"
+            return f"components[].copies: the first copies need {need}, and {where} have {has:g}"
+    return ""
+
+
+_UNITS = {
+    "accelerators": "GPUs",
+    "memory_mb": "MB of memory (memory_mb)",
+    "cpus": "CPU cores (cpus)",
+    "models": "GiB of memory for their models",
+}
+
+
+def _without_room(sums: Sums, spec: Spec) -> str:
+    return without_room(sums, _where(sums, spec)) if sums.instance is not None else ""
+
+
+def _where(sums: Sums, spec: Spec) -> str:
+    name = "" if sums.instance is None else sums.instance.name
+    return f"{sums.count} x {name}" + ("" if spec.instance.managed is None else " (instance.managed.max)")
+
+
+def _resources(instance: InstanceType) -> list[tuple[str, Callable[[Placed], float], float]]:
+    return [
+        ("accelerators", lambda item: item.gpus, instance.gpus),
+        ("memory_mb", lambda item: item.memory_mb, instance.ram_gib * 1024),
+        ("cpus", lambda item: item.cpus, instance.vcpus),
+        # Without GPUs all models are in the host's memory.
+        ("models", _held, 0.0 if instance.gpus else round(cpu_limit(instance), 1)),
+    ]
+
+
+def _held(item: Placed) -> float:
+    """Return the GiB of a copy's weights and of what is beside them."""
+    return 0.0 if item.fit is None else round(item.fit.weights + item.fit.rest, 1)
+
+
+def _of_one(server: Spec, resolve: Callable[[Spec], Resolution], *, alone: bool) -> Resolution:
+    try:
+        return resolve(server)
+    except (DoesNotFit, SpecError) as error:
+        if alone:
+            raise
+        raise type(error)(f"{title(server)}: {error}", error.advice) from error
+
+
+def _on(server: Spec, kind: str) -> Spec:
+    return server.model_copy(update={"instance": server.instance.model_copy(update={"type": kind})})
+
+
+def _common_type(spec: Spec, groups: Sequence[Spec], found: Sequence[Resolution]) -> str:
+    """Return the cheapest type that each model fits on, and all first copies together.
+
+    Raises:
+        DoesNotFit: there is none.
+    """
+    lists = [resolution.candidates.fits for resolution in found if resolution.candidates is not None]
+    fitting = [{item.instance.name for item in fits if item.fits} for fits in lists]
+    places = [{item.instance.name: place for place, item in enumerate(fits)} for fits in lists]
+    # A type with remarks for one model comes after those without for any.
+    ranked = {name: max(of_model[name] for of_model in places) for name in set.intersection(*fitting)}
+    for name in sorted(ranked, key=lambda one: (ranked[one], one)):
+        sums = Sums(tuple(_placed(groups, found)), find(name), _instances(spec))
+        if not any(taken > has for _, taken, has in sums.rows()):
+            return name
+    if len(groups) == 1:
+        return cheapest(lists[0]).instance.name  # the check of the copies says what is wrong
+    raise DoesNotFit(
+        "instance.type: auto: no known instance type holds the first copies of all components",
+        f"{_MORE_ROOM} Or name a type.",
+    )
+
+
+def _placed(groups: Sequence[Spec], found: Sequence[Resolution]) -> Iterator[Placed]:
+    for server, resolution in zip(groups, found, strict=True):
+        chosen = None if resolution.candidates is None else resolution.candidates.chosen
+        for item in server.components:
+            yield placed(item, server.model, resolution.decision, chosen)
+
+
+def placed(item: Component, model: Model, decision: Decision, fit: Fit | None = None) -> Placed:
+    gpus = item.accelerators if decision.gpus else 0
+    where = model.id or model.s3 or model.path or ""
+    return Placed(item.name, where, item.copies, gpus, item.memory_mb, item.cpus or 0.0, fit)
+
+
+def _instances(spec: Spec) -> int:
+    return spec.instance.count if spec.instance.managed is None else spec.instance.managed.max
+
+
+def _one_host(groups: Sequence[Spec], decisions: Sequence[Decision]) -> None:
+    """Check that all images may run on one host, as an endpoint configuration names one.
+
+    Raises:
+        SpecError: they need another InferenceAmiVersion.
+    """
+    if len({decision.ami for decision in decisions}) > 1:
+        hosts = "; ".join(
+            f"{title(server)}: {decision.ami or 'the default'}"
+            for server, decision in zip(groups, decisions, strict=True)
+        )
+        raise SpecError(
+            f"components[].image: the images need different hosts ({hosts}), and an endpoint has one",
+            "Take images of one CUDA version (image.cuda says it where the tag does not), or set instance.ami.",
+        )
+
+
+def _warnings(groups: Sequence[Spec], decisions: Sequence[Decision]) -> Iterator[str]:
+    """Yield the warnings of all servers: what not all have in common with the components' names."""
+    common = set.intersection(*(set(decision.warnings) for decision in decisions))
+    for server, decision in zip(groups, decisions, strict=True):
+        for warning in decision.warnings:
+            yield warning if warning in common else f"{title(server)}: {warning}"
+
+
+def _tight(sums: Sums, spec: Spec) -> Iterator[str]:
+    """Yield a sentence for what has room in sum and not on each instance, or not after scaling."""
+    if sums.instance is None:
+        return
+    if spec.instance.unchecked and (problem := _without_room(sums, spec)):
+        yield f"{problem} (instance.unchecked)."
+    elif alone := _left_over(sums):
+        yield (
+            f"components[].copies: {alone} may find no instance with enough left: a copy does not spread over "
+            f"instances of {sums.instance.name}."
+        )
+    if not sums.instance.gpus:
+        for item in sums.placed:
+            if item.fit is not None and item.memory_mb < (needed := round(1024 * (item.fit.weights + item.fit.rest))):
+                yield f"component {item.name}: memory_mb: {item.memory_mb}, and its model takes about {needed} MB."
+    if spec.scaling is not None and sums.instance.gpus:
+        most = sum(max(spec.scaling.max, item.copies) * item.gpus for item in sums.placed)
+        have = sums.count * sums.instance.gpus
+        if most > have:
+            where = _where(sums, spec)
+            yield f"scaling.max: all components at their maximum need {most} GPUs, and {where} have {have}."
+
+
+def _left_over(sums: Sums) -> str:
+    """Return a component whose copies find no place when the largest are placed first; empty: all find one.
+
+    Work is bounded: copies and instances are at most a thousand each, and what is equal is placed at once.
+    """
+    assert sums.instance is not None
+    resources = [one for one in _resources(sums.instance) if one[2]]
+    free: list[tuple[list[float], int]] = [([has for _, _, has in resources], sums.count)]
+    for item in sorted(sums.placed, key=lambda one: tuple(-of_copy(one) for _, of_copy, _ in resources)):
+        needs = [of_copy(item) for _, of_copy, _ in resources]
+        left = item.copies
+        remaining: list[tuple[list[float], int]] = []
+        for room, count in free:
+            each = min((int(has // need) for has, need in zip(room, needs, strict=True) if need), default=left)
+            full, rest = divmod(left, each) if each else (0, 0)
+            used = min(full, count)
+            if used:
+                remaining.append(([has - each * need for has, need in zip(room, needs, strict=True)], used))
+                left -= used * each
+            if used < count and each and (rest := min(left, each)) > 0:
+                remaining.append(([has - rest * need for has, need in zip(room, needs, strict=True)], 1))
+                left -= rest
+                used += 1
+            if used < count:
+                remaining.append((room, count - used))
+        free = remaining
+        if left > 0:
+            return f"component {item.name}"
+    return ""
