@@ -12,7 +12,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, is_missing
+from deploy.aws import Aws, is_denied, is_missing
 from deploy.deployer.calls import CALLS, Identity, identity, show, tags_of
 from deploy.resources.names import TAG_DEPLOYMENT, is_version_of, scoped_name, stem_of
 from deploy.resources.resource import ENDED, FAILED, MIXED, READY, Json, Kind, Resource
@@ -111,6 +111,9 @@ def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
     for kind, name in _candidates(aws, deployment):
         if (kind, (name,)) not in existing:
             keep(kind, show(aws, kind, (name,)))
+    served = [*_of_another_owner(aws, existing, deployment)]
+    for kind, description in served:
+        keep(kind, description, {})
     # By its name: a killed run may have left a component's alarm without its component.
     owned = {"AlarmTypes": ["MetricAlarm"], "AlarmNamePrefix": scoped_name(deployment, "")}
     for alarm in _pages(aws, "cloudwatch", "describe_alarms", "MetricAlarms", **owned):
@@ -118,7 +121,31 @@ def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
     targets = [item for item in desired if item.kind is Kind.SCALABLE_TARGET]
     _scaling(aws, deployment, existing, targets)
     names = {(item.kind, identity(item.kind, item.request)) for item in desired} | {(Kind.ENDPOINT, (deployment,))}
+    names |= {(kind, identity(kind, description)) for kind, description in served}
     return Live(deployment, tuple(item for key, item in existing.items() if key in names or item.is_of(deployment)))
+
+
+def _of_another_owner(
+    aws: Aws, existing: Mapping[tuple[Kind, Identity], LiveResource], deployment: str
+) -> Iterator[tuple[Kind, Json]]:
+    """Yield the configuration and the models that an endpoint of another owner serves, as far as they may be read."""
+    endpoint = existing.get((Kind.ENDPOINT, (deployment,)))
+    if endpoint is None or endpoint.is_of(deployment):
+        return
+    try:
+        config = show(aws, Kind.ENDPOINT_CONFIG, (str(endpoint.description["EndpointConfigName"]),))
+        if config is None:
+            return
+        yield Kind.ENDPOINT_CONFIG, config
+        components = [item.description for item in existing.values() if item.kind is Kind.COMPONENT]
+        made_of = [one.get("Specification", {}) for one in components]
+        parts = [*config.get("ProductionVariants", ()), *made_of]
+        for name in dict.fromkeys(str(part["ModelName"]) for part in parts if "ModelName" in part):
+            if (model := show(aws, Kind.MODEL, (name,))) is not None:
+                yield Kind.MODEL, model
+    except ClientError as error:
+        if not is_denied(error):
+            raise
 
 
 def _candidates(aws: Aws, deployment: str) -> Iterator[tuple[Kind, str]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.deployer.calls import CALLS, Identity, identity, removal, tagging
-from deploy.deployer.differences import Difference, as_request, desired_fields, differences, with_known_refs
+from deploy.deployer.differences import Difference, as_request, desired_fields, differences, of_version, with_known_refs
 from deploy.deployer.live import Live, LiveResource
 from deploy.deployer.versions import current_version, outdated
 from deploy.errors import Refused
@@ -169,7 +169,7 @@ def _action(resource: Resource, live: Live) -> tuple[Action, ...]:
     if existing is None:
         old = current_version(resource, live)
         verb = Verb.CREATE if old is None else Verb.REPLACE
-        changes = () if old is None else differences(old.description, desired_fields(resource))
+        changes = () if old is None else differences(of_version(old.description), desired_fields(resource))
         return (Action(verb, resource.kind, which, calls.create, resource.request, resource, _without_name(changes)),)
     descriptions = {f"{item.kind.value}/{item.name}": item.description for item in live.resources}
     changes = differences(
