@@ -41,6 +41,11 @@ class Aws:
             self._clients[service] = self._session.client(service, config=_CONFIG)
         return self._clients[service]
 
+    @property
+    def partition(self) -> str:
+        """The region's part of AWS: `aws`, `aws-cn`, and others."""
+        return str(self._session.get_partition_for_region(self.region))
+
     def account(self) -> str:
         """Ask STS for the account's twelve digits."""
         return str(self.client("sts").get_caller_identity()["Account"])
