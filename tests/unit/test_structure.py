@@ -89,6 +89,17 @@ OF_DEPLOY = {
         "spec",
         "web_pages",
     },
+    "adopt": {
+        "aws",
+        "deployer.calls",
+        "errors",
+        "iam.policies",
+        "iam.statements",
+        "redaction",
+        "resources.names",
+        "resources.resource",
+        "spec",
+    },
     "batch": {
         "aws",
         "deployer",
