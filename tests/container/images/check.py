@@ -203,7 +203,7 @@ def _check_laid_over(engine: ContainerEngine, scratch: Path, names: Sequence[str
         builds.append((f"trtllm-{SECOND}", "trtllm", {**others, "TRTLLM_VERSION": SECOND}))
     for tag, name, given in builds:
         with _timed(f"{tag}: built on the stand-in, started with echo") as done:
-            engine.build(tag, _GIVEN, target=name)
+            engine.build(tag, given, target=name)
             with _running(engine, tag, [], {"LMI_FRONT": "embedded", "OPTION_LLM_ENGINE": "echo"}) as container:
                 done.append(f"ready after {_ready(container, 60):.1f} s")
                 freeze = container.execute("python3", "-m", "pip", "list", "--format", "freeze").splitlines()

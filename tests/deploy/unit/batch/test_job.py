@@ -29,7 +29,11 @@ def job(case: str = "plain", changes: dict[str, Any] | None = None, **batch: Any
     return batch_job(said, decision(case))
 
 
-@in_one_test("case", [case for case in CASES if case not in ("isolated", "isolated-components", "cpu")])
+_WITHOUT = ("isolated", "isolated-components", "cpu", "own-models", "guest")
+"""What no job goes with, or no instance of jobs."""
+
+
+@in_one_test("case", [case for case in CASES if case not in _WITHOUT])
 def test_botocore_takes_every_request(case: str) -> None:
     made = job(case, {"encryption": {"volume_key": KEY, "output_key": KEY, "input_key": KEY}})
     request = {**made.request, "TransformJobName": f"{made.stem}-1"}
