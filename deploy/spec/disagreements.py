@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from deploy.spec.components import servers
+
 if TYPE_CHECKING:
     from deploy.spec import Spec
     from deploy.spec.sections import Component
@@ -26,7 +28,8 @@ def disagreements(spec: Spec) -> Iterator[str]:
     yield from _shadows(spec)
     yield from _partitions(spec)
     container = spec.sagemaker.model.get("PrimaryContainer", {})
-    if "ModelDataSource" in container and spec.model.id is not None:
+    models = [*(server.model for server in servers(spec)), *([spec.shadow.model] if spec.shadow is not None else [])]
+    if "ModelDataSource" in container and any(one is not None and one.id is not None for one in models):
         yield "sagemaker.model.PrimaryContainer.ModelDataSource: needs model data in S3 (model.s3 or model.path)"
     rolling = spec.sagemaker.endpoint.get("DeploymentConfig", {}).get("RollingUpdatePolicy")
     managed = spec.instance.managed
