@@ -14,7 +14,7 @@ ARG LMI_REGION=us-east-1
 ARG LMI_TAG=0.38.0-lmi29.0.0-cu130
 ARG LMI_BASE=${LMI_ACCOUNT}.dkr.ecr.${LMI_REGION}.amazonaws.com/djl-inference:${LMI_TAG}
 
-# The time of all files in the layers that are made here, for two builds to give one digest (docs/container.md). A commit's
+# The time of all files in the layers that are made here, for two builds to give the same ones (docs/container.md). A commit's
 # own would change every layer with it.
 ARG SOURCE_DATE_EPOCH=1767225600
 

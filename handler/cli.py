@@ -32,6 +32,7 @@ deploy to SageMaker
   lmi deploy plan|up|update|down         show, create, change, delete an endpoint
   lmi deploy invoke|stream|chat|bench    send requests to it, measure it
   lmi deploy status|logs|scale|doctor    watch it, size it, find what is wrong
+  lmi deploy adopt                       write the specification of an endpoint that serves already
   lmi deploy export|iam|schema           write it for other tools; IAM policies; the specification's schema
   lmi deploy local                       run the container and SageMaker's API on this machine
 

@@ -14,6 +14,7 @@ from deploy.aws import as_deploy_error
 from deploy.errors import DeployError
 
 COMMANDS = {
+    "adopt": "deployment",
     "plan": "deployment",
     "up": "deployment",
     "status": "endpoint",

@@ -84,6 +84,17 @@ def as_request(kind: Kind, description: Json) -> dict[str, Any]:
     return fields
 
 
+def of_version(description: Json) -> dict[str, Any]:
+    """Return a model or a configuration as it would be asked for: SageMaker's default routing, and one container."""
+    fields = dict(description)
+    if "ProductionVariants" in fields:
+        default = {"RoutingConfig": {"RoutingStrategy": "RANDOM"}}
+        fields["ProductionVariants"] = [{**default, **one} for one in fields["ProductionVariants"]]
+    if not fields.get("PrimaryContainer") and len(fields.get("Containers", ())) == 1:
+        (fields["PrimaryContainer"],) = fields["Containers"]
+    return fields
+
+
 def _by_type(specifications: Sequence[Json]) -> list[Json]:
     """Sort the specifications of a component, which AWS may list in any order."""
     return sorted(specifications, key=lambda one: str(one.get("InstanceType")))

@@ -12,7 +12,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, is_missing
+from deploy.aws import Aws, is_denied, is_missing
 from deploy.deployer.calls import CALLS, Identity, identity, show, tags_of
 from deploy.resources.names import TAG_DEPLOYMENT, batch_name, is_version_of, scoped_name
 from deploy.resources.resource import ENDED, FAILED, MIXED, READY, Json, Kind, Resource
@@ -128,20 +128,50 @@ def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
     for kind, name in _candidates(aws, own_name, endpoint):
         if (kind, (name,)) not in existing:
             keep(kind, show(aws, kind, (name,)))
-    names = {(item.kind, identity(item.kind, item.request)) for item in desired} | {(Kind.ENDPOINT, (endpoint,))}
-    if is_guest(deployment) and (shared := existing.get((Kind.ENDPOINT, (endpoint,)))) is not None:
-        of_endpoint = (str(shared.description["EndpointConfigName"]),)
-        keep(Kind.ENDPOINT_CONFIG, show(aws, Kind.ENDPOINT_CONFIG, of_endpoint))
-        names.add((Kind.ENDPOINT_CONFIG, of_endpoint))
+    served = [*_of_another_owner(aws, existing, deployment, endpoint)]
+    for kind, description in served:
+        keep(kind, description, {})
     # By its name: a killed run may have left a component's alarm without its component.
     owned = {"AlarmTypes": ["MetricAlarm"], "AlarmNamePrefix": scoped_name(own_name, "")}
     for alarm in _pages(aws, "cloudwatch", "describe_alarms", "MetricAlarms", **owned):
         keep(Kind.ALARM, alarm)
     targets = [item for item in desired if item.kind is Kind.SCALABLE_TARGET]
     _scaling(aws, deployment, existing, targets)
+    names = {(item.kind, identity(item.kind, item.request)) for item in desired} | {(Kind.ENDPOINT, (endpoint,))}
+    names |= {(kind, identity(kind, description)) for kind, description in served}
     found = {key: item for key, item in existing.items() if key in names or item.is_of(deployment)}
     others = (item for key, item in existing.items() if key not in found and item.kind is Kind.COMPONENT)
     return Live(deployment, tuple(found.values()), others=tuple(others))
+
+
+def _of_another_owner(
+    aws: Aws, existing: Mapping[tuple[Kind, Identity], LiveResource], deployment: str, endpoint: str
+) -> Iterator[tuple[Kind, Json]]:
+    """Yield the configuration that an endpoint of another owner serves, as far as it may be read, and its models.
+
+    A guest on that endpoint does not look at the models.
+    """
+    there = existing.get((Kind.ENDPOINT, (endpoint,)))
+    if there is None or there.is_of(deployment):
+        return
+    try:
+        config = show(aws, Kind.ENDPOINT_CONFIG, (str(there.description["EndpointConfigName"]),))
+        if config is None:
+            return
+        yield Kind.ENDPOINT_CONFIG, config
+        if is_guest(deployment):
+            return
+        components = [item.description for item in existing.values() if item.kind is Kind.COMPONENT]
+        made_of = [
+            part for one in components for part in (one.get("Specification", {}), *one.get("Specifications", ()))
+        ]
+        parts = [*config.get("ProductionVariants", ()), *made_of]
+        for name in dict.fromkeys(str(part["ModelName"]) for part in parts if "ModelName" in part):
+            if (model := show(aws, Kind.MODEL, (name,))) is not None:
+                yield Kind.MODEL, model
+    except ClientError as error:
+        if not is_denied(error):
+            raise
 
 
 def _candidates(aws: Aws, deployment: str, endpoint: str) -> Iterator[tuple[Kind, str]]:

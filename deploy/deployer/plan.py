@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deploy.deployer.calls import CALLS, Identity, identity, removal, tagging
-from deploy.deployer.differences import Difference, as_request, desired_fields, differences, with_known_refs
+from deploy.deployer.differences import Difference, as_request, desired_fields, differences, of_version, with_known_refs
 from deploy.deployer.live import Live, LiveResource
 from deploy.deployer.versions import current_version, outdated
 from deploy.errors import NotThere, Refused
-from deploy.resources.names import VARIANT
 from deploy.resources.resource import READY, Json, Kind, Resource
 from deploy.spec.guest import is_guest, name_and_endpoint
 
@@ -172,7 +171,7 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
             "It can only be deleted, after them: remove them with what made them, then run this again.",
         )
     if is_guest(live.deployment):
-        _refuse_shared(endpoint, live)
+        _refuse_shared(desired, endpoint, live)
     configs = [item.request for item in desired if item.kind is Kind.ENDPOINT_CONFIG]
     if live.others and any("ModelName" in one for config in configs for one in config["ProductionVariants"]):
         names = ", ".join(sorted(item.name for item in live.others))
@@ -182,7 +181,7 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
         )
 
 
-def _refuse_shared(endpoint: LiveResource | None, live: Live) -> None:
+def _refuse_shared(desired: Sequence[Resource], endpoint: LiveResource | None, live: Live) -> None:
     """Refuse another deployment's endpoint that is not there, has failed, or takes no components of ours."""
     name, shared = name_and_endpoint(live.deployment)
     if endpoint is None:
@@ -195,8 +194,13 @@ def _refuse_shared(endpoint: LiveResource | None, live: Live) -> None:
             f"endpoint: {shared} holds a model itself, and takes no components",
             "Take an endpoint whose specification has components.",
         )
-    if (names := [variant["VariantName"] for variant in variants]) and VARIANT not in names:
-        raise Refused(f"endpoint: {shared} has no variant {VARIANT}, but {', '.join(names)}", "Take another endpoint.")
+    names = [variant["VariantName"] for variant in variants]
+    wanted = {item.request["VariantName"] for item in desired if "VariantName" in item.request}
+    if names and (lacking := wanted.difference(names)):
+        raise Refused(
+            f"endpoint: {shared} has no variant {', '.join(sorted(lacking))}, but {', '.join(names)}",
+            "Take another endpoint, or set instance.variant.",
+        )
 
 
 def _refuse_foreign(desired: Sequence[Resource], live: Live, adopt: bool) -> None:
@@ -239,7 +243,7 @@ def _action(resource: Resource, live: Live, desired: Sequence[Resource]) -> tupl
     if existing is None:
         old = current_version(resource, live, desired)
         verb = Verb.CREATE if old is None else Verb.REPLACE
-        changes = () if old is None else differences(old.description, desired_fields(resource))
+        changes = () if old is None else differences(of_version(old.description), desired_fields(resource))
         return (Action(verb, resource.kind, which, calls.create, resource.request, resource, _without_name(changes)),)
     descriptions = {f"{item.kind.value}/{item.name}": item.description for item in live.resources}
     changes = differences(

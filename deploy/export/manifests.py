@@ -54,6 +54,7 @@ _NOTED = {
     "instance.ami": "the nodes' image must have the driver that the container needs",
     "instance.managed": "the cluster's autoscaler adds nodes",
     "instance.volume_gb": "the nodes' volume must hold the image and, for a model in S3, the model",
+    "instance.variant": "there are no variants to name",
     "timeouts.provision": "a pod waits for a node without limit",
     "update.wait": "there is no wait between batches",
     "update.keep": "kubectl rollout undo has the earlier versions",

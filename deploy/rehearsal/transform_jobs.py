@@ -15,7 +15,6 @@ from moto.core.exceptions import ServiceException
 from moto.core.responses import ActionResult, EmptyResult
 from moto.sagemaker.responses import SageMakerResponse
 
-from deploy.client.asynchronous import split_s3
 from deploy.rehearsal.authorization import Where, needs_of_s3
 from deploy.rehearsal.identity_policy import Need
 from deploy.rehearsal.sagemaker import ACCOUNT, Invalid, Thing
@@ -119,7 +118,7 @@ class Calls:
             except ValueError as error:
                 _fail(job, f"{key}: {error}")
                 continue
-            to_bucket, to_key = split_s3(target)
+            to_bucket, to_key = bucket_and_key(target)
             s3.put_object(Bucket=to_bucket, Key=to_key, Body=answers)
 
     def _answers(self, body: bytes, request: dict[str, Any]) -> bytes:
@@ -137,7 +136,7 @@ class Calls:
         return b"".join(self._cloud.transform(line).rstrip(b"\n") + b"\n" for line in lines)
 
     def _writing(self, job: Thing, target: str, where: Where) -> Iterator[Need]:
-        bucket, key = split_s3(target)
+        bucket, key = bucket_and_key(target)
         encrypted = job.request["TransformOutput"].get("KmsKeyId") or self._cloud.keys.get(bucket)
         yield from needs_of_s3("PUT", bucket, key, {}, b"", where, encrypted)
 

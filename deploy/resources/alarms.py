@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from deploy.resources.names import VARIANT, scoped_name
+from deploy.resources.names import scoped_name
 from deploy.resources.resource import Kind, Resource
 from deploy.spec import Spec
 from deploy.spec.sections import Alarms
@@ -28,7 +28,7 @@ def endpoint_alarms(spec: Spec, tags: list[dict[str, str]]) -> list[Resource]:
     """Build the alarms of the endpoint."""
     if spec.alarms is None:
         return []
-    dimensions = {"EndpointName": spec.name, "VariantName": VARIANT}
+    dimensions = {"EndpointName": spec.name, "VariantName": spec.instance.variant}
     watches = _watches(spec.alarms, asynchronous=spec.asynchronous is not None)
     return [_alarm(spec.alarms, (spec.name,), watch, dimensions, tags) for watch in watches]
 

@@ -8,7 +8,6 @@ from typing import Any
 from deploy.errors import SpecError
 from deploy.resolve.decision import Decision
 from deploy.resources.endpoint_config import times
-from deploy.resources.names import VARIANT
 from deploy.resources.passthrough import component_request
 from deploy.resources.resource import Kind, Resource
 from deploy.resources.updating import component_deployment
@@ -56,7 +55,7 @@ def component(
         {
             "InferenceComponentName": item.name,
             "EndpointName": spec.endpoint_name,
-            "VariantName": VARIANT,
+            "VariantName": spec.instance.variant,
             **specification,
             **copies,
             "Tags": tags,

@@ -9,7 +9,7 @@ from typing import Any
 from deploy.errors import SpecError
 from deploy.resolve.decision import Decision
 from deploy.resources.model import isolation
-from deploy.resources.names import SHADOW, VARIANT, version_name
+from deploy.resources.names import SHADOW, version_name
 from deploy.resources.passthrough import merged
 from deploy.resources.resource import Kind, Resource
 from deploy.spec import Spec
@@ -52,7 +52,7 @@ def endpoint_config(
 
 def _variant(spec: Spec, decision: Decision, models: Sequence[Resource]) -> dict[str, Any]:
     variant: dict[str, Any] = {
-        "VariantName": VARIANT,
+        "VariantName": spec.instance.variant,
         **_types(decision, () if spec.components else models),
         "InitialInstanceCount": instances(spec),
         "RoutingConfig": _routing(spec.routing),

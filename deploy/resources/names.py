@@ -65,12 +65,8 @@ def tags(deployment: str, spec: str, user_tags: Mapping[str, str]) -> list[dict[
     ]
 
 
-VARIANT = "AllTraffic"
-"""The endpoint's only variant. It keeps its name, or SageMaker refuses a rolling update."""
-
-
 SHADOW = "Shadow"
-"""The name of its shadow."""
+"""The name of a variant's shadow."""
 
 
 def scoped_name(deployment: str, *parts: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from deploy.resources.names import VARIANT, scoped_name, tag_map
+from deploy.resources.names import scoped_name, tag_map
 from deploy.resources.resource import Kind, Ref, Resource
 from deploy.spec import Spec
 
@@ -31,7 +31,7 @@ def scaling(spec: Spec, scaled: Resource, tags: list[dict[str, str]]) -> Iterato
         "ScalableDimension": "sagemaker:inference-component:DesiredCopyCount",
     }
     if not component:
-        place["ResourceId"] += f"/variant/{VARIANT}"
+        place["ResourceId"] += f"/variant/{spec.instance.variant}"
         place["ScalableDimension"] = "sagemaker:variant:DesiredInstanceCount"
     target = Resource(
         Kind.SCALABLE_TARGET,

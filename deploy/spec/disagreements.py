@@ -71,6 +71,8 @@ def _beside(spec: Spec) -> Iterator[str]:
             yield "reservation: is of one instance type; name it in instance.type"
     if spec.shadow is None:
         return
+    if spec.instance.variant == "Shadow":
+        yield "instance.variant: Shadow is the name of the shadow's own variant"
     for name, other in (("components", spec.components), ("async", spec.asynchronous)):
         if other:
             yield f"shadow does not go with {name}"

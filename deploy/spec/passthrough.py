@@ -41,7 +41,7 @@ _NETWORK = {
     "Tags": "tags",
 }
 _CONTAINER = "image, options and environment; SageMaker's own fields of the container go into sagemaker.model"
-_VARIANT_NAME = "lmi deploy: a variant keeps its name, or its updates could not roll"
+_VARIANT_NAME = "instance.variant"
 _VERSION_NAME = "lmi deploy: its name ends in a digest of its content"
 
 OWNED: Mapping[str, Mapping[str, str]] = {

@@ -37,6 +37,15 @@ def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
         raise SpecError(f"{where}: {lines[0]}" if len(lines) == 1 else f"{where}:\n  " + "\n  ".join(lines)) from None
 
 
+def content_problems(content: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the content of a specification: a line each, which begins with the place."""
+    try:
+        Spec.model_validate(content)
+    except ValidationError as error:
+        return messages(error)
+    return []
+
+
 FILLERS: Mapping[str, Any] = {
     "name": "x",
     "role": "arn:aws:iam::111122223333:role/x",

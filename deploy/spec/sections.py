@@ -182,6 +182,9 @@ class Instance(Section):
     volume_gb: Annotated[int, Field(ge=1, le=512)] | None = Field(
         None, description="GB of the EBS volume; not for types with NVMe."
     )
+    variant: Name = Field(
+        "AllTraffic", description="Name of the production variant; of an adopted endpoint its own, or no update rolls."
+    )
 
 
 class Timeouts(Section):

@@ -28,7 +28,7 @@ class EngineEntry(NamedTuple):
 ENGINES = {
     "openvino": EngineEntry("openvino_genai", "pip install 'lmi-handler[cpu]'", pools=True, transcribes=True),
     "trtllm": EngineEntry("tensorrt_llm", "pip install tensorrt-llm", spreads=True),
-    "vllm": EngineEntry("vllm", "pip install vllm", pools=True, spreads=True),
+    "vllm": EngineEntry("vllm", "pip install vllm", pools=True, transcribes=True, spreads=True),
     "openai": EngineEntry("aiohttp", "pip install 'lmi-handler[openai]'"),
     "echo": EngineEntry(None, "", isolated=False, pools=True, transcribes=True),
 }

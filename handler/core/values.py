@@ -255,6 +255,14 @@ NO_TOKEN = Token(-1, "", None, True)
 """Replaces the last token where an engine ends a sequence without one."""
 
 
+class Heard(NamedTuple):
+    """Where the piece of an audio clip lies whose transcript follows, in seconds, and its language, as `en`."""
+
+    start: float
+    end: float
+    language: str  # "" where the model does not say
+
+
 class Extras(NamedTuple):
     """What an engine says of a sequence beside its tokens; it goes from the engine to the answer's writer as it is.
 
@@ -263,12 +271,14 @@ class Extras(NamedTuple):
         generation_logits: [tokens, vocabulary] of this step's tokens, on request.
         vector: of a request with Pooling, in its only output: an embedding, one score, or a number for each label.
         num_cached_tokens: of the prompt, which the engine had computed before; once.
+        heard: of a transcription: these tokens are the first of a piece of the clip.
     """
 
     context_logits: Sequence[Sequence[float]] | None = None
     generation_logits: Sequence[Sequence[float]] | None = None
     vector: Sequence[float] | None = None
     num_cached_tokens: int | None = None
+    heard: Heard | None = None
 
     def over(self, earlier: Extras) -> Extras:
         """Return the newest of each."""

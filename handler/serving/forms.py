@@ -15,8 +15,11 @@ _MOST_TEXT = 1 << 20  # bytes of a part that is no file
 _MOST_BOUNDARY = 70  # characters: RFC 2046, section 5.1.1
 
 
-def read_form(body: bytes, content_type: str) -> dict[str, str | Upload]:
-    """Return the parts by name; of two with a name the last counts, as in JSON.
+Parts = dict[str, str | Upload | list[str]]
+
+
+def read_form(body: bytes, content_type: str) -> Parts:
+    """Return the parts by name; of two with a name the last counts, as in JSON. Texts of a name with `[]` are a list.
 
     Raises:
         InvalidPayload: the body is no such form, or has too many parts.
@@ -43,7 +46,7 @@ class _Form:
     """Gathers what the parser tells of."""
 
     def __init__(self) -> None:
-        self.parts: dict[str, str | Upload] = {}
+        self.parts: Parts = {}
         self.ended = False
         self._number = 0
         self._field, self._value = bytearray(), bytearray()
@@ -87,9 +90,13 @@ class _Form:
                 f"{name[:64]!r}: a text of a form may have {_MOST_TEXT} bytes; send a file with a name"
             )
         try:
-            self.parts[name] = self._data.decode()
+            text = self._data.decode()
         except UnicodeDecodeError:
             raise InvalidPayload(f"{name[:64]!r} must be a text in UTF-8") from None
+        if not name.endswith("[]"):
+            self.parts[name] = text
+        elif isinstance(texts := self.parts.setdefault(name, []), list):
+            texts.append(text)
 
     def _end(self) -> None:
         self.ended = True

@@ -7,12 +7,21 @@ tests/golden/engines/whisper/. optimum-intel 2.2 with transformers 4.57 made the
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.core.media import SAMPLE_RATE, Medium
+from handler.core.media import SAMPLE_RATE, MediaSource, Medium
+from handler.core.text import Prompt
+from handler.core.values import Finish, Heard, Request, Sampling, TemplateOptions
+from handler.engines.base import EngineConfig, EngineRequest, Output, Tokenizer
+from handler.engines.process.engine_loop import Spec
+from handler.engines.process.supervisor import EngineSupervisor, State
+from handler.scheduler.engine import join
+from handler.serving.media.placing import place_media
 from tests.audio.models import clip
 
 GAP = 0.04
@@ -118,14 +127,27 @@ class Reference:
         self._extractor = WhisperFeatureExtractor.from_pretrained(model)
         self._tokenizer = AutoTokenizer.from_pretrained(model)
 
-    def answer(self, case: Case) -> Answer:
+    def language(self, medium: Medium) -> str:
+        """Return the language that a clip is taken for."""
+        import numpy
+
+        samples, languages = numpy.frombuffer(medium.data, numpy.float32), self._model.generation_config.lang_to_id
+        features = self._extractor(samples, sampling_rate=SAMPLE_RATE, return_tensors="pt").input_features
+        start = self._torch.tensor([[self._model.generation_config.decoder_start_token_id]])
+        with self._torch.no_grad():
+            logits = self._model(features, decoder_input_ids=start).logits[0, -1]
+        best: str = max(languages, key=lambda name: float(logits[languages[name]]))
+        return best.strip("<|>")
+
+    def answer(self, case: Case, *, timed: bool = False) -> Answer:
+        """Answer a case of up to 30 s; `timed` with the tokens of times, after a first one."""
         import numpy
 
         torch, config = self._torch, self._model.generation_config
         samples = numpy.frombuffer(case.clip.data, numpy.float32)
         features = self._extractor(samples, sampling_rate=SAMPLE_RATE, return_tensors="pt").input_features
-        named = [f"<|{name}|>" for name in ("startoftranscript", case.language, case.task, "notimestamps")]
-        ids = self._tokenizer.convert_tokens_to_ids(named)
+        named = [f"<|{name}|>" for name in ("startoftranscript", case.language, case.task)]
+        ids = [*self._tokenizer.convert_tokens_to_ids(named), config.no_timestamps_token_id + timed]
         if case.prompt:
             words = self._tokenizer.encode(" " + case.prompt, add_special_tokens=False)
             ids = [config.prev_sot_token_id, *words, *ids]
@@ -142,6 +164,65 @@ class Reference:
             found.append(int(best.indices[0]))
             gaps.append(float(best.values[0] - best.values[1]))
         return Answer(found, min(gaps))
+
+
+def write_timed(model: Path, directory: Path) -> Path:
+    """Write a model of which times are not suppressed."""
+    shutil.copytree(model, directory)
+    made = json.loads((directory / "generation_config.json").read_text())
+    made["suppress_tokens"] = [id for id in made["suppress_tokens"] if id <= made["no_timestamps_token_id"]]
+    (directory / "generation_config.json").write_text(json.dumps(made))
+    return directory
+
+
+def prompt(tokenizer: Tokenizer, case: Case, *, timed: bool = False) -> Prompt:
+    """Make a case's prompt, as the server does."""
+    messages = ({"role": "user", "content": [{"type": "audio"}]},)
+    asked = {"language": case.language, "task": case.task, "prompt": case.prompt, "timestamps": timed}
+    template = TemplateOptions(arguments=tuple(asked.items()))
+    request = Request("", messages=messages, media=(MediaSource("audio", b"", "", "file"),), template=template)
+    encoded = tokenizer.encode_chat(messages, options=template)
+    return place_media(request, encoded, (case.clip,), tokenizer.media_tokens)
+
+
+class Transcript:
+    """What an engine has said of a clip."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.pieces: list[tuple[int, Heard]] = []
+        self.steps = 0
+        self.finish: Finish | None = None
+        self.error: str | None = None
+
+    def take(self, output: Output) -> None:
+        if output.extras is not None and output.extras.heard is not None:
+            self.pieces.append((len(self.ids), output.extras.heard))
+        self.ids += output.ids
+        self.steps += bool(output.ids)
+        self.finish, self.error = output.finish, output.error
+
+
+def start(name: str, config: EngineConfig) -> EngineSupervisor:
+    """Load an engine in a process of its own."""
+    engine = EngineSupervisor(Spec(name, config), load_timeout=600)
+    while engine.state is State.LOADING:
+        engine.step(timeout=1)
+    assert engine.state is State.READY
+    return engine
+
+
+def transcribe(engine: EngineSupervisor, prompts: Sequence[Prompt]) -> list[Transcript]:
+    """Have an engine transcribe clips at a time."""
+    for key, one in enumerate(prompts, 1):
+        assert one.media is not None
+        engine.add(EngineRequest(key, one.ids, Sampling(max_new_tokens=1 << 20), media=one.media.file))
+    found = {key: Transcript() for key in range(1, len(prompts) + 1)}
+    while any(one.finish is None for one in found.values()):
+        for output in join(engine.step(timeout=1)).others:
+            if output.key in found:  # one that is cancelled may have been on its way
+                found[output.key].take(output)
+    return [*found.values()]
 
 
 def main(directory: Path) -> None:

@@ -172,6 +172,8 @@ def outside_assets(text: str) -> list[str]:
 def fill(text: str, name: str, part: str) -> str:
     """Return a page with another generated part between `<!-- NAME: begin -->` and `<!-- NAME: end -->`."""
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    for line in (begin, end):
+        assert line in text, f"the page lacks the line {line.strip()}"
     start = text.index(begin) + len(begin)
     return text[:start] + part + text[text.index(end, start) :]
 

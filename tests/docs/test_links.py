@@ -50,7 +50,8 @@ def followed(page: str) -> set[str]:
 @in_one_test("page", pages())
 def test_links_lead_to_files_and_headings(page: str) -> None:
     targets = [target for target in links(text(page)) if not re.match(r"(https?|mailto):", target)]
-    assert [target for target in targets if dead(page, target)] == []
+    lost = [target for target in targets if dead(page, target)]
+    assert not lost, f"no such file or heading: {', '.join(lost)}"
 
 
 def test_pages_that_the_code_names_exist() -> None:
@@ -70,13 +71,17 @@ def test_every_page_is_in_the_navigation_once() -> None:
             collect(item)
 
     collect(yaml.safe_load(text("mkdocs.yml"))["nav"])
-    assert sorted(entries) == sorted(pages())
+    assert sorted(entries) == sorted(set(entries)), "a page stands in mkdocs.yml twice"
+    missing, gone = sorted({*pages()} - {*entries}), sorted({*entries} - {*pages()})
+    assert not missing, f"add to `nav` of mkdocs.yml: {', '.join(missing)}"
+    assert not gone, f"remove from `nav` of mkdocs.yml: {', '.join(gone)}"
 
 
 def test_every_page_of_docs_is_two_clicks_from_the_index() -> None:
     near = followed(INDEX)
     near |= {page for folder in near if folder.endswith("/README.md") for page in followed(folder)}
-    assert {page for page in pages() if page.startswith("docs/")} - near == {INDEX}
+    far = {page for page in pages() if page.startswith("docs/")} - near - {INDEX}
+    assert not far, f"link from {INDEX}, or from the README.md of their folder: {', '.join(sorted(far))}"
 
 
 @in_one_test("task", TASKS)

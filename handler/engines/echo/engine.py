@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from handler.core.errors import ConfigError
-from handler.core.media import MEDIA
-from handler.core.values import POOLED, Adapter, Finish, Sampling
+from handler.core.media import MEDIA, SAMPLE_RATE
+from handler.core.values import POOLED, Adapter, Extras, Finish, Heard, Sampling, Task
 from handler.engines.base import (
     NO_LORA,
     Capabilities,
@@ -66,7 +66,9 @@ class Echo:
     def __init__(self, config: EngineConfig) -> None:
         rate = config.options.engine_options.get("echo_tokens_per_second", 0.0)
         self._pause = 1.0 / rate if rate else 0.0
+        self._transcribes = config.task is Task.TRANSCRIPTION
         self._cues = bool(config.options.engine_options.get("echo_cues", 0))
+        self._heard: dict[int, Heard] = {}  # of the clips that came since the last step, by their keys
         self._active: dict[int, Iterator[int]] = {}  # each sequence's ids to come, by its key
         self._num_steps = 0
         self._last_steps: dict[int, int] = {}  # by key
@@ -82,12 +84,15 @@ class Echo:
             self._next = 0.0  # restart the clock after a pause
         skip = adapter.id % len(ids) if adapter else 0
         ids = [*ids[skip:], *ids[:skip]]
+        if self._transcribes and request.media is not None:
+            self._heard[key] = Heard(0.0, request.media.media[0].size[0] / SAMPLE_RATE, "")
         num_tokens, finish = _length(ids, request.sampling)
         self._active[key] = itertools.cycle(ids)
         self._last_steps[key] = last = self._num_steps + num_tokens
         self._ends[last][key] = finish
 
     def cancel(self, key: int) -> None:
+        self._heard.pop(key, None)
         if self._active.pop(key, None) is not None:
             ends = self._ends[last := self._last_steps.pop(key)]
             del ends[key]
@@ -98,7 +103,8 @@ class Echo:
         if self._pause:
             self._wait()
         self._num_steps += 1
-        others = []
+        others = [Output(key, (), (), extras=Extras(heard=heard)) for key, heard in self._heard.items()]
+        self._heard.clear()
         for key, finish in self._ends.pop(self._num_steps, {}).items():
             del self._last_steps[key]
             others.append(Output(key, (next(self._active.pop(key)),), (0.0,), finish))

@@ -98,10 +98,10 @@ class HfTokenizer:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **options))
 
     def _encode(self, text: str, name: str, *, add_special_tokens: bool) -> Prompt:
-        check_tokens(text, name, MOST_TOKENS, PART, lambda part: len(self._ids(part, add_special_tokens=False)))
-        return Prompt(text, self._ids(text, add_special_tokens=add_special_tokens), self._vocabulary)
+        check_tokens(text, name, MOST_TOKENS, PART, lambda part: len(self.ids(part)))
+        return Prompt(text, self.ids(text, add_special_tokens=add_special_tokens), self._vocabulary)
 
-    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Encode a batch of one: `encode` itself would hold the GIL, for 0.2 s with 50,000 tokens."""
         (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids

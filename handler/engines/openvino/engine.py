@@ -24,6 +24,7 @@ from handler.engines.base import (
 )
 from handler.engines.huggingface.media_tokens import media_tokens, no_media
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
+from handler.engines.huggingface.whisper import TRANSCRIBING
 from handler.engines.openvino.convert import fetch
 from handler.engines.openvino.grammar_compiler import GrammarCompiler
 from handler.engines.openvino.ir_files import is_vision
@@ -42,7 +43,7 @@ from handler.engines.openvino.sampling import SUPPORTS, generation_config
 from handler.engines.openvino.scorers.logit_scorer import Scores, has_logits
 from handler.engines.openvino.scorers.pipeline_scorer import NO_TOPS
 from handler.engines.openvino.structured_output import OpenVinoCheck, structured_output_check
-from handler.engines.openvino.whisper.engine import TRANSCRIBING, OpenVinoWhisper
+from handler.engines.openvino.whisper import OpenVinoWhisper
 
 __all__ = ["OpenVino", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "structured_output_check"]
 

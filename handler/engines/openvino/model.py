@@ -20,13 +20,13 @@ from handler.engines.huggingface.image_tokens import no_images
 from handler.engines.huggingface.media_tokens import media_tokens
 from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.huggingface.pooling import read_pooling
+from handler.engines.huggingface.whisper import WhisperTokenizer, whisper_ids
 from handler.engines.model_cache import UnknownLayout
 from handler.engines.openvino import gguf
 from handler.engines.openvino.convert import check_converter, convert, is_hub_reference
 from handler.engines.openvino.gguf_weights import exact_model, writable
 from handler.engines.openvino.ir_files import check_directory, context_of, is_vision, parts, whisper_parts
 from handler.engines.openvino.pooling.bert_graph import is_bert
-from handler.engines.openvino.whisper.tokenizer import WhisperTokenizer, whisper_ids
 
 log = logging.getLogger("handler.engine")
 
@@ -221,7 +221,12 @@ def load_whisper_tokenizer(model: Path) -> WhisperTokenizer:
     import openvino_genai
 
     tokenizer = openvino_genai.Tokenizer(str(model))
-    return WhisperTokenizer(_vocabulary(tokenizer), tokenizer, whisper_ids(model))
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
+        return ids
+
+    return WhisperTokenizer(_vocabulary(tokenizer), encode, whisper_ids(model))
 
 
 def context_length(model: Path) -> int | None:

@@ -34,6 +34,7 @@ from handler.engines.huggingface.hub import fetch
 from handler.engines.huggingface.media_tokens import media_tokens, no_media
 from handler.engines.huggingface.mistral import MistralTokenizer
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
+from handler.engines.huggingface.whisper import TRANSCRIBING, WhisperTokenizer, whisper_ids
 from handler.engines.process.process_group import end_with_children
 from handler.engines.vllm.adapter_weights import check_weights
 from handler.engines.vllm.arguments import engine_arguments
@@ -46,6 +47,7 @@ from handler.engines.vllm.sampling import SUPPORTS, sampling_arguments
 from handler.engines.vllm.starting import engine_info, start_engine
 from handler.engines.vllm.statistics import Statistics
 from handler.engines.vllm.structured_output import structural_tags, structured_output_check
+from handler.engines.vllm.whisper import VllmWhisper
 
 __all__ = ["Vllm", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
@@ -266,6 +268,8 @@ def prepare(model_id: str | None, config: EngineConfig) -> Path:
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
+    if config.task is Task.TRANSCRIPTION:
+        return TRANSCRIBING
     reasons, no_adapters = dict(_REASONS), NO_LORA
     arguments = engine_arguments(config, 1, cpu=False)
     if arguments.get("enable_lora"):
@@ -285,11 +289,17 @@ def capabilities(config: EngineConfig) -> Capabilities:
     )
 
 
-def load(config: EngineConfig) -> Vllm | VllmPooling:
+def load(config: EngineConfig) -> Vllm | VllmPooling | VllmWhisper:
+    if config.task is Task.TRANSCRIPTION:
+        return VllmWhisper(config)
     return Vllm(config) if config.task is Task.GENERATION else VllmPooling(config)
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    if config.task is Task.TRANSCRIPTION and config.model is not None:
+        tokenizer = checkpoint.load_tokenizer(config)
+        assert tokenizer.vocabulary is not None
+        return WhisperTokenizer(tokenizer.vocabulary, tokenizer.ids, whisper_ids(config.model))
     if config.task is Task.GENERATION or config.model is None:
         if config.model is not None and config.options.engine_options.get("tokenizer_mode") == "mistral":
             return MistralTokenizer(config.model)

@@ -9,7 +9,8 @@ from typing import Any
 from handler.core.values import Sampling, StructuredOutput
 from handler.engines.sampling import Rule, arguments, unless_neutral
 
-_FORBIDDEN = -1e9  # added to a logit
+FORBIDDEN = -1e9
+"""Added to the logit of a token that must not come."""
 
 
 def _choice(sampling: Sampling) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def _prompt_logprobs(sampling: Sampling) -> dict[str, Any]:
 
 def _bias(sampling: Sampling) -> dict[str, Any]:
     """Forbid tokens by a large negative bias."""
-    bias = dict(sampling.logit_bias) | dict.fromkeys(sampling.bad_token_ids, _FORBIDDEN)
+    bias = dict(sampling.logit_bias) | dict.fromkeys(sampling.bad_token_ids, FORBIDDEN)
     return {"logit_bias": bias} if bias else {}
 
 

@@ -41,5 +41,4 @@ class AnswerEvents(NamedTuple):
 def read_whole(form: AnswerForm, sequence: SequenceOutput) -> AnswerEvents:
     reader = form.reader()
     events: Sequence[Event] = [sequence.text] if reader is None else reader.read(sequence.tokens, sequence.finish)[0]
-    num_tokens = sum(token.id >= 0 for token in sequence.tokens)
-    return AnswerEvents(events, num_tokens, reader.num_thoughts if reader is not None else 0)
+    return AnswerEvents(events, sequence.num_tokens, reader.num_thoughts if reader is not None else 0)

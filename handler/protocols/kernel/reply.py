@@ -42,6 +42,11 @@ class SequenceOutput:
         return "".join([token.text for token in self.tokens if self._special_in_text or not token.special])
 
     @property
+    def num_tokens(self) -> int:
+        """Number of tokens that the model made; one without an id has only text that was held back."""
+        return sum(token.id >= 0 for token in self.tokens)
+
+    @property
     def num_values(self) -> int:
         """Number of tokens and their alternatives, about."""
         return sum(len(tokens) * (1 + len(tokens[-1].top)) for tokens in (self.tokens, self.prefill) if tokens)

@@ -216,6 +216,50 @@ class Transcription(TypedDict):
     usage: TranscriptionUsage
 
 
+class TranscriptionSegment(TypedDict):
+    """`avg_logprob` is null where the engine has no log-probabilities; no engine tells `no_speech_prob`."""
+
+    id: Count
+    seek: Count
+    start: float
+    end: float
+    text: str
+    tokens: list[Count]
+    temperature: float
+    avg_logprob: float | None
+    compression_ratio: float
+    no_speech_prob: None
+
+
+class TranscriptionDuration(TypedDict):
+    type: Literal["duration"]
+    seconds: Count
+
+
+class VerboseTranscription(TypedDict):
+    task: str
+    language: str
+    duration: float
+    text: str
+    segments: list[TranscriptionSegment]
+    usage: TranscriptionDuration
+
+
+class TranscriptDelta(TypedDict):
+    """An event of a stream."""
+
+    type: Literal["transcript.text.delta"]
+    delta: str
+
+
+class TranscriptDone(TypedDict):
+    """A stream's last event."""
+
+    type: Literal["transcript.text.done"]
+    text: str
+    usage: TranscriptionUsage
+
+
 # -- models ------------------------------------------------------------------------------------------------------
 
 

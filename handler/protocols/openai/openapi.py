@@ -12,7 +12,10 @@ from handler.protocols.openai.answers import (
     OpenAiChatChunk,
     OpenAiTextAnswer,
     OpenAiTextChunk,
+    TranscriptDelta,
+    TranscriptDone,
     Transcription,
+    VerboseTranscription,
 )
 from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.errors import OpenAiError
@@ -27,9 +30,10 @@ def _transcription(title: str, request: str, task: str) -> Description:
     return Description(
         title, request, request_shape(transcriptions.FIELDS, transcriptions.TABLES[task], "file"), OpenAiError,
         {"model": "", "file": _SILENCE},
-        Transcription,
+        Transcription | VerboseTranscription,
         {"text": "Good morning.",
          "usage": {"type": "tokens", "input_tokens": 4, "output_tokens": 3, "total_tokens": 7}},
+        TranscriptDelta | TranscriptDone | OpenAiError, ("text/event-stream",),
         forms=True,
         texts=True,
     )  # fmt: skip

@@ -213,6 +213,6 @@ class WholeAnswer(WholeReply):
 
     def _usage(self, num_thoughts: int | None = None) -> TokenUsage:
         """Return the counts; `num_thoughts` as in `usage`."""
-        num_tokens = sum(token.id >= 0 for sequence in self._sequences for token in sequence.tokens)
+        num_tokens = sum(sequence.num_tokens for sequence in self._sequences)
         num_cached_tokens = sum(first.extras.num_cached_tokens or 0 for first in self._sequences[:: self._each])
         return usage(self._num_prompt_tokens, num_tokens, num_thoughts, num_cached_tokens)

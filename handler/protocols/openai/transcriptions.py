@@ -1,6 +1,6 @@
 """OpenAI's /v1/audio/transcriptions and /v1/audio/translations: forms with a file, as its clients send them, or JSON.
 
-Sources: OpenAI's API reference, "Create transcription"; vllm/entrypoints/openai/speech_to_text/protocol.py.
+Sources: OpenAI's API reference, "Create transcription"; vllm/entrypoints/speech_to_text/transcription/protocol.py.
 """
 
 from __future__ import annotations
@@ -8,37 +8,53 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handler.core.errors import InvalidPayload
+from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.media import MediaSource, Upload
-from handler.core.values import Delta, FieldNames, Request, Sampling, TemplateOptions
+from handler.core.values import FieldNames, Request, Sampling, TemplateOptions
 from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
 from handler.protocols.kernel.readers.media import place, read_base64
-from handler.protocols.kernel.readers.values import number
-from handler.protocols.kernel.reply import WholeReply
+from handler.protocols.kernel.readers.values import boolean, number
 from handler.protocols.kernel.schema.readers import accepts
 from handler.protocols.kernel.schema.shapes import TEXT, Shape
-from handler.protocols.openai.answers import Transcription
 from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import MODEL, harmless, read_model
-from handler.protocols.openai.request import unknown_fields
+from handler.protocols.openai.request import streaming, unknown_fields
+from handler.protocols.openai.transcripts import TranscriptReply, TranscriptStream
 
-_NO_TIMES = "the engine gives the text alone; write json or text"
-_FORMATS = {"json": "", "text": "", **dict.fromkeys(("verbose_json", "srt", "vtt", "diarized_json"), _NO_TIMES)}
+_TIMED = frozenset({"verbose_json", "srt", "vtt"})
+_FORMATS = ("json", "text", *sorted(_TIMED))
+_NO_WORDS = "the engine gives the times of segments; write segment"
 _SECONDS, _TOKENS = 30, 448  # of one of Whisper's windows
 _MOST_PROMPT = 1 << 14  # characters
 
 
-@accepts(enum=[name for name, why in _FORMATS.items() if not why])
+@accepts(enum=[*_FORMATS])
 def _response_format(value: Any) -> str:
-    why = _FORMATS.get(value) if isinstance(value, str) else None
-    if why is None:
-        raise ValueError("must be json or text")
-    if why:
-        raise ValueError(f"is not supported: {why}")
+    if value == "diarized_json":
+        raise ValueError("is not supported: Whisper does not tell speakers apart")
+    if value not in _FORMATS:
+        raise ValueError(f"must be {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}")
     return str(value)
+
+
+@accepts(anyOf=[{"type": "boolean"}, {"enum": ["true", "false"]}])
+def _flag(value: Any) -> bool:
+    """Read a boolean; in a form it is a text."""
+    named = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
+    return boolean(named)
+
+
+@accepts(anyOf=[{"const": "segment"}, {"type": "array", "items": {"const": "segment"}}])
+def _granularities(value: Any) -> bool:
+    named = value if isinstance(value, list) else [value]
+    if "word" in named:
+        raise ValueError(f"is not supported: {_NO_WORDS}")
+    if any(one != "segment" for one in named):
+        raise ValueError("must be a list with segment")
+    return bool(named)
 
 
 @accepts(type="string", maxLength=32)
@@ -72,11 +88,11 @@ def _table(**more: Parameter) -> Table:
             "prompt": Parameter("words", _prompt),
             "response_format": Parameter("format", _response_format),
             "temperature": Parameter("warmth", _temperature),
-            "stream": unsupported("the engine gives the text at its end; leave it out", False, "false"),
-            "timestamp_granularities": unsupported(_NO_TIMES, []),
-            "timestamp_granularities[]": unsupported(_NO_TIMES, []),
-            "include": unsupported("the engine gives the text alone", []),
-            "include[]": unsupported("the engine gives the text alone", []),
+            "stream": Parameter("stream", _flag),
+            "timestamp_granularities": Parameter("granularities", _granularities),
+            "timestamp_granularities[]": Parameter("granularities", _granularities),
+            "include": unsupported("log-probabilities of tokens are not written", []),
+            "include[]": unsupported("log-probabilities of tokens are not written", []),
             **more,
         }
     )
@@ -85,7 +101,7 @@ def _table(**more: Parameter) -> Table:
 TABLES: Mapping[str, Table] = {
     "transcribe": _table(
         language=Parameter("language", _language),
-        chunking_strategy=unsupported("clips are cut by Whisper's own windows", "auto"),
+        chunking_strategy=unsupported("clips are cut into pieces of 30 s", "auto"),
     ),
     "translate": _table(language=Parameter("language", _language), to_language=unsupported("it is English", "en")),
 }
@@ -114,21 +130,40 @@ class Transcriptions(Dialect):
         others = read_all(body, context, defaults={}, table=TABLES[self.task]).others
         ignored = [*report_unknown(unknown_fields(body, self._read), body, context), *harmless(body, self._read)]
         source = _read_file(body.get("file"), context)
+        form, timed = _form(others)
         asked = {"task": self.task, "language": others.get("language", ""), "prompt": others.get("words", "")}
         windows = -(-context.config.max_audio_seconds // _SECONDS)
         temperature = others.get("warmth", 0.0)
+        sampling = Sampling(
+            max_new_tokens=windows * _TOKENS,
+            do_sample=temperature > 0,
+            temperature=temperature or 1.0,
+            skip_special_tokens=not timed,  # times are such tokens
+        )
         request = Request(
             "",
-            Sampling(max_new_tokens=windows * _TOKENS, do_sample=temperature > 0, temperature=temperature or 1.0),
+            sampling,
             messages=({"role": "user", "content": [place(source)]},),
             media=(source,),
             transcribes=True,
-            template=TemplateOptions(arguments=tuple(asked.items())),
+            template=TemplateOptions(arguments=(*asked.items(), *([("timestamps", True)] if timed else []))),
             fill_context=True,
             adapter=adapter,
             names=FieldNames(prompt="file"),
         )
-        return ParsedRequest([request], _Reply(plain=others.get("format") == "text"), self.errors, ignored)
+        if others.get("stream"):
+            return streaming((request,), TranscriptStream(self.errors), self.errors, ignored)
+        return ParsedRequest([request], TranscriptReply(form, self.task, temperature), self.errors, ignored)
+
+
+def _form(others: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return the response_format, and whether it has times."""
+    form = others.get("format", "json")
+    if others.get("granularities") and form != "verbose_json":
+        raise InvalidParameter("timestamp_granularities: needs response_format=verbose_json")
+    if others.get("stream") and form in _TIMED:
+        raise InvalidParameter(f"response_format={form}: a stream has no times; write json, or leave stream out")
+    return form, form in _TIMED
 
 
 def _read_file(value: Any, context: ServerContext) -> MediaSource:
@@ -144,33 +179,3 @@ def _read_file(value: Any, context: ServerContext) -> MediaSource:
     if (size := len(source.data or b"")) > (most := context.config.max_audio_bytes):
         raise InvalidPayload(f"'file' has {size} bytes; at most {most} (option.max_audio_bytes)")
     return source
-
-
-class _Reply(WholeReply):
-    """OpenAI's document; or the text alone."""
-
-    def __init__(self, *, plain: bool) -> None:
-        super().__init__(1, special_in_text=False)
-        self._plain = plain
-        if plain:
-            self.content_type = "text/plain; charset=utf-8"
-
-    def feed(self, index: int, delta: Delta) -> bytes:
-        data = super().feed(index, delta)
-        return self._text.encode() if data and self._plain else data
-
-    @property
-    def _text(self) -> str:
-        return self._sequences[0].text.strip()
-
-    def _document(self) -> Transcription:
-        tokens = len(self._sequences[0].tokens)
-        return {
-            "text": self._text,
-            "usage": {
-                "type": "tokens",
-                "input_tokens": self._num_prompt_tokens,
-                "output_tokens": tokens,
-                "total_tokens": self._num_prompt_tokens + tokens,
-            },
-        }

@@ -76,7 +76,7 @@ class ResponseReply(WholeReply):
         options = self._options
         sequences = self._rank()
         texts = [options.before + sequence.text for sequence in sequences]
-        lengths = [sum(token.id >= 0 for token in sequence.tokens) for sequence in sequences]
+        lengths = [sequence.num_tokens for sequence in sequences]
         extras: TritonExtras = {
             "finish_reason": [_REASONS.get(sequence.finish) for sequence in sequences],
             "cumulative_logprob": [sequence.logprob for sequence in sequences],

@@ -100,7 +100,9 @@ def test_it_is_valid() -> None:
 
 
 def test_every_dialect_is_described() -> None:
-    assert set(dialects()) == set(DESCRIPTIONS)
+    without, left = sorted(set(dialects()) - set(DESCRIPTIONS)), sorted(set(DESCRIPTIONS) - set(dialects()))
+    assert not without, f"no openapi.py of their folder has these names in DESCRIPTIONS: {', '.join(without)}"
+    assert not left, f"DESCRIPTIONS have names of no dialect in the registry: {', '.join(left)}"
 
 
 def test_the_server_has_every_route_that_is_described_and_no_other(echo_server: LiveServer) -> None:
@@ -238,7 +240,10 @@ DIALECT_OF_FILE = {
 
 def test_every_dialect_has_golden_files() -> None:
     without = set(dialects()) - set(DIALECT_OF_FILE.values())
-    assert not without, f"{sorted(without)}: `golden.py` in the folder of their tests, see handler/protocols/README.md"
+    assert not without, (
+        f"no golden case asks {', '.join(sorted(without))}: write tests/unit/protocols/NAME/golden.py, "
+        "as handler/protocols/README.md says (7)"
+    )
 
 
 def test_golden_files_are_as_described() -> None:

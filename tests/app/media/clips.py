@@ -49,6 +49,24 @@ def flac(length: int, file: bytes | None = None) -> bytes:
     return file[:18] + packed.to_bytes(8, "big") + file[26:]
 
 
+def ogg(samples: int, file: bytes) -> bytes:
+    """An Ogg whose last page says that so many samples have come (RFC 3533, section 6)."""
+    last = file.rindex(b"OggS")
+    page = bytearray(file[last:])
+    page[6:14], page[22:26] = samples.to_bytes(8, "little"), bytes(4)
+    page[22:26] = _ogg_checksum(page).to_bytes(4, "little")
+    return file[:last] + bytes(page)
+
+
+def _ogg_checksum(page: bytes | bytearray) -> int:
+    found = 0
+    for byte in page:
+        found ^= byte << 24
+        for _ in range(8):
+            found = (found << 1 ^ (0x04C1_1DB7 if found >> 31 else 0)) & 0xFFFF_FFFF
+    return found
+
+
 def audio_url(file: bytes, kind: str = "wav") -> str:
     return f"data:audio/{kind};base64,{base64.b64encode(file).decode()}"
 

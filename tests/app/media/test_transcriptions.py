@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,16 +56,56 @@ def test_the_text_alone(server: LiveServer) -> None:
     assert (answer.text, answer.headers["content-type"]) == (ECHO, "text/plain; charset=utf-8")
 
 
+def test_segments(server: LiveServer) -> None:
+    fields = {"response_format": "verbose_json", "timestamp_granularities[]": "segment", "temperature": "0.5"}
+    answer = send(server, **fields).json()
+    (segment,) = answer.pop("segments")
+    usage = {"type": "duration", "seconds": 1}
+    assert answer == {"task": "transcribe", "language": "", "duration": 0.5, "text": ECHO, "usage": usage}
+    assert (segment["start"], segment["end"], segment["text"].strip()) == (0.0, 0.5, ECHO)
+    assert (segment["temperature"], segment["no_speech_prob"], len(segment["tokens"])) == (0.5, None, 5)
+    assert send(server, path=TRANSLATIONS, **fields).json()["task"] == "translate"
+
+
+def test_subtitles(server: LiveServer) -> None:
+    srt = send(server, response_format="srt")
+    assert (srt.text, srt.headers["content-type"]) == (
+        f"1\n00:00:00,000 --> 00:00:00,500\n{ECHO}\n\n", "text/plain; charset=utf-8"
+    )  # fmt: skip
+    shown = ECHO.replace("<", "&lt;").replace(">", "&gt;")
+    assert send(server, response_format="vtt").text == f"WEBVTT\n\n00:00:00.000 --> 00:00:00.500\n{shown}\n\n"
+
+
+@pytest.mark.parametrize("path", [TRANSCRIPTIONS, TRANSLATIONS, "/invocations"])
+def test_a_stream(server: LiveServer, path: str) -> None:
+    answer = send(server, path=path, stream="True")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *events, end = (line.removeprefix("data: ") for line in answer.text.splitlines() if line)
+    assert end == "[DONE]"
+    *deltas, done = map(json.loads, events)
+    assert {event["type"] for event in deltas} == {"transcript.text.delta"}
+    assert len(deltas) == 5
+    assert "".join(event["delta"] for event in deltas) == done["text"] == ECHO
+    usage = {"type": "tokens", "input_tokens": 3, "output_tokens": 5, "total_tokens": 8}
+    assert (done["type"], done["usage"]) == ("transcript.text.done", usage)
+
+
 def test_unknown_fields_are_named(server: LiveServer) -> None:
     assert send(server, colour="red").headers["x-lmi-ignored-parameters"] == "colour"
 
 
 FIELDS: dict[str, tuple[dict[str, Any], str]] = {
-    "verbose": ({"response_format": "verbose_json"}, "response_format"),
-    "subtitles": ({"response_format": "srt"}, "the engine gives the text alone; write json or text"),
-    "no format": ({"response_format": "poem"}, "must be json or text"),
-    "times": ({"timestamp_granularities[]": "word"}, "is not supported: the engine gives the text alone"),
-    "a stream": ({"stream": "true"}, "is not supported: the engine gives the text at its end; leave it out"),
+    "speakers": ({"response_format": "diarized_json"}, "Whisper does not tell speakers apart"),
+    "no format": ({"response_format": "poem"}, "must be json, text, srt, verbose_json or vtt"),
+    "words": (
+        {"response_format": "verbose_json", "timestamp_granularities[]": ["segment", "word"]},
+        "is not supported: the engine gives the times of segments; write segment",
+    ),
+    "no times": ({"timestamp_granularities[]": "segment"}, "needs response_format=verbose_json"),
+    "other times": ({"timestamp_granularities[]": "page"}, "must be a list with segment"),
+    "a stream of times": ({"stream": "true", "response_format": "srt"}, "a stream has no times; write json"),
+    "no flag": ({"stream": "perhaps"}, "must be true or false"),
+    "scores": ({"include[]": "logprobs"}, "is not supported: log-probabilities of tokens are not written"),
     "hot": ({"temperature": "7"}, "temperature"),
     "no number": ({"temperature": "warm"}, "must be a number"),
     "a long prompt": ({"prompt": "a" * 20_000}, "must be a string of at most 16384 characters"),

@@ -74,9 +74,10 @@ def _check_cpu(engine: ContainerEngine, scratch: Path) -> None:
         _push_of_a_change(engine, scratch / "changed", given, done)
     with _timed("cpu: a second build, without a layer of the first") as done:
         engine.build("cpu-again", given, target="cpu", again=True)
-        first, second = engine.blobs("cpu"), engine.blobs("cpu-again")
+        (_, *first), (_, *second) = engine.blobs("cpu").items(), engine.blobs("cpu-again").items()
+        # In Docker's format buildah writes the id of its container into the configuration, which comes first.
         assert first == second, f"two builds differ: {first} {second}"
-        done.append(f"the same {len(first)} digests, {sum(first.values()) / 1e6:.0f} MB in all")
+        done.append(f"the same {len(first)} layers, {sum(size for _, size in first) / 1e6:.0f} MB in all")
     with _timed("cpu: its own model, read-only root, nothing writable, user 1000 without capabilities") as done:
         _own_model(engine, done)
     with _timed("cpu: read-only model data, converted at the start") as done:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,15 +13,16 @@ import pytest
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload
-from handler.core.media import SAMPLE_RATE, MediaSource, Medium
-from handler.core.text import Prompt
-from handler.core.values import Request, Sampling, Task, TemplateOptions
-from handler.engines.base import EngineConfig, EngineRequest, Output, Tokenizer
-from handler.engines.openvino.engine import check, load, load_tokenizer
-from handler.engines.openvino.whisper.engine import OpenVinoWhisper
-from handler.serving.media.placing import place_media
-from tests.app.media.clips import clip_file, tone
-from tests.audio.whisper import CASES, GAP, NUM_TOKENS, Answer, Case
+from handler.core.media import SAMPLE_RATE, Medium
+from handler.core.values import Sampling, Task
+from handler.engines.base import EngineConfig, EngineRequest, Tokenizer
+from handler.engines.huggingface.whisper import cut
+from handler.engines.openvino.engine import check, load_tokenizer
+from handler.engines.process.supervisor import EngineSupervisor
+from handler.scheduler.engine import join
+from tests.app.media.clips import clip_file
+from tests.audio.models import clip
+from tests.audio.whisper import CASES, GAP, NUM_TOKENS, Answer, Case, prompt, start, transcribe, write_timed
 from tests.servers import http, serve
 
 pytestmark = pytest.mark.model
@@ -44,10 +44,16 @@ def config(model: Path) -> EngineConfig:
 
 
 @pytest.fixture(scope="module")
-def engine(model: Path) -> Iterator[OpenVinoWhisper]:
+def engine(model: Path) -> Iterator[EngineSupervisor]:
     assert min(answer.gap for answer in ANSWERS) >= GAP
-    engine = load(config(model))
-    assert isinstance(engine, OpenVinoWhisper)
+    engine = start("openvino", config(model))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def timed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineSupervisor]:
+    engine = start("openvino", config(write_timed(model, tmp_path_factory.mktemp("timed") / "model")))
     yield engine
     engine.close()
 
@@ -57,56 +63,71 @@ def tokenizer(model: Path) -> Tokenizer:
     return load_tokenizer(config(model))
 
 
-def prompt(tokenizer: Tokenizer, case: Case) -> Prompt:
-    messages = ({"role": "user", "content": [{"type": "audio"}]},)
-    asked = TemplateOptions(arguments=(("language", case.language), ("task", case.task), ("prompt", case.prompt)))
-    request = Request("", messages=messages, media=(MediaSource("audio", b"", "", "file"),), template=asked)
-    encoded = tokenizer.encode_chat(messages, options=asked)
-    return place_media(request, encoded, (case.clip,), tokenizer.media_tokens)
-
-
-def run(engine: OpenVinoWhisper, prompts: list[Prompt]) -> list[Output]:
-    for key, one in enumerate(prompts):
-        assert one.media is not None
-        engine.add(EngineRequest(key, one.ids, Sampling(max_new_tokens=448), media=one.media.file))
-    found: dict[int, Output] = {}
-    while len(found) < len(prompts):
-        found |= {output.key: output for output in engine.step().others}
-    return [found[key] for key in range(len(prompts))]
-
-
-def test_tokens_are_those_of_transformers_alone_and_in_company(engine: OpenVinoWhisper, tokenizer: Tokenizer) -> None:
+def test_tokens_are_those_of_transformers_alone_and_in_company(engine: EngineSupervisor, tokenizer: Tokenizer) -> None:
     prompts = [prompt(tokenizer, case) for case in CASES]
     for one, answer in zip(prompts, ANSWERS, strict=True):
-        (output,) = run(engine, [one])
-        assert output.ids[:NUM_TOKENS] == answer.ids, output.error
-    together = run(engine, [*prompts, *prompts])
-    assert [output.ids[:NUM_TOKENS] for output in together] == [answer.ids for answer in ANSWERS] * 2
+        (found,) = transcribe(engine, [one])
+        assert found.ids[:NUM_TOKENS] == answer.ids, found.error
+        assert found.steps > 1  # they come one by one
+    together = transcribe(engine, [*prompts, *prompts])
+    assert [found.ids[:NUM_TOKENS] for found in together] == [answer.ids for answer in ANSWERS] * 2
 
 
-def test_a_clip_of_several_windows_is_heard_to_its_end(model: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """GenAI needs the tokens of times then, which `CASES` do without."""
-    directory = shutil.copytree(model, tmp_path / "timed")
-    made = json.loads((directory / "generation_config.json").read_text())
-    made["suppress_tokens"] = [id for id in made["suppress_tokens"] if id <= made["no_timestamps_token_id"]]
-    (directory / "generation_config.json").write_text(json.dumps(made))
-    engine = load(config(directory))
-    assert isinstance(engine, OpenVinoWhisper)
-    samples = tone(65.0).tobytes()
-    long = prompt(tokenizer, Case(Medium("audio", (len(samples) // 4,), samples, "long"), "en", "transcribe"))
-    (output,) = run(engine, [long])
-    engine.close()
-    assert output.error is None
-    assert len(output.ids) > 448
+def piece(medium: Medium, start: int, end: int) -> Medium:
+    data = medium.data[4 * start : 4 * end]
+    return Medium("audio", (end - start,), data, "")
 
 
-def test_one_that_is_cancelled_answers_nothing(engine: OpenVinoWhisper, tokenizer: Tokenizer) -> None:
+def test_a_long_clip_is_heard_in_pieces(engine: EngineSupervisor, tokenizer: Tokenizer) -> None:
+    long = clip(65.0, 5)
+    places = list(cut(numpy.frombuffer(long.data, numpy.float32)))
+    assert len(places) == 3
+    alone = [
+        one
+        for start, end in places
+        for one in transcribe(engine, [prompt(tokenizer, Case(piece(long, start, end), "en", "transcribe"))])
+    ]
+    (found,) = transcribe(engine, [prompt(tokenizer, Case(long, "en", "transcribe"))])
+    assert found.error is None
+    assert found.ids == [id for one in alone for id in one.ids]
+
+
+def test_a_short_clip_waits_for_one_piece_of_a_long_one(engine: EngineSupervisor, tokenizer: Tokenizer) -> None:
+    long = prompt(tokenizer, Case(clip(85.0, 5), "en", "transcribe"))
+    short = prompt(tokenizer, CASES[0])
+    assert long.media is not None
+    assert short.media is not None
+    for key, one in enumerate((long, short), 1):
+        assert one.media is not None
+        engine.add(EngineRequest(key, one.ids, Sampling(max_new_tokens=448), media=one.media.file))
+    ended: list[int] = []
+    while len(ended) < 2:
+        ended += [output.key for output in join(engine.step(timeout=1)).others if output.finish is not None]
+    assert ended == [2, 1]
+
+
+@pytest.mark.parametrize("language", ["en", ""])
+def test_times(timed: EngineSupervisor, tokenizer: Tokenizer, language: str) -> None:
+    (found,) = transcribe(timed, [prompt(tokenizer, Case(clip(40.0, 5), language, "transcribe"), timed=True)])
+    assert found.error is None
+    first, second = (heard for _, heard in found.pieces)
+    assert (first.start, second.start, second.end) == (0.0, first.end, 40.0)
+    assert {first.language, second.language} <= ({language} if language else {"de", "en"})
+    assert first.language == second.language
+    assert tokenizer.vocabulary is not None
+    times = [id for id in found.ids if tokenizer.vocabulary.text(id).startswith("<|")]
+    assert len(times) > 4
+    assert len(times) < len(found.ids)
+    assert set(times) <= tokenizer.vocabulary.special
+
+
+def test_one_that_is_cancelled_answers_nothing(engine: EngineSupervisor, tokenizer: Tokenizer) -> None:
     first, second = prompt(tokenizer, CASES[0]), prompt(tokenizer, CASES[1])
     assert first.media is not None
     engine.add(EngineRequest(7, first.ids, Sampling(max_new_tokens=448), media=first.media.file))
     engine.cancel(7)
-    (output,) = run(engine, [second])
-    assert (output.key, output.ids[:NUM_TOKENS]) == (0, ANSWERS[1].ids)
+    (found,) = transcribe(engine, [second])
+    assert found.ids[:NUM_TOKENS] == ANSWERS[1].ids
 
 
 def test_what_the_model_does_not_know_is_refused(tokenizer: Tokenizer) -> None:

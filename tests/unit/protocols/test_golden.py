@@ -42,6 +42,7 @@ from tests.unit.protocols.anthropic import golden as golden_anthropic
 from tests.unit.protocols.openai.requests import NAME_IT, TOOLS, saying
 from tests.unit.protocols.tgi.golden import marked
 
+WRITTEN = "`pytest -n 0 tests/unit/protocols/test_golden.py --update-golden` writes it; read what it wrote"
 GOLDEN = Path(__file__).parents[2] / "golden"
 ASK = "What is"
 
@@ -223,12 +224,14 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
     if request.config.getoption("--update-golden"):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(wire)
-    assert wire == path.read_bytes()
+    assert path.exists(), f"{path} is missing: {WRITTEN}"
+    assert wire == path.read_bytes(), f"{path} has other bytes. Where the API is to change: {WRITTEN}"
 
 
 def test_every_golden_file_has_its_case() -> None:
     files = {str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.glob("*/*.txt")}
-    assert files == set(CASES)
+    left = sorted(files - set(CASES))
+    assert not left, f"delete from tests/golden/, or add to CASES: {', '.join(left)}"
 
 
 @in_one_test(("name", "tops"), [("mindie", 0), *itertools.product(("lmi", "tgi_compat", "tgi"), (0, 1))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 import pytest
 
@@ -34,23 +35,34 @@ TRITON, OPENAI = "triton.md#inputs", "openai.md#request"
 EMBEDDINGS = ("embeddings.md#openais-embeddings", "embeddings.md#teis-routes", "embeddings.md#rerank")
 
 
+def check(rows: Collection[str], read: Collection[str], heading: str, values: Collection[str] | None = None) -> None:
+    """Check that a table has a row for each name that is read, once, and that `parameter_matrix.py` has its value."""
+    assert len(rows) == len(set(rows)), f"docs/wire/{heading} has a name twice: {sorted(rows)}"
+    missing, left = sorted(set(read) - set(rows)), sorted(set(rows) - set(read))
+    assert not missing, f"docs/wire/{heading} needs rows for {', '.join(missing)}"
+    assert not left, f"docs/wire/{heading} has rows for what is not read: {', '.join(left)}"
+    if values is not None:
+        unlike = sorted(set(read) ^ set(values))
+        assert not unlike, f"tests/parameter_matrix.py must have values of what is read, and of no other: {unlike}"
+
+
 def test_every_parameter_has_its_row() -> None:
     rows, more = table(), table(matrix.TENSORS)
-    assert set(rows) == (set(PARAMETERS) | set(REQUEST_FIELDS) | {"outputs"}) - {"stream"} == set(VALUES)
-    assert set(more) == set(inputs.TENSORS) - set(PARAMETERS) == set(TENSOR_VALUES)
+    check(rows, (set(PARAMETERS) | set(REQUEST_FIELDS) | {"outputs"}) - {"stream"}, matrix.PARAMETERS, VALUES)
+    check(more, set(inputs.TENSORS) - set(PARAMETERS), matrix.TENSORS, TENSOR_VALUES)
     assert set(rows) | set(more) | {"stream"} == set(inputs.TABLE.parameters) | set(REQUEST_FIELDS)
 
 
 def test_every_chat_parameter_has_its_row() -> None:
     """Those without one are OpenAI's, whose table has them."""
     rows = set(table(matrix.CHAT))
-    assert rows == set(CHAT_VALUES) <= CHAT_TABLE.parameters.keys() | Chat.fields.keys()
+    check(rows, rows & (CHAT_TABLE.parameters.keys() | Chat.fields.keys()), matrix.CHAT, CHAT_VALUES)
     assert set(CHAT_TABLE.parameters) - rows < set(openai_parameters.CHAT.parameters)
 
 
 def test_every_parameter_of_tgis_and_mindies_has_its_row() -> None:
-    assert set(table(matrix.TGI)) == set(tgi_request.PARAMETERS) == set(TGI_VALUES)
-    assert set(table(matrix.MINDIE)) == set(mindie.KINDS) == set(MINDIE_VALUES)
+    check(table(matrix.TGI), tgi_request.PARAMETERS, matrix.TGI, TGI_VALUES)
+    check(table(matrix.MINDIE), mindie.KINDS, matrix.MINDIE, MINDIE_VALUES)
 
 
 def test_every_input_of_triton_has_its_row_and_is_what_that_names() -> None:
@@ -76,8 +88,8 @@ def test_every_field_of_openais_has_its_row() -> None:
         found["chat"] += re.findall(r"`(\w+)`", chats)
     every = {*HARMLESS, "model", "stream", "stream_options"}
     tools = {"tools", "tool_choice", "parallel_tool_calls"}
-    assert sorted(found["chat"]) == sorted({*openai_parameters.CHAT.parameters, *every, *tools, "messages"})
-    assert sorted(found["completions"]) == sorted({*openai_parameters.COMPLETIONS.parameters, *every, "prompt"})
+    check(found["chat"], {*openai_parameters.CHAT.parameters, *every, *tools, "messages"}, f"{OPENAI}, chats")
+    check(found["completions"], {*openai_parameters.COMPLETIONS.parameters, *every, "prompt"}, f"{OPENAI}, completions")
 
 
 def test_every_field_of_embeddings_and_rerank_has_its_row() -> None:
@@ -85,9 +97,9 @@ def test_every_field_of_embeddings_and_rerank_has_its_row() -> None:
         re.findall(r"^\| (`.*?)\|(.*?)\|", section(heading), re.MULTILINE) for heading in EMBEDDINGS
     )
     fields = [name for names, _ in openai for name in re.findall(r"`(\w+)`", names)]
-    assert sorted(fields) == sorted({*embeddings.TABLE.parameters, "input", "model", "user"})
+    check(fields, {*embeddings.TABLE.parameters, "input", "model", "user"}, EMBEDDINGS[0])
     fields = [name for names, _ in ranking for name in re.findall(r"`(\w+)`", names)]
-    assert sorted(fields) == sorted({*rerank.TABLE.parameters, "query", "documents", "model"})
+    check(fields, {*rerank.TABLE.parameters, "query", "documents", "model"}, EMBEDDINGS[2])
     of_route: dict[str, set[str]] = {"/embed": set(), "/similarity": set(), "/rerank": set(), "/predict": set()}
     for names, routes in tei_routes:
         for route in of_route if routes.strip() == "all" else re.findall(r"`(/\w+)`", routes):

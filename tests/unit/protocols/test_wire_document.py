@@ -199,9 +199,13 @@ def test_the_fields_of_answers_are_up_to_date(page: str) -> None:
 
 def test_every_dialect_has_its_row_and_every_page_is_linked() -> None:
     rows = {name for names in DIALECTS.values() for name in names}
-    assert rows == set(DESCRIPTIONS), f"each of {sorted(rows ^ set(DESCRIPTIONS))} needs a row in DIALECTS of this file"
+    without, left = sorted(set(DESCRIPTIONS) - rows), sorted(rows - set(DESCRIPTIONS))
+    here = "DIALECTS in tests/unit/protocols/test_wire_document.py"
+    assert not without, f"{', '.join(without)}: write a page in docs/wire/, and add a row to {here}; then {WRITTEN}"
+    assert not left, f"{', '.join(left)}: no dialect has this name; remove it from {here}"
     linked = set(re.findall(r"\]\((\w[\w-]*\.md)", DOCUMENT.read_text()))
-    assert linked >= {path.name for path in DOCUMENTS.glob("*.md")} - {"README.md"}
+    alone = sorted({path.name for path in DOCUMENTS.glob("*.md")} - {"README.md"} - linked)
+    assert not alone, f"{', '.join(alone)}: add a row to {here}, or a link to docs/wire/README.md"
 
 
 def test_every_family_of_thoughts_has_its_row() -> None:

@@ -7,6 +7,8 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+from botocore.hooks import HierarchicalEmitter
+
 from deploy.client.aws.runtime import Runtime
 
 
@@ -18,7 +20,7 @@ def test_threads_make_one_client_at_a_time() -> None:
         assert making.acquire(blocking=False), "two clients are being made at once"
         time.sleep(0.02)
         making.release()
-        made.append(object())
+        made.append(SimpleNamespace(meta=SimpleNamespace(events=HierarchicalEmitter())))
         return made[-1]
 
     runtime = Runtime("e", "us-east-1", session=SimpleNamespace(client=client, region_name="us-east-1"))

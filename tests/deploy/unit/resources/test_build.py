@@ -37,6 +37,16 @@ def test_only_what_a_thing_holds_renews_it() -> None:
     assert third_config != config
 
 
+@pytest.mark.parametrize("case", ["plain", "components"])
+def test_an_adopted_variant_keeps_its_name_everywhere(case: str) -> None:
+    instance = spec(case).instance.model_copy(update={"variant": "primary"})
+    scaled: dict[str, Any] = {} if case == "components" else {"scaling": {"max": 3, "concurrency": 8}}
+    built = made(case, spec(case, **scaled).model_copy(update={"instance": instance}))
+    text = repr([resource.request for found in built.values() for resource in found])
+    assert "AllTraffic" not in text
+    assert text.count("primary") > 1
+
+
 def test_everything_taggable_bears_the_deployment_and_the_digest() -> None:
     said = spec("components")
     for resource in resources(said, decision("components")):

@@ -46,6 +46,10 @@ COMPONENTS = {"components": [{"name": "chat"}]}
             "shadow: model.path is for the serving model",
         ),
         ({"shadow": {"percent": 10, "model": {}}}, "shadow.model: give exactly one of id, s3, path"),
+        (
+            {"shadow": SHADOW, "instance": {"type": "ml.g6e.xlarge", "variant": "Shadow"}},
+            "instance.variant: Shadow is the name of the shadow's own variant",
+        ),
         ({"shadow": SHADOW, **COMPONENTS}, "shadow does not go with components"),
         ({"shadow": SHADOW, "async": {"output": "s3://answers/"}}, "shadow does not go with async"),
         ({"shadow": SHADOW, "instance": {"pools": [{"type": "ml.g6e.xlarge"}]}}, "shadow.type: must be given"),

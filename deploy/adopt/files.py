@@ -1,0 +1,228 @@
+"""Read a model's configuration from a JSON file: requests, answers of AWS, JumpStart's and recommendations'."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from deploy.adopt.shapes import check
+from deploy.adopt.source import Source
+from deploy.errors import Refused, SpecError
+
+_MOST = 4 << 20  # bytes of a file
+
+Content = dict[str, Any]
+
+
+def read_file(path: Path, number: int = 1) -> Source:
+    """Read a file.
+
+    Args:
+        number: which of a job's recommendations, from 1.
+
+    Raises:
+        SpecError: it cannot be read, or is none of the forms.
+    """
+    content = _json(path)
+    for has, operation, read in _FORMS:
+        if has(content):
+            if operation:
+                check(path.name, operation.removeprefix("Describe"), operation, content)
+            return read(content, path.name, number)
+    raise SpecError(
+        f"{path}: is none of the forms that adopt reads",
+        "They are: CreateModel's or DescribeModel's fields, alone or as Model: beside EndpointConfig:, Endpoint:, "
+        "Components: and Tags:; DescribeModelPackage's; DescribeHubContent's or JumpStart's specification; "
+        "DescribeInferenceRecommendationsJob's or DescribeAIRecommendationJob's.",
+    )
+
+
+def _json(path: Path) -> Content:
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST + 1)
+        if len(text) > _MOST:
+            raise SpecError(f"{path}: has more than {_MOST >> 20} MiB")
+        content = json.loads(text)
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{path}: is no JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise SpecError(f"{path}: must be a JSON object")
+    return content
+
+
+def _parts(content: Content, file: str, number: int) -> Source:
+    """Endpoint, EndpointConfig, Model and Components, each as AWS describes it or as it is created."""
+    endpoint, config = content.get("Endpoint", {}), content.get("EndpointConfig", {})
+    models = _list(file, "Models", content.get("Models", [content["Model"]] if "Model" in content else []))
+    components = _list(file, "Components", content.get("Components", []))
+    for place, operation, part in (
+        ("Endpoint", "DescribeEndpoint", endpoint),
+        ("EndpointConfig", "DescribeEndpointConfig", config),
+        ("", "ListTags", {"Tags": content.get("Tags", [])}),
+        *(("Model", "DescribeModel", model) for model in models),
+        *(("Components", "DescribeInferenceComponent", component) for component in components),
+    ):
+        check(file, place, operation, part)
+    return Source(
+        str(endpoint.get("EndpointName", "")),
+        file,
+        _region(str(endpoint.get("EndpointArn", ""))),
+        endpoint,
+        config,
+        {str(model.get("ModelName", "")): model for model in models},
+        components,
+        tags={str(tag["Key"]): str(tag["Value"]) for tag in content.get("Tags", ())},
+    )
+
+
+def _list(file: str, place: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise SpecError(f"{file}: {place}: must be an array")
+    return value
+
+
+def _region(arn: str) -> str:
+    found = re.match(r"arn:[a-z-]+:[a-z-]+:([a-z0-9-]+):", arn)
+    return found[1] if found else ""
+
+
+def _model(content: Content, file: str, number: int) -> Source:
+    return Source("", file, _region(str(content.get("ModelArn", ""))), models={"": content})
+
+
+def _package(content: Content, file: str, number: int) -> Source:
+    """DescribeModelPackage's answer, of a registry or of the Marketplace."""
+    package = content["InferenceSpecification"]
+    products = [one.get("ProductId") for one in package["Containers"]]
+    if product := next((one for one in products if one), None):
+        raise Refused(
+            f"{file}: is the Marketplace product {product}: its container and weights are the seller's",
+            "Deploy it as it is sold; lmi deploy serves weights that you have (model.s3, model.id).",
+        )
+    containers = [{name: one[name] for name in _OF_PACKAGES if one.get(name)} for one in package["Containers"]]
+    types = package.get("SupportedRealtimeInferenceInstanceTypes", ())
+    config = _variant({"InstanceType": types[0]}) if len(types) == 1 else {}
+    region = _region(str(content.get("ModelPackageArn", "")))
+    return Source("", file, region, config=config, models={"": {"Containers": containers}})
+
+
+_OF_PACKAGES = (
+    "Image",
+    "Environment",
+    "ModelDataUrl",
+    "ModelDataSource",
+    "AdditionalModelDataSources",
+    "ContainerHostname",
+)
+"""Fields of a package's container that a model's container has too."""
+
+
+def _variant(fields: Content) -> Content:
+    return {"ProductionVariants": [{"VariantName": "AllTraffic", **fields}]}
+
+
+def _one(found: list[Any], file: str, number: int) -> Any:
+    if not 1 <= number <= len(found):
+        raise SpecError(f"{file}: --recommendation {number}: the job has {len(found)}", "They count from 1.")
+    return found[number - 1]
+
+
+def _recommended(content: Content, file: str, number: int) -> Source:
+    """A recommendation of DescribeInferenceRecommendationsJob."""
+    chosen = _one(content["InferenceRecommendations"], file, number)
+    endpoint, model = chosen.get("EndpointConfiguration", {}), chosen.get("ModelConfiguration", {})
+    own = dict(content.get("Model", {}))
+    container = dict(own.pop("PrimaryContainer", {}))
+    tuned = {one["Key"]: str(one["Value"]) for one in model.get("EnvironmentParameters", ())}
+    container["Environment"] = {**container.get("Environment", {}), **tuned}
+    role = {"ExecutionRoleArn": content["RoleArn"]} if content.get("RoleArn") else {}
+    kept = ("InstanceType", "InitialInstanceCount", "ServerlessConfig")
+    fields = {key: endpoint[key] for key in kept if endpoint.get(key)}
+    made = {**role, **own, "PrimaryContainer": container}
+    origin = f"{file}, recommendation {number}"
+    return Source("", origin, _region(str(content.get("JobArn", ""))), config=_variant(fields), models={"": made})
+
+
+def _ai_recommended(content: Content, file: str, number: int) -> Source:
+    """A recommendation of DescribeAIRecommendationJob."""
+    chosen = _one(content["Recommendations"], file, number)
+    said = chosen.get("DeploymentConfiguration", {})
+    place = next((one["Uri"] for one in said.get("S3", ()) if one.get("ChannelName", "model") == "model"), None)
+    place = place or content.get("ModelSource", {}).get("S3", {}).get("S3Uri")
+    container = {"Image": said.get("ImageUri", ""), "Environment": said.get("EnvironmentVariables", {})}
+    if place:
+        data = {"S3Uri": place, "S3DataType": "S3Prefix", "CompressionType": "None"}
+        container["ModelDataSource"] = {"S3DataSource": data}
+    fields = {"InstanceType": said.get("InstanceType"), "InitialInstanceCount": said.get("InstanceCount")}
+    config = _variant({key: value for key, value in fields.items() if value})
+    role = {"ExecutionRoleArn": content["RoleArn"]} if content.get("RoleArn") else {}
+    region = _region(str(content.get("AIRecommendationJobArn", "")))
+    origin = f"{file}, recommendation {number}"
+    return Source("", origin, region, config=config, models={"": {**role, "PrimaryContainer": container}})
+
+
+def _hub_content(content: Content, file: str, number: int) -> Source:
+    """DescribeHubContent's answer, whose document is a JSON text."""
+    try:
+        document = json.loads(content["HubContentDocument"])
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SpecError(f"{file}: HubContentDocument is no JSON: {error}") from None
+    made = _jumpstart(document if isinstance(document, dict) else {}, file, number)
+    return replace(made, region=_region(str(content.get("HubContentArn", ""))))
+
+
+def _jumpstart(content: Content, file: str, number: int) -> Source:
+    """JumpStart's specification, whose names are in snake case in its bucket and in Pascal case in a hub."""
+    fields = {_snake(name): value for name, value in content.items()}
+    environ: dict[str, str] = {}
+    for place, item in enumerate(_list(file, "inference_environment_variables", _given(fields))):
+        one = {_snake(name): value for name, value in item.items()} if isinstance(item, dict) else {}
+        if "name" not in one:
+            raise SpecError(f"{file}: inference_environment_variables[{place}]: must be an object with a name")
+        if one.get("scope", "container") == "container" and one.get("default") is not None:
+            environ[str(one["name"])] = str(one["default"])
+    container: Content = {"Image": str(fields.get("hosting_ecr_uri") or ""), "Environment": environ}
+    uri = str(fields.get("hosting_artifact_uri") or fields.get("hosting_prepacked_artifact_uri") or "")
+    if uri:
+        is_prefix = uri.endswith("/")
+        data = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
+        container |= {"ModelDataSource": {"S3DataSource": data}} if is_prefix else {"ModelDataUrl": uri}
+    variant: Content = {"InstanceType": fields.get("default_inference_instance_type")}
+    said = fields.get("deploy_kwargs")
+    timeouts = {_snake(name): value for name, value in said.items()} if isinstance(said, dict) else {}
+    variant["ModelDataDownloadTimeoutInSeconds"] = timeouts.get("model_data_download_timeout")
+    variant["ContainerStartupHealthCheckTimeoutInSeconds"] = timeouts.get("container_startup_health_check_timeout")
+    config = _variant({key: value for key, value in variant.items() if value})
+    origin = f"{file} (JumpStart's {fields.get('model_id') or fields.get('url') or 'model'})"
+    return Source("", origin, config=config, models={"": {"PrimaryContainer": container}})
+
+
+def _given(fields: Content) -> Any:
+    return fields.get("inference_environment_variables") or []
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _has(*names: str) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda content: any(name in content for name in names)
+
+
+_FORMS: tuple[tuple[Callable[[Mapping[str, Any]], bool], str, Callable[[Content, str, int], Source]], ...] = (
+    (_has("InferenceRecommendations"), "DescribeInferenceRecommendationsJob", _recommended),
+    (_has("Recommendations"), "DescribeAIRecommendationJob", _ai_recommended),
+    (_has("HubContentDocument"), "DescribeHubContent", _hub_content),
+    (_has("InferenceEnvironmentVariables", "inference_environment_variables", "hosting_ecr_uri"), "", _jumpstart),
+    (_has("InferenceSpecification"), "DescribeModelPackage", _package),
+    (_has("EndpointConfig", "Model", "Models"), "", _parts),
+    (_has("PrimaryContainer", "Containers"), "DescribeModel", _model),
+)
+"""The forms: a field that each has, AWS's call that answers so, and what reads it."""

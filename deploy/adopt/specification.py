@@ -1,0 +1,457 @@
+"""Turn what was read of an endpoint into a specification: what maps, what passes as it is, and what does not map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deploy.adopt.images import KINDS, container_kind
+from deploy.adopt.owner import refuse_owned, refuse_unsettled
+from deploy.adopt.scaling import scaling_of
+from deploy.adopt.source import Source, container_of
+from deploy.adopt.variables import Variables, variables
+from deploy.errors import Refused, SpecError
+from deploy.resources.resource import Json
+from deploy.spec.passthrough import OWNED, problems, shape_of
+from deploy.spec.reading import content_problems
+
+_MODEL_DATA = "/opt/ml/model"
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user says beside the endpoint.
+
+    Attributes:
+        name: of the deployment; None: the endpoint's.
+        region: None: the source's.
+        role: ARN; None: the endpoint's.
+        image: `{"uri": ...}` or `{"repository": ...}`.
+        model: a hub's name or an S3 prefix, in place of what the container is told.
+        token_secret: ARN of the hub's token in Secrets Manager.
+        container: the kind of the container that serves; None: by its image.
+        variant: one of several production variants.
+    """
+
+    name: str | None = None
+    region: str | None = None
+    role: str | None = None
+    image: Mapping[str, str] = field(default_factory=lambda: {"repository": "lmi-handler"})
+    model: str | None = None
+    token_secret: str | None = None
+    container: str | None = None
+    variant: str | None = None
+
+
+@dataclass
+class Adopted:
+    """A specification, and what is said beside it.
+
+    Attributes:
+        content: the specification's content, in the order in which it is written.
+        head: sentences for its beginning.
+        unmapped: `(field or NAME=value, why)`.
+        idle: the same for what has no effect here.
+        passed: fields that go into the requests as they are.
+    """
+
+    content: dict[str, Any]
+    head: list[str] = field(default_factory=list)
+    unmapped: list[tuple[str, str]] = field(default_factory=list)
+    idle: list[tuple[str, str]] = field(default_factory=list)
+    passed: list[str] = field(default_factory=list)
+
+
+def adopted(source: Source, wishes: Wishes) -> Adopted:
+    """Return the specification of an endpoint.
+
+    Raises:
+        Refused: its owner, its container or its form does not allow it.
+        SpecError: something must be said that the source does not tell.
+    """
+    name = wishes.name or source.name
+    if not name:
+        raise SpecError("the file names no endpoint", "Say the deployment's name: --name NAME.")
+    beside = name != source.name
+    if not beside:
+        refuse_owned(source)
+        refuse_unsettled(source)
+    variant = _variant(source, wishes, beside=beside)
+    bases = [one for one in source.components if "BaseInferenceComponentName" not in one.get("Specification", {})]
+    served, model = _served(source, variant, bases)
+    container = container_kind(str(served.get("Image", "")), wishes.container)
+    found = variables(served.get("Environment", {}), container)
+    result = Adopted({"name": name})
+    content = result.content
+    if region := wishes.region or source.region:
+        content["region"] = region
+    content["role"] = _role(source, model, wishes)
+    content["image"] = dict(wishes.image)
+    content["model"] = _model(result, served, found, wishes)
+    if found.options:
+        content["options"] = found.options
+    if found.environment:
+        content["environment"] = found.environment
+    content["instance"] = _instance(result, source, variant, bases)
+    if times := _times(variant, bases):
+        content["timeouts"] = times
+    content["routing"] = _routing(result, variant)
+    if bases:
+        content["components"] = _components(result, source, bases)
+    if scaling := scaling_of(source, variant, bases, result.unmapped):
+        content["scaling"] = scaling
+    content["alarms"] = None
+    if network := _network(source, model):
+        content["network"] = network
+    if (key := source.config.get("KmsKeyId")) is not None:
+        content["encryption"] = {"volume_key": key}
+    if (asynchronous := source.config.get("AsyncInferenceConfig")) is not None:
+        _asynchronous(content, asynchronous)
+    if fields := _passed(result, source, variant, model, served):
+        content["sagemaker"] = fields
+    if tags := {key: value for key, value in source.tags.items() if not key.lower().startswith(("aws:", "lmi:"))}:
+        content["tags"] = tags
+    result.unmapped += found.unmapped
+    result.idle += found.idle
+    release = f" {container.release}" if container.release else ""
+    result.head.append(f"from {source.origin}; its container is {KINDS[container.kind]}{release}")
+    return _checked(result)
+
+
+def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
+    """Return the variant that serves.
+
+    Raises:
+        Refused: there are several and none is named, or it has no instances.
+    """
+    variants = source.config.get("ProductionVariants", ())
+    names = [str(one.get("VariantName")) for one in variants]
+    if len(variants) > 1 and (wishes.variant is None or not beside):
+        raise Refused(
+            f"{source.name or 'the endpoint'} has {len(variants)} production variants ({', '.join(names)}), and lmi "
+            "deploy's endpoints have one",
+            "Take one of them for an endpoint of its own: --variant VARIANT --name ANOTHER.",
+        )
+    if wishes.variant is not None and wishes.variant not in names:
+        raise Refused(f"--variant {wishes.variant}: there are {', '.join(names) or 'none'}", "")
+    chosen: Json = next((one for one in variants if wishes.variant in (None, one.get("VariantName"))), {})
+    if "ServerlessConfig" in chosen:
+        raise Refused(
+            f"{source.name or 'the endpoint'} is serverless, which has no GPU",
+            "Give the model an endpoint with instances of its own: --file with its CreateModel, --name ANOTHER.",
+        )
+    return dict(chosen)
+
+
+def _served(source: Source, variant: Json, bases: Sequence[Json]) -> tuple[dict[str, Any], Json]:
+    """Return the container that serves, and its model.
+
+    Raises:
+        Refused: components have several models, or specifications by instance type.
+    """
+    if not bases:
+        name = str(variant.get("ModelName", ""))
+        if not name and source.endpoint:
+            raise Refused(
+                f"{source.name} serves nothing: its variant has no model, and there are no components",
+                "Adopt it when it has one, or write its file by hand (documents: deploy).",
+            )
+        model = source.model(name)
+        return container_of(model, name), model
+    served: list[tuple[str, dict[str, Any], Json]] = []
+    for item in bases:
+        component = str(item["InferenceComponentName"])
+        if item.get("Specifications"):
+            raise Refused(
+                f"component {component} has specifications by instance type",
+                "Write its file by hand (documents: deploy).",
+            )
+        specification = item.get("Specification", {})
+        if (name := specification.get("ModelName")) is not None:
+            model = source.model(str(name))
+            served.append((component, container_of(model, str(name)), model))
+        else:
+            container = dict(specification.get("Container", {}))
+            image = container.pop("DeployedImage", {}).get("SpecifiedImage")
+            artifact = container.pop("ArtifactUrl", None)
+            made = {
+                **({"Image": image} if image else {}),
+                **container,
+                **({"ModelDataUrl": artifact} if artifact else {}),
+            }
+            served.append((component, made, {}))
+    if other := [name for name, container, _ in served[1:] if container != served[0][1]]:
+        raise Refused(
+            f"components {served[0][0]} and {other[0]} have different models or settings",
+            "Adopt each for an endpoint of its own: a file with its model (--file), and --name ANOTHER.",
+        )
+    return served[0][1], served[0][2]
+
+
+def _role(source: Source, model: Json, wishes: Wishes) -> str:
+    role = wishes.role or model.get("ExecutionRoleArn") or source.config.get("ExecutionRoleArn")
+    if not role:
+        raise SpecError("no execution role is known", "Say its ARN: --role ARN.")
+    return str(role)
+
+
+def _model(result: Adopted, served: Json, found: Variables, wishes: Wishes) -> dict[str, Any]:
+    """Return `model`, and put what the container has beside it into the comments."""
+    data = served.get("ModelDataSource", {}).get("S3DataSource", {})
+    prefix = (
+        data.get("S3Uri") if data.get("CompressionType") == "None" and data.get("S3DataType") == "S3Prefix" else None
+    )
+    archive = served.get("ModelDataUrl") or (data.get("S3Uri") if prefix is None else None)
+    said = wishes.model or found.model_id
+    model: dict[str, Any] = {}
+    if said.startswith("s3://"):
+        model["s3"] = _slash(said)
+    elif said and not said.startswith("/"):
+        model["id"] = said
+    elif prefix is not None:
+        model["s3"] = _slash(str(prefix))
+        if said.rstrip("/").startswith(f"{_MODEL_DATA}/"):
+            found.environment["OPTION_MODEL_ID"] = said
+    else:
+        where = f"the archive {archive}" if archive else f"{said or 'nothing'}, which is in no place that AWS names"
+        raise Refused(
+            f"the container's model is {where}",
+            "Unpack it into a prefix of S3 and say which, --model s3://BUCKET/PREFIX/; or the hub's name, --model ID.",
+        )
+    if archive:
+        why = "an archive is not unpacked here; its serving.properties, model.py and weights do not come along"
+        result.unmapped.append((f"ModelDataUrl={archive}", why))
+    elif prefix is not None and model.get("s3") != _slash(str(prefix)):
+        why = "the model is elsewhere; its serving.properties and model.py do not come along"
+        result.unmapped.append((f"ModelDataSource={prefix}", why))
+    if found.context is not None:
+        model["context"] = found.context
+    _token(result, model, found, wishes)
+    return model
+
+
+def _slash(uri: str) -> str:
+    return uri if uri.endswith("/") else f"{uri}/"
+
+
+def _token(result: Adopted, model: dict[str, Any], found: Variables, wishes: Wishes) -> None:
+    """Move the hub's token to `model.token_secret`, which takes no token but the ARN of its secret."""
+    if wishes.token_secret is not None:
+        if "id" not in model:
+            raise SpecError("--token-secret is for a model of the hub", "This one is in S3: leave it out.")
+        model["token_secret"] = wishes.token_secret
+    elif found.hub_token:
+        why = "in S3 the model needs none"
+        if "id" in model:
+            why = "put the token into Secrets Manager and its ARN into model.token_secret (or --token-secret ARN)"
+        result.unmapped += [(f"{name}=***", why) for name in found.hub_token]
+
+
+def _instance(result: Adopted, source: Source, variant: Json, bases: Sequence[Json]) -> dict[str, Any]:
+    instance: dict[str, Any] = {}
+    pools = variant.get("InstancePools", ())
+    if pools:
+        instance["pools"] = [
+            {"type": pool["InstanceType"], **({"priority": pool["Priority"]} if "Priority" in pool else {})}
+            for pool in pools
+        ]
+        for pool in pools:
+            if "ModelNameOverride" in pool:
+                result.unmapped.append(
+                    (f"ModelNameOverride={pool['ModelNameOverride']}", "say what differs in instance.pools[].options")
+                )
+    elif "InstanceType" in variant:
+        instance |= {"type": variant["InstanceType"], "unchecked": True}
+    live = {one["VariantName"]: one for one in source.endpoint.get("ProductionVariants", ())}
+    counts = [live.get(variant.get("VariantName"), {}).get("DesiredInstanceCount"), variant.get("InitialInstanceCount")]
+    if count := next((one for one in counts if one), None):
+        instance["count"] = count
+    if (name := variant.get("VariantName")) not in (None, "AllTraffic"):
+        instance["variant"] = name
+    if (managed := variant.get("ManagedInstanceScaling", {})).get("Status") == "ENABLED":
+        if bases:
+            most = managed.get("MaxInstanceCount") or instance.get("count", 1)
+            instance["managed"] = {"min": managed.get("MinInstanceCount", 1), "max": most}
+            instance["count"] = min(instance.get("count", 1), most)
+        else:
+            result.unmapped.append(("ManagedInstanceScaling", "instance.managed is for components"))
+    if (volume := variant.get("VolumeSizeInGB")) is not None:
+        instance["volume_gb"] = volume
+    if (ami := variant.get("InferenceAmiVersion")) is not None:
+        result.idle.append(
+            (f"InferenceAmiVersion={ami}", "the host belongs to the image: instance.ami: auto chooses it")
+        )
+    return instance
+
+
+def _times(variant: Json, bases: Sequence[Json]) -> dict[str, int]:
+    """Return the timeouts that are set. SageMaker's own are left to what the model's size says."""
+    parameters = [one.get("Specification", {}).get("StartupParameters", {}) for one in bases]
+    found: dict[str, int] = {}
+    for name, field_name in (
+        ("download", "ModelDataDownloadTimeoutInSeconds"),
+        ("startup", "ContainerStartupHealthCheckTimeoutInSeconds"),
+    ):
+        given = [one[field_name] for one in (*parameters, variant) if field_name in one]
+        if given:
+            found[name] = max(given[: len(parameters)] or given)
+    if (seconds := variant.get("VariantInstanceProvisionTimeoutInSeconds")) is not None:
+        found["provision"] = seconds
+    return found
+
+
+def _routing(result: Adopted, variant: Json) -> Any:
+    routing = variant.get("RoutingConfig", {})
+    strategy = routing.get("RoutingStrategy", "RANDOM")  # SageMaker's own default
+    if strategy == "PREFIX_AWARE":
+        prefix = routing.get("PrefixAwareRoutingConfig", {})
+        names = {"PrefixLength": "prefix_length", "ConcurrencyThreshold": "concurrency_threshold"}
+        return {ours: prefix[theirs] for theirs, ours in names.items() if theirs in prefix}
+    if strategy == "KV_AWARE":
+        result.unmapped.append(
+            ("RoutingStrategy=KV_AWARE", "only AWS's own containers support it; routing has the rest")
+        )
+    return "random" if strategy == "RANDOM" else "least_outstanding"
+
+
+def _components(result: Adopted, source: Source, bases: Sequence[Json]) -> list[dict[str, Any]]:
+    found = []
+    for item in bases:
+        name, specification = str(item["InferenceComponentName"]), item.get("Specification", {})
+        needs = specification.get("ComputeResourceRequirements", {})
+        component: dict[str, Any] = {"name": name}
+        runtime = item.get("RuntimeConfig", {})
+        copies = runtime.get("DesiredCopyCount", runtime.get("CopyCount"))
+        if copies is not None:
+            component["copies"] = copies
+        if (gpus := needs.get("NumberOfAcceleratorDevicesRequired")) is not None:
+            component["accelerators"] = int(gpus)
+        if (memory := needs.get("MinMemoryRequiredInMb")) is not None:
+            component["memory_mb"] = memory
+        if (cpus := needs.get("NumberOfCpuCoresRequired")) is not None:
+            component["cpus"] = cpus
+        component["cache"] = bool(specification.get("DataCacheConfig", {}).get("EnableCaching", False))
+        if adapters := [*_adapters(source, name)]:
+            component["adapters"] = adapters
+        if fields := _rest(result, "component", item, f"components {name}"):
+            component["sagemaker"] = fields
+        found.append(component)
+    return found
+
+
+def _adapters(source: Source, base: str) -> Iterator[dict[str, str]]:
+    for item in source.components:
+        specification = item.get("Specification", {})
+        if specification.get("BaseInferenceComponentName") == base:
+            artifact = specification.get("Container", {}).get("ArtifactUrl", "")
+            yield {"name": str(item["InferenceComponentName"]), "artifact": artifact}
+
+
+def _network(source: Source, model: Json) -> dict[str, Any]:
+    network: dict[str, Any] = {}
+    vpc = model.get("VpcConfig") or source.config.get("VpcConfig")
+    if vpc:
+        network = {"subnets": list(vpc["Subnets"]), "security_groups": list(vpc["SecurityGroupIds"])}
+    if model.get("EnableNetworkIsolation") or source.config.get("EnableNetworkIsolation"):
+        network["isolated"] = True
+    return network
+
+
+def _asynchronous(content: dict[str, Any], config: Json) -> None:
+    output, client = config.get("OutputConfig", {}), config.get("ClientConfig", {})
+    topics = output.get("NotificationConfig", {})
+    values = {
+        "output": output.get("S3OutputPath"),
+        "failures": output.get("S3FailurePath"),
+        "concurrency": client.get("MaxConcurrentInvocationsPerInstance"),
+        "notify_success": topics.get("SuccessTopic"),
+        "notify_error": topics.get("ErrorTopic"),
+    }
+    content["async"] = {name: value for name, value in values.items() if value is not None}
+    if (key := output.get("KmsKeyId")) is not None:
+        content["encryption"] = {**content.get("encryption", {}), "output_key": key}
+
+
+def _passed(result: Adopted, source: Source, variant: Json, model: Json, served: Json) -> dict[str, Any]:
+    """Return `sagemaker`: the fields without a setting of their own."""
+    container = {name: value for name, value in served.items() if name != "ImageConfig"}
+    if "ImageConfig" in served:
+        result.idle.append(("ImageConfig", "it belongs to the image"))
+    if "s3" not in result.content["model"] or not served.get("ModelDataSource"):
+        container.pop("ModelDataSource", None)
+    parts = {
+        "endpoint_config": source.config,
+        "variant": variant,
+        "model": {**{name: model[name] for name in model if name != "Containers"}, "PrimaryContainer": container},
+    }
+    found = {part: fields for part, content in parts.items() if (fields := _rest(result, part, content, part))}
+    if "instance" in result.content and "managed" not in result.content["instance"]:
+        found.get("variant", {}).pop("ManagedInstanceScaling", None)
+    return {part: fields for part, fields in found.items() if fields}
+
+
+def _rest(result: Adopted, part: str, content: Json, place: str) -> dict[str, Any]:
+    """Return the fields of a part that the specification has no setting for, each as SageMaker takes it."""
+    fields = _without_owned(shape_of(part), content, OWNED[part], "")
+    for name in list(fields):
+        if wrong := [*problems(part, {name: fields[name]})]:
+            mine = [line for line in wrong if f".{name}" in line.partition(": ")[0]]
+            if mine:
+                del fields[name]
+                result.unmapped.append((f"{place}.{name}", mine[0].partition(": ")[2]))
+                continue
+        result.passed.append(f"{place}.{name}")
+    return fields
+
+
+def _without_owned(shape: Any, content: Json, owned: Mapping[str, str], path: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        below = f"{path}.{name}".removeprefix(".")
+        if below in owned or name not in shape.members or value in (None, {}, [], ""):
+            continue
+        if shape.members[name].type_name == "structure" and isinstance(value, Mapping):
+            value = _without_owned(shape.members[name], value, owned, below)
+            if not value:
+                continue
+        found[name] = value
+    return found
+
+
+def _checked(result: Adopted) -> Adopted:
+    """Leave out what a specification does not take, each with its reason.
+
+    Raises:
+        SpecError: what remains is none.
+    """
+    for _ in range(_MOST_PASSES):
+        lines = content_problems(result.content)
+        if not lines:
+            return result
+        dropped = [line for line in lines if _dropped(result, line)]
+        if not dropped:
+            raise SpecError(f"the endpoint has what a specification does not take: {'; '.join(lines)}")
+    raise SpecError("the endpoint has more than a specification takes")
+
+
+_MOST_PASSES = 12  # each finds what the one before has uncovered
+
+
+def _dropped(result: Adopted, line: str) -> bool:
+    """Take the field that a message begins with out of the specification, if it can do without it."""
+    place, _, why = line.partition(": ")
+    names = place.split(".")
+    if names[0] not in ("sagemaker", "environment", "options", "tags", "timeouts", "capture"):
+        return False
+    level: Any = result.content
+    for name in names[:-1]:
+        level = level.get(name) if isinstance(level, dict) else None
+    top = names[0] if not isinstance(level, dict) or names[-1] not in level else None
+    if top is None:
+        level.pop(names[-1])
+    else:
+        result.content.pop(top, None)
+    result.unmapped.append((place, why))
+    result.passed = [one for one in result.passed if not place.endswith(one)]
+    return True

@@ -1,0 +1,235 @@
+"""Turn a container's environment into options and variables of this project's images.
+
+The table of foreign names is the handler's own (handler/config/options/foreign.json): the container would read the
+variables in the same way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from deploy.adopt.images import Container
+from deploy.redaction import HIDDEN, is_secret, redact
+from deploy.spec.options import Value, settings_of, variable_of, wrong_options
+from handler.config.lmi_version import KEY
+from handler.config.options import ENVIRONMENT, SERVER_ENVIRONMENT
+from handler.config.options.lookup import find_option, key_of, unknown_option, unknown_variable, variable
+from handler.config.options.variables import SM_VLLM, VARIABLES, Note, Own, translate
+from handler.config.sources import Setting, as_lmi_reads, named_engine
+
+_MODEL_ID = "option.model_id"
+_LENGTH = "option.max_model_len"
+_ASYNC = "option.async_mode"
+
+_OF_SDK: Mapping[str, str] = {
+    "SAGEMAKER_PROGRAM": "the Hugging Face toolkit's script; the user's own code is model.py (documents: custom-code)",
+    "SAGEMAKER_SUBMIT_DIRECTORY": "the SDK's place of that script",
+    "SAGEMAKER_REQUIREMENTS": "requirements.txt beside the model is read",
+    "SAGEMAKER_CONTAINER_LOG_LEVEL": "LMI_LOG_LEVEL sets the log",
+    "SAGEMAKER_REGION": "SageMaker sets AWS_REGION in the container",
+    "SAGEMAKER_ENV": "nothing reads it here",
+    "SAGEMAKER_MODEL_SERVER_WORKERS": "the engine has its own processes (options.replicas)",
+    "SAGEMAKER_MODEL_SERVER_TIMEOUT": "SageMaker's own limit of 60 s an answer holds",
+    "SAGEMAKER_TS_RESPONSE_TIMEOUT": "it is TorchServe's",
+    "SAGEMAKER_ENABLE_LOAD_AWARE": "it is for AWS's own containers",
+    "ENDPOINT_SERVER_TIMEOUT": "SageMaker's own limit of 60 s an answer holds",
+    "MODEL_CACHE_ROOT": "the model is where SageMaker lays it",
+    "TRANSFORMERS_CACHE": "Transformers reads HF_HOME and HF_HUB_CACHE",
+    "LMI_DEBUG_NODE": "it is LMI's own",
+}
+"""Variables of SageMaker's SDK, JumpStart and their toolkits, and why they have no effect here."""
+
+_MOST = 200  # characters of a value in a comment
+
+
+@dataclass
+class Variables:
+    """What becomes of an environment.
+
+    Attributes:
+        options: of the specification, without `option.`.
+        environment: variables that go on as they are.
+        model_id: what the container was told to load; "" where it was told nothing.
+        context: `model.context`.
+        unmapped: `(NAME=value, why)` for each variable that does not map.
+        idle: the same, for those that have no effect here.
+        hub_token: the variables that hold a token of the Hugging Face hub, by name.
+        origins: which variable each option comes from.
+    keys: the options that a variable has set, with their texts.
+        keys: the options that a variable has set, with their texts.
+    """
+
+    options: dict[str, Value] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    model_id: str = ""
+    context: int | None = None
+    unmapped: list[tuple[str, str]] = field(default_factory=list)
+    idle: list[tuple[str, str]] = field(default_factory=list)
+    hub_token: list[str] = field(default_factory=list)
+    origins: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+
+
+def shown(name: str, value: str) -> str:
+    """Return `NAME=value` for a comment: on one line, not too long, without a secret."""
+    text = HIDDEN if is_secret(name, value) else str(redact(value))
+    text = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+    return f"{name}={text[:_MOST]}{'...' if len(text) > _MOST else ''}"
+
+
+def variables(environ: Mapping[str, str], container: Container) -> Variables:
+    """Sort the variables of a container. As in LMI, `OPTION_*` beats other names of the same option."""
+    found = Variables()
+    names = {name: value for name, value in environ.items() if not _taken_out(name, value, found)}
+    engine, settings = _read(names, container)
+    if container.release and variable(KEY) not in names:
+        found.options[KEY.removeprefix("option.")] = container.release
+    for name, value in names.items():
+        if name.startswith(("OPTION_", "SERVING_")):
+            _own(found, name, value, key_of(name), value, engine)
+    for item in translate(names, engine):
+        if isinstance(item, Note):
+            found.idle.append((shown(item.foreign, names[item.foreign]), item.message))
+        elif not isinstance(item, Own):
+            why = item.message.removeprefix(f"{shown(item.name, names.get(item.name, ''))}: ")
+            found.unmapped.append((shown(item.name, names.get(item.name, "")), why))
+        elif item.name not in names:
+            _own(found, item.foreign, names.get(item.foreign, ""), key_of(item.name), item.value, engine)
+    for name, value in names.items():
+        _as_it_is(found, name, value, engine)
+    if settings.get(_ASYNC) == "true":  # told by the name of LMI's handler
+        found.options.setdefault(_ASYNC.removeprefix("option."), True)
+    _checked(found)
+    rolling = Setting("option.rolling_batch", str(found.options.get("rolling_batch", "auto")), "")
+    if "llm_engine" not in found.options and not named_engine([rolling], ""):
+        found.options["llm_engine"] = engine
+    return found
+
+
+def _taken_out(name: str, value: str, found: Variables) -> bool:
+    """Whether the variable is a secret, or empty: it is not written anywhere."""
+    line = VARIABLES.get(name)
+    is_token = name == "HF_TOKEN" or (line is not None and line.same == "HF_TOKEN")
+    if is_token and value:
+        found.hub_token.append(name)
+        return True
+    if is_secret(name, value):
+        why = "a secret: whoever may describe the model can read it; give it to the container in another way"
+        found.unmapped.append((f"{name}={HIDDEN}", why))
+        return True
+    return not value and name not in VARIABLES and not name.startswith(SM_VLLM)
+
+
+def _read(names: Mapping[str, str], container: Container) -> tuple[str, dict[str, str]]:
+    """Return the engine, and the options as LMI reads them."""
+    given = [Setting(key_of(name), value, name) for name, value in names.items() if name.startswith("OPTION_")]
+    settings = as_lmi_reads(given, {}, "", java=False, is_mode_given=False)
+    engine = named_engine(settings, container.engine) or container.engine
+    return engine, {setting.key: setting.value for setting in settings}
+
+
+def _as_it_is(found: Variables, name: str, value: str, engine: str) -> None:
+    """Sort a variable that is neither an option by its own name nor in the table of foreign names."""
+    if name in ENVIRONMENT:
+        _own(found, name, value, ENVIRONMENT[name], value, engine)
+    elif name in _OF_SDK:
+        found.idle.append((shown(name, value), _OF_SDK[name]))
+    elif name.startswith(("OPTION_", "SERVING_", SM_VLLM)):
+        return
+    elif (line := VARIABLES.get(name)) is None or line.unread or line.heeded:
+        found.environment[name] = value
+
+
+def _own(found: Variables, origin: str, given: str, key: str, value: str, engine: str) -> None:
+    """Sort an option by what the container would do with it."""
+    name = key.removeprefix("option.")
+    if origin.startswith("SERVING_") and key in SERVER_ENVIRONMENT:
+        found.idle.append((shown(origin, given), "only DJL Serving's Java side reads it"))
+        return
+    if key in found.keys:
+        if found.keys[key] != value:
+            found.idle.append((shown(origin, given), f"another variable says {key}, and beats it"))
+        return
+    found.keys[key] = value
+    if key == _MODEL_ID:
+        found.model_id = value
+        return
+    if (why := _unknown(origin, key, engine)) is not None:
+        found.unmapped.append((shown(origin, given), why))
+        return
+    if refusal := _refusal(key, value, engine):
+        found.unmapped.append((shown(origin, given), refusal))
+    elif no_effect := _no_effect(key, engine):
+        found.idle.append((shown(origin, given), no_effect))
+    elif key == _LENGTH and value.isdecimal() and int(value):
+        found.context = int(value)
+    elif variable_of(name) not in (variable(key), origin):
+        found.environment[origin] = given
+    else:
+        found.options[name] = typed(value)
+        found.origins[f"options.{name}"] = origin
+
+
+def _unknown(origin: str, key: str, engine: str) -> str | None:
+    """Say that nobody has the option; None: somebody has."""
+    if find_option(key, engine) is not None:
+        return None
+    unknown = unknown_variable(origin) if origin.startswith("SERVING_") else unknown_option(key, engine)
+    return f"{unknown.message}; its container drops such a name without a word"
+
+
+def _refusal(key: str, value: str, engine: str) -> str:
+    option = find_option(key, engine)
+    assert option is not None
+    try:
+        option.parse(value.strip())
+    except ValueError as error:
+        return str(error)
+    has_it = not option.engines or engine in option.engines
+    if has_it or option.idle or not (option.field or option.argument) or value.strip().lower() in option.harmless:
+        return ""
+    return f"it is for {' and '.join(option.engines)}, and the container's engine is {engine}"
+
+
+def _no_effect(key: str, engine: str) -> str:
+    option = find_option(key, engine)
+    assert option is not None
+    if option.engines and engine not in option.engines:
+        return option.idle or "it asks for nothing"
+    return "" if option.field or option.argument else option.help or "nothing reads it here"
+
+
+def typed(text: str) -> Value:
+    """Return a variable's text as the specification writes it: a number or a boolean where that gives the same text."""
+    if text in ("true", "false"):
+        return text == "true"
+    if re.fullmatch(r"0|[1-9]\d{0,14}", text):
+        return int(text)
+    if re.fullmatch(r"(0|[1-9]\d{0,7})\.\d{1,8}", text) and str(float(text)) == text:
+        return float(text)
+    return text
+
+
+def _checked(found: Variables) -> None:
+    """Take out what the container would refuse of the options together."""
+    for _ in range(len(found.options) + len(found.environment)):
+        problem = next(_problems(found), None)
+        if problem is None:
+            return
+        place, why = problem
+        section, _, name = place.partition(".")
+        values = found.options if section == "options" else found.environment
+        value = values.pop(name)
+        origin = found.origins.get(place, name)
+        found.unmapped.append((shown(origin, str(value)), why))
+
+
+def _problems(found: Variables) -> Iterator[tuple[str, str]]:
+    settings = list(settings_of(found.options, found.environment))
+    places = {setting.origin for setting in settings}
+    for line in wrong_options(settings, None):
+        place, _, why = line.partition(": ")
+        if place in places:
+            yield place, why

@@ -1,0 +1,176 @@
+"""Whisper, for every engine that has it: what its decoder begins with, its tokens of times, the pieces of a clip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from handler.config import model_files
+from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload
+from handler.core.media import SAMPLE_RATE, MediaTokens
+from handler.core.text import Prompt, Vocabulary
+from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
+from handler.engines.base import Capabilities
+
+TRANSCRIBING = Capabilities(
+    frozenset({"max_new_tokens", "do_sample", "temperature"}), no_adapters="it transcribes", no_media={"audio": ""}
+)
+
+WINDOW = 30  # seconds that Whisper hears at a time
+_SEARCHED, _QUIET = SAMPLE_RATE, SAMPLE_RATE // 10  # samples: where a clip is cut, and what is compared there
+_STEP = 0.02  # seconds from one token of a time to the next
+_GENERATION = "generation_config.json"
+
+
+class StartToken(NamedTuple):
+    """A clip has one token: the one with which its transcript starts."""
+
+    placeholder: int
+    text: str = "<|startoftranscript|>"
+
+    def count(self, size: Sequence[int]) -> int:
+        return 1
+
+
+class WhisperIds(NamedTuple):
+    """Ids of what a prompt asks for; `languages` and `tasks` are empty where the model knows English alone.
+
+    Attributes:
+        languages: by their codes.
+        suppressed: those that no transcript has.
+        most: tokens of prompt and transcript of a piece.
+    """
+
+    start: int
+    previous: int | None
+    no_timestamps: int
+    languages: Mapping[str, int]
+    tasks: Mapping[str, int]
+    suppressed: tuple[int, ...]
+    most: int
+
+    @property
+    def most_previous(self) -> int:
+        """Tokens of a client's prompt."""
+        return self.most // 2 - 1
+
+    def of_time(self, seconds: float) -> int:
+        """Return the id of a time within a piece."""
+        return self.no_timestamps + 1 + round(min(max(seconds, 0.0), WINDOW) / _STEP)
+
+    def language_of(self, ids: Sequence[int]) -> str:
+        """Return the language that a prompt names; "" where it names none."""
+        asked = ids[list(ids).index(self.start) + 1 :]  # a client's prompt stands before
+        return next((name for name, id in self.languages.items() if id in asked), "")
+
+    def in_language(self, ids: Sequence[int], language: str) -> list[int]:
+        """Name the language in a prompt that names none."""
+        after = list(ids).index(self.start) + 1
+        return [*ids[:after], self.languages[language], *ids[after:]]
+
+
+def whisper_ids(model: Path) -> WhisperIds:
+    """Read generation_config.json.
+
+    Raises:
+        ConfigError: it lacks one of them.
+    """
+    found = model_files.read_json(model / _GENERATION)
+    numbers = [found.get(name) for name in ("decoder_start_token_id", "no_timestamps_token_id")]
+    start, no_timestamps = numbers
+    if not isinstance(start, int) or not isinstance(no_timestamps, int):
+        raise ConfigError(f"{model / _GENERATION} lacks decoder_start_token_id or no_timestamps_token_id: no Whisper's")
+    named: dict[str, Mapping[str, int]] = {}
+    for name in ("lang_to_id", "task_to_id"):
+        value = found.get(name)
+        named[name] = value if found.get("is_multilingual") and isinstance(value, dict) else {}
+    languages = {name.strip("<|>"): id for name, id in named["lang_to_id"].items()}
+    return WhisperIds(
+        start,
+        found.get("prev_sot_token_id"),
+        no_timestamps,
+        languages,
+        named["task_to_id"],
+        tuple(id for id in found.get("suppress_tokens") or () if isinstance(id, int) and id >= 0),
+        model_files.read_json(model / "config.json").get("max_target_positions", 448),
+    )
+
+
+def cut(samples: Any) -> Iterator[tuple[int, int]]:
+    """Yield where the pieces of a clip begin and end, each of up to `WINDOW` seconds.
+
+    A piece ends where the last second of its window is quietest, as with vLLM's own server.
+
+    Args:
+        samples: an array.
+    """
+    start, window = 0, WINDOW * SAMPLE_RATE
+    while start + window < len(samples):
+        searched = start + window - _SEARCHED
+        parts = samples[searched : searched + _SEARCHED - _QUIET].reshape(-1, _QUIET)
+        end = searched + int((parts**2).mean(axis=1).argmin()) * _QUIET
+        yield start, end
+        start = end
+    yield start, len(samples)
+
+
+def with_times(vocabulary: Vocabulary, ids: WhisperIds) -> Vocabulary:
+    """Return the vocabulary with the tokens of times, which some tokenizers leave out, as special ones."""
+    first, last = ids.of_time(0), ids.of_time(WINDOW)
+    pieces = [*vocabulary.pieces, *[b""] * (last + 1 - len(vocabulary))]
+    pieces[first : last + 1] = [f"<|{number * _STEP:.2f}|>".encode() for number in range(last + 1 - first)]
+    return Vocabulary(pieces, {*vocabulary.special, *range(first, last + 1)})
+
+
+class WhisperTokenizer:
+    """See `engines.base.Tokenizer`. Messages are a clip; the options' arguments name language, task and prompt.
+
+    Args:
+        encode: returns the ids of a text, without special ones.
+    """
+
+    chat_template = ""
+
+    def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], list[int]], ids: WhisperIds) -> None:
+        self.vocabulary: Vocabulary | None
+        self.vocabulary = self._vocabulary = with_times(vocabulary, ids)
+        self._encode, self._ids = encode, ids
+        self.media_tokens: Mapping[str, MediaTokens] = {"audio": StartToken(ids.start)}
+
+    def encode(self, text: str) -> Prompt:
+        return Prompt(text, self._encode(text), self._vocabulary)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: TemplateOptions = PLAIN_TEMPLATE,
+    ) -> Prompt:
+        asked = dict(options.arguments)
+        timed = [] if asked.get("timestamps") else [self._ids.no_timestamps]
+        ids = [*self._previous(asked.get("prompt", "")), self._ids.start, *self._wanted(**asked), *timed]
+        return Prompt("", ids, self._vocabulary)
+
+    def _previous(self, text: str) -> list[int]:
+        if not text:
+            return []
+        if self._ids.previous is None:
+            raise InvalidPayload("'prompt' is not supported: the model has no prev_sot_token_id")
+        # A token has a byte at least; the tokenizer would hold the GIL for as long as a text takes.
+        most = self._ids.most_previous
+        ids = self._encode(" " + text.strip()) if len(text) <= 64 * most else [0] * len(text)
+        if len(ids) > most:
+            raise InvalidPayload(f"'prompt' is too long: at most {most} tokens fit beside a transcript")
+        return [self._ids.previous, *ids]
+
+    def _wanted(self, task: str = "transcribe", language: str = "", **_: Any) -> list[int]:
+        known = self._ids.languages
+        if not known:
+            if task != "transcribe" or language not in ("", "en"):
+                raise InvalidPayload("the model knows English alone: it cannot translate, and 'language' must be en")
+            return []
+        if language and language not in known:
+            some = ", ".join(sorted(known))
+            raise InvalidParameter(f"language={language[:64]}: the model does not know it; it knows {some}")
+        return [*([known[language]] if language else []), self._ids.tasks[task]]

@@ -1,0 +1,178 @@
+"""OpenVINO GenAI's WhisperPipeline on a CPU: pieces of clips on a thread, one after another, the clips in turns."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from handler.core.media import SAMPLE_RATE
+from handler.core.values import Adapter, Extras, Finish, Heard, Sampling
+from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Output, Step, failed
+from handler.engines.huggingface.whisper import WINDOW, WhisperIds, cut, whisper_ids
+
+_WAIT = 0.5  # seconds of a step in which no token comes
+
+
+@dataclass
+class _Clip:
+    """A clip, with its pieces that are left."""
+
+    key: int
+    ids: Sequence[int]
+    sampling: Sampling
+    samples: Any
+    pieces: deque[tuple[int, int]]
+
+
+class OpenVinoWhisper:
+    """See `engines.base.Engine`. Tokens come one by one; with times, those of a piece come at its end.
+
+    Args:
+        properties: the CPU plugin's.
+    """
+
+    def __init__(self, config: EngineConfig, properties: Mapping[str, str]) -> None:
+        import openvino_genai
+
+        assert config.model is not None
+        self._genai = openvino_genai
+        self._ids: WhisperIds = whisper_ids(config.model)
+        self._pipeline: Any = openvino_genai.WhisperPipeline(str(config.model), "CPU", **properties)
+        self._tokenizer = self._pipeline.get_tokenizer()
+        self._tasks = {id: name for name, id in self._ids.tasks.items()}
+        self._waiting: queue.SimpleQueue[_Clip | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        self._wanted: set[int] = set()
+        self.info = EngineInfo(
+            name="openvino",
+            version=importlib.metadata.version("openvino-genai"),
+            device="CPU",
+            dtype=config.options.dtype,
+            max_total_tokens=self._ids.most * -(-config.options.max_audio_seconds // WINDOW),
+        )
+        silence = [0.0] * SAMPLE_RATE
+        self._pipeline.generate(silence, self._generation([self._ids.start], Sampling(), 2))  # compiles kernels
+        threading.Thread(target=self._run, name="whisper", daemon=True).start()
+
+    def add(self, request: EngineRequest) -> None:
+        import numpy
+
+        prompt = request.read_media()
+        if prompt is None or len(prompt.media) != 1:
+            raise ValueError("a transcription has one audio clip")
+        samples = numpy.frombuffer(prompt.media[0].data, numpy.float32)
+        self._wanted.add(request.key)
+        self._waiting.put(_Clip(request.key, request.ids, request.sampling, samples, deque(cut(samples))))
+
+    def cancel(self, key: int) -> None:
+        self._wanted.discard(key)
+
+    def step(self) -> Step:
+        outputs: list[Output] = []
+        try:
+            outputs.append(self._done.get(timeout=_WAIT))
+            while True:
+                outputs.append(self._done.get_nowait())
+        except queue.Empty:
+            pass
+        wanted = []
+        for output in outputs:
+            if output.key in self._wanted:
+                wanted.append(output)
+                if output.finish is not None:
+                    self._wanted.discard(output.key)
+        return Step([], [], [], wanted)
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        raise ValueError("a Whisper has no LoRA adapters here")
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        pass
+
+    def close(self) -> None:
+        self._wanted.clear()
+        self._waiting.put(None)
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (clip := self._waiting.get()) is not None:
+            if clip.key not in self._wanted:
+                continue
+            try:
+                self._next_piece(clip)
+            except Exception as error:  # GenAI's, of any kind
+                self._done.put(failed(clip.key, error))
+                continue
+            if clip.pieces:
+                self._waiting.put(clip)  # behind the others
+            else:
+                self._done.put(Output(clip.key, (), (), Finish.EOS))
+
+    def _next_piece(self, clip: _Clip) -> None:
+        start, end = clip.pieces.popleft()
+        config, timed = self._generation(clip.ids, clip.sampling), self._ids.no_timestamps not in clip.ids
+        config.return_timestamps = timed
+        streamer = _streamer(self._genai, lambda ids: self._stream(clip.key, ids, config.eos_token_id, shown=not timed))
+        found = self._pipeline.generate(clip.samples[start:end], config, streamer)
+        language = self._ids.language_of(clip.ids) or str(found.language or "")
+        if timed:
+            place = Heard(start / SAMPLE_RATE, end / SAMPLE_RATE, language)
+            self._done.put(self._timed(clip.key, found.chunks or (), place))
+        if (
+            not self._ids.language_of(clip.ids) and language in self._ids.languages
+        ):  # that of the first piece is that of all
+            clip.ids = self._ids.in_language(clip.ids, language)
+
+    def _stream(self, key: int, ids: Sequence[int], eos: int, *, shown: bool) -> bool:
+        """Send tokens; return whether somebody waits for more."""
+        ids = [id for id in ids if id != eos]
+        if shown and ids:
+            self._done.put(Output(key, ids, [None] * len(ids)))
+        return key in self._wanted
+
+    def _timed(self, key: int, chunks: Sequence[Any], place: Heard) -> Output:
+        """Return a piece's tokens, with those of times: GenAI gives texts, whose ids they are."""
+        ids: list[int] = []
+        for chunk in chunks:
+            ids.append(self._ids.of_time(chunk.start_ts))
+            ids += self._tokenizer.encode(chunk.text, add_special_tokens=False).input_ids.data[0].tolist()
+            if chunk.end_ts >= 0:
+                ids.append(self._ids.of_time(chunk.end_ts))
+        return Output(key, ids, [None] * len(ids), extras=Extras(heard=place))
+
+    def _generation(self, ids: Sequence[int], sampling: Sampling, most: int | None = None) -> Any:
+        """Make GenAI's configuration of a prompt; `most` new tokens, or as many as a piece may have."""
+        config = self._pipeline.get_generation_config()
+        start = list(ids).index(self._ids.start)
+        if start:
+            config.initial_prompt = self._tokenizer.decode(list(ids[1:start]), skip_special_tokens=False).strip()
+        if language := self._ids.language_of(ids):
+            config.language = f"<|{language}|>"
+        for id in ids[start + 1 :]:
+            if id in self._tasks:
+                config.task = self._tasks[id]
+        if sampling.do_sample:
+            config.do_sample, config.temperature = True, sampling.temperature
+        if most is not None:
+            config.max_new_tokens = most
+        return config
+
+
+def _streamer(genai: Any, take: Callable[[Sequence[int]], bool]) -> Any:
+    """Make what passes a transcript's ids on, and ends it when `take` says that nobody waits for it any more."""
+
+    class Streamer(genai.StreamerBase):  # type: ignore[misc]
+        def write(self, found: int | Sequence[int]) -> Any:
+            goes_on = take([found] if isinstance(found, int) else found)
+            return genai.StreamingStatus.RUNNING if goes_on else genai.StreamingStatus.CANCEL
+
+        def end(self) -> None:
+            pass
+
+    return Streamer()

@@ -1,1 +1,0 @@
-"""Transcription of audio clips by OpenVINO GenAI's WhisperPipeline."""

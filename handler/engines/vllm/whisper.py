@@ -1,0 +1,255 @@
+"""Whisper on vLLM: a request of vLLM's for each piece of a clip, some at a time; their tokens in the clip's order."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from handler.core.media import SAMPLE_RATE
+from handler.core.values import Adapter, Extras, Finish, Heard, Sampling
+from handler.engines.base import EngineConfig, EngineRequest, EngineStatistics, Output, Step, failed
+from handler.engines.huggingface.checkpoint import eos_ids
+from handler.engines.huggingface.whisper import WINDOW, cut, whisper_ids
+from handler.engines.process.process_group import end_with_children
+from handler.engines.vllm.results import Pending, Results
+from handler.engines.vllm.sampling import FORBIDDEN
+from handler.engines.vllm.starting import engine_info, start_engine
+from handler.engines.vllm.statistics import Statistics
+
+_AHEAD = 4  # pieces of a clip in vLLM at a time
+
+
+@dataclass
+class _Piece:
+    """A piece in vLLM, with what it has said since it was last asked."""
+
+    pending: Pending
+    extras: Extras | None  # until its first output
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    ended: bool = False
+
+
+@dataclass
+class _Clip:
+    """A transcription.
+
+    Attributes:
+        ids: of the prompt of each piece.
+        language: its code, once it is known; "" where the model knows English alone.
+        places: samples of the pieces that vLLM does not have yet.
+        pieces: those that it has, in their order.
+    """
+
+    key: int
+    ids: list[int]
+    language: str
+    sampling: Sampling
+    samples: Any
+    digest: str
+    places: deque[tuple[int, int]]
+    pieces: deque[_Piece] = field(default_factory=deque)
+
+
+class VllmWhisper:
+    """See `engines.base.Engine`. Where a prompt names no language, vLLM is asked for it first."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        assert config.model is not None
+        self._engine, _ = start_engine(config)
+        from vllm.renderers.inputs.preprocess import parse_enc_dec_prompt
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        self._parse, self._params = parse_enc_dec_prompt, SamplingParams
+        self._kind = RequestOutputKind.DELTA
+        self._core = self._engine.engine_core
+        self._results = self._engine.output_processor = Results()
+        self._stop_watch = end_with_children()
+        self._statistics = Statistics()
+        self._ids = whisper_ids(config.model)
+        self._eos = eos_ids(config)
+        self._suppressed = dict.fromkeys(self._ids.suppressed, FORBIDDEN)
+        self._languages = {id: name for name, id in self._ids.languages.items()}
+        self._keys = itertools.count()
+        self._clips: dict[int, _Clip] = {}
+        self._asked: dict[int, _Clip] = {}  # by the key of what vLLM was asked: a language, or a piece
+        self._pieces: dict[int, _Piece] = {}
+        info = engine_info(self._engine)
+        self._most = min(info.max_total_tokens, self._ids.most)
+        windows = -(-config.options.max_audio_seconds // WINDOW)
+        self.info = replace(info, max_total_tokens=self._most * windows)
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Transcribe a second of silence."""
+        import numpy
+
+        ids = [self._ids.start, self._ids.no_timestamps]
+        clip = _Clip(0, ids, "", Sampling(), numpy.zeros(SAMPLE_RATE, numpy.float32), "", deque([(0, SAMPLE_RATE)]))
+        self._begin(clip)
+        while self._clips:
+            for output in self.step().others:
+                if output.error is not None:
+                    raise RuntimeError(f"its first request failed: {output.error}")
+
+    def interrupt_on(self, fd: int) -> bool:
+        if not hasattr(self._core, "interrupt_on"):
+            return False
+        self._core.interrupt_on(fd)
+        return True
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest) -> None:
+        import numpy
+
+        prompt = request.read_media()
+        if prompt is None or len(prompt.media) != 1:
+            raise ValueError("a transcription has one audio clip")
+        (medium,) = prompt.media
+        samples = numpy.frombuffer(medium.data, numpy.float32)
+        ids = list(request.ids)
+        if self._ids.no_timestamps not in ids:
+            ids.append(self._ids.of_time(0.0))  # without a first one vLLM's Whisper may write none
+        language = self._ids.language_of(ids)
+        clip = _Clip(request.key, ids, language, request.sampling, samples, medium.digest, deque(cut(samples)))
+        self._begin(clip)
+
+    def _begin(self, clip: _Clip) -> None:
+        self._clips[clip.key] = clip
+        try:
+            if self._languages and not clip.language:
+                allowed = {"max_tokens": 1, "temperature": 0.0, "allowed_token_ids": [*self._languages]}
+                self._submit(clip, Pending(next(self._keys)), [self._ids.start], clip.places[0], allowed)
+            else:
+                self._continue(clip)
+        except BaseException:
+            self.cancel(clip.key)
+            raise
+
+    def _continue(self, clip: _Clip) -> None:
+        """Have vLLM hear the next pieces."""
+        while clip.places and len(clip.pieces) < _AHEAD:
+            place = clip.places.popleft()
+            start, end = (samples / SAMPLE_RATE for samples in place)
+            piece = _Piece(Pending(next(self._keys)), Extras(heard=Heard(start, end, clip.language or "en")))
+            self._submit(clip, piece.pending, clip.ids, place, self._arguments(clip))
+            self._pieces[piece.pending.key] = piece
+            clip.pieces.append(piece)
+
+    def _arguments(self, clip: _Clip) -> dict[str, Any]:
+        sampling = clip.sampling
+        return {
+            "max_tokens": max(self._most - len(clip.ids), 1),
+            "temperature": sampling.temperature if sampling.do_sample else 0.0,
+            "logprobs": 0 if sampling.logprobs else None,
+            "logit_bias": self._suppressed or None,
+        }
+
+    def _submit(
+        self, clip: _Clip, pending: Pending, ids: Sequence[int], place: tuple[int, int], arguments: dict[str, Any]
+    ) -> None:
+        start, end = place
+        heard = {
+            "prompt": "",
+            "multi_modal_data": {"audio": (clip.samples[start:end], SAMPLE_RATE)},
+            # Its name in vLLM's caches: the language and the transcript of a piece share what was heard.
+            "multi_modal_uuids": {"audio": [f"{clip.digest}/{start}/{end}"]} if clip.digest else None,
+        }
+        given = self._parse({"encoder_prompt": heard, "decoder_prompt": {"prompt_token_ids": list(ids)}})
+        (prompt,) = self._engine.renderer.render_cmpl([given])
+        prompt["decoder_prompt"]["prompt_token_ids"] = list(ids)  # vLLM puts a start token before a client's prompt
+        params = self._params(detokenize=False, output_kind=self._kind, **arguments)
+        self._results.next = pending
+        self._engine.add_request(str(pending.key), prompt, params)
+        self._asked[pending.key] = clip
+
+    def cancel(self, key: int) -> None:
+        if self._clips.pop(key, None) is None:
+            return
+        asked = [number for number, clip in self._asked.items() if clip.key == key]
+        for number in asked:
+            del self._asked[number]
+            self._pieces.pop(number, None)
+        ids = [id for id, pending in self._results.pending.items() if pending.key in asked]
+        self._engine.abort_request(ids, internal=True)
+
+    # -- results -------------------------------------------------------------------------------------------------
+
+    def step(self) -> Step:
+        outputs: list[Output] = []
+        if self._results.pending:  # else `get_output` would wait for ever
+            found = self._core.get_output()
+            if found.scheduler_stats is not None:
+                self._statistics.add(found.scheduler_stats)
+            step, _ = self._results.read(found.outputs)
+            plain = zip(step.keys, step.ids, step.logprobs, strict=True)
+            said = [Output(key, [id], [logprob]) for key, id, logprob in plain] + step.others
+            changed = {clip.key: clip for output in said if (clip := self._take(output, outputs)) is not None}
+            for clip in changed.values():
+                self._tell(clip, outputs)
+        return Step([], [], [], outputs)
+
+    def _take(self, output: Output, outputs: list[Output]) -> _Clip | None:
+        """Take what vLLM says; return the clip that it belongs to, where it goes on."""
+        clip, piece = self._asked.get(output.key), self._pieces.get(output.key)
+        if clip is None:  # cancelled by an earlier output
+            return None
+        if output.finish is not None:
+            self._asked.pop(output.key)
+            self._pieces.pop(output.key, None)
+        if output.error is not None or output.finish is Finish.ERROR:
+            self._fail(clip, output.error or "vLLM ended it", outputs)
+            return None
+        if piece is not None:
+            piece.ids += (id for id in output.ids if id not in self._eos)
+            piece.logprobs += (
+                logprob for id, logprob in zip(output.ids, output.logprobs, strict=True) if id not in self._eos
+            )
+            piece.ended = output.finish is not None
+            return clip
+        (id,) = output.ids
+        clip.language = self._languages[id]
+        clip.ids = self._ids.in_language(clip.ids, clip.language)
+        return clip
+
+    def _tell(self, clip: _Clip, outputs: list[Output]) -> None:
+        """Pass the tokens of the first piece on, and those of others once those before have ended."""
+        if clip.key not in self._clips:
+            return
+        while clip.pieces:
+            piece = clip.pieces[0]
+            if piece.ids or piece.ended:
+                outputs.append(Output(clip.key, piece.ids, piece.logprobs, extras=piece.extras))
+                piece.ids, piece.logprobs, piece.extras = [], [], None
+            if not piece.ended:
+                break
+            clip.pieces.popleft()
+        try:
+            self._continue(clip)
+        except Exception as error:  # vLLM refuses the next piece
+            self._fail(clip, str(error), outputs)
+            return
+        if not clip.pieces:
+            del self._clips[clip.key]
+            outputs.append(Output(clip.key, (), (), Finish.EOS))
+
+    def _fail(self, clip: _Clip, error: str, outputs: list[Output]) -> None:
+        self.cancel(clip.key)
+        outputs.append(failed(clip.key, error))
+
+    def statistics(self) -> EngineStatistics:
+        return self._statistics.report(idle=not self._results.pending, num_preemptions=self._results.num_preemptions)
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        raise ValueError("a Whisper has no LoRA adapters here")
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        pass
+
+    def close(self) -> None:
+        self._stop_watch()
+        self._core.shutdown()

@@ -1,0 +1,102 @@
+"""One client's audio that is long to decode, or lies, while a neighbour sends small clips and pings."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import numpy
+import pytest
+
+from tests.app.media.clips import clip_file, flac, ogg, tone, wav
+from tests.attacks.watch import hold, pings
+from tests.servers import LiveServer, http, options, serve
+
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+REQUESTS = 30
+LONGEST_CLIP = 2.0  # seconds that a neighbour's clip may take
+SMALL = base64.b64encode(clip_file()).decode()
+ECHO = "user: <audio> assistant: user: <audio>"
+
+
+def silence(seconds: int, kind: str, rate: int = 4000) -> bytes:
+    return clip_file(numpy.zeros(seconds * rate, numpy.float32), rate, kind)
+
+
+def mp3(seconds: int) -> bytes:
+    """Frames may follow one another without end; the first says how many there are."""
+    file = clip_file(tone(10, 8000), 8000, "MP3")
+    return file[file.index(file[:2], 2) :] * (seconds // 10)
+
+
+def opus(seconds: int) -> bytes:
+    return clip_file(tone(seconds), kind="OGG", subtype="OPUS")
+
+
+FILES: dict[str, tuple[Callable[[], bytes], set[int]]] = {
+    "a WAV that names more than follows": (lambda: wav(bytes(99), named=1 << 30), {400}),
+    "a WAV of a billion samples a second": (lambda: wav(bytes(1 << 16), rate=1_000_000_000), {400}),
+    "a WAV of no samples": (lambda: wav(b""), {400}),
+    "a WAV of 8 MB": (lambda: wav(bytes(8 << 20)), {200, 429}),
+    "a FLAC that names 2^36 samples": (lambda: flac((1 << 36) - 1), {400}),
+    "an hour of silence": (lambda: silence(3600, "FLAC"), {400}),
+    "half an hour of silence": (lambda: silence(1790, "FLAC"), {200, 429}),
+    "an hour of MP3": (lambda: mp3(3600), {200, 400, 429}),
+    "an Ogg that names an hour": (lambda: ogg(3600 * 48_000, opus(1)), {400}),
+    "an Ogg that names fewer than it has": (lambda: ogg(48, opus(20)), {200, 400}),
+    "bytes after a head": (lambda: b"OggS" + bytes(range(256)) * 4096, {400}),
+}  # fmt: skip
+"""Each with the statuses that it may have."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with serve("--engine", "echo", *options("option.task=transcription", "option.max_model_len=8")) as server:
+        server.wait_ready()
+        small(server)  # the decoders' process has started
+        yield server
+
+
+def small(server: LiveServer) -> None:
+    answer = server.post({"file": SMALL}, TRANSCRIPTIONS)
+    assert answer.json()["text"] == ECHO, answer.text
+
+
+def neighbours(server: LiveServer) -> dict[str, tuple[Callable[[], object], float]]:
+    return {"clip": (functools.partial(small, server), LONGEST_CLIP), **pings(server.url)}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_neighbours_small_clip_is_answered_at_once(server: LiveServer, name: str) -> None:
+    make, statuses = FILES[name]
+    file = make()
+
+    def send(_: int) -> int:
+        return http.post(server.url + TRANSCRIPTIONS, files={"file": ("a", file)}, timeout=300).status_code
+
+    def attack() -> None:
+        with ThreadPoolExecutor(REQUESTS) as clients:
+            assert set(clients.map(send, range(REQUESTS))) <= statuses
+
+    hold(neighbours(server), attack)
+
+
+def test_clients_that_leave_while_their_clips_are_decoded(server: LiveServer) -> None:
+    file = silence(1790, "FLAC")
+    head = '--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    body = head.encode() + file + b"\r\n--x--\r\n"
+    lines = [f"POST {TRANSCRIPTIONS} HTTP/1.1", "Host: x", "Content-Type: multipart/form-data; boundary=x"]
+    request = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
+
+    def attack() -> None:
+        for _ in range(REQUESTS):
+            place = urlsplit(server.url)
+            with socket.create_connection((place.hostname or "", place.port or 0), timeout=60) as connection:
+                connection.sendall(request)
+
+    hold(neighbours(server), attack)
+    small(server)

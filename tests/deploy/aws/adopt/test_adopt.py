@@ -1,0 +1,391 @@
+"""`lmi deploy adopt`: what is read, what is refused before a file is written, and that AWS stays as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.adopt.live import reading_policy
+from deploy.cli.main import main as run
+from tests.deploy.aws.adopt.conftest import NAME, by_hand
+from tests.deploy.doubles.aws import CALLER, Cloud
+from tests.deploy.public_endpoints import PUBLIC, ROLE, Public
+
+PLAIN = PUBLIC["Zephyr-7B"]
+
+
+def content(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(path.read_text())
+    return found
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "chat.yaml"
+
+
+def refused(
+    cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> str:
+    """What adopt says when it refuses, after which nothing is written or changed."""
+    before = cloud.everything()
+    assert adopt("--output", str(path), *arguments) in (2, 4)
+    assert not path.exists()
+    assert cloud.everything() == before
+    assert cloud.changes() == []
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_only_describe_and_list_calls_are_made_and_the_printed_policy_has_no_other(
+    cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_hand(cloud, PUBLIC["Kimi-K2.5, component"])
+    assert adopt("--output", str(path)) == 0
+    assert {call.operation for call in cloud.calls} == {
+        "DescribeEndpoint", "DescribeEndpointConfig", "DescribeModel", "DescribeInferenceComponent", "ListTags",
+        "ListInferenceComponents", "DescribeScalableTargets",
+    }  # fmt: skip
+    capsys.readouterr()
+    assert adopt("--policy") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == reading_policy(NAME, "us-east-1")
+    actions = [action for statement in printed["Statement"] for action in statement["Action"]]
+    assert all(action.partition(":")[2].startswith(("Describe", "List")) for action in actions)
+
+
+def test_without_output_the_file_is_printed(
+    cloud: Cloud, adopt: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_hand(cloud, PLAIN)
+    assert adopt("--image", "mine:7", "--role", "arn:aws:iam::123456789012:role/other") == 0
+    found = yaml.safe_load(capsys.readouterr().out)
+    assert found["image"] == {"repository": "mine", "tag": "7"}
+    assert found["role"] == "arn:aws:iam::123456789012:role/other"
+    assert found["model"] == {"id": "HuggingFaceH4/zephyr-7b-beta", "context": 2048}
+
+
+def test_a_file_that_is_there_is_not_written_over(
+    cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_hand(cloud, PLAIN)
+    path.write_text("mine")
+    assert adopt("--output", str(path)) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert path.read_text() == "mine"
+
+
+def test_a_file_that_cannot_be_written_is_one_line(
+    cloud: Cloud, adopt: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_hand(cloud, PLAIN)
+    assert adopt("--output", str(tmp_path / "none" / "chat.yaml")) == 2
+    assert "No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("region", "partition"), [("cn-north-1", "aws-cn"), ("us-gov-west-1", "aws-us-gov"), ("us-iso-east-1", "aws-iso")]
+)
+def test_the_printed_policy_is_of_the_region_s_partition(
+    region: str, partition: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["adopt", NAME, "--policy", "--region", region]) == 0
+    resources = json.loads(capsys.readouterr().out)["Statement"][0]["Resource"]
+    assert resources == [f"arn:{partition}:sagemaker:{region}:*:endpoint/chat"]
+
+
+def test_an_isolated_container_with_a_hub_s_model_is_refused(
+    cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_hand(cloud, PLAIN)
+    cloud.sagemaker.things["model", "by-hand-model"].request["EnableNetworkIsolation"] = True
+    assert "network.isolated: the container cannot reach the hub" in refused(cloud, adopt, path, capsys)
+
+
+def test_an_endpoint_without_a_model_is_refused(
+    cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_hand(cloud, PUBLIC["Kimi-K2.5, component"])
+    del cloud.sagemaker.things["inference-component", "ic-kimi"]
+    assert "chat serves nothing" in refused(cloud, adopt, path, capsys)
+
+
+def test_an_adopted_endpoint_is_taken_over_by_up_and_rolls_under_its_variant_s_name(
+    cloud: Cloud,
+    adopt: Callable[..., int],
+    deploy: Callable[..., int],
+    planned: Callable[[Path], dict[str, dict[str, Any]]],
+    path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    by_hand(cloud, PLAIN.but(variant={"VariantName": "primary", "InitialInstanceCount": 2}), {"team": "search"})
+    assert adopt("--output", str(path)) == 0
+    said = content(path)
+    assert said["instance"] == {"type": "ml.g5.2xlarge", "unchecked": True, "count": 2, "variant": "primary"}
+    assert said["tags"] == {"team": "search"}
+    changes = {change["place"] for action in planned(path).values() for change in action["changes"]}
+    assert not [place for place in changes if "VariantName" in place or "Count" in place or place == "team"]
+    assert deploy("up", path, "--adopt", "--yes") == 0
+    endpoint = cloud.sagemaker.things["endpoint", NAME]
+    config = cloud.sagemaker.things["endpoint-config", endpoint.request["EndpointConfigName"]].request
+    (variant,) = config["ProductionVariants"]
+    assert (variant["VariantName"], variant["InitialInstanceCount"]) == ("primary", 2)
+    assert "RollingUpdatePolicy" in endpoint.request["LastDeploymentConfig"]
+    assert ("endpoint-config", "by-hand-config") in cloud.sagemaker.things  # what served stays, to go back to
+    capsys.readouterr()
+    assert deploy("up", path, "--yes") == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_tokens_go_to_a_secret_and_other_secrets_are_left_out(
+    cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token, key = "hf_0123456789abcdefghijklmn", "sk-0123456789abcdefghijklmn"
+    environment = {**PLAIN.environment, "HF_TOKEN": token, "OPENAI_API_KEY": key}
+    by_hand(cloud, PLAIN.but(environment=environment))
+    secret = "arn:aws:secretsmanager:us-east-1:123456789012:secret:hf-AbCdEf"
+    assert adopt("--output", str(path), "--token-secret", secret) == 0
+    text, said = path.read_text(), capsys.readouterr()
+    assert content(path)["model"]["token_secret"] == secret
+    assert "#   OPENAI_API_KEY=***: a secret" in text
+    assert not [one for one in (token, key) if one in text + said.err + said.out]
+    assert "does not map: OPENAI_API_KEY=***" in said.err
+
+
+def test_fields_without_a_setting_pass_as_they_are(
+    cloud: Cloud,
+    adopt: Callable[..., int],
+    planned: Callable[[Path], dict[str, dict[str, Any]]],
+    path: Path,
+) -> None:
+    capture = {
+        "EnableCapture": True, "InitialSamplingPercentage": 20, "DestinationS3Uri": "s3://by-hand/captured",
+        "CaptureOptions": [{"CaptureMode": "Input"}],
+    }  # fmt: skip
+    cloud.client("s3").create_bucket(Bucket="by-hand")
+    public = PLAIN.but(
+        variant={"EnableSSMAccess": True, "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"}},
+        container={"ContainerHostname": "serving"},
+        config={"DataCaptureConfig": capture, "KmsKeyId": "11111111-2222-3333-4444-555555555555"},
+    )
+    by_hand(cloud, public)
+    assert adopt("--output", str(path)) == 0
+    said = content(path)
+    assert said["sagemaker"] == {
+        "endpoint_config": {"DataCaptureConfig": capture},
+        "variant": {"EnableSSMAccess": True},
+        "model": {"PrimaryContainer": {"ContainerHostname": "serving"}},
+    }
+    assert said["encryption"] == {"volume_key": "11111111-2222-3333-4444-555555555555"}
+    assert said["routing"] == "least_outstanding"
+
+
+def test_scaling_by_concurrent_requests_maps_and_other_rules_stay(
+    cloud: Cloud, adopt: Callable[..., int], path: Path
+) -> None:
+    by_hand(cloud, PLAIN)
+    where = {
+        "ServiceNamespace": "sagemaker", "ResourceId": f"endpoint/{NAME}/variant/AllTraffic",
+        "ScalableDimension": "sagemaker:variant:DesiredInstanceCount",
+    }  # fmt: skip
+    scaling = cloud.client("application-autoscaling")
+    scaling.register_scalable_target(**where, MinCapacity=1, MaxCapacity=6)
+
+    def track(name: str, metric: str, value: float) -> None:
+        tracking = {"TargetValue": value, "PredefinedMetricSpecification": {"PredefinedMetricType": metric}}
+        scaling.put_scaling_policy(
+            **where, PolicyName=name, PolicyType="TargetTrackingScaling",
+            TargetTrackingScalingPolicyConfiguration={**tracking, "ScaleInCooldown": 600},
+        )  # fmt: skip
+
+    track("by-invocations", "SageMakerVariantInvocationsPerInstance", 70)
+    cloud.calls.clear()
+    assert adopt("--output", str(path)) == 0
+    assert "scaling" not in content(path)
+    assert "by-invocations of endpoint/chat/variant/AllTraffic: it stays as it is" in path.read_text()
+    path.unlink()
+    track("by-concurrency", "SageMakerVariantConcurrentRequestsPerModelHighResolution", 12.5)
+    cloud.calls.clear()
+    assert adopt("--output", str(path)) == 0
+    assert content(path)["scaling"] == {
+        "min": 1, "max": 6, "concurrency": 12.5, "scale_in_cooldown": 600, "scale_out_cooldown": 300,
+    }  # fmt: skip
+    assert cloud.changes() == []
+
+
+def test_components_with_an_adapter(cloud: Cloud, adopt: Callable[..., int], path: Path) -> None:
+    by_hand(cloud, PUBLIC["Kimi-K2.5, component"])
+    cloud.client("sagemaker").create_inference_component(
+        InferenceComponentName="ic-french", EndpointName=NAME,
+        Specification={
+            "BaseInferenceComponentName": "ic-kimi", "Container": {"ArtifactUrl": "s3://by-hand/french.tar.gz"}
+        },
+    )  # fmt: skip
+    cloud.calls.clear()
+    assert adopt("--output", str(path)) == 0
+    assert content(path)["components"] == [
+        {
+            "name": "ic-kimi", "copies": 1, "accelerators": 8, "memory_mb": 10240, "cache": False,
+            "adapters": [{"name": "ic-french", "artifact": "s3://by-hand/french.tar.gz"}],
+        }
+    ]  # fmt: skip
+
+
+def test_components_of_several_models_are_refused(
+    cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_hand(cloud, PUBLIC["Kimi-K2.5, component"])
+    sagemaker = cloud.client("sagemaker")
+    sagemaker.create_model(**{**PLAIN.model, "ModelName": "another"})
+    sagemaker.create_inference_component(
+        InferenceComponentName="ic-other", EndpointName=NAME, VariantName="AllTraffic", RuntimeConfig={"CopyCount": 1},
+        Specification={"ModelName": "another", "ComputeResourceRequirements": {"MinMemoryRequiredInMb": 1024}},
+    )  # fmt: skip
+    cloud.calls.clear()
+    said = refused(cloud, adopt, path, capsys)
+    assert "components ic-kimi and ic-other have different models or settings" in said
+
+
+def two_variants(cloud: Cloud) -> None:
+    sagemaker = cloud.client("sagemaker")
+    sagemaker.create_model(**PLAIN.model)
+    other = PUBLIC["Falcon-7B"]
+    sagemaker.create_model(**{**other.model, "ModelName": "another"})
+    (variant,) = PLAIN.endpoint_config["ProductionVariants"]
+    variants = [{**variant, "VariantName": "a"}, {**variant, "VariantName": "b", "ModelName": "another"}]
+    sagemaker.create_endpoint_config(EndpointConfigName="by-hand-config", ProductionVariants=variants)
+    sagemaker.create_endpoint(EndpointName=NAME, EndpointConfigName="by-hand-config")
+    while sagemaker.describe_endpoint(EndpointName=NAME)["EndpointStatus"] != "InService":
+        pass
+    cloud.calls.clear()
+
+
+def test_of_several_variants_one_is_taken_only_for_an_endpoint_of_its_own(
+    cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_variants(cloud)
+    assert "has 2 production variants (a, b)" in refused(cloud, adopt, path, capsys)
+    assert "has 2 production variants" in refused(cloud, adopt, path, capsys, "--variant", "b")
+    assert "there are a, b" in refused(cloud, adopt, path, capsys, "--variant", "c", "--name", "other")
+    assert adopt("--output", str(path), "--variant", "b", "--name", "other") == 0
+    said = content(path)
+    assert (said["name"], said["model"]["id"]) == ("other", "tiiuae/falcon-7b")
+
+
+@pytest.mark.parametrize(
+    ("tags", "why"),
+    [
+        ({"lmi:deployment": NAME}, "was made by lmi deploy"),
+        ({"lmi:deployment": "another"}, "belongs to another deployment of lmi deploy, another"),
+        ({"aws:cloudformation:stack-name": "serving"}, "belongs to CloudFormation's stack serving"),
+    ],
+)
+def test_an_endpoint_of_another_owner_is_refused_but_may_be_copied(
+    cloud: Cloud,
+    adopt: Callable[..., int],
+    path: Path,
+    capsys: pytest.CaptureFixture[str],
+    tags: dict[str, str],
+    why: str,
+) -> None:
+    by_hand(cloud, PLAIN)
+    cloud.sagemaker.things["endpoint", NAME].tags.update({**tags, "team": "search"})
+    assert why in refused(cloud, adopt, path, capsys)
+    assert adopt("--output", str(path), "--name", "other") == 0
+    assert (content(path)["name"], content(path)["tags"]) == ("other", {"team": "search"})
+
+
+def test_an_endpoint_that_is_changing_is_refused(
+    cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_hand(cloud, PLAIN)
+    cloud.sagemaker.things["endpoint", NAME].status = "Updating"
+    assert f"{NAME} is Updating" in refused(cloud, adopt, path, capsys)
+
+
+@pytest.mark.parametrize(
+    ("container", "why"),
+    [
+        ({"Mode": "MultiModel"}, "is a multi-model endpoint's"),
+        ({"ModelDataUrl": "s3://by-hand/model.tar.gz", "Environment": {}}, "is the archive s3://by-hand/model.tar.gz"),
+        ({"Environment": {}}, "the container's model is nothing"),
+        ({"Image": "1.dkr.ecr.us-east-1.amazonaws.com/mine:1"}, "mine:1 is none of those"),
+    ],
+)
+def test_a_container_that_cannot_be_replaced_is_refused(
+    cloud: Cloud,
+    adopt: Callable[..., int],
+    path: Path,
+    capsys: pytest.CaptureFixture[str],
+    container: dict[str, Any],
+    why: str,
+) -> None:
+    by_hand(cloud, PLAIN.but(container=container))
+    assert why in refused(cloud, adopt, path, capsys)
+
+
+def test_a_pipeline_and_a_serverless_variant_are_refused(
+    cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_hand(cloud, PLAIN)
+    model = cloud.sagemaker.things["model", "by-hand-model"].request
+    container = model.pop("PrimaryContainer")
+    model["Containers"] = [container, container]
+    assert "model by-hand-model has 2 containers" in refused(cloud, adopt, path, capsys)
+    model["Containers"] = [container]
+    assert adopt() == 0
+    (variant,) = cloud.sagemaker.things["endpoint-config", "by-hand-config"].request["ProductionVariants"]
+    variant["ServerlessConfig"] = {"MemorySizeInMB": 2048, "MaxConcurrency": 1}
+    capsys.readouterr()
+    assert "is serverless" in refused(cloud, adopt, path, capsys)
+
+
+def test_an_endpoint_without_its_configuration_or_that_is_not_there_is_said(
+    cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "there is no endpoint chat" in refused(cloud, adopt, path, capsys)
+    by_hand(cloud, PLAIN)
+    del cloud.sagemaker.things["endpoint-config", "by-hand-config"]
+    assert "configuration by-hand-config was deleted" in refused(cloud, adopt, path, capsys)
+
+
+def test_a_caller_without_the_policy_is_told_what_is_missing(
+    cloud: Cloud, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_hand(cloud, PLAIN)
+    cloud.policies[CALLER] = []
+    assert run(["adopt", NAME, "--output", str(path)]) == 3
+    assert "AccessDenied" in capsys.readouterr().err
+    assert not path.exists()
+    cloud.denied.clear()
+
+
+def test_text_of_aws_cannot_leave_its_comment(cloud: Cloud, adopt: Callable[..., int], path: Path) -> None:
+    wild = "8192\nname: other\n\x1b[2J"
+    by_hand(cloud, PLAIN.but(environment={**PLAIN.environment, "MAX_BATCH_TOTAL_TOKENS": wild}))
+    assert adopt("--output", str(path)) == 0
+    assert content(path)["name"] == NAME
+    assert "\x1b" not in path.read_text()
+
+
+def test_a_network_an_asynchronous_endpoint_and_pools(cloud: Cloud, adopt: Callable[..., int], path: Path) -> None:
+    public: Public = PUBLIC["Qwen3-4B-Thinking"]
+    by_hand(cloud, public)
+    model = cloud.sagemaker.things["model", "by-hand-model"].request
+    model["VpcConfig"] = {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"]}
+    (variant,) = cloud.sagemaker.things["endpoint-config", "by-hand-config"].request["ProductionVariants"]
+    del variant["InstanceType"]
+    variant["InstancePools"] = [
+        {"InstanceType": "ml.g5.2xlarge", "Priority": 1},
+        {"InstanceType": "ml.g6.2xlarge", "Priority": 2},
+    ]
+    assert adopt("--output", str(path)) == 0
+    said = content(path)
+    assert said["async"] == {"output": "s3://by-hand/answers/", "concurrency": 4}
+    assert said["network"] == {"subnets": ["subnet-1"], "security_groups": ["sg-1"]}
+    assert [pool["type"] for pool in said["instance"]["pools"]] == ["ml.g5.2xlarge", "ml.g6.2xlarge"]
+    assert said["role"] == ROLE
