@@ -60,13 +60,13 @@ def test_a_tag_is_of_one_deployment_only() -> None:
             "reservation is of the endpoint shared",
         ),
         (
-            {"sagemaker": {"endpoint_config": {"EnableNetworkIsolation": True}}},
+            {"sagemaker": {"endpoint_config": {"MetricsConfig": {"EnableEnhancedMetrics": True}}}},
             "sagemaker.endpoint_config is of the endpoint shared",
         ),
         ({"sagemaker": {"variant": {"EnableSSMAccess": True}}}, "sagemaker.variant is of the endpoint shared"),
         (
-            {"sagemaker": {"endpoint": {"DeploymentConfig": {"AutoRollbackConfiguration": {"Alarms": []}}}}},
-            "sagemaker.endpoint",
+            {"sagemaker": {"endpoint": {"DeploymentConfig": {"RollingUpdatePolicy": {}}}}},
+            "sagemaker.endpoint is of the endpoint shared",
         ),
         (
             {"batch": {"input": "s3://data/in/", "output": "s3://answers/out"}},
