@@ -31,6 +31,7 @@ _HELD = ("numpy==1.26.4", "prometheus_client==0.21.1")
 _UNPRIVILEGED = ("--user", "1000:1000", "--cap-drop", "all", "--security-opt", "no-new-privileges")
 _READ_ONLY = ("--read-only", "--read-only-tmpfs=false")
 _LABELS = {"VERSION": "0.1.0", "REVISION": "0" * 40, "SOURCE": "https://example.org/lmi-handler"}
+_GIVEN = {"CPU_BASE": DEBIAN, "DEMO_MODEL": "true", **_LABELS}
 _CHANGE = 5_000_000  # bytes that a change of our code may push
 _LONG = 100
 """Tokens, of an answer that takes seconds, but less than the 20 s that it has after SIGTERM."""
@@ -42,7 +43,7 @@ def main() -> int:
     if os.geteuid() or missing:
         print(f"image-check: needs to be root, and the programs {', '.join(PROGRAMS)}", file=sys.stderr)
         return 2
-    images = sys.argv[1:] or ["cpu", "trtllm", "lmi"]
+    images = sys.argv[1:] or ["cpu", "again", "trtllm", "lmi"]
     with tempfile.TemporaryDirectory(prefix="image-check-") as scratch:
         # In a mount namespace of its own, with which all that the container engines mount goes away.
         command = ["unshare", "--mount", sys.executable, "-c", f"from {__spec__.name} import check; check()"]
@@ -58,7 +59,9 @@ def check() -> None:
         engine.make_debian()
     if "cpu" in images:
         _check_cpu(engine, scratch)
-    if others := [name for name in images if name != "cpu"]:
+    if "again" in images:
+        _check_again(engine)
+    if others := [name for name in images if name not in ("cpu", "again")]:
         _check_laid_over(engine, scratch, others)
 
 
@@ -66,24 +69,27 @@ def check() -> None:
 
 
 def _check_cpu(engine: ContainerEngine, scratch: Path) -> None:
-    given = {"CPU_BASE": DEBIAN, "DEMO_MODEL": "true", **_LABELS}
     with _timed("cpu: build, the demo model in it") as done:
-        done.append(f"{engine.build('cpu', given, target='cpu'):.0f} MB")
+        done.append(f"{engine.build('cpu', _GIVEN, target='cpu'):.0f} MB")
         assert engine.label("cpu", "org.opencontainers.image.revision") == _LABELS["REVISION"]
     with _timed("cpu: what a push sends after a change of one line") as done:
-        _push_of_a_change(engine, scratch / "changed", given, done)
-    with _timed("cpu: a second build, without a layer of the first") as done:
-        engine.build("cpu-again", given, target="cpu", again=True)
-        (_, *first), (_, *second) = engine.blobs("cpu").items(), engine.blobs("cpu-again").items()
-        # In Docker's format buildah writes the id of its container into the configuration, which comes first.
-        assert first == second, f"two builds differ: {first} {second}"
-        done.append(f"the same {len(first)} layers, {sum(size for _, size in first) / 1e6:.0f} MB in all")
+        _push_of_a_change(engine, scratch / "changed", _GIVEN, done)
     with _timed("cpu: its own model, read-only root, nothing writable, user 1000 without capabilities") as done:
         _own_model(engine, done)
     with _timed("cpu: read-only model data, converted at the start") as done:
         _model_data(engine, scratch / "model", done)
     with _timed("cpu: --engine openai, in front of echo") as done:
         _by_url(engine, "cpu", scratch / "tokenizer", done)
+
+
+def _check_again(engine: ContainerEngine) -> None:
+    """Two builds give the same layers."""
+    with _timed("cpu: a second build, without a layer of the first") as done:
+        engine.build("cpu-again", _GIVEN, target="cpu", again=True)
+        (_, *first), (_, *second) = engine.blobs("cpu").items(), engine.blobs("cpu-again").items()
+        # In Docker's format buildah writes the id of its container into the configuration, which comes first.
+        assert first == second, f"two builds differ: {first} {second}"
+        done.append(f"the same {len(first)} layers, {sum(size for _, size in first) / 1e6:.0f} MB in all")
 
 
 def _push_of_a_change(engine: ContainerEngine, context: Path, given: Mapping[str, str], done: list[str]) -> None:
@@ -197,7 +203,7 @@ def _check_laid_over(engine: ContainerEngine, scratch: Path, names: Sequence[str
         builds.append((f"trtllm-{SECOND}", "trtllm", {**others, "TRTLLM_VERSION": SECOND}))
     for tag, name, given in builds:
         with _timed(f"{tag}: built on the stand-in, started with echo") as done:
-            engine.build(tag, given, target=name)
+            engine.build(tag, _GIVEN, target=name)
             with _running(engine, tag, [], {"LMI_FRONT": "embedded", "OPTION_LLM_ENGINE": "echo"}) as container:
                 done.append(f"ready after {_ready(container, 60):.1f} s")
                 freeze = container.execute("python3", "-m", "pip", "list", "--format", "freeze").splitlines()
