@@ -271,6 +271,17 @@ def test_arguments_that_are_not_for_it(
     assert said in capsys.readouterr().err
 
 
+def test_a_file_of_several_models_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "two.yaml"
+    file.write_text(
+        "name: two\nrole: arn:aws:iam::111122223333:role/x\nimage: {repository: lmi, tag: 1-cu130}\n"
+        "instance: {type: ml.g6e.12xlarge}\noptions: {llm_engine: echo}\n"
+        "components: [{name: a, model: {id: x/a}}, {name: b, model: {id: x/b}}]\n"
+    )
+    assert main(["local", "--aws", "--port", "0", str(file)]) == 1
+    assert "two.yaml has components, and --aws has one container for all endpoints" in capsys.readouterr().err
+
+
 def test_an_image_without_a_rehearsal_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["local", "--container", "http://127.0.0.1:1", "--image", "a:b"]) == 1
     assert "--image is for --aws" in capsys.readouterr().err

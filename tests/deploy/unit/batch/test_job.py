@@ -21,6 +21,8 @@ from tests.deploy.strict import input_of, report, wrong_words
 from tests.one_test import in_one_test
 
 PLACES = {"input": "s3://data/in/", "output": "s3://answers/out"}
+ELSEWHERE = ("isolated", "isolated-components", "cpu", "own-models", "guest")
+"""Cases that batch transform refuses, or that have tests of their own."""
 OFFERED = "ml.g6e.12xlarge"
 
 
@@ -29,11 +31,7 @@ def job(case: str = "plain", changes: dict[str, Any] | None = None, **batch: Any
     return batch_job(said, decision(case))
 
 
-_WITHOUT = ("isolated", "isolated-components", "cpu", "own-models", "guest")
-"""What no job goes with, or no instance of jobs."""
-
-
-@in_one_test("case", [case for case in CASES if case not in _WITHOUT])
+@in_one_test("case", [case for case in CASES if case not in ELSEWHERE])
 def test_botocore_takes_every_request(case: str) -> None:
     made = job(case, {"encryption": {"volume_key": KEY, "output_key": KEY, "input_key": KEY}})
     request = {**made.request, "TransformJobName": f"{made.stem}-1"}
@@ -43,6 +41,15 @@ def test_botocore_takes_every_request(case: str) -> None:
         assert not list(wrong_words(shape, asked))
     assert "ModelDataSource" not in json.dumps(made.model.request)
     assert request["TransformOutput"]["KmsKeyId"] == request["TransformResources"]["VolumeKmsKeyId"] == KEY
+
+
+def test_several_models_and_another_endpoint_are_refused() -> None:
+    with pytest.raises(
+        ValidationError, match=r"batch: a job has one model, and components have their own \(embed, old"
+    ):
+        job("own-models")
+    with pytest.raises(ValidationError, match="batch: does not go with endpoint, which a job does not need"):
+        job("guest")
 
 
 def test_a_cpu_has_no_gpu_s_host() -> None:

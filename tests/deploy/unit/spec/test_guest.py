@@ -54,6 +54,25 @@ def test_a_tag_is_of_one_deployment_only() -> None:
         ({"instance": {"pools": [{"type": "ml.g6e.12xlarge"}]}}, "instance.pools is of the endpoint shared"),
         ({"timeouts": {"provision": 600}}, "timeouts.provision is of the endpoint shared"),
         ({"encryption": {"volume_key": "alias/x"}}, "encryption.volume_key is of the endpoint shared"),
+        ({"capture": {"output": "s3://captured/"}}, "capture is of the endpoint shared"),
+        (
+            {"reservation": "arn:aws:sagemaker:eu-west-1:111122223333:training-plan/x"},
+            "reservation is of the endpoint shared",
+        ),
+        (
+            {"sagemaker": {"endpoint_config": {"MetricsConfig": {"EnableEnhancedMetrics": True}}}},
+            "sagemaker.endpoint_config is of the endpoint shared",
+        ),
+        ({"sagemaker": {"variant": {"EnableSSMAccess": True}}}, "sagemaker.variant is of the endpoint shared"),
+        (
+            {"sagemaker": {"endpoint": {"DeploymentConfig": {"RollingUpdatePolicy": {}}}}},
+            "sagemaker.endpoint is of the endpoint shared",
+        ),
+        (
+            {"batch": {"input": "s3://data/in/", "output": "s3://answers/out"}},
+            "batch: does not go with endpoint, which a job does not need",
+        ),
+        ({"shadow": {"percent": 5, "environment": {"MODE": "next"}}}, "shadow does not go with components"),
     ],
 )
 def test_what_is_the_owners_is_refused_by_name(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -64,6 +83,14 @@ def test_what_is_the_owners_is_refused_by_name(changes: dict[str, Any], said: st
     with pytest.raises(SpecError) as raised:
         read_spec(path)
     assert said in str(raised.value)
+
+
+def test_the_owner_of_the_endpoint_names_its_partitions() -> None:
+    kind = {"Specification": {"ComputeResourceRequirements": {"AcceleratorPartitionType": "mig-1g.10gb"}}}
+    said = spec("guest", components=[{"name": "rank", "accelerators": 1, "sagemaker": kind}])
+    (component,) = [one for one in resources(said, decision("guest")) if one.kind is Kind.COMPONENT]
+    needs = component.request["Specification"]["ComputeResourceRequirements"]
+    assert needs["AcceleratorPartitionType"] == "mig-1g.10gb"
 
 
 def test_it_makes_no_endpoint_and_may_change_none() -> None:

@@ -211,6 +211,20 @@ def partition(kind: str) -> dict[str, Any]:
             {"sagemaker": {"model": {"PrimaryContainer": {"ModelDataSource": {"S3DataSource": {"ETag": "x"}}}}}},
             "ModelDataSource: needs model data in S3",
         ),
+        *(
+            (
+                {
+                    "model": {"s3": "s3://models/llama/"},
+                    **other,
+                    "sagemaker": {"model": {"PrimaryContainer": {"ModelDataSource": {"S3DataSource": {"ETag": "x"}}}}},
+                },
+                "ModelDataSource: needs model data in S3",
+            )
+            for other in (
+                {"components": [{"name": "chat"}, {"name": "embed", "model": {"id": "a/b"}}]},
+                {"shadow": {"percent": 5, "model": {"id": "a/b"}}},
+            )
+        ),
     ],
 )
 def test_what_does_not_go_together_is_said(content: dict[str, Any], line: str, tmp_path: Path) -> None:
