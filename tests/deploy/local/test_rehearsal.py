@@ -220,15 +220,13 @@ def test_a_user_may_do_what_their_policies_allow(
         assert main(["down", str(account), "--yes"]) == 0
 
 
-def test_a_transform_job_is_refused_by_name(variables: dict[str, str]) -> None:
-    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://a/b"}}
-    with pytest.raises(
-        ClientError, match="CreateTransformJob is not rehearsed: transform jobs run in `lmi deploy local"
-    ):
-        boto3.client("sagemaker").create_transform_job(
-            TransformJobName="j", ModelName="m", TransformInput={"DataSource": source},
-            TransformOutput={"S3OutputPath": "s3://a/c"},
-            TransformResources={"InstanceType": "ml.m5.large", "InstanceCount": 1},
+def test_what_is_not_rehearsed_is_refused_by_name(variables: dict[str, str]) -> None:
+    with pytest.raises(ClientError, match="CreateTrainingJob is not rehearsed: nothing is trained here"):
+        boto3.client("sagemaker").create_training_job(
+            TrainingJobName="j", RoleArn="arn:aws:iam::123456789012:role/lmi-endpoint",
+            AlgorithmSpecification={"TrainingInputMode": "File"}, OutputDataConfig={"S3OutputPath": "s3://a/c"},
+            ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
+            StoppingCondition={"MaxRuntimeInSeconds": 60},
         )  # fmt: skip
 
 
