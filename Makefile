@@ -163,8 +163,8 @@ accept-trtllm: ## on a GPU machine: the real TensorRT-LLM
 	@test "$(origin MODEL)" != file || { echo 'make accept-trtllm MODEL=... : a Hugging Face directory or hub name' >&2; exit 2; }
 	$(PYTHON) -m tests.accept.trtllm "$(MODEL)" $(OPTIONS)
 
-# The images are built by buildah on bases of Debian's packages (docs/container.md). IMAGES=cpu leaves the others out, and the
-# second build (again).
+# The images are built by buildah on bases of Debian's packages (docs/container.md). IMAGES=cpu leaves the others out, and what
+# builds it again (again).
 IMAGES ?= cpu again trtllm lmi
 image-check: dev ## 5 min: the images, built and run by podman; needs root, installs what it uses by apt
 	@for name in debootstrap buildah podman crun; do command -v $$name >/dev/null || missing=yes; done; test -z "$$missing" || { \
