@@ -44,7 +44,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dic
 
 @pytest.fixture
 def variables(started: tuple[Any, dict[str, str]], _no_aws: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """In this process too."""
+    """In this process too, whatever credentials boto3 has found before."""
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     for name, value in started[1].items():
         monkeypatch.setenv(name, value)
     return started[1]
