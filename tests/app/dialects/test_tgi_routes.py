@@ -197,7 +197,9 @@ def test_figures_are_in_headers(paced: LiveServer) -> None:
     assert (found["x-compute-type"], found["x-compute-characters"]) == ("echo", "5")
     assert (found["x-prompt-tokens"], found["x-generated-tokens"]) == ("3", "10")
     assert 0.15 < float(found["x-compute-time"]) < 60, "seconds"
-    assert int(found["x-total-time"]) == int(float(found["x-compute-time"]) * 1000)
+    assert abs(int(found["x-total-time"]) - float(found["x-compute-time"]) * 1000) < 1.001, (
+        "cut, where the other is rounded"
+    )
     assert 150 <= int(found["x-inference-time"]) <= int(found["x-total-time"])
     assert int(found["x-time-per-token"]) == int(found["x-inference-time"]) // 10
     assert int(found["x-validation-time"]) + int(found["x-queue-time"]) < int(found["x-total-time"])
