@@ -113,7 +113,7 @@ class Calls:
         return {"EndpointArn": made.arn}
 
     def update_endpoint(self, p: dict[str, Any], region: str) -> dict[str, Any]:
-        endpoint = self._idle_endpoint(p["EndpointName"])
+        endpoint = self._idle("endpoint", p["EndpointName"])
         if endpoint.status == "Failed":
             raise Invalid(f'Cannot update failed endpoint "{endpoint.arn}".')
         self._cloud.get("endpoint-config", endpoint.request["EndpointConfigName"])  # terraform-provider-aws#40048
@@ -144,7 +144,7 @@ class Calls:
             raise Invalid(f"MaximumBatchSize must be 5 to 50 % of {count} instances, not {percent:g} %.")
 
     def update_endpoint_weights_and_capacities(self, p: dict[str, Any], region: str) -> dict[str, Any]:
-        endpoint = self._idle_endpoint(p["EndpointName"])
+        endpoint = self._idle("endpoint", p["EndpointName"])
 
         def done() -> None:
             counts = endpoint.request.setdefault("Counts", {})
@@ -155,17 +155,10 @@ class Calls:
         return {"EndpointArn": endpoint.arn}
 
     def delete_endpoint(self, p: dict[str, Any], region: str) -> None:
-        endpoint = self._idle_endpoint(p["EndpointName"])
+        endpoint = self._idle("endpoint", p["EndpointName"])
         if self._cloud.components_of(endpoint.name):
             raise Invalid(f'Cannot delete endpoint "{endpoint.arn}" with inference components.')
         self._cloud.begin_deletion(endpoint, lambda: self._cloud.on_endpoint_gone(endpoint.name))
-
-    def _idle_endpoint(self, name: str) -> Thing:
-        endpoint = self._cloud.get("endpoint", name)
-        if endpoint.busy:
-            endpoint.look()
-            raise Invalid(f'Cannot update in-progress endpoint "{endpoint.arn}".')
-        return endpoint
 
     # Inference components
 
@@ -186,7 +179,7 @@ class Calls:
         return {"InferenceComponentArn": made.arn}
 
     def update_inference_component(self, p: dict[str, Any], region: str) -> dict[str, Any]:
-        component = self._idle_component(p["InferenceComponentName"])
+        component = self._idle("inference-component", p["InferenceComponentName"])
         component.before = dict(component.request)
 
         def done() -> None:
@@ -202,7 +195,7 @@ class Calls:
         return {"InferenceComponentArn": component.arn}
 
     def update_inference_component_runtime_config(self, p: dict[str, Any], region: str) -> dict[str, Any]:
-        component = self._idle_component(p["InferenceComponentName"])
+        component = self._idle("inference-component", p["InferenceComponentName"])
 
         def done() -> None:
             component.request["RuntimeConfig"] = _copies(p["DesiredRuntimeConfig"])
@@ -211,18 +204,11 @@ class Calls:
         return {"InferenceComponentArn": component.arn}
 
     def delete_inference_component(self, p: dict[str, Any], region: str) -> None:
-        component = self._idle_component(p["InferenceComponentName"])
+        component = self._idle("inference-component", p["InferenceComponentName"])
         for other in self._cloud.components_of(component.request["EndpointName"]):
             if component.name in [one.get("BaseInferenceComponentName") for one in _specifications(other.request)]:
                 raise Invalid(f'Cannot delete inference component "{component.arn}": adapter "{other.arn}" uses it.')
         self._cloud.begin_deletion(component, lambda: None)
-
-    def _idle_component(self, name: str) -> Thing:
-        component = self._cloud.get("inference-component", name)
-        if component.busy:
-            component.look()
-            raise Invalid(f'Cannot update in-progress inference component "{component.arn}".')
-        return component
 
     # Reservations, which are bought and not made here
 
@@ -233,6 +219,14 @@ class Calls:
         return {**plan.request, "TrainingPlanName": plan.name, "TrainingPlanArn": plan.arn}
 
     # All of them
+
+    def _idle(self, kind: str, name: str) -> Thing:
+        """Return what may be changed or deleted now."""
+        thing = self._cloud.get(kind, name)
+        if thing.busy:
+            thing.look()
+            raise Invalid(f'Cannot update in-progress {kind.replace("-", " ")} "{thing.arn}".')
+        return thing
 
     def describe(self, kind: str, name: str) -> dict[str, Any]:
         thing = self._cloud.look(kind, name)
