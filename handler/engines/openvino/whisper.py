@@ -120,13 +120,12 @@ class OpenVinoWhisper:
         config.return_timestamps = timed
         streamer = _streamer(self._genai, lambda ids: self._stream(clip.key, ids, config.eos_token_id, shown=not timed))
         found = self._pipeline.generate(clip.samples[start:end], config, streamer)
-        language = self._ids.language_of(clip.ids) or str(found.language or "")
+        asked = self._ids.language_of(clip.ids)
+        language = asked or str(found.language or "")
         if timed:
             place = Heard(start / SAMPLE_RATE, end / SAMPLE_RATE, language)
             self._done.put(self._timed(clip.key, found.chunks or (), place))
-        if (
-            not self._ids.language_of(clip.ids) and language in self._ids.languages
-        ):  # that of the first piece is that of all
+        if not asked and language in self._ids.languages:  # that of the first piece is that of all
             clip.ids = self._ids.in_language(clip.ids, language)
 
     def _stream(self, key: int, ids: Sequence[int], eos: int, *, shown: bool) -> bool:
