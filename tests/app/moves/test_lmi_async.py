@@ -31,6 +31,8 @@ CHAT = {
     ],
     "max_tokens": 6,
 }
+# Greedy: a sampled answer may end early, and its end has no text, of which `bytes` is null.
+LOGPROBS = {**CHAT, "logprobs": True, "top_logprobs": 1, "temperature": 0}
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"enum": ["Rome"]}},
@@ -83,12 +85,12 @@ ASKED = {
     "completion, stream": Ask({"prompt": PROMPT, "max_tokens": 5, "stream": True, "ignore_eos": True}),
     "chat": Ask(CHAT),
     "chat, model": Ask({**CHAT, "model": "lmi"}),
-    "chat, logprobs": Ask({**CHAT, "logprobs": True, "top_logprobs": 1}),
+    "chat, logprobs": Ask(LOGPROBS),
     "chat, choices": Ask({**CHAT, "n": 2, "temperature": 1, "seed": 7}),
     "chat, stop": Ask({**CHAT, "stop": ["xyz"], "stop_token_ids": [7], "seed": 3}),
     "chat, stream": Ask({**CHAT, "stream": True, "ignore_eos": True}),
     "chat, stream, usage": Ask({**CHAT, "stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}),
-    "chat, stream, logprobs": Ask({**CHAT, "stream": True, "ignore_eos": True, "logprobs": True, "top_logprobs": 1}),
+    "chat, stream, logprobs": Ask({**LOGPROBS, "stream": True, "ignore_eos": True}),
     "tools, none called": Ask({**ASKS_TOOL, "tool_choice": "none", "max_tokens": 5}),
     "tools, auto": Ask({**ASKS_TOOL, "max_tokens": 5}),
     "tools, auto, stream": Ask({**ASKS_TOOL, "max_tokens": 5, "stream": True, "ignore_eos": True}),
