@@ -92,12 +92,13 @@ test-docs: PARALLEL = -n 2  # each page is a test of its own
 test-docs: dev ## 2 min: every code block of the documents, run on real servers; its output is compared
 	$(PYTEST) -m model tests/docs
 
-test-fuzz: dev ## 4 min: request bodies and cuts of text at random, many of each
+test-fuzz: dev ## 3 min: request bodies and cuts of text at random, many of each; the CPU time that long answers take
 	$(PYTEST) --timeout 300 -m 'hypothesis and not vllm' --hypothesis-profile many tests/unit tests/app tests/process
+	$(PYTEST) --dist load tests/attacks/test_answers.py
 
 test-attacks: PARALLEL = -n 0  # it measures waits: two files at once would measure one another
 test-attacks: dev ## 3 min: what costs a server most, and the time that it costs; on a quiet machine
-	$(PYTEST) --timeout 300 tests/attacks
+	$(PYTEST) --timeout 300 tests/attacks --ignore tests/attacks/test_answers.py
 
 test-tools: dev ## 1 min: tests of the doubles, the benchmarks, the examples, the container's programs, conversion, the wheel; Prometheus (Debian's, by apt)
 	$(PYTEST) $(QUICK) tests/doubles tests/bench tests/container tests/conversion tests/accept tests/djl tests/examples tests/monitoring tests/tools
