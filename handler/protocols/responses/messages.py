@@ -116,32 +116,39 @@ class InputReader:
         if kind not in _READ:
             raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: it must be {' or '.join(_READ)}")
         self.unknown |= {f"input[].{name}": None for name in item.keys() - _READ[kind] if item[name] is not None}
-        if kind != "function_call_output":
-            self._add_shown()
+        if kind == "function_call_output":
+            return self._output(item, at)
+        self._add_shown()
         if kind == "message":
-            if item.get("role") not in _ROLES:
-                raise InvalidPayload(f"{at}.role must be one of {', '.join(_ROLES)}")
-            role = "system" if item["role"] == "developer" else item["role"]
-            content, place = item.get("content"), f"{at}.content"
-            is_user = role == "user"
-            for part in self._parts(content, place, media=True) if is_user else [self._text(content, place)]:
-                add_to_turn(self.chat, role, content=part)
+            self._message(item, at)
         elif kind == "reasoning":
-            parts = item.get("content") or item.get("summary") or []
-            if not parts and item.get("encrypted_content"):
-                raise InvalidPayload(f"{at}.encrypted_content is not supported: only OpenAI can read it; send content")
-            if parts:
-                add_to_turn(self.chat, "assistant", reasoning_content=self._text(parts, f"{at}.content"))
-        elif kind == "function_call":
-            add_to_turn(self.chat, "assistant", tool_calls=self._call(item, at))
+            self._reasoning(item, at)
         else:
-            id = _string(item, "call_id", at)
-            if id not in self._calls:
-                raise InvalidPayload(f"{at}.call_id={show(id)}: no function_call before it has this id")
-            parts = self._parts(item.get("output"), f"{at}.output", media=True)
-            output = "\n".join([part for part in parts if isinstance(part, str)])
-            self._shown += [part for part in parts if isinstance(part, MediaSource)]
-            self.chat.append({"role": "tool", "tool_call_id": id, "content": output})
+            add_to_turn(self.chat, "assistant", tool_calls=self._call(item, at))
+
+    def _message(self, item: Mapping[str, Any], at: str) -> None:
+        if (role := item.get("role")) not in _ROLES:
+            raise InvalidPayload(f"{at}.role must be one of {', '.join(_ROLES)}")
+        content, place = item.get("content"), f"{at}.content"
+        for part in self._parts(content, place, media=True) if role == "user" else [self._text(content, place)]:
+            add_to_turn(self.chat, "system" if role == "developer" else role, content=part)
+
+    def _reasoning(self, item: Mapping[str, Any], at: str) -> None:
+        parts = item.get("content") or item.get("summary") or []
+        if not parts and item.get("encrypted_content"):
+            raise InvalidPayload(f"{at}.encrypted_content is not supported: only OpenAI can read it; send content")
+        if parts:
+            add_to_turn(self.chat, "assistant", reasoning_content=self._text(parts, f"{at}.content"))
+
+    def _output(self, item: Mapping[str, Any], at: str) -> None:
+        """Read the output of a call. Its images wait for the outputs beside it."""
+        id = _string(item, "call_id", at)
+        if id not in self._calls:
+            raise InvalidPayload(f"{at}.call_id={show(id)}: no function_call before it has this id")
+        parts = self._parts(item.get("output"), f"{at}.output", media=True)
+        output = "\n".join([part for part in parts if isinstance(part, str)])
+        self._shown += [part for part in parts if isinstance(part, MediaSource)]
+        self.chat.append({"role": "tool", "tool_call_id": id, "content": output})
 
     def _add_shown(self) -> None:
         for image in self._shown:
