@@ -70,13 +70,14 @@ class CheckedCalls:
     A call that breaks off before its arguments is given back as text, its name: clients take no arguments for `{}`.
 
     Args:
-        allowed: names of the tools that may be called; a call of another one is given back as text, its name and its
-            arguments. None: any.
+        allowed: names of the tools that may be called; a call of another one is given back as a line of text, its name
+            and its arguments. None: any.
     """
 
     def __init__(self, allowed: Collection[str] | None = None) -> None:
         self._allowed = allowed
         self._refused: dict[int, str] = {}  # a refused call's number -> what comes before its next arguments
+        self._line = ""  # what comes before the next refused call's name
         self._open: dict[int, _Call] = {}
         self._count = 0
 
@@ -110,7 +111,8 @@ class CheckedCalls:
                 self._open[event.number] = _Call(event.name)
             else:
                 self._refused[event.number] = " "
-                yield event.name
+                yield self._line + event.name
+                self._line = "\n"
         elif event.number in self._refused:
             yield from self._give_back(event)
         elif (call := self._open.get(event.number)) is None:

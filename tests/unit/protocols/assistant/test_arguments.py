@@ -357,7 +357,7 @@ def test_what_is_given_back_is_the_name_and_the_arguments() -> None:
     said += [CallStart(1, "weather"), Arguments(1, "{}"), CallEnd(1), CallStart(2, "time")]
     events = calls.read(said)
     assert events == [
-        "time", ' {"zone', '": "CET"}', CallStart(0, "weather"), Arguments(0, "{}"), CallEnd(0), "time",
+        "time", ' {"zone', '": "CET"}', CallStart(0, "weather"), Arguments(0, "{}"), CallEnd(0), "\ntime",
     ]  # fmt: skip
     assert calls.end([CallEnd(2, Ending.OPEN)], Finish.EOS) == []
 
