@@ -13,6 +13,7 @@ from handler import __version__
 from handler.bench.cli import add_parser as add_bench
 from handler.config.engines import LLM_ENGINES
 from handler.core.errors import ConfigError
+from handler.flags import add_flags, unknown_flags
 
 _INSTALL = "pip install 'lmi-handler[cli]'"
 _SHELLS = ("bash", "zsh", "fish")
@@ -21,7 +22,7 @@ _MAP = """Serve a large language model, measure it, and deploy it to SageMaker.
 serve
   lmi serve [MODEL]                      serve a model over HTTP; without MODEL the demo model
   lmi serve [MODEL] --check              list every problem that a start would meet; start nothing
-  lmi options [NAME]                     list the options, or describe one
+  lmi options [NAME|WORD]                list the options, describe one, or find those about a word
 
 measure
   lmi bench URL                          measure a running server: table, plot, JSON
@@ -49,7 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         from deploy.__main__ import main as deploy
 
         return deploy(argv[1:], "lmi deploy")
-    arguments = make_parser().parse_args(argv)
+    parser = make_parser()
+    if not argv:
+        parser.print_help()
+        return 0
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        arguments.parser.error(unknown_flags(unknown, arguments.parser))
     try:
         return int(arguments.run(arguments))
     except ConfigError as error:
@@ -70,10 +77,16 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lmi-handler {__version__}")
     commands = parser.add_subparsers(prog="lmi", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
-    serve = commands.add_parser("serve", help="serve a model over HTTP")
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        usage="lmi serve [-h] [MODEL] [--check] [--OPTION VALUE ...] [-o KEY=VALUE ...]",
+        allow_abbrev=False,  # a new option changes what no one writes
+    )
     serve.add_argument(
         "model",
         nargs="?",
+        metavar="MODEL",
         help="a .gguf file, a model directory, or a name on the Hugging Face hub "
         "(owner/model, owner/model/file.gguf; default: the demo model)",
     )
@@ -91,9 +104,16 @@ def make_parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--check", action="store_true", help="list every problem that a start would meet; start nothing")
     _add_access(serve)
+    add_flags(serve)
     serve.set_defaults(run=_serve)
-    options = commands.add_parser("options", help="list the options, or describe one")
-    options.add_argument("name", nargs="?", metavar="NAME", help="as serving.properties or the environment writes it")
+    options = commands.add_parser("options", help="list the options, describe one, or find those about a word")
+    options.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME|WORD",
+        help="as serving.properties, the environment or a flag writes it; or a word to look for",
+    )
+    options.add_argument("--engine", choices=LLM_ENGINES[1:], help="those that this engine has, with its own arguments")
     options.set_defaults(run=_options)
     add_bench(commands)
     deploy = commands.add_parser("deploy", help="put a model on a SageMaker endpoint")
@@ -108,6 +128,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     completion.add_argument("shell", choices=_SHELLS)
     completion.set_defaults(run=lambda arguments: _completion(arguments.shell, parser, deploy))
+    for command in commands.choices.values():
+        command.set_defaults(parser=command)
     return parser
 
 
@@ -165,7 +187,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         from handler.http.startup import serve
         from handler.plugins.functions import model_py
         from handler.serving.loading.check import check
-        from handler.serving.loading.engine_spec import downloads_of
+        from handler.serving.loading.engine_spec import downloads_of, hub_note
         from handler.serving.loading.model_directory import model_py_directory
         from handler.serving.loading.reading import read_sources
 
@@ -191,6 +213,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         print(warning)
     for key, url in downloads_of(config, reading.engine).items() if reading.engine else ():
         print(f"{key}={url}: the start downloads it, by DJL Serving's Java side where that runs; not checked here")
+    if reading.engine and (note := hub_note(config, reading.engine)):
+        print(f"{note}; not checked here")
     if (file := requirements_file(model_py_directory(config), wanted=config.install_requirements)) is not None:
         print(f"{file}: the start installs what it names (option.install_requirements); not checked here")
     if (path := model_py(model_py_directory(config))) is not None:
@@ -205,7 +229,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _options(arguments: argparse.Namespace) -> int:
     from handler.config.options import listing
 
-    print(listing.describe(arguments.name) if arguments.name else listing.table(), flush=True)
+    print(listing.found(arguments.name or "", arguments.engine or ""), flush=True)
     return 0
 
 
@@ -235,6 +259,8 @@ def _complete_files(parser: argparse.ArgumentParser, files: dict[str, str]) -> N
                 _complete_files(command, files)
         elif action.metavar == "FILE" or action.dest == "model":
             action.complete = files  # type: ignore[attr-defined]
+        if action.help == argparse.SUPPRESS:  # of a flag that --help leaves to `lmi options`
+            action.help = ""
 
 
 def _log_to_stderr(level: str) -> None:

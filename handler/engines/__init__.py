@@ -1,8 +1,8 @@
 """Calls of the engines by name (`ENGINES`). An engine's package is imported only inside the engine's own functions.
 
 An engine's module is `engine.py` in the folder of its name. It has `check`, `prepare`, `capabilities`, `load` and
-`load_tokenizer`, as the functions below call them; `fetch`, where it reads a model's files; and
-`structured_output_check`, where a client's schema or grammar could harm the engine.
+`load_tokenizer`, as the functions below call them; `fetch`, where it reads a model's files; `conversion`, where it
+converts some; and `structured_output_check`, where a client's schema or grammar could harm the engine.
 """
 
 from __future__ import annotations
@@ -55,6 +55,12 @@ def fetch(name: str, model_id: str | None, config: EngineConfig) -> str | None:
     """
     fetching = getattr(_module(name), "fetch", None)
     return model_id if fetching is None else cast("str | None", fetching(model_id, config))
+
+
+def conversion(name: str, model_id: str) -> str:
+    """Say what `prepare` will convert of a model that is not here yet, and what that takes; "" where nothing."""
+    telling = getattr(module(name), "conversion", None)
+    return "" if telling is None else cast(str, telling(model_id))
 
 
 def prepare(name: str, model_id: str | None, config: EngineConfig) -> Path | None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from deploy.cli.main import COMMANDS
-from handler.cli import main
+from handler.cli import main, make_parser
+from handler.config.options import KNOWN
 
 ROOT = Path(__file__).parents[2]
 _COMPLETE = """source "$1"; shift
@@ -33,6 +34,73 @@ def test_the_map_has_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, shown.splitlines())) <= 120
 
 
+def test_without_a_command_the_map_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "  lmi serve [MODEL]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serve", "--dtyp", "fp32", "demo"], "usage: lmi serve .*unknown flag --dtyp; did you mean --dtype?"),
+        (["serve", "--nothing-like-it"], "usage: lmi serve .*unknown flag --nothing-like-it .*-o KEY=VALUE"),
+        (["serve", "demo", "another"], "usage: lmi serve .*unexpected: another"),
+        (["options", "--engines", "vllm"], "usage: lmi options .*unknown flag --engines; did you mean --engine?"),
+    ],
+)
+def test_an_unknown_flag_has_the_nearest_one_and_its_own_usage(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert re.match(said, capsys.readouterr().err, re.DOTALL)
+
+
+def options_of(*words: str) -> list[str]:
+    found: list[str] = make_parser().parse_args(["serve", "demo", *words]).options
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["--dtype", "fp32"], ["option.dtype=fp32"]),
+        (["--max-model-len=512"], ["option.max_model_len=512"]),
+        (["--tensor-parallel-size", "2"], ["option.tensor_parallel_size=2"]),
+        (["--enforce-eager", "--no-async-scheduling"], ["option.enforce_eager=true", "option.async_scheduling=false"]),
+        (["--job-queue-size", "9"], ["job_queue_size=9"]),
+        (["-o", "option.dtype=fp16", "--dtype", "fp32"], ["option.dtype=fp16", "option.dtype=fp32"]),  # the last counts
+        (["--speculative-config", '{"method": "ngram"}'], ['option.speculative_config={"method": "ngram"}']),
+    ],
+)
+def test_an_option_is_a_flag(words: list[str], options: list[str]) -> None:
+    assert options_of(*words) == options
+
+
+def test_every_option_is_a_flag() -> None:
+    parser = make_parser().parse_args(["serve"]).parser
+    flags = parser._option_string_actions
+    assert [key for key in KNOWN if f"--{key.removeprefix('option.').replace('_', '-')}" not in flags] == []
+
+
+def test_what_vllms_server_has_and_this_has_not_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "demo", "--check", "--trust-request-chat-template"]) == 2
+    assert "write option.chat_template" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("some/model", r"downloads it from the hub; unless .* it is converted once, .*lmi-handler\[convert\]"),
+        ("OpenVINO/model", "downloads it from the hub; not checked here"),
+        ("some/model/file.gguf", "downloads it from the hub; not checked here"),
+    ],
+)
+def test_check_says_what_a_model_of_the_hub_takes(capsys: pytest.CaptureFixture[str], model: str, said: str) -> None:
+    assert main(["serve", model, "--engine", "openvino", "--check"]) == 0
+    assert re.match(f"{model}: the start {said}", capsys.readouterr().out)
+
+
 @pytest.mark.parametrize("command", ["serve", "options", "bench", "completion"])
 def test_a_commands_help_shows_how_to_call_it(capsys: pytest.CaptureFixture[str], command: str) -> None:
     with pytest.raises(SystemExit):
@@ -53,7 +121,8 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("words", "completions"),
     [
         (["lmi", "s"], {"serve"}),
-        (["lmi", "serve", "--eng"], {"--engine"}),
+        (["lmi", "serve", "--proper"], {"--properties"}),
+        (["lmi", "serve", "--tensor-parallel-d"], {"--tensor-parallel-degree"}),
         (["lmi", "serve", "./pypr"], {"./pyproject.toml"}),
         (["lmi", "bench", "--compare", "./pypr"], {"./pyproject.toml"}),
         (["lmi", "deploy", "do"], {"down", "doctor"}),

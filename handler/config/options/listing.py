@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from handler.config import lmi_version
 from handler.config.engines import LLM_ENGINES
-from handler.config.options import ENVIRONMENT, OPTIONS
+from handler.config.options import ENVIRONMENT, KNOWN, OPTIONS
+from handler.config.options.engine_arguments import engine_arguments
 from handler.config.options.lookup import find_option, key_of, unknown_option, variable
 from handler.config.options.option import Gone, Option
 from handler.config.options.variables import ALONG, SECRET, SM_VLLM, VARIABLES, of_vllms_variable
@@ -16,13 +17,53 @@ from handler.core.errors import ConfigError
 _WIDTH = 120
 
 
-def table() -> str:
-    """List the options that have an effect here: a line each, by engines."""
-    listed = [option for option in OPTIONS if option.field and not isinstance(option.parse, Gone)]
+def found(text: str, engine: str = "") -> str:
+    """Describe the option of this name; where there is none, list those whose names or meanings have the text.
+
+    Args:
+        text: "" lists all.
+        engine: lists those that it has, with arguments of its own; "" lists those of every engine.
+
+    Raises:
+        ConfigError: neither is there; the message has the nearest name.
+    """
+    name = text.replace("-", "_")
+    if not name:
+        return table(engine=engine)
+    try:
+        return describe(name)
+    except ConfigError:
+        if not (listed := table(name, engine)):
+            raise
+        return listed
+
+
+def table(word: str = "", engine: str = "") -> str:
+    """List the options that have an effect here: a line each, by engines.
+
+    Args:
+        word: only those whose names or meanings have it.
+        engine: only those that it has, and its own arguments.
+    """
+    listed = [
+        option
+        for option in OPTIONS
+        if option.field
+        and not isinstance(option.parse, Gone)
+        and (not engine or not engines_of(option) or engine in option.engines)
+        and word.lower() in " ".join((option.key, option.help, *option.aliases)).lower()
+    ]
     groups = sorted({engines_of(option) for option in listed})
-    return "\n\n".join(
-        "\n".join(_group(engines, [one for one in listed if engines_of(one) == engines])) for engines in groups
-    )
+    parts = ["\n".join(_group(engines, [one for one in listed if engines_of(one) == engines])) for engines in groups]
+    arguments = engine_arguments(engine)
+    own = [f"option.{name}" for name in sorted(arguments.arguments) if word in name and f"option.{name}" not in KNOWN]
+    if own:
+        parts.append(f"Arguments of {arguments.source}:\n{_filled(', '.join(own))}")
+    return "\n\n".join(parts)
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def engines_of(option: Option) -> tuple[str, ...]:

@@ -98,6 +98,17 @@ def download(model_id: str, revision: str | None) -> Path:
     return hub.download_checkpoint(model_id, revision, torch=converter_is_installed())
 
 
+def conversion(model_id: str) -> str:
+    """Say what a start does with a checkpoint of the hub, and what that takes; "" for models that need none of it."""
+    if not hub.is_hub_name(model_id) or model_id.startswith("OpenVINO/"):
+        return ""
+    there = "is" if converter_is_installed() else "is not"
+    return (
+        "unless the hub has it in OpenVINO's format, it is converted once, into the cache; that needs "
+        f"pip install 'lmi-handler[convert]' (6 GB with torch), which {there} here"
+    )
+
+
 fetch = partial(hub.fetch, download=download, is_name=is_hub_reference)
 
 

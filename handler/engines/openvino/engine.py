@@ -25,7 +25,7 @@ from handler.engines.base import (
 from handler.engines.huggingface.media_tokens import media_tokens, no_media
 from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
 from handler.engines.huggingface.whisper import TRANSCRIBING
-from handler.engines.openvino.convert import fetch
+from handler.engines.openvino.convert import conversion, fetch
 from handler.engines.openvino.grammar_compiler import GrammarCompiler
 from handler.engines.openvino.ir_files import is_vision
 from handler.engines.openvino.media import VisionPrompts
@@ -45,7 +45,17 @@ from handler.engines.openvino.scorers.pipeline_scorer import NO_TOPS
 from handler.engines.openvino.structured_output import OpenVinoCheck, structured_output_check
 from handler.engines.openvino.whisper import OpenVinoWhisper
 
-__all__ = ["OpenVino", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "structured_output_check"]
+__all__ = [
+    "OpenVino",
+    "capabilities",
+    "check",
+    "conversion",
+    "fetch",
+    "load",
+    "load_tokenizer",
+    "prepare",
+    "structured_output_check",
+]
 
 _NO_ADAPTERS = "it ignores LoRA adapters that are chosen by request"
 

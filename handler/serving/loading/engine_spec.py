@@ -16,6 +16,7 @@ from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.values import Task
 from handler.engines import s3
 from handler.engines.base import EngineConfig
+from handler.engines.huggingface import hub
 from handler.engines.process.engine_loop import Spec
 
 log = logging.getLogger("handler.launch")
@@ -70,6 +71,16 @@ def downloads_of(config: Config, engine: str) -> dict[str, str]:
         return {}
     named = {"option.model_id": config.model_id, f"option.{_DRAFT}": config.engine_options.get(_DRAFT)}
     return {key: url for key, url in named.items() if s3.is_url(url)}
+
+
+def hub_note(config: Config, engine: str) -> str:
+    """Say what a start fetches from the hub, and does with it; "" where it fetches nothing there."""
+    model = config.model_id or ""
+    is_named = hub.is_hub_name(model) or hub.gguf_file(model) is not None
+    if config.handle_role is Role.ALONE or not engines.fetches(engine) or not is_named:
+        return ""
+    rest = engines.conversion(engine, model)
+    return f"{model}: the start downloads it from the hub{rest and '; ' + rest}"
 
 
 def choose_engine(config: Config) -> str:

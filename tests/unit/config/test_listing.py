@@ -11,10 +11,11 @@ import pytest
 from handler.cli import main
 from handler.config.loader import read_config
 from handler.config.options import KNOWN, OPTIONS
-from handler.config.options.listing import describe, table
+from handler.config.options.listing import describe, found, table
 from handler.config.options.lookup import variable
 from handler.config.options.option import Gone
 from handler.config.sources import Setting, from_environment
+from handler.core.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -124,3 +125,17 @@ def test_the_variable_sets_the_option() -> None:
     for key, name in named.items():
         assert list(from_environment({name: "x"})) == [Setting(key, "x", f"environment variable {name}")]
         assert key in describe(name).splitlines()
+
+
+def test_a_word_lists_the_options_that_have_it() -> None:
+    listed = found("prefix", "vllm")
+    assert "option.enable_prefix_caching" in listed
+    assert "option.prefix_caching_hash_algo" in listed
+    assert "option.dtype" not in listed
+    assert "option.kv_cache_free_gpu_mem_fraction" not in found("", "vllm")
+    with pytest.raises(ConfigError, match=r"unknown option 'option\.no_such_word'"):
+        found("no-such-word")
+
+
+def test_a_flags_name_is_an_options() -> None:
+    assert found("max-model-len") == describe("max_model_len")

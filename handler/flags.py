@@ -1,0 +1,78 @@
+"""Options as flags of `lmi serve`: `--max-model-len 8192` is `-o option.max_model_len=8192`."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from handler.config.options import KNOWN
+from handler.config.options.engine_arguments import NAMES, shipped
+from handler.config.options.option import boolean
+
+_SHOWN = {
+    "dtype": "precision: auto, bf16, fp16, fp32",
+    "max-model-len": "tokens of a prompt and its answer",
+    "max-num-seqs": "sequences in the engine at once",
+    "tensor-parallel-size": "number of devices for a model, or max",
+    "served-model-name": "the model's name in OpenAI's API",
+    "gpu-memory-utilization": "share of a GPU's memory that vLLM takes",
+    "quantization": "how weights are quantized",
+    "chat-template": "a chat template, or the path of one",
+    "reasoning-parser": "how the model marks its reasoning; auto by default",
+    "tool-call-parser": "how the model writes calls of tools; auto by default",
+}
+"""The flags that --help lists; all the others are in `lmi options`."""
+
+
+class _Flag(argparse.Action):
+    """Adds `key=value` to `options`, where `-o` adds its own: the last of them counts, whichever way it came."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
+        value = values if isinstance(values, str) else "false" if str(flag).startswith("--no-") else "true"
+        namespace.options = [*namespace.options, f"{self.const}={value}"]
+
+
+def add_flags(serve: argparse.ArgumentParser) -> None:
+    """Add a flag for each option, and for each argument of the engines' own."""
+    group = serve.add_argument_group("options", "each option of `lmi options` is a flag too, as these are")
+    taken = {*serve._option_string_actions}
+    for key, is_switch in sorted(_keys().items()):
+        name = key.removeprefix("option.").replace("_", "-")
+        if f"--{name}" in taken:
+            continue
+        names = [f"--{name}", *([f"--no-{name}"] if is_switch else [])]
+        group.add_argument(
+            *names,
+            action=_Flag,
+            const=key,
+            dest=f"option {key}",
+            default=argparse.SUPPRESS,
+            nargs=0 if is_switch else None,
+            metavar="VALUE",
+            help=_SHOWN.get(name, argparse.SUPPRESS),
+        )
+
+
+def _keys() -> dict[str, bool]:
+    """Return the keys of all options, and whether each is a switch."""
+    keys = {
+        key: all(one.parse is boolean or "false" in getattr(one.parse, "unless", ()) for one in options)
+        for key, options in KNOWN.items()
+        if f"option.{key}" not in KNOWN
+    }
+    own = {f"option.{name}": argument for engine in NAMES for name, argument in shipped(engine).arguments.items()}
+    return {**{key: argument.types <= {"bool", "null"} for key, argument in own.items()}, **keys}
+
+
+def unknown_flags(words: Sequence[str], command: argparse.ArgumentParser) -> str:
+    """Say which words of a command line nobody knows, with the nearest flag."""
+    flags = [word for word in words if word.startswith("-")]
+    if not flags:
+        return f"unexpected: {' '.join(words)}"
+    name = flags[0].partition("=")[0]
+    near = difflib.get_close_matches(name, command._option_string_actions, n=1, cutoff=0.7)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    also = " (`lmi options` lists all; -o KEY=VALUE sets one too)" if "-o" in command._option_string_actions else ""
+    return f"unknown flag {name}{hint}{also}"
