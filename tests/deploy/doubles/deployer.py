@@ -9,7 +9,8 @@ from typing import Any
 
 from deploy.errors import DeployError
 from deploy.iam.parts import parts
-from deploy.iam.policies import Policy, policies
+from deploy.iam.policies import policies
+from deploy.iam.statements import Policy
 from deploy.resolve.resolver import resolve
 from deploy.spec import Spec
 from deploy.spec.reading import read_spec

@@ -7,8 +7,9 @@ from typing import Any
 
 import deploy
 from deploy.deployer.calls import CALLS
-from deploy.iam.policies import Policy, deployer, execution_role, invoker, policies, trust
-from tests.deploy.cases import CASES, KEY, ROLE, SECRET, TOPIC, decision, spec
+from deploy.iam.policies import policies
+from deploy.iam.statements import Policy
+from tests.deploy.cases import CASES, KEY, ROLE, SECRET, TOPIC, decision, deployer, execution_role, invoker, spec
 from tests.one_test import in_one_test
 
 ACCOUNT = "123456789012"
@@ -28,7 +29,7 @@ def actions(policy: Policy) -> set[str]:
 
 
 def test_only_sagemaker_of_this_account_may_be_the_role() -> None:
-    (only,) = trust(spec("plain"), decision("plain"))["Statement"]
+    (only,) = policies(spec("plain"), decision("plain"))["trust"]["Statement"]
     assert only["Principal"] == {"Service": "sagemaker.amazonaws.com"}
     assert only["Condition"] == {"StringEquals": {"aws:SourceAccount": ACCOUNT}}
 
@@ -220,7 +221,6 @@ def test_the_invoker() -> None:
     policy = invoker(spec("components"), decision("components"))
     assert sids(policy) == {"Invoke", "ComponentsListed", "ComponentsShown", "OpenAiRoute"}
     assert len(statement(policy, "Invoke")["Resource"]) == 5
-    assert sids(invoker(spec("plain"), decision("plain"), bearer=False)) == {"Invoke"}
     asynchronous = invoker(spec("asynchronous"), decision("asynchronous"))
     assert actions(asynchronous) == {
         "sagemaker:InvokeEndpointAsync", "s3:GetObject", "s3:ListBucket", "s3:PutObject", "kms:Decrypt",
