@@ -1,8 +1,8 @@
 """What the role, the deployer and the invoker of a deployment need: the only place for it.
 
-`tests/deploy/aws/test_recorded_calls.py` records the calls of every command and holds the table to them: an action that
-is missing fails there, and one that no call needs. What a call needs AWS's service authorization reference tells there
-(`deploy/rehearsal/authorization.py`), never this table.
+The tests of the commands (`tests/deploy/aws/`) run them with what is printed, so an action that is missing fails there;
+one that no call needs fails `tests/deploy/unit/iam/test_policies.py`. What a call needs, AWS's service authorization
+reference tells the tests (`deploy/rehearsal/authorization.py`), never this table.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
             Arns.components),
         Row("SageMaker", "sagemaker:UpdateEndpoint UpdateEndpointWeightsAndCapacities", Arns.own_endpoint),
         Row("SageMaker", "sagemaker:UpdateInferenceComponent UpdateInferenceComponentRuntimeConfig", Arns.components),
-        Row("SageMaker", "sagemaker:AddTags DeleteTags ListTags",
+        Row("SageMaker", "sagemaker:AddTags ListTags",
             lambda a: [*a.models(), *a.configs(), *a.own_endpoint(), *a.components()]),
         # An endpoint of another deployment is looked at, and gets components.
         Row("SharedEndpoint", "sagemaker:CreateInferenceComponent DescribeEndpoint DescribeEndpointConfig ListTags",
@@ -105,7 +105,7 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
         Row("RoleChecked", "iam:GetRole SimulatePrincipalPolicy", lambda a: [a.spec.role]),
         Row("SecretChecked", "secretsmanager:DescribeSecret", Arns.secrets),
         _VOLUME_KEY,
-        Row("General", "sagemaker:ListModels ListEndpointConfigs ListEndpoints ListInferenceComponents", _any),
+        Row("General", "sagemaker:ListModels ListEndpointConfigs ListInferenceComponents", _any),
         # Scaling and alarms, not only as the specification has them: an update removes what it has no longer.
         Row("General", "application-autoscaling:DescribeScalableTargets DescribeScalingActivities"
             " DescribeScalingPolicies ListTagsForResource DeleteScalingPolicy DeregisterScalableTarget"
@@ -119,7 +119,7 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
         Row("ScalingRoleOnce", "iam:CreateServiceLinkedRole", lambda a: [Scope(
             a.scaling_role(_AUTOSCALING), {"StringLike": {"iam:AWSServiceName": _AUTOSCALING}}
         )]),
-        Row("Alarms", "cloudwatch:DeleteAlarms ListTagsForResource PutMetricAlarm TagResource UntagResource",
+        Row("Alarms", "cloudwatch:DeleteAlarms ListTagsForResource PutMetricAlarm TagResource",
             lambda a: [*a.alarms(), *a.tracking_alarms()]),
         Row("Logs", "logs:DeleteLogGroup DescribeLogStreams FilterLogEvents GetLogEvents", Arns.logs),
         # Reading the images; `docker push` into the account's repositories
