@@ -9,8 +9,7 @@ from deploy.adopt.source import Source
 from deploy.aws import Aws
 from deploy.deployer.calls import call, show, tags_of
 from deploy.errors import NotThere
-from deploy.iam.policies import Policy
-from deploy.iam.statements import allow
+from deploy.iam.statements import Policy, allow, policy
 from deploy.resources.resource import Json, Kind
 
 _DIMENSIONS = {
@@ -81,17 +80,13 @@ def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
     head = f"arn:{partition}:sagemaker:{region}:*"
     endpoints = [f"{head}:endpoint/{one}" for one in dict.fromkeys((name, name.lower()))]
     kinds = {"EndpointConfig": "endpoint-config", "Model": "model", "InferenceComponent": "inference-component"}
-    statements = [
+    general = [
+        "sagemaker:ListInferenceComponents",
+        "application-autoscaling:DescribeScalableTargets",
+        "application-autoscaling:DescribeScalingPolicies",
+    ]
+    return policy([
         allow("Endpoint", ["sagemaker:DescribeEndpoint", "sagemaker:ListTags"], endpoints),
         allow("Parts", [f"sagemaker:Describe{kind}" for kind in kinds], [f"{head}:{one}/*" for one in kinds.values()]),
-        allow(
-            "General",
-            [
-                "sagemaker:ListInferenceComponents",
-                "application-autoscaling:DescribeScalableTargets",
-                "application-autoscaling:DescribeScalingPolicies",
-            ],
-            ["*"],
-        ),
-    ]
-    return {"Version": "2012-10-17", "Statement": statements}
+        allow("General", general, ["*"]),
+    ])  # fmt: skip

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
-from deploy.iam.policies import Policy
+from deploy.iam.statements import Policy
 
 MOST = 6144
 """Characters of a managed policy (quota "Managed policy length"); AWS does not count white space."""

@@ -1,36 +1,55 @@
-"""The form of a policy's statements. Pure."""
+"""Rows of the table of permissions, and the statements that they make. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
-from deploy.iam.arns import Arns
-from deploy.s3.uri import bucket_and_key
+from deploy.iam.arns import Arns, Condition, Scope
 
 Statement = dict[str, Any]
 Policy = dict[str, Any]
 
 
-def allow(
-    sid: str, actions: Sequence[str], resources: Sequence[str], condition: dict[str, Any] | None = None
-) -> Statement:
+class Row(NamedTuple):
+    """Actions, and on what they are needed.
+
+    Attributes:
+        sid: of the statement. Rows that share it, and the condition, are one statement.
+        actions: with the service before the first: "sagemaker:CreateModel DeleteModel".
+        on: returns the resources, from what the specification has; nothing: the actions are not needed.
+    """
+
+    sid: str
+    actions: str
+    on: Callable[[Arns], Sequence[str] | Sequence[Scope]]
+
+
+def statements(rows: Iterable[Row], arns: Arns) -> list[Statement]:
+    """Return what the rows allow, each statement with a name of its own."""
+    found: dict[str, list[Statement]] = {}
+    for sid, actions, on in rows:
+        service, _, names = actions.partition(":")
+        asked = on(arns)
+        plain = Scope([one for one in asked if isinstance(one, str)])
+        for resources, condition in (plain, *[one for one in asked if isinstance(one, Scope)]):
+            if resources:
+                same = found.setdefault(sid, [])
+                one = next((one for one in same if one.get("Condition") == condition), None)
+                if one is None:
+                    same.append(one := allow(f"{sid}{len(same) or ''}", [], [], condition))
+                needed = [f"{service}:{name}" for name in names.split()]
+                one["Action"] += [action for action in needed if action not in one["Action"]]
+                one["Resource"] += [resource for resource in resources if resource not in one["Resource"]]
+    return [one for same in found.values() for one in same]
+
+
+def allow(sid: str, actions: Sequence[str], resources: Sequence[str], condition: Condition | None = None) -> Statement:
     """Return a statement that allows actions on resources."""
     statement = {"Sid": sid, "Effect": "Allow", "Action": list(actions), "Resource": list(resources)}
     return {**statement, "Condition": condition} if condition else statement
 
 
-def listing(arns: Arns, sid: str, places: Sequence[str]) -> Iterator[dict[str, Any]]:
-    buckets: dict[str, list[str]] = {}
-    for place in places:
-        bucket, key = bucket_and_key(place)
-        buckets.setdefault(bucket, []).append(f"{key}*")
-    for number, (bucket, prefixes) in enumerate(buckets.items()):
-        condition = {"StringLike": {"s3:prefix": sorted(set(prefixes))}}
-        yield allow(f"{sid}{number or ''}", ["s3:ListBucket"], [arns.bucket(bucket)], condition)
-
-
-def key_via(arns: Arns, service: str, sid: str, key: str | None, actions: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """A key that a service uses in its caller's name, for what it stores."""
-    if key is not None:
-        yield allow(sid, actions, *arns.key(key, arns.via(service)))
+def policy(found: list[Statement]) -> Policy:
+    """Return a policy of statements."""
+    return {"Version": "2012-10-17", "Statement": found}

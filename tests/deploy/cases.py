@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from deploy.iam.policies import policies
+from deploy.iam.statements import Policy
 from deploy.resolve.decision import Decision, Pool
 from deploy.spec import Spec
 
@@ -208,6 +210,19 @@ def _of_components(said: Spec) -> dict[str, Decision]:
 
 
 CASES = tuple(_SPECS)
+
+
+def execution_role(said: Spec, decided: Decision) -> Policy:
+    return policies(said, decided)["execution-role"]
+
+
+def deployer(said: Spec, decided: Decision) -> Policy:
+    return policies(said, decided)["deployer"]
+
+
+def invoker(said: Spec, decided: Decision) -> Policy:
+    return policies(said, decided)["invoker"]
+
 
 LLAMA_CONFIG: dict[str, Any] = {
     "model_type": "llama",

@@ -93,7 +93,6 @@ OF_DEPLOY = {
         "aws",
         "deployer.calls",
         "errors",
-        "iam.policies",
         "iam.statements",
         "redaction",
         "resources.names",

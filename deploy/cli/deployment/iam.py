@@ -12,8 +12,9 @@ from deploy.aws import Aws
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.errors import Refused
 from deploy.iam.parts import MOST, length, parts
-from deploy.iam.policies import Policy, policies
+from deploy.iam.policies import policies
 from deploy.iam.simulation import caller, denials
+from deploy.iam.statements import Policy
 from deploy.resolve.model.hub import hub_to_ask
 from deploy.resolve.resolver import resolve
 

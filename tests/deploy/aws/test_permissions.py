@@ -6,7 +6,7 @@ The double denies what no statement allows. So a new call without its statement 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from moto.utilities.utils import get_partition
 
 from deploy.cli.main import main as run
 from deploy.client import Forbidden, ModelFailed, Predictor
+from deploy.iam.statements import Policy
+from deploy.rehearsal.identity_policy import Need, allowed
 from deploy.resolve.ecr import registry_suffix
 from tests.deploy.aws.test_lifecycle import MODEL
 from tests.deploy.doubles.aws import ACCOUNT, CALLER, Cloud
@@ -86,6 +88,18 @@ def live(
     serving()
     assert main(["iam", path]) == 0
     assert main(["down", path, *where, "--yes", "--logs", *also]) == 0
+    assert needless(main.asked(), printed(content)) <= _SELDOM
+
+
+_SELDOM = {"EncryptionChecked", "FormerComponents", "KeysChecked", "OtherComponents"}
+"""Statements for what the specification does not tell: others' components and former ones, which key a bucket has."""
+
+
+def needless(asked: Iterable[Need], policy: Policy) -> set[str]:
+    """The statements that nothing which was asked for needs."""
+    needs = {(need.action, need.resource): need for need in asked}.values()
+    found = {one["Sid"]: {key: one[key] for key in ("Effect", "Action", "Resource")} for one in policy["Statement"]}
+    return {sid for sid, one in found.items() if not any(allowed([{"Statement": [one]}], need) for need in needs)}
 
 
 @pytest.mark.parametrize("region", REGIONS)

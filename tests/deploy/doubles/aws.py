@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import boto3
@@ -35,6 +35,7 @@ class Cloud(cloud.Cloud):
         sagemaker: its state: `fate(name, status, reason)` says how an endpoint or component ends.
         calls: every call since the reset, in order.
         policies: by access key, what its owner may do; of a role by its ARN. Who has none here may do nothing.
+        asked: what calls needed, in order, with who made them.
         denied: what was not allowed, in order.
         before, after: called around each call with it; may raise nothing, but may kill who asks.
     """
@@ -44,6 +45,7 @@ class Cloud(cloud.Cloud):
         self._refusals: list[tuple[str, str, str]] = []
         self.calls: list[Call] = []
         self.policies: dict[str, Sequence[Mapping[str, Any]]] = {}
+        self.asked: list[tuple[str, Need]] = []
         self.denied: list[Need] = []
         self.before: Callable[[Call], None] | None = None
         self.after: Callable[[Call], None] | None = None
@@ -51,6 +53,14 @@ class Cloud(cloud.Cloud):
 
     def policies_of(self, caller: str) -> Sequence[Mapping[str, Any]]:
         return self.policies.get(caller, ())
+
+    def missing(self, caller: str, needs: Iterable[Need]) -> Need | None:
+        def noted() -> Iterator[Need]:
+            for need in needs:
+                self.asked.append((caller, need))
+                yield need
+
+        return super().missing(caller, noted())
 
     def on_denial(self, need: Need) -> None:
         self.denied.append(need)
@@ -88,6 +98,7 @@ class Cloud(cloud.Cloud):
         self.sagemaker.reset()
         self.scaling.reset()
         self.calls.clear()
+        self.asked.clear()
         self.keys.clear()
         self._refusals.clear()
         self.before = self.after = None

@@ -9,7 +9,9 @@ from typing import Any
 
 from deploy.errors import DeployError
 from deploy.iam.parts import parts
-from deploy.iam.policies import Policy, policies
+from deploy.iam.policies import policies
+from deploy.iam.statements import Policy
+from deploy.rehearsal.identity_policy import Need
 from deploy.resolve.resolver import resolve
 from deploy.spec import Spec
 from deploy.spec.reading import read_spec
@@ -40,6 +42,10 @@ class Deployer:
                 settings = [setting for word, setting in pairwise(command) if word == "--set"]
                 self.takes(word, settings)
         return int(self._main(command))
+
+    def asked(self) -> list[Need]:
+        """What the calls of the commands needed."""
+        return [need for caller, need in self._cloud.asked if caller == CALLER]
 
     def takes(self, file: str, settings: list[str] | None = None) -> None:
         """Have the printed policy of a file. One that cannot be read leaves what was."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deploy.iam.policies import execution_role, invoker, policies
+from deploy.iam.policies import policies
 from deploy.rehearsal.authorization import (
     Where,
     needs_of_action,
@@ -19,7 +19,7 @@ from deploy.rehearsal.authorization import (
 from deploy.rehearsal.identity_policy import Need, Unexplained, allowed
 from deploy.resolve.ecr import registry_suffix
 from deploy.spec.components import servers
-from tests.deploy.cases import CASES, KEY, decision, spec
+from tests.deploy.cases import CASES, KEY, decision, execution_role, invoker, spec
 from tests.one_test import in_one_test
 
 ACCOUNT = "123456789012"

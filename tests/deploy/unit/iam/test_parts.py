@@ -8,7 +8,8 @@ from itertools import product
 from typing import Any
 
 from deploy.iam.parts import MOST, length, parts
-from deploy.iam.policies import Policy, policies
+from deploy.iam.policies import policies
+from deploy.iam.statements import Policy
 from deploy.resolve.decision import Decision
 from deploy.resolve.ecr import registry_suffix
 from deploy.spec import Spec
