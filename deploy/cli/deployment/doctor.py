@@ -69,7 +69,7 @@ def _live(arguments: argparse.Namespace) -> int:
     if name is None or Path(name).suffix:
         raise DeployError("--live needs the endpoint's name", "lmi deploy doctor NAME --live")
     region, address = arguments.spec_region, arguments.endpoint_url
-    client = runtime_client(boto_session(region, address), region, address, read_timeout=130)
+    client = runtime_client(boto_session(region, address), region, address, read_timeout=130, connect_timeout=10)
     target = Target(client, name, arguments.component)
     findings = []
     for finding in measure(target, tokens=arguments.tokens, slow=arguments.slow):
