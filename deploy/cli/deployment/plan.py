@@ -79,8 +79,9 @@ def _print(
     """
     decision = preparation.decision
     warnings = [*preparation.warnings, *comparison.warnings]
-    sums = comparison.sums or preparation.sums
-    advised = advice(preparation.spec, decision, preparation.candidates)
+    resolution = preparation.resolution
+    sums = comparison.sums or resolution.sums
+    advised = advice(preparation.spec, decision, resolution.candidates)
     if arguments.json:
         more: dict[str, Any] = {
             "region": decision.region,
@@ -96,8 +97,8 @@ def _print(
     say(console, f"{comparison.plan.deployment} in {decision.region}, account {decision.account}", "bold")
     if reason is not None:
         say(console, f"AWS was not asked ({reason}): this is the plan as if nothing existed.", "yellow")
-    if preparation.candidates is not None:
-        console.print(candidates_table(preparation.candidates))
+    if resolution.candidates is not None:
+        console.print(candidates_table(resolution.candidates, resolution.prices))
     if sums is not None:
         print_sums(console, sums)
     print_warnings(console, warnings)

@@ -18,6 +18,7 @@ from deploy.preflight.checks import lines
 from deploy.redaction import HIDDEN, is_secret, redact
 from deploy.resolve import candidates as table_of
 from deploy.resolve.candidates import Candidates
+from deploy.resolve.prices import Prices
 from deploy.resources.resource import Json, Ref, resolved
 
 _MARKS = {
@@ -84,11 +85,9 @@ def printable(value: Any) -> Any:
     return redact(resolved(value, _reference))
 
 
-def candidates_table(candidates: Candidates) -> Table:
+def candidates_table(candidates: Candidates, prices: Prices) -> Table:
     """Return the table of instance types, with the chosen one marked."""
-    table = Table(
-        title=table_of.title(candidates), caption=candidates.prices.source, title_justify="left", caption_justify="left"
-    )
+    table = Table(title=table_of.title(candidates), caption=prices.source, title_justify="left", caption_justify="left")
     for column in table_of.COLUMNS:
         table.add_column(column, overflow="fold")
     for row in table_of.rows(candidates):
