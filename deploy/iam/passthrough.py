@@ -8,7 +8,7 @@ from deploy.iam.arns import Arns
 from deploy.iam.statements import Statement, allow
 from deploy.s3.uri import bucket_and_key
 from deploy.spec import Spec
-from deploy.spec.places import Written, read, written
+from deploy.spec.places import Written, named, read, written
 
 _SHELL = ("CreateControlChannel", "CreateDataChannel", "OpenControlChannel", "OpenDataChannel")
 
@@ -31,8 +31,7 @@ def execution_role(spec: Spec, arns: Arns) -> Iterator[Statement]:
 
 def deployer(spec: Spec, arns: Arns) -> Iterator[Statement]:
     """Yield what the deployer needs to check, before it creates anything, in which region these places are."""
-    places = [*[place.uri for place in written(spec)], *read(spec)]
-    for number, (bucket, prefixes) in enumerate(_by_bucket(places).items()):
+    for number, (bucket, prefixes) in enumerate(_by_bucket([*named(spec)]).items()):
         condition = {"StringLike": {"s3:prefix": prefixes}}
         yield allow(f"PlacesChecked{number or ''}", ["s3:ListBucket"], [arns.bucket(bucket)], condition)
     if spec.reservation is not None:
