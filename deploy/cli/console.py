@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.table import Table
 
 from deploy.errors import Refused
 
@@ -18,6 +21,16 @@ def out() -> Console:
 def say(console: Console, line: str, style: str = "") -> None:
     """Print a line without markup and without line breaks."""
     console.print(line, style=style or None, markup=False, highlight=False, soft_wrap=True)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], **look: Any) -> Table:
+    """Return a table. `look`: further arguments of rich's."""
+    made = Table(title_justify="left", caption_justify="left", **look)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    return made
 
 
 def confirm(question: str, *, yes: bool, needed: bool) -> bool:

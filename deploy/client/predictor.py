@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from botocore.config import Config
@@ -12,16 +12,17 @@ from deploy.client.asynchronous import MAX_INLINE_BYTES, AsyncAnswer, split_s3
 from deploy.client.aws.bearer import BearerToken
 from deploy.client.aws.failures import FROM_AWS, failure
 from deploy.client.aws.router import RouterRuntime
-from deploy.client.aws.runtime import TIMEOUTS, Runtime, Timeouts
-from deploy.client.errors import NotSent, NotStarted
+from deploy.client.aws.runtime import Runtime
+from deploy.client.errors import NotSent
 from deploy.client.openai_route import OpenAIRoute
-from deploy.client.retry import PATIENT, Patience
 from deploy.client.serializers import Deserializer, JSONDeserializer, JSONSerializer, Serializer, deserialize_body
 from deploy.client.session import Session
 from deploy.client.streaming.stream import Stream, stream_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from deploy.client.aws.runtime import Connection
 
 Messages = str | Sequence[Mapping[str, Any]]
 """A conversation in OpenAI's form, or the user's message alone."""
@@ -66,15 +67,11 @@ class Predictor:
         component: the inference component; None: the endpoint has none, or only one.
         adapter: an adapter's component, in place of `component`.
         routing_target: `endpoint_name` is an inference router, and this is a routing target of it.
-        endpoint_url: another address than AWS's: that of `lmi deploy local`.
-        session: boto3's session; None: a new one.
-        patience: how long to retry a request that has not started.
-        timeouts: in seconds.
-        report: called before each pause between two attempts, with the error and the pause in seconds.
-        connections: maximum of concurrent requests.
+        connection: see `Connection`.
 
     Raises:
         NotSent: no region is set.
+        TypeError: an unknown argument.
     """
 
     def __init__(
@@ -85,31 +82,18 @@ class Predictor:
         component: str | None = None,
         adapter: str | None = None,
         routing_target: str | None = None,
-        endpoint_url: str | None = None,
-        session: Any = None,
         serializer: Serializer = _JSON,
         deserializer: Deserializer = _FROM_JSON,
-        patience: Patience = PATIENT,
-        timeouts: Timeouts = TIMEOUTS,
-        report: Callable[[NotStarted, float], None] | None = None,
-        connections: int = 10,
+        **connection: Unpack[Connection],
     ) -> None:
         if component is not None and adapter is not None:
             raise NotSent("give component or adapter: an adapter is a component, and knows its base")
         if routing_target is not None and (component or adapter):
             raise NotSent("a routing target names the components of its destinations: give none beside it")
-        options: dict[str, Any] = {
-            "endpoint_url": endpoint_url,
-            "session": session,
-            "patience": patience,
-            "timeouts": timeouts,
-            "report": report,
-            "connections": connections,
-        }
         self.runtime = (
-            Runtime(endpoint_name, region, component=adapter or component, **options)
+            Runtime(endpoint_name, region, component=adapter or component, **connection)
             if routing_target is None
-            else RouterRuntime(endpoint_name, region, routing_target, **options)
+            else RouterRuntime(endpoint_name, region, routing_target, **connection)
         )
         self.serializer = serializer
         self.deserializer = deserializer

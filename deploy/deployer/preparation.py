@@ -12,7 +12,7 @@ from deploy.deployer.plan import Plan, plan
 from deploy.deployer.sharing import beside_others
 from deploy.deployer.teardown import users_of
 from deploy.errors import Refused, SpecError
-from deploy.resolve.candidates import Candidates, Resolution
+from deploy.resolve.candidates import Resolution
 from deploy.resolve.components import Sums
 from deploy.resolve.decision import Decision
 from deploy.resolve.model.hub import hub_to_ask
@@ -32,18 +32,18 @@ class Preparation:
     """A specification, and everything that follows from it alone.
 
     Attributes:
-        wanted: the resources, in the order of their creation.
+        resources_in_order: the resources, in the order of their creation.
         warnings: one sentence each, for the user to read before confirming.
-        candidates: the instance types; None: the model's size is unknown, or there are several models.
-        sums: the components on the instances; None: there are none.
     """
 
     spec: Spec
-    decision: Decision
+    resolution: Resolution
     resources_in_order: tuple[Resource, ...]
     warnings: tuple[str, ...]
-    candidates: Candidates | None
-    sums: Sums | None = None
+
+    @property
+    def decision(self) -> Decision:
+        return self.resolution.decision
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret:
         SpecError, DoesNotFit, Refused, NotThere: as `resolve` and `resources`.
     """
     try:
-        resolution = _resolved(spec, region, aws)
+        resolution = resolve(spec, region) if aws is None else resolve_online(spec, aws)
     except SpecError as error:  # the options need no decision
         if wrong := options_problems(spec):
             advice = "\n".join(filter(None, (error.advice, ADVICE)))
@@ -80,15 +80,13 @@ def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret:
         raise
     decision = resolution.decision
     resources_in_order = resources(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
-    told = warnings(spec, decision)
-    return Preparation(spec, decision, resources_in_order, told, resolution.candidates, resolution.sums)
+    return Preparation(spec, resolution, resources_in_order, warnings(spec, decision))
 
 
-def _resolved(spec: Spec, region: str, aws: Aws | None) -> Resolution:
-    if aws is None:
-        return resolve(spec, region)
+def resolve_online(spec: Spec, aws: Aws) -> Resolution:
+    """Resolve the specification with what AWS and the hub answer."""
     account = aws.account()  # first: without AWS nothing else is asked
-    return resolve(spec, region, account=account, aws=aws, hub=hub_to_ask(), prices=ask_prices(aws))
+    return resolve(spec, aws.region, account=account, aws=aws, hub=hub_to_ask(), prices=ask_prices(aws))
 
 
 def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = False) -> Comparison:
@@ -106,7 +104,7 @@ def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = Fal
     planned = plan(preparation.resources_in_order, live, keep=spec.update.keep, adopt=adopt)
     checked = [check_data(server, aws, live) for server in servers(spec)]
     uploads = {str(upload.prefix): upload for upload in checked if upload is not None}
-    sums, told = beside_others(spec, preparation.sums, live)
+    sums, told = beside_others(spec, preparation.resolution.sums, live)
     return Comparison(planned, (*scaled_by_hand(spec, live), *told), tuple(uploads.values()), sums)
 
 

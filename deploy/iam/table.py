@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from deploy.iam.arns import Arns, Scope
 from deploy.iam.statements import Row
 from deploy.resources.names import TAG_DEPLOYMENT
+from deploy.spec.places import named
 
 _PULL = "BatchCheckLayerAvailability BatchGetImage GetDownloadUrlForLayer"
 _LOG = "logs:CreateLogGroup CreateLogStream DescribeLogStreams PutLogEvents"
@@ -147,7 +148,7 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
         Row("TopicsChecked", "sns:GetTopicAttributes", lambda a: a.spec.topics),
         Row("KeysChecked", "kms:DescribeKey", Arns.keys),
         # In which region places and a reservation are
-        Row("PlacesChecked", "s3:ListBucket", lambda a: a.listed([*[one.uri for one in a.written], *a.read])),
+        Row("PlacesChecked", "s3:ListBucket", lambda a: a.listed([*named(a.spec)])),
         Row("ReservationChecked", "sagemaker:DescribeTrainingPlan",
             lambda a: [a.spec.reservation] if a.spec.reservation else []),
         # Batch transform

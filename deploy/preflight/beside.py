@@ -8,15 +8,14 @@ from deploy.errors import DeployError
 from deploy.preflight.check import Check, Context, error, ok, warning
 from deploy.s3.prefix import Prefix, check_region
 from deploy.s3.uri import bucket_and_key
-from deploy.spec.places import read, written
+from deploy.spec.places import named
 
 _ENDED = ("Expired", "Failed")
 
 
 def places(context: Context) -> list[Check]:
     """Check that each bucket exists, in the endpoint's region."""
-    named = [(place.uri, place.field) for place in written(context.spec)] + [*read(context.spec).items()]
-    return [_place(context, uri, field) for uri, field in dict(named).items()]
+    return [_place(context, uri, field) for uri, field in named(context.spec).items()]
 
 
 def _place(context: Context, uri: str, field: str) -> Check:

@@ -37,10 +37,12 @@ class Starts:
         """Yield the models that it is to serve."""
         things = self._cloud.sagemaker.things
         if thing.kind == "inference-component":
-            names = [wanted.get("Specification", {}).get("ModelName")]
+            every = [wanted.get("Specification", {}), *wanted.get("Specifications", ())]
         else:
             config = things.get(("endpoint-config", wanted.get("EndpointConfigName", "")))
-            names = [variant.get("ModelName") for variant in config.request["ProductionVariants"]] if config else []
+            every = config.request["ProductionVariants"] if config else []
+        names = [one.get("ModelName") for one in every]
+        names += [pool.get("ModelNameOverride") for one in every for pool in one.get("InstancePools", ())]
         yield from (things["model", name].request for name in names if ("model", name) in things)
 
     def _fault(self, model: Mapping[str, Any], where: Where) -> str | None:

@@ -30,14 +30,12 @@ class Candidates:
         source: where the model's shape is from, for the table's title.
         fits: one entry a type, best first.
         chosen: the specification's type, or the one that `auto` chose; None: the tables do not know the type.
-        prices: what the instances cost.
     """
 
     need: Need
     source: str
     fits: tuple[Fit, ...]
     chosen: Fit | None
-    prices: Prices = TABLE
 
 
 @dataclass(frozen=True)
@@ -48,11 +46,13 @@ class Resolution:
         candidates: the instance types that the decision was made among; None: the model's size is unknown, or there
             are several models.
         sums: the components on the instances; None: there are none.
+        prices: what instances cost.
     """
 
     decision: Decision
     candidates: Candidates | None
     sums: Sums | None = None
+    prices: Prices = TABLE
 
 
 def rank(need: Need, cpu: bool = False, prices: Prices = TABLE) -> tuple[Fit, ...]:

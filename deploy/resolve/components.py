@@ -92,7 +92,7 @@ def resolve_components(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Res
         },
     )
     candidates = found[0].candidates if len(groups) == 1 else None
-    return Resolution(joined, candidates, sums)
+    return replace(found[0], decision=joined, candidates=candidates, sums=sums)
 
 
 _MORE_ROOM = "Take fewer copies, fewer accelerators each, or more instances; options.replicas adds engines to a copy."

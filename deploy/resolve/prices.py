@@ -37,6 +37,11 @@ class Price:
         return f"under ${high:g}/h" if low == 0 else f"${low:g}-{high:g}/h"
 
     @property
+    def each(self) -> str:
+        """The price of one of several instances, for a sentence."""
+        return "price not known" if self.usd is None else f"{self.text} each"
+
+    @property
     def bounds(self) -> tuple[float, float]:
         """The price class: two powers of two around the price; the cheapest class begins at 0.
 

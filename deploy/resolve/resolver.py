@@ -147,8 +147,8 @@ def _resolve(spec: Spec, asked: _Asked) -> Resolution:
             *times.warnings,
         ),
     )
-    candidates = None if need is None else Candidates(need, size.source, fits, chosen, prices)
-    return Resolution(decision, candidates)
+    candidates = None if need is None else Candidates(need, size.source, fits, chosen)
+    return Resolution(decision, candidates, prices=prices)
 
 
 def find_size(spec: Spec, aws: Aws | None = None, hub: Hub | None = None) -> ModelSize:

@@ -14,7 +14,6 @@ from deploy.resources.resource import Kind, Ref, Resource
 from deploy.spec import Spec
 
 _NO_CAPACITY_PERIOD = 30  # seconds until a refused request wakes a copy
-_WAKE_COOLDOWN = 60
 _QUEUE_COOLDOWN = 900
 # seconds: AWS's guide has 300, after which a start that is not over would add an instance more. Target tracking takes
 # 15 minutes to put the endpoint to sleep again, so nothing that has to be woken waits for it.
@@ -98,7 +97,9 @@ def _waking(
     spec: Spec, scaled: Resource, place: dict[str, str], target: Resource, tags: list[dict[str, str]]
 ) -> Iterator[Resource]:
     """Build the step that leaves zero, where there is no metric to track: an alarm adds the first one."""
-    wakes = _component(scaled) if scaled.kind is Kind.COMPONENT else _queue(scaled)
+    assert spec.scaling is not None
+    between = spec.scaling.scale_out_cooldown
+    wakes = _component(scaled, between) if scaled.kind is Kind.COMPONENT else _queue(scaled, between)
     policy = _policy(
         scoped_name(*_stem(spec, scaled), "wake"),
         place,
@@ -134,7 +135,7 @@ def _waking(
     yield Resource(Kind.ALARM, name, request, needs=(policy.key,))
 
 
-def _component(scaled: Resource) -> _Waking:
+def _component(scaled: Resource, between: int) -> _Waking:
     return _Waking(
         alarm="no-capacity",
         description=f"A request found no copy of {scaled.name}: adds one.",
@@ -145,11 +146,11 @@ def _component(scaled: Resource) -> _Waking:
         period=_NO_CAPACITY_PERIOD,
         periods=1,
         missing="notBreaching",
-        cooldown=_WAKE_COOLDOWN,
+        cooldown=between,
     )
 
 
-def _queue(scaled: Resource) -> _Waking:
+def _queue(scaled: Resource, between: int) -> _Waking:
     """An asynchronous endpoint. Its metric stays 1 until the first instance serves."""
     return _Waking(
         alarm="backlog",
@@ -161,7 +162,7 @@ def _queue(scaled: Resource) -> _Waking:
         period=60,
         periods=2,
         missing="missing",
-        cooldown=_QUEUE_COOLDOWN,
+        cooldown=max(between, _QUEUE_COOLDOWN),
     )
 
 

@@ -1,4 +1,4 @@
-"""Places in S3 that SageMaker writes to or reads from in the role's name, beside models, adapters and answers."""
+"""Places in S3 that SageMaker writes to or reads from in the role's name, beside models and adapters."""
 
 from __future__ import annotations
 
@@ -41,6 +41,15 @@ def written(spec: Spec) -> list[Written]:
         if (dump := variant.get("CoreDumpConfig")) is not None:
             places.append(Written(f"{place}.CoreDumpConfig", sid, dump["DestinationS3Uri"], dump.get("KmsKeyId")))
     return places
+
+
+def named(spec: Spec) -> dict[str, str]:
+    """Return the S3 URIs of all these places and of asynchronous answers, with what names each."""
+    found = {place.uri: place.field for place in written(spec)}
+    if spec.asynchronous is not None:
+        found |= {spec.asynchronous.output: "async.output"}
+        found |= {} if spec.asynchronous.failures is None else {spec.asynchronous.failures: "async.failures"}
+    return found | read(spec)
 
 
 def read(spec: Spec) -> dict[str, str]:

@@ -19,14 +19,10 @@ from deploy.cli.views.progress import live_progress
 from deploy.cli.views.upload import upload_progress
 from deploy.deployer.interruption import interruptible, status_of
 from deploy.deployer.live import look
-from deploy.deployer.preparation import check_data, upload_models
+from deploy.deployer.preparation import check_data, resolve_online, upload_models
 from deploy.errors import SpecError
 from deploy.preflight.checks import over_the_network, preflight, refuse_errors
-from deploy.resolve.decision import Decision
-from deploy.resolve.model.hub import hub_to_ask
-from deploy.resolve.price_list import ask as ask_prices
 from deploy.resolve.prices import Prices
-from deploy.resolve.resolver import resolve
 from deploy.spec import Spec
 
 _SETTINGS = {"input": "S3 URI of the input: an object or a prefix", "output": "S3 URI below which answers are stored"}
@@ -96,8 +92,7 @@ def _prepared(console: Console, aws: Aws, spec: Spec, arguments: argparse.Namesp
     Raises:
         Refused: a check found an error, or another job writes there now.
     """
-    prices = ask_prices(aws)
-    resolution = resolve(spec, aws.region, aws=aws, hub=hub_to_ask(), prices=prices)
+    resolution = resolve_online(spec, aws)
     decision = resolution.decision
     job = batch_job(spec, decision, allow_plaintext_secret=arguments.allow_plaintext_secret)
     print_warnings(console, job.warnings)
@@ -110,18 +105,17 @@ def _prepared(console: Console, aws: Aws, spec: Spec, arguments: argparse.Namesp
         found += checks(aws, spec, decision)
         print_checks(console, found)
         refuse_errors(found)
-    say(console, _summary(spec, job, decision, prices))
+    say(console, _summary(spec, job, resolution.prices))
     return job
 
 
-def _summary(spec: Spec, job: BatchJob, decision: Decision, prices: Prices) -> str:
+def _summary(spec: Spec, job: BatchJob, prices: Prices) -> str:
     batch, request = settings_of(spec), job.request
     name = request["TransformResources"]["InstanceType"]
-    price = prices.of(name, spec.instance.price)
-    text = "price not known" if price.usd is None else f"{price.text} each"
     return (
         f"{batch.input} to {batch.output}, {request['MaxConcurrentTransforms']} lines at a time per instance, "
-        f"of at most {request['MaxPayloadInMB']} MB; {spec.instance.count} x {name}, {text}, until it ends"
+        f"of at most {request['MaxPayloadInMB']} MB; {spec.instance.count} x {name}, "
+        f"{prices.of(name, spec.instance.price).each}, until it ends"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from deploy.aws import Aws
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.cli.endpoint_arguments import url
+from deploy.cli.views.plan import checks_as_json
 from deploy.client.aws.account import boto_session, runtime_client
 from deploy.errors import DeployError, SpecError
 from deploy.operations.doctor import Target, measure, report
@@ -57,8 +58,7 @@ def _before(arguments: argparse.Namespace) -> int:
     decision = resolve(spec, aws.region, account=account, hub=hub_to_ask(), prices=ask_prices(aws)).decision
     checks = preflight(aws, spec, decision, fetch=None if arguments.aws_only else over_the_network)
     if arguments.json:
-        entries = [{"name": c.name, "verdict": c.verdict.value, "says": c.says, "advice": c.advice} for c in checks]
-        print(json.dumps(entries, indent=2))
+        print(json.dumps(checks_as_json(checks), indent=2))
     else:
         print("\n".join(lines(checks)))
     return _WRONG if any(check.verdict is Verdict.ERROR for check in checks) else 0
@@ -69,7 +69,7 @@ def _live(arguments: argparse.Namespace) -> int:
     if name is None or Path(name).suffix:
         raise DeployError("--live needs the endpoint's name", "lmi deploy doctor NAME --live")
     region, address = arguments.spec_region, arguments.endpoint_url
-    client = runtime_client(boto_session(region, address), region, address, read_timeout=130)
+    client = runtime_client(boto_session(region, address), region, address, read_timeout=130, connect_timeout=10)
     target = Target(client, name, arguments.component)
     findings = []
     for finding in measure(target, tokens=arguments.tokens, slow=arguments.slow):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -13,7 +13,7 @@ from deploy.aws import Aws
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.cli.console import out, say
 from deploy.cli.views.components import components_as_json, print_sums
-from deploy.cli.views.plan import as_json, candidates_table, print_checks, print_plan, print_warnings
+from deploy.cli.views.plan import as_json, candidates_table, checks_as_json, print_checks, print_plan, print_warnings
 from deploy.deployer.aws_errors import why_unreachable
 from deploy.deployer.live import look
 from deploy.deployer.preparation import Comparison, Preparation, compare, compare_offline, prepare
@@ -79,8 +79,9 @@ def _print(
     """
     decision = preparation.decision
     warnings = [*preparation.warnings, *comparison.warnings]
-    sums = comparison.sums or preparation.sums
-    advised = advice(preparation.spec, decision, preparation.candidates)
+    resolution = preparation.resolution
+    sums = comparison.sums or resolution.sums
+    advised = advice(preparation.spec, decision, resolution.candidates)
     if arguments.json:
         more: dict[str, Any] = {
             "region": decision.region,
@@ -89,15 +90,15 @@ def _print(
         }
         if sums is not None:
             more |= {"components": components_as_json(sums)}
-        verdicts = [{**asdict(check), "verdict": check.verdict.value} for check in checks]
+        verdicts = checks_as_json(checks)
         print(as_json(comparison.plan, **more, unasked=reason, warnings=warnings, advice=advised, checks=verdicts))
         return
     console = out()
     say(console, f"{comparison.plan.deployment} in {decision.region}, account {decision.account}", "bold")
     if reason is not None:
         say(console, f"AWS was not asked ({reason}): this is the plan as if nothing existed.", "yellow")
-    if preparation.candidates is not None:
-        console.print(candidates_table(preparation.candidates))
+    if resolution.candidates is not None:
+        console.print(candidates_table(resolution.candidates, resolution.prices))
     if sums is not None:
         print_sums(console, sums)
     print_warnings(console, warnings)

@@ -22,8 +22,7 @@ from deploy.deployer.release import keep_release
 from deploy.deployer.wait import time_limit
 from deploy.errors import NotThere
 from deploy.preflight.checks import over_the_network, preflight, refuse_errors
-from deploy.resolve.decision import Decision
-from deploy.resolve.prices import TABLE, Prices
+from deploy.resolve.candidates import Resolution
 from deploy.resources.updating import num_batches
 from deploy.spec import Spec
 from deploy.spec.components import uploads
@@ -89,8 +88,7 @@ def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespac
         checks = preflight(aws, spec, preparation.decision, fetch=over_the_network, without=("name",))
         print_checks(console, checks)
         refuse_errors(checks)
-    prices = TABLE if preparation.candidates is None else preparation.candidates.prices
-    say(console, _instances(spec, preparation.decision, prices))
+    say(console, _instances(spec, preparation.resolution))
     if not confirm("Do this?", yes=arguments.yes, needed=False):
         say(console, "Nothing was changed.")
         return 1
@@ -103,19 +101,15 @@ def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespac
     return 0
 
 
-def _instances(spec: Spec, decision: Decision, prices: Prices) -> str:
+def _instances(spec: Spec, resolution: Resolution) -> str:
     """Return what will cost money: the number of instances, their type and price."""
     if spec.endpoint is not None:
         return f"no instance of its own: the components go onto the endpoint {spec.endpoint}"
-    managed = spec.instance.managed
+    decision, prices, managed = resolution.decision, resolution.prices, spec.instance.managed
     count = f"{managed.min} to {managed.max}" if managed is not None else str(spec.instance.count)
     names = [pool.instance_type for pool in decision.pools] or [decision.instance_type]
-    types = []
-    for name in names:
-        price = prices.of(name, spec.instance.price)
-        types.append(f"{name}, {'price not known' if price.usd is None else f'{price.text} each'}")
-    text = f"{count} x {', or '.join(types)}"
+    text = f"{count} x {', or '.join(f'{name}, {prices.of(name, spec.instance.price).each}' for name in names)}"
     if spec.shadow is not None and decision.shadow is not None:
         name = decision.shadow.instance_type
-        text += f"; shadow: {spec.shadow.count} x {name}, {prices.of(name).text} each"
+        text += f"; shadow: {spec.shadow.count} x {name}, {prices.of(name).each}"
     return f"{text}, for as long as it exists"

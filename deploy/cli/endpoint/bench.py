@@ -7,12 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from deploy.bench.metrics import advice, rows
 from deploy.bench.requests import by_invocations, by_openai
 from deploy.bench.run import Plan, measure
-from deploy.cli.console import out
+from deploy.cli.console import out, table
 from deploy.cli.endpoint_arguments import add_endpoint_arguments, add_parameters, parameters_of, predictor_of
 from deploy.client.retry import IMPATIENT
 from handler.bench.report.arguments import add_arguments, print_result
@@ -78,7 +76,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
         levels = measure(plan, ask, warm, report)
     values = advice(levels) if not plan.rates else None
-    _show(levels)
+    head, *lines = rows(levels)
+    shown = table(head, lines)
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    out().print(shown)
     if values is not None:
         print(values.text)
     document = {
@@ -91,16 +93,6 @@ def _run(arguments: argparse.Namespace) -> int:
         "scaling_concurrency": values and values.concurrency,
     }
     return print_result(arguments, document) or int(all(level["requests_per_second"] == 0 for level in levels))
-
-
-def _show(levels: list[dict[str, Any]]) -> None:
-    head, *lines = rows(levels)
-    table = Table(*head)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for line in lines:
-        table.add_row(*line)
-    out().print(table)
 
 
 def _numbers(kind: type[int] | type[float]) -> Any:

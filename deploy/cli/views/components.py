@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from deploy.cli.console import say
+from deploy.cli.console import say, table
 from deploy.resolve.components import Placed, Sums
 
 _COLUMNS = ("component", "model", "copies", "GPUs", "MB", "weights GiB", "KV GiB", "KV tokens", "requests", "")
@@ -16,12 +15,8 @@ _NAMES = {"accelerators": "GPUs", "memory_mb": "MB of memory", "cpus": "CPU core
 
 def print_sums(console: Console, sums: Sums) -> None:
     """Print a row for each component, GiB of one GPU, and the sum below."""
-    table = Table(title="Components: GPUs and MB of one copy, GiB of one GPU", title_justify="left")
-    for column in _COLUMNS:
-        table.add_column(column, overflow="fold")
-    for item in sums.placed:
-        table.add_row(*_row(item))
-    console.print(table)
+    title = "Components: GPUs and MB of one copy, GiB of one GPU"
+    console.print(table(_COLUMNS, map(_row, sums.placed), title=title))
     say(console, _sum(sums))
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import yaml
 from rich.console import Console
 from rich.table import Table
 
-from deploy.cli.console import say
+from deploy.cli.console import say, table
 from deploy.deployer.plan import Action, Plan, Verb
 from deploy.preflight.check import Check, Verdict
 from deploy.preflight.checks import lines
 from deploy.redaction import HIDDEN, is_secret, redact
-from deploy.resolve import candidates as table_of
-from deploy.resolve.candidates import Candidates
+from deploy.resolve.candidates import COLUMNS, Candidates, rows, title
+from deploy.resolve.prices import Prices
 from deploy.resources.resource import Json, Ref, resolved
 
 _MARKS = {
@@ -84,16 +85,13 @@ def printable(value: Any) -> Any:
     return redact(resolved(value, _reference))
 
 
-def candidates_table(candidates: Candidates) -> Table:
+def candidates_table(candidates: Candidates, prices: Prices) -> Table:
     """Return the table of instance types, with the chosen one marked."""
-    table = Table(
-        title=table_of.title(candidates), caption=candidates.prices.source, title_justify="left", caption_justify="left"
-    )
-    for column in table_of.COLUMNS:
-        table.add_column(column, overflow="fold")
-    for row in table_of.rows(candidates):
-        table.add_row(*row)
-    return table
+    return table(COLUMNS, rows(candidates), title=title(candidates), caption=prices.source)
+
+
+def checks_as_json(checks: Sequence[Check]) -> list[dict[str, str]]:
+    return [{**asdict(check), "verdict": check.verdict.value} for check in checks]
 
 
 def print_warnings(console: Console, warnings: Sequence[str]) -> None:

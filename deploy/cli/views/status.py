@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -9,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from deploy.cli.console import table
 from deploy.diagnostics.advice import advice
 from deploy.operations.status import MINUTES, Component, Status
 from deploy.resources.resource import FAILED, MIXED, READY
@@ -24,10 +26,7 @@ def view(status: Status) -> RenderableType:
     parts: list[RenderableType] = [_summary(status), _places(status)]
     for title, rows in (("Scaling", _scaling(status)), ("Alarms", _alarms(status)), ("Metrics", _metrics(status))):
         if rows:
-            table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 2))
-            for row in rows:
-                table.add_row(*row)
-            parts.append(table)
+            parts.append(_table((), rows, title=title))
     parts += [Text(f"not read: {item}", style="yellow") for item in status.unread]
     hints = advice("\n".join([status.reason, *(item.reason for item in status.components)]), name=status.name)
     if hints:
@@ -36,32 +35,34 @@ def view(status: Status) -> RenderableType:
 
 
 def _summary(status: Status) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2))
     serving = Text("yes", style="green") if status.serving else Text("no", style="red")
     if status.serving and status.asleep:
         serving = Text("asleep: requests wait until an instance is up", style="yellow")
-    table.add_row("endpoint", f"{status.name} ({status.region})")
-    table.add_row("status", coloured(status.status))
-    if status.reason:
-        table.add_row("reason", Text(status.reason))
-    table.add_row("serving", serving)
-    table.add_row("configuration", status.config)
-    table.add_row("changed", status.changed)
-    return table
+    rows: list[tuple[RenderableType, ...]] = [
+        ("endpoint", f"{status.name} ({status.region})"),
+        ("status", coloured(status.status)),
+        *([("reason", Text(status.reason))] if status.reason else []),
+        ("serving", serving),
+        ("configuration", status.config),
+        ("changed", status.changed),
+    ]
+    return _table((), rows)
 
 
 def _places(status: Status) -> Table:
-    table = Table(box=None, padding=(0, 2), header_style="bold")
-    for column in ("variant or component", "status", "now", "wanted", "what"):
-        table.add_column(column, overflow="fold")
+    rows: list[tuple[RenderableType, ...]] = []
     for variant in status.variants:
         what = " ".join(part for part in (variant.type or "", variant.image) if part)
-        table.add_row(variant.name, "", str(variant.instances), str(variant.desired), f"instances {what}".strip())
+        rows.append((variant.name, "", str(variant.instances), str(variant.desired), f"instances {what}".strip()))
     for item in status.components:
         what = _copies(item) if item.base is None else f"adapter of {item.base}"
         now, wanted = (str(item.copies), str(item.desired)) if item.base is None else ("", "")
-        table.add_row(item.name, coloured(item.status), now, wanted, Text(" ".join((what, item.reason)).strip()))
-    return table
+        rows.append((item.name, coloured(item.status), now, wanted, Text(" ".join((what, item.reason)).strip())))
+    return _table(("variant or component", "status", "now", "wanted", "what"), rows)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], **look: Any) -> Table:
+    return table(columns, rows, box=None, padding=(0, 2), show_header=bool(columns), header_style="bold", **look)
 
 
 def _copies(item: Component) -> str:

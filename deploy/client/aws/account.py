@@ -30,29 +30,14 @@ def boto_session(region: str | None = None, endpoint_url: str | None = None) -> 
 
 
 def runtime_client(
-    session: Any,
-    region: str | None,
-    endpoint_url: str | None,
-    *,
-    read_timeout: float,
-    connect_timeout: float = 10.0,
-    connections: int = 10,
-    service: str = "sagemaker-runtime",
+    session: Any, region: str | None, endpoint_url: str | None, service: str = "sagemaker-runtime", **config: Any
 ) -> Any:
     """Return boto3's client of SageMaker Runtime without retries: a retry would be another generation.
 
     Args:
-        read_timeout: seconds without a byte; connect_timeout: seconds until a connection.
-        connections: maximum of concurrent requests.
         service: boto3's name of it, or of the inference routers' runtime.
+        config: further arguments of botocore's `Config`.
     """
-    config = Config(
-        connect_timeout=connect_timeout,
-        read_timeout=read_timeout,
-        tcp_keepalive=True,
-        retries={"total_max_attempts": 1, "mode": "standard"},
-        max_pool_connections=connections,
-        user_agent_extra="lmi-client",
-    )
-    client = session.client(service, region_name=region, endpoint_url=endpoint_url, config=config)
-    return web_pages.refused(client)
+    once = {"total_max_attempts": 1, "mode": "standard"}
+    own = Config(tcp_keepalive=True, retries=once, user_agent_extra="lmi-client", **config)
+    return web_pages.refused(session.client(service, region_name=region, endpoint_url=endpoint_url, config=own))

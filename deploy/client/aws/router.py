@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import UnknownServiceError
 
 from deploy.client.aws.runtime import WARN_BYTES, Runtime
 from deploy.client.errors import NotSent
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from deploy.client.aws.runtime import Connection
 
 _SERVICE = "sagemaker-inference-router-runtime"
 _TAKES = ("Accept", "Body", "ContentType", "CustomAttributes", "InferenceId", "PrefixAwareId")
@@ -20,13 +25,12 @@ class RouterRuntime(Runtime):
 
     Args:
         routing_target: its name in the router.
-        options: as `Runtime` takes them.
     """
 
     service = _SERVICE
 
-    def __init__(self, router: str, region: str | None, routing_target: str, **options: Any) -> None:
-        super().__init__(router, region, **options)
+    def __init__(self, router: str, region: str | None, routing_target: str, **connection: Unpack[Connection]) -> None:
+        super().__init__(router, region, **connection)
         self._target = routing_target
 
     def invoke(self, request: Mapping[str, Any]) -> dict[str, Any]:

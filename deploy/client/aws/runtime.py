@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 from deploy.client.aws.account import boto_session, runtime_client
 from deploy.client.aws.components import only_component
 from deploy.client.aws.failures import FROM_AWS, failure, needs_component
 from deploy.client.errors import NotSent, NotStarted
 from deploy.client.retry import PATIENT, Patience, with_retries
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 WARN_BYTES = 6 * 1024 * 1024
 MAX_BYTES = 25 * 1024 * 1024
@@ -32,7 +35,24 @@ class Timeouts(NamedTuple):
     gap: float = 120.0
 
 
-TIMEOUTS = Timeouts()
+class Connection(TypedDict, total=False):
+    """How an endpoint is reached.
+
+    Attributes:
+        endpoint_url: another address than AWS's: that of `lmi deploy local`.
+        session: boto3's session, for credentials of another profile or role; None: a new one.
+        patience: how long to retry a request that has not started.
+        timeouts: in seconds.
+        report: called before each pause between two attempts, with the error and the pause in seconds.
+        connections: maximum of concurrent requests.
+    """
+
+    endpoint_url: str | None
+    session: Any
+    patience: Patience
+    timeouts: Timeouts
+    report: Callable[[NotStarted, float], None] | None
+    connections: int
 
 
 class Runtime:
@@ -42,13 +62,11 @@ class Runtime:
         endpoint_name: name of the endpoint.
         region: None: boto3's setting.
         component: the inference component or adapter; None: the endpoint has none, or only one.
-        endpoint_url: another address than AWS's, for the emulator.
-        session: boto3's session, for credentials of another profile or role.
-        report: called before a pause between two attempts.
-        connections: maximum of concurrent requests.
+        connection: see `Connection`.
 
     Raises:
         NotSent: no region is set.
+        TypeError: an unknown argument.
     """
 
     service = "sagemaker-runtime"
@@ -59,24 +77,21 @@ class Runtime:
         region: str | None = None,
         *,
         component: str | None = None,
-        endpoint_url: str | None = None,
-        session: Any = None,
-        patience: Patience = PATIENT,
-        timeouts: Timeouts = TIMEOUTS,
-        report: Callable[[NotStarted, float], None] | None = None,
-        connections: int = 10,
+        **connection: Unpack[Connection],
     ) -> None:
+        if unknown := connection.keys() - Connection.__annotations__.keys():
+            raise TypeError(f"{', '.join(sorted(unknown))}: there are only {', '.join(Connection.__annotations__)}")
         self.endpoint_name = endpoint_name
         self.component = component
-        self.session = session or boto_session(region, endpoint_url)
+        self._endpoint_url = connection.get("endpoint_url")
+        self.session = connection.get("session") or boto_session(region, self._endpoint_url)
         self.region: str = region or self.session.region_name or ""
         if not self.region:
             raise NotSent("no region is set", "Give --region (in Python: region=), or set AWS_REGION.")
-        self._endpoint_url = endpoint_url
-        self._patience = patience
-        self._timeouts = timeouts
-        self._report = report
-        self._connections = connections
+        self._patience = connection.get("patience", PATIENT)
+        self._timeouts = connection.get("timeouts", Timeouts())
+        self._report = connection.get("report")
+        self._connections = connection.get("connections", 10)
         self._lock = threading.Lock()  # boto3's session is not thread-safe
         self._clients: dict[float, Any] = {}
 
@@ -150,10 +165,10 @@ class Runtime:
                     self.session,
                     self.region,
                     self._endpoint_url,
+                    self.service,
                     read_timeout=read_timeout,
                     connect_timeout=self._timeouts.connect,
-                    connections=self._connections,
-                    service=self.service,
+                    max_pool_connections=self._connections,
                 )
             return self._clients[read_timeout]
 

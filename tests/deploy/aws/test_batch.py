@@ -7,8 +7,10 @@ import re
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from botocore.exceptions import ClientError
 
 from deploy.aws import Aws
 from deploy.batch import running
@@ -17,7 +19,7 @@ from tests.deploy.aws.test_permissions import REGIONS, own_key, prepared, writte
 from tests.deploy.doubles.aws import ACCOUNT, CALLER, Call, Cloud
 from tests.deploy.doubles.deployer import Deployer, printed
 from tests.deploy.doubles.deployments import NAME, PLAIN
-from tests.deploy.doubles.endpoints import set_quotas
+from tests.deploy.doubles.endpoints import listed_price, set_quotas
 
 BATCH: dict[str, Any] = {
     **PLAIN,
@@ -168,6 +170,26 @@ def test_flags_stand_for_the_section(
     assert (request["MaxConcurrentTransforms"], request["MaxPayloadInMB"]) == (2, 50)
     assert run(["batch", path, *places, "--job", f"{NAME}-mine", "--yes"]) == 2
     assert f"there is a transform job {NAME}-mine already" in said(capsys)
+
+
+def test_prices_are_asked_for_only_by_who_is_signed_in(
+    cloud: Cloud,
+    tmp_path: Path,
+    main: Deployer,
+    content: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cloud.price_list = [listed_price("Host:ml.g6e.2xlarge", "2.71828")]
+    cloud.calls.clear()
+    with monkeypatch.context() as patch:
+        refused = ClientError({"Error": {"Code": "ExpiredToken", "Message": "expired"}}, "GetCallerIdentity")
+        patch.setattr(Aws, "account", Mock(side_effect=refused))
+        assert main(["batch", written(tmp_path, content), "--yes"]) == 3
+    assert "GetCallerIdentity: ExpiredToken" in said(capsys)
+    assert cloud.calls == []
+    assert main(["batch", written(tmp_path, content), "--yes"]) == 0
+    assert "1 x ml.g6e.2xlarge, $2.71828/h each, until it ends" in said(capsys)
 
 
 def test_waiting_is_given_up_and_taken_up_again(

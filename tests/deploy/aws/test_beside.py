@@ -115,6 +115,8 @@ def test_requests_are_captured_and_plan_says_what_it_costs(
                 }
             }
         },
+        {"async": {"output": "s3://captured/answers/"}},
+        {"async": {"output": "s3://models/answers/", "failures": "s3://captured/failures/"}},
     ],
 )
 def test_a_bucket_of_another_region_is_refused_before_anything_is_created(

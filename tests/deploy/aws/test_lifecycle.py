@@ -18,7 +18,7 @@ from tests.deploy.cases import LLAMA_CONFIG
 from tests.deploy.doubles.aws import ACCOUNT, Call, Cloud
 from tests.deploy.doubles.deployer import Deployer
 from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN
-from tests.deploy.doubles.endpoints import set_quotas
+from tests.deploy.doubles.endpoints import listed_price, set_quotas
 from tests.deploy.doubles.hub import serving
 from tests.deploy.unit.resolve.safetensors_files import header
 from tests.servers import PATIENCE
@@ -319,14 +319,20 @@ def test_plan_as_json(cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pyte
 def test_plan_and_up_say_the_prices_of_the_pricing_api(
     cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    attributes = {"usagetype": "Host:ml.g6e.2xlarge", "component": "Hosting"}
-    terms = {"OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": "2.71828"}}}}}}
-    cloud.price_list = [json.dumps({"product": {"attributes": attributes}, "terms": terms})]
+    cloud.price_list = [listed_price("Host:ml.g6e.2xlarge", "2.71828")]
     assert main(["plan", file(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "$2.71828/h" in said
     assert "cost: on-demand, us-east-1, by AWS's Pricing API" in said
     main(["up", file(tmp_path)])
+    assert "2 x ml.g6e.2xlarge, $2.71828/h each" in capsys.readouterr().out
+
+
+def test_up_says_the_price_of_the_pricing_api_for_a_model_of_unknown_size(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud.price_list = [listed_price("Host:ml.g6e.2xlarge", "2.71828")]
+    main(["up", file(tmp_path, model={"id": "me/mine"})])
     assert "2 x ml.g6e.2xlarge, $2.71828/h each" in capsys.readouterr().out
 
 

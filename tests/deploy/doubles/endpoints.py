@@ -31,6 +31,19 @@ def aws() -> Aws:
     return Aws()
 
 
+def listed_price(usage: str, price: object, **changes: Any) -> str:
+    """An entry of the Pricing API's list."""
+    dimensions = {"A.B": {"unit": "Hrs", "pricePerUnit": {"USD": price}, "description": "an hour"}}
+    return json.dumps(
+        {
+            "product": {"productFamily": "ML Instance", "attributes": {"usagetype": usage, "component": "Hosting"}},
+            "serviceCode": "AmazonSageMaker",
+            "terms": {"OnDemand": {"A": {"priceDimensions": dimensions, "termAttributes": {}}}},
+            **changes,
+        }
+    )
+
+
 class Clock:
     """Time that passes only by sleeping."""
 

@@ -81,6 +81,12 @@ def test_an_unknown_option_is_refused_by_name(predictor: Predictor) -> None:
         predictor.predict({}, variant="blue")  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("more", [{}, {"routing_target": "all"}])
+def test_an_unknown_argument_is_refused_by_name(more: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"timeout: there are only .*timeouts"):
+        Predictor("e", timeout=5, **more)  # type: ignore[call-arg]
+
+
 def test_without_a_region_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     with pytest.raises(NotSent, match="no region"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,18 +10,7 @@ from botocore.stub import Stubber
 from deploy.aws import Aws
 from deploy.resolve.price_list import ask
 from deploy.resolve.prices import TABLE, Price, Prices
-
-
-def product(usage: str, price: object, **changes: Any) -> str:
-    dimensions = {"A.B": {"unit": "Hrs", "pricePerUnit": {"USD": price}, "description": "an hour"}}
-    return json.dumps(
-        {
-            "product": {"productFamily": "ML Instance", "attributes": {"usagetype": usage, "component": "Hosting"}},
-            "serviceCode": "AmazonSageMaker",
-            "terms": {"OnDemand": {"A": {"priceDimensions": dimensions, "termAttributes": {}}}},
-            **changes,
-        }
-    )
+from tests.deploy.doubles.endpoints import listed_price
 
 
 @pytest.fixture
@@ -53,9 +41,9 @@ def answered(stub: Stubber, *products: str) -> Prices:
 
 
 def test_prices_of_all_pages(stub: Stubber) -> None:
-    first = {"PriceList": [product("EUW1-Host:ml.g5.xlarge", "1.5730000000")], "NextToken": "more"}
+    first = {"PriceList": [listed_price("EUW1-Host:ml.g5.xlarge", "1.5730000000")], "NextToken": "more"}
     stub.add_response("get_products", first, wanted())
-    second = {"PriceList": [product("EUW1-Host:ml.p6-b200.48xlarge", "130.5")]}
+    second = {"PriceList": [listed_price("EUW1-Host:ml.p6-b200.48xlarge", "130.5")]}
     stub.add_response("get_products", second, wanted(NextToken="more"))
     prices = ask(Aws("eu-west-1"))
     assert prices.of("ml.g5.xlarge") == Price(1.573, exact=True)
@@ -67,7 +55,7 @@ def test_prices_of_all_pages(stub: Stubber) -> None:
 
 
 def test_of_us_east_1_usage_has_no_prefix(stub: Stubber) -> None:
-    assert answered(stub, product("Host:ml.c7i.xlarge", "0.2142")).of("ml.c7i.xlarge").usd == 0.2142
+    assert answered(stub, listed_price("Host:ml.c7i.xlarge", "0.2142")).of("ml.c7i.xlarge").usd == 0.2142
 
 
 @pytest.mark.parametrize(
@@ -77,21 +65,21 @@ def test_of_us_east_1_usage_has_no_prefix(stub: Stubber) -> None:
         "[" * 100_000,
         "7",
         '{"product": 7, "terms": []}',
-        product("EUW1-Train:ml.g5.xlarge", "1"),
-        product("EUW1-Host:ml.g5.xlarge-extra", "1"),
-        product("EUW1-ServerlessInf:Mem-1GB", "1"),
-        product("EUW1-Host:ml.g5.xlarge", "0"),
-        product("EUW1-Host:ml.g5.xlarge", "-4"),
-        product("EUW1-Host:ml.g5.xlarge", "1e300"),
-        product("EUW1-Host:ml.g5.xlarge", "NaN"),
-        product("EUW1-Host:ml.g5.xlarge", "much"),
-        product("EUW1-Host:ml.g5.xlarge", "1", terms={"Reserved": {}}),
-        product("EUW1-Host:ml.g5.xlarge", "1", terms={"OnDemand": {"A": {"priceDimensions": [1]}}}),
+        listed_price("EUW1-Train:ml.g5.xlarge", "1"),
+        listed_price("EUW1-Host:ml.g5.xlarge-extra", "1"),
+        listed_price("EUW1-ServerlessInf:Mem-1GB", "1"),
+        listed_price("EUW1-Host:ml.g5.xlarge", "0"),
+        listed_price("EUW1-Host:ml.g5.xlarge", "-4"),
+        listed_price("EUW1-Host:ml.g5.xlarge", "1e300"),
+        listed_price("EUW1-Host:ml.g5.xlarge", "NaN"),
+        listed_price("EUW1-Host:ml.g5.xlarge", "much"),
+        listed_price("EUW1-Host:ml.g5.xlarge", "1", terms={"Reserved": {}}),
+        listed_price("EUW1-Host:ml.g5.xlarge", "1", terms={"OnDemand": {"A": {"priceDimensions": [1]}}}),
     ],
     ids=range(14),
 )
 def test_what_is_no_price_of_an_endpoints_hour(stub: Stubber, item: str) -> None:
-    prices = answered(stub, item, product("EUW1-Host:ml.g6.xlarge", "1.2"))
+    prices = answered(stub, item, listed_price("EUW1-Host:ml.g6.xlarge", "1.2"))
     assert prices.listed == {"ml.g6.xlarge": 1.2}
 
 

@@ -77,6 +77,23 @@ def test_waking_refers_to_the_policy_that_it_starts() -> None:
     assert wake.needs == (ref.key,)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "cooldown"),
+    [
+        ("components", 60, 60),
+        ("components", 400, 400),
+        ("asynchronous-asleep", 60, 900),
+        ("asynchronous-asleep", 1200, 1200),
+    ],
+)
+def test_waking_heeds_the_cooldown_of_the_specification(name: str, given: int, cooldown: int) -> None:
+    """The queue's own is longer than the default, or a start that is not over would add an instance."""
+    scaling = {"min": 0, "max": 8, "concurrency": 4, "scale_out_cooldown": given}
+    policies = made(name, spec(name, scaling=scaling))[Kind.SCALING_POLICY]
+    rules = [one.request["StepScalingPolicyConfiguration"] for one in policies if one.name.endswith("wake")]
+    assert {rule["Cooldown"] for rule in rules} == {cooldown}
+
+
 def test_only_what_may_sleep_is_woken() -> None:
     awake = spec("components", scaling={"min": 1, "max": 8, "concurrency": 4})
     alarms = [one for one in made("components", awake)[Kind.ALARM] if "no-capacity" in one.name]
