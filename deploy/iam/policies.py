@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from deploy.iam import batch, passthrough
+from deploy.iam import adoption, batch, passthrough
 from deploy.iam.arns import Arns
 from deploy.iam.statements import Policy
 from deploy.iam.statements import allow as _allow
@@ -152,8 +152,12 @@ def _answer_places(asynchronous: Async) -> list[str]:
     return [place for place in (asynchronous.output, asynchronous.failures) if place is not None]
 
 
-def deployer(spec: Spec, decision: Decision) -> Policy:
-    """Return the policy of the deployer."""
+def deployer(spec: Spec, decision: Decision, *, adopt: bool = False) -> Policy:
+    """Return the policy of the deployer.
+
+    Args:
+        adopt: with what taking over an endpoint of another owner needs, or a shadow beside it.
+    """
     arns = Arns(spec, decision)
     own_image = any(arns.is_own(image) for image in _images(spec, decision))
     statements = [
@@ -164,6 +168,7 @@ def deployer(spec: Spec, decision: Decision) -> Policy:
         *_checking_keys(spec, arns, decision),
         *passthrough.deployer(spec, arns),
         *batch.deployer(spec, arns),
+        *(adoption.deployer(arns) if adopt else ()),
     ]
     return _policy(statements)
 
@@ -331,12 +336,12 @@ def _submitting(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
         yield _allow("AnswersKey", ["kms:Decrypt", "kms:GenerateDataKey"], *arns.key(key))
 
 
-def policies(spec: Spec, decision: Decision) -> dict[str, Policy]:
-    """Return all policies by party."""
+def policies(spec: Spec, decision: Decision, *, adopt: bool = False) -> dict[str, Policy]:
+    """Return all policies by party; `adopt` as in `deployer`."""
     return {
         "trust": trust(spec, decision),
         "execution-role": execution_role(spec, decision),
-        "deployer": deployer(spec, decision),
+        "deployer": deployer(spec, decision, adopt=adopt),
         "invoker": invoker(spec, decision),
     }
 

@@ -40,7 +40,9 @@ class Starts:
             names = [wanted.get("Specification", {}).get("ModelName")]
         else:
             config = things.get(("endpoint-config", wanted.get("EndpointConfigName", "")))
-            names = [variant.get("ModelName") for variant in config.request["ProductionVariants"]] if config else []
+            request = config.request if config else {}
+            fields = ("ProductionVariants", "ShadowProductionVariants")
+            names = [variant.get("ModelName") for field in fields for variant in request.get(field, ())]
         yield from (things["model", name].request for name in names if ("model", name) in things)
 
     def _fault(self, model: Mapping[str, Any], where: Where) -> str | None:
