@@ -30,7 +30,7 @@ measure
   lmi bench --compare A.json B.json      compare results: table and plot
 
 deploy to SageMaker
-  lmi deploy plan|up|update|down         show, create, change, delete an endpoint
+  lmi deploy plan|up|update|promote|down show, create, change, delete an endpoint
   lmi deploy invoke|stream|chat|bench    send requests to it, measure it
   lmi deploy status|logs|scale|doctor    watch it, size it, find what is wrong
   lmi deploy batch                       answer files of requests in S3 by a transform job

@@ -25,6 +25,7 @@ COMMANDS = {
     "bench": "endpoint",
     "scale": "endpoint",
     "update": "deployment",
+    "promote": "deployment",
     "down": "deployment",
     "batch": "deployment",
     "export": "deployment",

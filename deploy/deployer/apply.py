@@ -14,14 +14,14 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws, as_deploy_error, is_missing
 from deploy.deployer.calls import CALLS, call, is_duplicate, show, tags_of
-from deploy.deployer.live import Live, LiveResource, look
+from deploy.deployer.live import Live, LiveResource, look, pending_configs
 from deploy.deployer.plan import Action, Plan, Verb
 from deploy.deployer.rollback import leftovers, undo
 from deploy.deployer.versions import specifications
 from deploy.deployer.wait import CONSISTENCY_SECONDS, Report, wait_for
 from deploy.errors import DeployError, Failed, NotThere, Refused
 from deploy.resources.names import TAG_DEPLOYMENT
-from deploy.resources.resource import FAILED, READY, Json, Kind, Ref, Resource, refs, resolved
+from deploy.resources.resource import FAILED, MIXED, READY, Json, Kind, Ref, Resource, refs, resolved
 
 EVERY = 15.0
 """Seconds between two polls."""
@@ -177,6 +177,29 @@ class _Steps:
             action.service,
             action.operation,
             resolved(request, lambda ref: self._descriptions[ref.key][ref.attribute]),
+            wanted=lambda: not action.expects or self._is_as_planned(action),
+        )
+
+    def _is_as_planned(self, action: Action) -> bool:
+        """Whether the endpoint is still as the plan found it; False: another run has begun the same update.
+
+        Raises:
+            Refused: it serves something else, is changing, or is gone.
+        """
+        description = show(self._aws, action.kind, action.which) or {}
+        status, serves = description.get("EndpointStatus", "gone"), description.get("EndpointConfigName")
+        desired = (action.request or {})["EndpointConfigName"]
+        if desired in pending_configs(description) or (status in READY and serves == desired):
+            return False
+        if serves == action.expects and status in (*READY, *MIXED):
+            return True
+        advice = "Nothing of it was changed. Run this again when it is InService: it looks anew."
+        if serves == action.expects:
+            raise Refused(f"{action.key} is {status}: what it serves is not settled", advice)
+        raise Refused(
+            f"{action.key} has changed since the plan was made: it served {action.expects}, and is {status}"
+            + (f" with {serves}" if serves else ""),
+            advice,
         )
 
     def _look_up(self, ref: Ref) -> None:

@@ -6,7 +6,7 @@ All differences between SageMaker, Application Auto Scaling and CloudWatch are i
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,8 +104,13 @@ def is_duplicate(error: ClientError) -> bool:
     return error_code(error).startswith("Validation") and "already existing" in message
 
 
-def call(aws: Aws, service: str, operation: str, request: Json) -> dict[str, Any]:
+def call(
+    aws: Aws, service: str, operation: str, request: Json, *, wanted: Callable[[], bool] = lambda: True
+) -> dict[str, Any]:
     """Call AWS. Retry for five minutes during another change and when throttled.
+
+    Args:
+        wanted: asked before each try; False: nothing is called any more, and the answer is empty.
 
     Raises:
         ClientError: AWS's last error.
@@ -114,6 +119,8 @@ def call(aws: Aws, service: str, operation: str, request: Json) -> dict[str, Any
     client = aws.client(service)
     _check_fields(client, operation, request)
     for seconds in (*_PAUSES, None):
+        if not wanted():
+            return {}
         try:
             answer: dict[str, Any] = getattr(client, operation)(**request)
             return answer

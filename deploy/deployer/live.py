@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 
 from deploy.aws import Aws, is_denied, is_missing
 from deploy.deployer.calls import CALLS, Identity, identity, show, tags_of
-from deploy.resources.names import TAG_DEPLOYMENT, batch_name, is_version_of, scoped_name
+from deploy.resources.names import TAG_BEFORE, TAG_DEPLOYMENT, batch_name, is_version_of, scoped_name
 from deploy.resources.resource import ENDED, FAILED, MIXED, READY, Json, Kind, Resource
 from deploy.spec.guest import is_guest, name_and_endpoint
 
@@ -96,7 +96,17 @@ class Live:
     @property
     def busy(self) -> tuple[LiveResource, ...]:
         """Resources of the deployment that AWS is still changing: no call can change them now."""
-        return tuple(item for item in (*self.owned, *self._shared) if item.busy)
+        return tuple(item for item in (*self.owned, *self._shared, *self._beside) if item.busy)
+
+    @property
+    def _beside(self) -> tuple[LiveResource, ...]:
+        """The endpoint of another owner, on its way to or from a configuration of the deployment's: a shadow."""
+        endpoint = self.endpoint
+        if endpoint is None or endpoint.is_of(self.deployment) or is_guest(self.deployment):
+            return ()
+        own = {item.name for item in self.owned if item.kind is Kind.ENDPOINT_CONFIG}
+        named = {endpoint.description["EndpointConfigName"], *pending_configs(endpoint.description)}
+        return (endpoint,) if own & named else ()
 
     @property
     def _shared(self) -> tuple[LiveResource, ...]:
@@ -109,6 +119,12 @@ class Live:
         endpoint = self.endpoint
         name = None if endpoint is None else endpoint.description.get("EndpointConfigName")
         return None if name is None else self.get(Kind.ENDPOINT_CONFIG, (str(name),))
+
+
+def pending_configs(endpoint: Json) -> tuple[str, ...]:
+    """Return the configuration that an endpoint is being updated to, if it is."""
+    name = endpoint.get("PendingDeploymentSummary", {}).get("EndpointConfigName")
+    return () if name is None else (str(name),)
 
 
 def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
@@ -159,6 +175,9 @@ def _of_another_owner(
         if config is None:
             return
         yield Kind.ENDPOINT_CONFIG, config
+        own = existing.get((Kind.ENDPOINT_CONFIG, (str(config["EndpointConfigName"]),)))
+        if own is not None and (before := own.tags.get(TAG_BEFORE)) is not None:
+            yield from _before(aws, before)
         if is_guest(deployment):
             return
         components = [item.description for item in existing.values() if item.kind is Kind.COMPONENT]
@@ -172,6 +191,18 @@ def _of_another_owner(
     except ClientError as error:
         if not is_denied(error):
             raise
+
+
+def _before(aws: Aws, name: str) -> Iterator[tuple[Kind, Json]]:
+    """Yield the configuration that served before a shadow, if it is still there: by its name, if it may not be read."""
+    try:
+        config = show(aws, Kind.ENDPOINT_CONFIG, (name,))
+    except ClientError as error:
+        if not is_denied(error):
+            raise
+        config = {"EndpointConfigName": name}
+    if config is not None:
+        yield Kind.ENDPOINT_CONFIG, config
 
 
 def _candidates(aws: Aws, deployment: str, endpoint: str) -> Iterator[tuple[Kind, str]]:

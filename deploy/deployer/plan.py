@@ -52,6 +52,7 @@ class Action:
         resource: the desired resource; None: deletion.
         changes: what changes, field by field.
         why: reason of a deletion.
+        expects: of an update of another owner's endpoint: the configuration that it must serve when the call is made.
     """
 
     verb: Verb
@@ -62,6 +63,7 @@ class Action:
     resource: Resource | None = None
     changes: tuple[Difference, ...] = ()
     why: str = ""
+    expects: str = ""
 
     @property
     def key(self) -> str:
@@ -109,12 +111,12 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
     _refuse_endpoint(desired, live)
     lost = _failed(live)
     first = [
-        _removal(existing, f"its state is {existing.status}" if existing.failed else "what it is on goes")
+        removal_of(existing, f"its state is {existing.status}" if existing.failed else "what it is on goes")
         for existing in lost
     ]
     remaining = replace(live, resources=tuple(item for item in live.resources if item not in lost))
-    changes_in_order = [action for resource in desired for action in _action(resource, remaining, desired)]
-    last = [_removal(existing, why) for existing, why in _surplus(desired, remaining, keep)]
+    changes_in_order = [action for resource in desired for action in action_of(resource, remaining, desired)]
+    last = [removal_of(existing, why) for existing, why in _surplus(desired, remaining, keep)]
     return Plan(live.deployment, (*first, *changes_in_order, *last), live.online)
 
 
@@ -128,11 +130,15 @@ def removal_of_all(live: Live) -> Plan:
     """
     endpoint = live.endpoint
     if endpoint is not None and not endpoint.is_of(live.deployment) and not is_guest(live.deployment):
-        raise Refused(_foreign(endpoint), "Delete it as it was made, or take it over with `lmi deploy up --adopt`.")
+        raise Refused(
+            _foreign(endpoint),
+            "Delete it as it was made, or take it over with `lmi deploy up --adopt`. A shadow beside it goes with "
+            "`lmi deploy down --shadow`.",
+        )
     kept = _of_endpoint(live) if live.others and not is_guest(live.deployment) else []
     gone = [item for item in in_order_of_removal(live.owned) if item not in kept]
     names = tuple(sorted(item.name for item in live.others)) if kept else ()
-    return Plan(live.deployment, tuple(_removal(existing, "") for existing in gone), kept=names)
+    return Plan(live.deployment, tuple(removal_of(existing, "") for existing in gone), kept=names)
 
 
 def _of_endpoint(live: Live) -> list[LiveResource]:
@@ -235,7 +241,7 @@ def _failed(live: Live) -> list[LiveResource]:
     return in_order_of_removal([item for item in live.owned if goes(item)])
 
 
-def _action(resource: Resource, live: Live, desired: Sequence[Resource]) -> tuple[Action, ...]:
+def action_of(resource: Resource, live: Live, desired: Sequence[Resource]) -> tuple[Action, ...]:
     """Return the calls of one desired resource: usually one, two if its tags change too."""
     calls = CALLS[resource.kind]
     which = identity(resource.kind, resource.request)
@@ -254,7 +260,10 @@ def _action(resource: Resource, live: Live, desired: Sequence[Resource]) -> tupl
     actions = []
     if changes and calls.update is not None:
         request = resource.update or {name: value for name, value in resource.request.items() if name != "Tags"}
-        actions.append(Action(Verb.UPDATE, resource.kind, which, calls.update, request, resource, changes))
+        update = Action(Verb.UPDATE, resource.kind, which, calls.update, request, resource, changes)
+        if resource.kind is Kind.ENDPOINT and not existing.is_of(live.deployment):
+            update = replace(update, expects=existing.description["EndpointConfigName"])
+        actions.append(update)
     if retagged := differences(existing.tags, _tags(resource)):
         operation, request = tagging(resource.kind, existing.description[calls.arn], _tags(resource))
         actions.append(Action(Verb.TAG, resource.kind, which, operation, request, resource, retagged))
@@ -281,7 +290,7 @@ def _surplus(desired: Sequence[Resource], live: Live, keep: int) -> list[tuple[L
     return [(item, why[id(item)]) for item in in_order_of_removal([*parts, *old])]
 
 
-def _removal(existing: LiveResource, why: str) -> Action:
+def removal_of(existing: LiveResource, why: str) -> Action:
     operation, request = removal(existing.kind, existing.which)
     return Action(Verb.DELETE, existing.kind, existing.which, operation, request, why=why)
 

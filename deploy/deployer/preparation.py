@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deploy.aws import Aws
 from deploy.deployer.live import Live
 from deploy.deployer.plan import Plan, plan
+from deploy.deployer.shadow import Share, beside, plan_promotion, plan_shadow
 from deploy.deployer.sharing import beside_others
 from deploy.deployer.teardown import users_of
 from deploy.errors import Refused, SpecError
@@ -106,6 +107,37 @@ def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = Fal
     uploads = {str(upload.prefix): upload for upload in checked if upload is not None}
     sums, told = beside_others(spec, preparation.resolution.sums, live)
     return Comparison(planned, (*scaled_by_hand(spec, live), *told), tuple(uploads.values()), sums)
+
+
+def compare_beside(preparation: Preparation, aws: Aws, live: Live, share: Share) -> tuple[Preparation, Comparison]:
+    """Return the preparation of a shadow beside another owner's endpoint, and compare it with what exists.
+
+    Raises:
+        Refused, NotThere: as `beside`; or as `compare`.
+    """
+    spec = preparation.spec
+    wanted = beside(spec, preparation.resources_in_order, live, share)
+    # What is checked, counted and paid for is the shadow.
+    own = spec.model_copy(update={"instance": spec.instance.model_copy(update={"count": share.count}), "scaling": None})
+    uploaded = check_data(spec, aws, live)
+    told = (
+        f"{share.percent} % of the requests are copied to the shadow, and its answers go nowhere",
+        "AWS updates an endpoint by a new fleet of instances beside the old one, and needs that capacity and quota for "
+        "a while",
+    )
+    comparison = Comparison(plan_shadow(wanted, live), told, () if uploaded is None else (uploaded,))
+    return replace(preparation, spec=own, resources_in_order=wanted), comparison
+
+
+def compare_promotion(preparation: Preparation, aws: Aws, live: Live) -> Comparison:
+    """Compare the shadow's promotion with what exists.
+
+    Raises:
+        Refused, NotThere: as `plan_promotion`; or as `compare`.
+    """
+    planned = plan_promotion(preparation.resources_in_order, live, preparation.spec.update.keep)
+    check_data(preparation.spec, aws, live)
+    return Comparison(planned)
 
 
 def compare_offline(preparation: Preparation) -> Comparison:

@@ -179,3 +179,10 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
             lambda a: a.key(a.encryption.output_key) if a.spec.asynchronous else []),
     ),
 }  # fmt: skip
+
+ADOPTING = (  # the configuration and the models have names that only the endpoint tells
+    # Of the endpoint too, which the deployer may update anyway: it goes back to what served before a shadow.
+    Row("AdoptedConfig", "sagemaker:DescribeEndpointConfig UpdateEndpoint", lambda a: a.every("endpoint-config")),
+    Row("AdoptedModel", "sagemaker:DescribeModel", lambda a: a.every("model")),
+)
+"""What the deployer needs beside, to take over an endpoint of another owner or to put a shadow beside it."""

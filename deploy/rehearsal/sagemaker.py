@@ -57,6 +57,7 @@ class Thing:
     left: int = 0
     end: Callable[[], None] | None = None
     before: dict[str, Any] | None = None  # of an update: what it served
+    coming: str | None = None  # of an update: the configuration that it is to serve
 
     def look(self) -> None:
         """One poll: the busy state, or what comes of it."""
@@ -144,7 +145,7 @@ class SageMaker:
         """A creation or an update, which ends as `fate` or `fate_of` says."""
         queue = self.fates.get(thing.name, [])
         fate = queue.pop(0) if queue else self.fate_of(thing, wanted)
-        thing.status, thing.reason = status, None
+        thing.status, thing.reason, thing.coming = status, None, None
         thing.left = self.polls if fate.polls is None else fate.polls
 
         def end() -> None:

@@ -33,6 +33,8 @@ _LISTS = {
 }
 
 
+_LIVE = ("Counts", "Weights")
+"""Where an endpoint keeps what was changed of its variants since their configuration."""
 _SHOWN_WITH_ENDPOINT = ("AsyncInferenceConfig", "CrossRegionTrafficConfig", "ExplainerConfig", "MetricsConfig")
 
 
@@ -59,6 +61,11 @@ class Calls:
             len(p["ProductionVariants"]) > 1 and "ShadowProductionVariants" in p
         ):
             raise Invalid("One variant for ProductionVariants and one for ShadowProductionVariants.")
+        if "ShadowProductionVariants" in p and (
+            "AsyncInferenceConfig" in p
+            or any("ModelName" not in one or "ServerlessConfig" in one for one in p["ProductionVariants"])
+        ):
+            raise Invalid("Shadow variants do not go with asynchronous or serverless inference, or with components.")
         for variant in (*p["ProductionVariants"], *p.get("ShadowProductionVariants", ())):
             self._check_types(variant)
             self._check_routing(variant.get("RoutingConfig", {}))
@@ -126,10 +133,13 @@ class Calls:
 
         def done() -> None:
             endpoint.request = {**endpoint.request, "EndpointConfigName": p["EndpointConfigName"]}
+            if not p.get("RetainAllVariantProperties"):
+                endpoint.request = {name: value for name, value in endpoint.request.items() if name not in _LIVE}
             if "DeploymentConfig" in p:
                 endpoint.request["LastDeploymentConfig"] = p["DeploymentConfig"]
 
         self._cloud.begin(endpoint, "Updating", done, p)
+        endpoint.coming = p["EndpointConfigName"]
         return {"EndpointArn": endpoint.arn}
 
     def _check_batch(self, endpoint: Thing, rolling: dict[str, Any]) -> None:
@@ -147,9 +157,11 @@ class Calls:
         endpoint = self._idle("endpoint", p["EndpointName"])
 
         def done() -> None:
-            counts = endpoint.request.setdefault("Counts", {})
             for variant in p["DesiredWeightsAndCapacities"]:
-                counts[variant["VariantName"]] = variant["DesiredInstanceCount"]
+                for name, value in (("Counts", "DesiredInstanceCount"), ("Weights", "DesiredWeight")):
+                    if value in variant:
+                        of_variants = endpoint.request.get(name, {})
+                        endpoint.request[name] = {**of_variants, variant["VariantName"]: variant[value]}
 
         self._cloud.begin(endpoint, "Updating", done, p)
         return {"EndpointArn": endpoint.arn}
@@ -245,6 +257,8 @@ class Calls:
             if shadows := self._variants(thing, "ShadowProductionVariants"):
                 said["ShadowProductionVariants"] = shadows
             said |= self._of_configuration(thing)
+            if thing.status == "Updating" and (coming := thing.coming) is not None:
+                said["PendingDeploymentSummary"] = {"EndpointConfigName": coming}
         if kind == "inference-component":
             said["EndpointArn"] = self._cloud.get("endpoint", thing.request["EndpointName"]).arn
             for specification in _specifications(said):
@@ -280,14 +294,14 @@ class Calls:
     def _variants(self, endpoint: Thing, field: str = "ProductionVariants") -> list[dict[str, Any]]:
         config = self._cloud.things.get(("endpoint-config", endpoint.request["EndpointConfigName"]))
         variants = config.request.get(field, []) if config is not None else []
-        counts = endpoint.request.get("Counts", {})
+        counts, weights = (endpoint.request.get(name, {}) for name in _LIVE)
         return [
             {
                 "VariantName": variant["VariantName"],
                 "CurrentInstanceCount": counts.get(variant["VariantName"], variant.get("InitialInstanceCount", 1)),
                 "DesiredInstanceCount": counts.get(variant["VariantName"], variant.get("InitialInstanceCount", 1)),
-                "CurrentWeight": 1.0,
-                "DesiredWeight": 1.0,
+                "CurrentWeight": weights.get(variant["VariantName"], variant["InitialVariantWeight"]),
+                "DesiredWeight": weights.get(variant["VariantName"], variant["InitialVariantWeight"]),
                 **_in_pools(variant, counts),
             }
             for variant in variants

@@ -40,7 +40,9 @@ class Starts:
             every = [wanted.get("Specification", {}), *wanted.get("Specifications", ())]
         else:
             config = things.get(("endpoint-config", wanted.get("EndpointConfigName", "")))
-            every = config.request["ProductionVariants"] if config else []
+            request = config.request if config else {}
+            fields = ("ProductionVariants", "ShadowProductionVariants")
+            every = [variant for field in fields for variant in request.get(field, ())]
         names = [one.get("ModelName") for one in every]
         names += [pool.get("ModelNameOverride") for one in every for pool in one.get("InstancePools", ())]
         yield from (things["model", name].request for name in names if ("model", name) in things)

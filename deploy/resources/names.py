@@ -17,6 +17,9 @@ TAG_DEPLOYMENT = "lmi:deployment"
 TAG_SPEC = "lmi:spec"
 """Tag of every resource: the digest of its specification."""
 
+TAG_BEFORE = "lmi:before"
+"""Tag of a configuration that puts a shadow beside another owner's endpoint: the one that served before it."""
+
 _DIGITS = 8
 _LONGEST = 63  # characters of a SageMaker name
 
@@ -66,7 +69,7 @@ def tags(deployment: str, spec: str, user_tags: Mapping[str, str]) -> list[dict[
 
 
 SHADOW = "Shadow"
-"""The name of a variant's shadow."""
+"""The name of a variant's shadow; beside another owner's endpoint with a digest behind it."""
 
 
 def scoped_name(deployment: str, *parts: str) -> str:

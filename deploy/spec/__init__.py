@@ -35,7 +35,7 @@ from deploy.spec.values import Name, Option, Region, ReservationArn, RoleArn, Se
 
 __all__ = ["Spec"]
 
-_OURS = 2  # of a resource's fifty tags; the rest is for names.py
+_OURS = 3  # of a resource's fifty tags; the rest is for names.py
 
 
 Routing = Annotated[

@@ -15,7 +15,9 @@ from deploy.cli.views.plan import print_plan
 from deploy.cli.views.progress import live_progress
 from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle
 from deploy.deployer.interruption import interruptible, interruption_report, status_of
+from deploy.deployer.live import Live
 from deploy.deployer.plan import removal_of_all
+from deploy.deployer.shadow import plan_end
 from deploy.deployer.teardown import check_users, delete_data, delete_logs, log_groups
 from deploy.errors import SpecError
 from deploy.resources.resource import Kind
@@ -31,6 +33,9 @@ def add(commands: Any) -> None:
     parser.add_argument("--name", help="the endpoint's name, in place of the file")
     parser.add_argument("--endpoint", help="with --name: the endpoint of another deployment that it is on")
     parser.add_argument("--region", help="AWS region (default: the file's, else boto3's setting)")
+    parser.add_argument(
+        "--shadow", action="store_true", help="end the shadow of `up --shadow`; the endpoint stays as it was before"
+    )
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
     parser.add_argument("--logs", action="store_true", help="also delete its log groups")
     parser.add_argument(
@@ -45,6 +50,10 @@ def _run(arguments: argparse.Namespace) -> int:
         raise SpecError("give the specification's file, or --name")
     if arguments.data and (spec is None or not uploads(spec)):
         raise SpecError("--data needs a file with model.upload: nothing else was uploaded")
+    if arguments.shadow and (arguments.data or arguments.logs or arguments.endpoint):
+        raise SpecError(
+            "--shadow ends the shadow only: --data, --logs and --endpoint do not go with it", "Leave them out."
+        )
     if spec is not None and arguments.name not in (None, spec.name):
         raise SpecError(f"--name {arguments.name}, and the file's name is {spec.name}", "Give one of the two.")
     if spec is not None and arguments.endpoint not in (None, spec.endpoint):
@@ -56,7 +65,8 @@ def _run(arguments: argparse.Namespace) -> int:
         with interruptible():
             return _remove(name, spec, out(), run, arguments)
     except KeyboardInterrupt as interrupt:
-        print(interruption_report(run, "down", name), file=sys.stderr)
+        only = " --shadow" if arguments.shadow else ""
+        print(interruption_report(run, f"down{only}", f"{name}{only}"), file=sys.stderr)
         return status_of(interrupt)
 
 
@@ -65,6 +75,8 @@ def _remove(name: str, spec: Spec | None, console: Console, run: Run, arguments:
     with live_progress(console) as report:
         options = ApplyOptions(say=lambda line: say(console, line), report=report)
         live = look_when_idle(aws, name, (), options)
+    if arguments.shadow:
+        return _end_shadow(aws, live, console, run, arguments)
     planned = removal_of_all(live)
     prefixes = uploads(spec) if arguments.data and spec is not None else []
     for prefix in prefixes:
@@ -94,4 +106,19 @@ def _remove(name: str, spec: Spec | None, console: Console, run: Run, arguments:
         note = f"; {others} were not uploaded by this program, and stay" if others else ""
         say(console, f"removed {removed} objects below {prefix}{note}")
     say(console, f"{name} is gone." if not planned.kept else f"{name} is gone except for its endpoint.")
+    return 0
+
+
+def _end_shadow(aws: Aws, live: Live, console: Console, run: Run, arguments: argparse.Namespace) -> int:
+    planned = plan_end(live)
+    if not planned.actions:
+        say(console, f"There is no shadow of {live.deployment} in {aws.region}.")
+        return 0
+    print_plan(console, planned, whole=False)
+    if not confirm(f"End the shadow of {live.deployment}?", yes=arguments.yes, needed=True):
+        return 1
+    wanted = [action.resource for action in planned.actions if action.resource is not None]
+    with live_progress(console) as report:
+        apply(aws, planned, wanted, ApplyOptions(lambda line: say(console, line), report), run)
+    say(console, f"The shadow of {live.deployment} is gone.")
     return 0

@@ -30,6 +30,9 @@ def add(commands: Any) -> None:
         metavar="WHO",
         help=f"print one policy only, in the form of the aws command: {', '.join(_WHO)}; or a part of one (deployer-1)",
     )
+    parser.add_argument(
+        "--adopt", action="store_true", help="with what `--adopt`, `--shadow` and `promote` need beside it"
+    )
     parser.add_argument("--check", action="store_true", help="ask IAM for denied actions (changes nothing)")
     parser.add_argument(
         "--principal",
@@ -42,7 +45,7 @@ def add(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     spec = spec_of(arguments)
     aws = Aws(spec.region)
-    documents = policies(spec, resolve(spec, aws.region, hub=hub_to_ask()).decision)
+    documents = policies(spec, resolve(spec, aws.region, hub=hub_to_ask()).decision, adopt=arguments.adopt)
     if not arguments.check:
         return _print(documents, arguments.who)
     if arguments.who is not None and arguments.who not in documents:

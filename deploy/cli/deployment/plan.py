@@ -10,14 +10,16 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws
-from deploy.cli.arguments import add_spec, spec_of
+from deploy.cli.arguments import add_shadow, add_spec, share_of, spec_of
 from deploy.cli.console import out, say
 from deploy.cli.views.components import components_as_json, print_sums
 from deploy.cli.views.plan import as_json, candidates_table, checks_as_json, print_checks, print_plan, print_warnings
 from deploy.deployer.aws_errors import why_unreachable
 from deploy.deployer.live import look
-from deploy.deployer.preparation import Comparison, Preparation, compare, compare_offline, prepare
+from deploy.deployer.preparation import Comparison, Preparation, compare, compare_beside, compare_offline, prepare
 from deploy.deployer.release import keep_release
+from deploy.deployer.shadow import Share, refuse_specification
+from deploy.errors import SpecError
 from deploy.preflight.check import Check
 from deploy.preflight.checks import over_the_network, preflight
 from deploy.resolve.advice import advice
@@ -30,33 +32,46 @@ def add(commands: Any) -> None:
     parser.add_argument("--offline", action="store_true", help="do not ask AWS: plan as if nothing existed")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--adopt", action="store_true", help="plan to take over resources with a desired name")
+    add_shadow(parser)
     parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    spec = spec_of(arguments)
+    spec, share = spec_of(arguments), share_of(arguments)
+    if share is not None:
+        refuse_specification(spec)
+        if arguments.offline:
+            raise SpecError("--shadow is planned from the endpoint that is there", "Leave --offline out.")
     aws = Aws(spec.region)
     reason = "--offline" if arguments.offline else None
     if reason is None:
         try:
-            return _print_online(spec, aws, arguments)
+            return _print_online(spec, aws, arguments, share)
         except (BotoCoreError, ClientError) as error:
             reason = why_unreachable(error)
-            if reason is None:
+            if reason is None or share is not None:
                 raise
     preparation = prepare(spec, aws.region, None, allow_plaintext_secret=arguments.allow_plaintext_secret)
     _print(preparation, compare_offline(preparation), (), reason, arguments)
     return 0
 
 
-def _print_online(spec: Spec, aws: Aws, arguments: argparse.Namespace) -> int:
+def _print_online(spec: Spec, aws: Aws, arguments: argparse.Namespace, share: Share | None) -> int:
     preparation = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
     live = look(aws, spec.deployment, preparation.resources_in_order)
     preparation, kept = keep_release(
-        preparation, aws, live, adopt=arguments.adopt, allow_plaintext_secret=arguments.allow_plaintext_secret
+        preparation,
+        aws,
+        live,
+        adopt=arguments.adopt or share is not None,
+        allow_plaintext_secret=arguments.allow_plaintext_secret,
     )
-    comparison = compare(preparation, aws, live, adopt=arguments.adopt)
+    if share is not None:
+        preparation, comparison = compare_beside(preparation, aws, live, share)
+        spec = preparation.spec
+    else:
+        comparison = compare(preparation, aws, live, adopt=arguments.adopt)
     comparison = replace(comparison, warnings=(*kept, *comparison.warnings))
     # The plan says whom the name belongs to.
     checks = preflight(aws, spec, preparation.decision, fetch=over_the_network, without=("name",))

@@ -10,19 +10,21 @@ from typing import Any
 from rich.console import Console
 
 from deploy.aws import Aws
-from deploy.cli.arguments import add_spec, spec_of
+from deploy.cli.arguments import add_shadow, add_spec, share_of, spec_of
 from deploy.cli.console import confirm, out, say
 from deploy.cli.views.plan import print_checks, print_plan, print_warnings
 from deploy.cli.views.progress import live_progress
 from deploy.cli.views.upload import upload_progress
 from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle
 from deploy.deployer.interruption import interruptible, interruption_report, status_of
-from deploy.deployer.preparation import compare, prepare, upload_models
+from deploy.deployer.preparation import compare, compare_beside, compare_promotion, prepare, upload_models
 from deploy.deployer.release import keep_release
+from deploy.deployer.shadow import Share, refuse_specification
 from deploy.deployer.wait import time_limit
 from deploy.errors import NotThere
 from deploy.preflight.checks import over_the_network, preflight, refuse_errors
 from deploy.resolve.candidates import Resolution
+from deploy.resources.names import TAG_BEFORE
 from deploy.resources.updating import num_batches
 from deploy.spec import Spec
 from deploy.spec.components import uploads
@@ -31,14 +33,19 @@ from deploy.spec.components import uploads
 def add(commands: Any) -> None:
     parser = commands.add_parser("up", help="create the endpoint, or change it to what the file says")
     add_arguments(parser)
+    add_adopt(parser)
+    add_shadow(parser)
     parser.set_defaults(run=_run)
 
 
+def add_adopt(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--adopt", action="store_true", help="take over resources of another owner with a desired name")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that `up` and `update` share."""
+    """Add the arguments that `up`, `update` and `promote` share."""
     add_spec(parser)
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask before the first change")
-    parser.add_argument("--adopt", action="store_true", help="take over resources of another owner with a desired name")
     parser.add_argument("--keep-failed", action="store_true", help="keep failed resources for inspection")
     parser.add_argument("--no-checks", action="store_true", help="skip the preflight checks")
     parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
@@ -49,17 +56,23 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def deploy(arguments: argparse.Namespace, command: str) -> int:
-    """Run `up`, or `update`, which needs an existing endpoint; on an interrupt print how far it came."""
+    """Run `up`, `update`, which needs an existing endpoint, or `promote`; on an interrupt print how far it came."""
     spec, console, run = spec_of(arguments), out(), Run()
+    share = share_of(arguments) if command == "up" else None
+    if share is not None or command == "promote":
+        refuse_specification(spec)
     try:
         with interruptible():
-            return _deploy(spec, console, run, arguments, command)
+            return _deploy(spec, console, run, arguments, command, share)
     except KeyboardInterrupt as interrupt:
-        print(interruption_report(run, command, spec.name), file=sys.stderr)
+        again, name = (command, spec.name) if share is None else (f"{command} --shadow", f"{spec.name} --shadow")
+        print(interruption_report(run, again, name), file=sys.stderr)
         return status_of(interrupt)
 
 
-def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespace, command: str) -> int:
+def _deploy(
+    spec: Spec, console: Console, run: Run, arguments: argparse.Namespace, command: str, share: Share | None
+) -> int:
     aws = Aws(spec.region)
     preparation = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
     print_warnings(console, preparation.warnings)
@@ -73,14 +86,21 @@ def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespac
         live = look_when_idle(aws, spec.deployment, preparation.resources_in_order, options)
     if command == "update" and live.endpoint is None:
         raise NotThere(f"there is no endpoint {spec.endpoint_name} in {aws.region}", "`lmi deploy up` makes it.")
+    takes_over = share is not None or command == "promote" or arguments.adopt
     preparation, kept = keep_release(
-        preparation, aws, live, adopt=arguments.adopt, allow_plaintext_secret=arguments.allow_plaintext_secret
+        preparation, aws, live, adopt=takes_over, allow_plaintext_secret=arguments.allow_plaintext_secret
     )
+    if share is not None:
+        preparation, comparison = compare_beside(preparation, aws, live, share)
+    elif command == "promote":
+        comparison = compare_promotion(preparation, aws, live)
+    else:
+        comparison = compare(preparation, aws, live, adopt=arguments.adopt)
     spec = preparation.spec
-    comparison = compare(preparation, aws, live, adopt=arguments.adopt)
     print_warnings(console, (*kept, *comparison.warnings))
     if not comparison.plan.changing:
-        say(console, f"{spec.name} is as the specification says; nothing to do.")
+        what = spec.name if share is None else f"the shadow of {spec.name}"
+        say(console, f"{what} is as the specification says; nothing to do.")
         return 0
     print_plan(console, comparison.plan, whole=False)
     if not arguments.no_checks:
@@ -97,7 +117,18 @@ def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespac
             upload_models(spec, aws, report_upload)
     with live_progress(console) as report:
         apply(aws, comparison.plan, preparation.resources_in_order, replace(options, report=report), run)
+    if share is not None:
+        say(
+            console,
+            f"The shadow of {spec.name} is in service: lmi deploy promote makes it serve, down --shadow ends it.",
+        )
+        return 0
     say(console, f"{spec.name} is in service. Talk to it: lmi deploy chat {spec.endpoint_name}")
+    if command == "promote" and live.config is not None and (old := live.config.tags.get(TAG_BEFORE)):
+        say(
+            console,
+            f"The way back: aws sagemaker update-endpoint --endpoint-name {spec.name} --endpoint-config-name {old}",
+        )
     return 0
 
 

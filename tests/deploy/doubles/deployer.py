@@ -18,10 +18,12 @@ from deploy.spec.reading import read_spec
 from tests.deploy.doubles.aws import CALLER, Cloud
 
 
-def printed(content: Mapping[str, Any] | Spec, who: str = "deployer", region: str = "us-east-1") -> Policy:
-    """The policy of one party, as it is printed without asking AWS."""
+def printed(
+    content: Mapping[str, Any] | Spec, who: str = "deployer", region: str = "us-east-1", *, adopt: bool = False
+) -> Policy:
+    """The policy of one party, as it is printed without asking AWS; `adopt` as `iam --adopt`."""
     spec = content if isinstance(content, Spec) else Spec.model_validate(content)
-    return policies(spec, resolve(spec, spec.region or region).decision)[who]
+    return policies(spec, resolve(spec, spec.region or region).decision, adopt=adopt)[who]
 
 
 def permit(cloud: Cloud, *contents: Mapping[str, Any] | Spec) -> None:

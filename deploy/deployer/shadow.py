@@ -1,0 +1,332 @@
+"""Put a deployment beside another owner's endpoint as a shadow variant, make it the serving one, or end it. Pure.
+
+The endpoint stays its owner's: it gets another configuration, a copy of its own with the shadow, and no tag. A tag of
+that configuration names the one before it, to which the endpoint goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from botocore.loaders import Loader
+from botocore.model import ServiceModel
+
+from deploy.deployer.live import Live, LiveResource
+from deploy.deployer.plan import Action, Plan, Verb, action_of, in_order_of_removal, plan, removal_of
+from deploy.errors import NotThere, Refused, SpecError
+from deploy.resources.names import SHADOW, TAG_BEFORE, TAG_DEPLOYMENT, batch_name, digest, is_version_of, version_name
+from deploy.resources.resource import READY, Json, Kind, Resource
+from deploy.spec import Spec
+
+_STACK = "aws:cloudformation:stack-name"
+_LIVE_WEIGHT, _FIRST_WEIGHT = "DesiredWeight", "InitialVariantWeight"
+_AGAIN = "Run this again when it is InService."
+
+
+@dataclass(frozen=True)
+class Share:
+    """How much a shadow gets, and has.
+
+    Attributes:
+        percent: of the requests.
+        count: instances.
+    """
+
+    percent: int = 10
+    count: int = 1
+
+
+def refuse_specification(spec: Spec) -> None:
+    """Refuse what SageMaker has no shadow variants for, and what has one of its own.
+
+    Raises:
+        SpecError: names the setting.
+    """
+    for there, setting, why in (
+        (bool(spec.components), "components", "SageMaker puts no shadow beside inference components"),
+        (spec.endpoint is not None, "endpoint", "SageMaker puts no shadow beside inference components"),
+        (spec.asynchronous is not None, "async", "SageMaker puts no shadow beside asynchronous inference"),
+        (spec.shadow is not None, "shadow", "with --shadow what the file itself describes is the shadow"),
+        (
+            "ShadowProductionVariants" in spec.sagemaker.endpoint_config,
+            "sagemaker.endpoint_config.ShadowProductionVariants",
+            "with --shadow what the file itself describes is the shadow",
+        ),
+    ):
+        if there:
+            raise SpecError(f"{setting}: {why}", f"Leave {setting} out, or run this without --shadow.")
+
+
+def beside(spec: Spec, wanted: Sequence[Resource], live: Live, share: Share) -> tuple[Resource, ...]:
+    """Return the resources of a shadow: models, a configuration, and the endpoint with that configuration.
+
+    Args:
+        wanted: the deployment's resources, as they would serve.
+
+    Raises:
+        NotThere: there is no endpoint.
+        Refused: it is not one that may get a shadow; see `_refuse`.
+    """
+    endpoint = live.endpoint
+    if endpoint is None:
+        raise NotThere(
+            f"there is no endpoint {spec.name} to put a shadow beside", "Without --shadow, `lmi deploy up` makes it."
+        )
+    _refuse(spec, endpoint, live)
+    served = live.config
+    assert served is not None
+    models = [item for item in wanted if item.kind is Kind.MODEL]
+    (config,) = (item for item in wanted if item.kind is Kind.ENDPOINT_CONFIG)
+    shadow = _variant(config.request["ProductionVariants"][0], _weight(endpoint, served), share)
+    content = {**_as_asked(served.description), "ShadowProductionVariants": [shadow]}
+    name = version_name(spec.name, content)
+    marks = [*config.request["Tags"], {"Key": TAG_BEFORE, "Value": served.tags.get(TAG_BEFORE, served.name)}]
+    new = Resource(
+        Kind.ENDPOINT_CONFIG,
+        name,
+        {"EndpointConfigName": name, **content, "Tags": marks},
+        needs=tuple(model.key for model in models),
+    )
+    return (*models, new, _serving(spec.name, name))
+
+
+def plan_shadow(wanted: Sequence[Resource], live: Live) -> Plan:
+    """Plan the shadow of `beside`. What an earlier one leaves behind goes at the end.
+
+    Raises:
+        Refused: the name of a model or a configuration belongs to something else.
+    """
+    made = [action for resource in wanted for action in action_of(resource, live, wanted)]
+    keep = {item.name for item in wanted} | {before(live)}
+    left = [removal_of(item, "an earlier shadow's") for item in _own_parts(live, keep)]
+    return Plan(live.deployment, (*made, *left), live.online)
+
+
+def plan_promotion(wanted: Sequence[Resource], live: Live, keep: int) -> Plan:
+    """Plan that the shadow serves: the endpoint is taken over, with the number of instances that it has.
+
+    Args:
+        wanted: the deployment's resources, as they serve afterwards.
+        keep: as in `plan`.
+
+    Raises:
+        NotThere: there is no shadow.
+        Refused: the shadow is not what the file describes.
+    """
+    _refuse_other_shadow(wanted, live)
+    kept = [_keeping_live_values(item) if item.kind is Kind.ENDPOINT else item for item in wanted]
+    made = plan(kept, live, keep=keep, adopt=True)
+    gone = {action.key for action in made.actions if action.verb is Verb.DELETE}
+    ended = [
+        removal_of(item, "it has the shadow")
+        for item in live.owned
+        if TAG_BEFORE in item.tags and f"{item.kind.value}/{item.name}" not in gone
+    ]
+    return replace(made, actions=(*made.actions, *ended))
+
+
+def plan_end(live: Live) -> Plan:
+    """Plan the shadow's end: the endpoint goes back to the configuration before, and what was made for it is deleted.
+
+    Where that configuration was deleted, the endpoint gets a copy without the shadow.
+
+    Raises:
+        Refused: the endpoint is the deployment's own, or can only be deleted.
+    """
+    endpoint, config = live.endpoint, _shadow_config(live)
+    if endpoint is not None and endpoint.failed:
+        raise Refused(f"endpoint/{endpoint.name} is {endpoint.status}: AWS only deletes it", "Its owner has to.")
+    if endpoint is not None and endpoint.is_of(live.deployment):
+        raise Refused(
+            f"endpoint/{endpoint.name} is this deployment's own, and has no shadow that `up --shadow` put there",
+            "Leave shadow out of its file and run `lmi deploy up`, or remove everything: `lmi deploy down`.",
+        )
+    back: list[Action] = []
+    keep = {before(live)}
+    if endpoint is not None and config is not None:
+        name = config.tags[TAG_BEFORE]
+        if live.get(Kind.ENDPOINT_CONFIG, (name,)) is None:
+            copy = _without_shadow(live, config)
+            name = copy.name
+            back += action_of(copy, live, ())
+        keep = {name}
+        back += action_of(_serving(endpoint.name, name), live, ())
+    elif endpoint is not None and endpoint.mixed and any(TAG_BEFORE in item.tags for item in live.owned):
+        # The update to the shadow could not be rolled back: parts of the endpoint may serve with it.
+        back += action_of(_serving(endpoint.name, before(live)), live, ())
+    left = [removal_of(item, "") for item in _own_parts(live, keep)]
+    return Plan(live.deployment, (*back, *left))
+
+
+def before(live: Live) -> str:
+    """Return the name of the configuration that serves without a shadow: the one before it, or the present one."""
+    config = live.config
+    return "" if config is None else config.tags.get(TAG_BEFORE, config.name)
+
+
+def _refuse_other_shadow(wanted: Sequence[Resource], live: Live) -> None:
+    """Refuse to promote a shadow that is not there, or is not the file's. A promotion that was killed goes on.
+
+    Raises:
+        NotThere, Refused: see `plan_promotion`.
+    """
+    endpoint, config = live.endpoint, live.config
+    named = {item.name for item in wanted}
+    if endpoint is not None and config is not None and config.is_of(live.deployment) and config.name in named:
+        return
+    config = _shadow_config(live)
+    if endpoint is None or config is None:
+        raise NotThere(f"{live.deployment} has no shadow that `up --shadow` put there", "Put it there first.")
+    if endpoint.status not in READY:
+        raise Refused(f"endpoint/{endpoint.name} is {endpoint.status}", _AGAIN)
+    shadow = str(config.description["ShadowProductionVariants"][0]["ModelName"])
+    models = [item.name for item in wanted if item.kind is Kind.MODEL]
+    if shadow not in models:
+        raise Refused(
+            f"the shadow is another than the file describes: {shadow} runs there, and the file makes {models[0]}",
+            "Put the file's beside first, `lmi deploy up --shadow`, or take the file that the shadow is of.",
+        )
+
+
+def _refuse(spec: Spec, endpoint: LiveResource, live: Live) -> None:
+    """Refuse an endpoint that others manage, that is not in service, or that SageMaker gives no shadow.
+
+    Raises:
+        Refused: names the endpoint and the reason.
+    """
+    for why, advice in _reasons(spec, endpoint, live):
+        raise Refused(f"endpoint/{endpoint.name} {why}", advice)
+
+
+def _reasons(spec: Spec, endpoint: LiveResource, live: Live) -> Iterator[tuple[str, str]]:
+    owner, stack = endpoint.tags.get(TAG_DEPLOYMENT), endpoint.tags.get(_STACK)
+    if owner == live.deployment:
+        yield "is this deployment's own", "Write shadow: into its file, and run `lmi deploy up` without --shadow."
+    if owner is not None:
+        yield f"belongs to another deployment of lmi deploy, {owner}", "Write shadow: into that one's file."
+    if stack is not None:
+        yield (
+            f"belongs to CloudFormation's stack {stack}, which would undo what lmi deploy changes",
+            "Take it out of the stack first (DeletionPolicy: Retain).",
+        )
+    if endpoint.status not in READY:
+        yield f"is {endpoint.status}: what it serves is not settled", _AGAIN
+    config = live.config
+    if config is None:
+        yield (
+            f"serves the configuration {endpoint.description['EndpointConfigName']}, which was deleted or may not be "
+            "read: there is nothing to put a shadow into",
+            "`lmi deploy iam FILE --adopt` prints the policy that reads it.",
+        )
+        return
+    yield from _unsupported(spec, config, live)
+
+
+def _unsupported(spec: Spec, config: LiveResource, live: Live) -> Iterator[tuple[str, str]]:
+    none = "Copy it instead: `lmi deploy adopt --name ANOTHER` writes a file for an endpoint beside it."
+    variants = config.description["ProductionVariants"]
+    names = [str(one["VariantName"]) for one in variants]
+    if "AsyncInferenceConfig" in config.description:
+        yield "is asynchronous, and SageMaker puts no shadow beside asynchronous inference", none
+    if any("ServerlessConfig" in one for one in variants):
+        yield "is serverless, and SageMaker puts no shadow beside serverless inference", none
+    if live.others or live.of(Kind.COMPONENT) or any("ModelName" not in one for one in variants):
+        yield "has inference components, and SageMaker puts no shadow beside them", none
+    if len(variants) > 1:
+        yield f"has {len(variants)} production variants ({', '.join(names)}): SageMaker puts a shadow beside one", none
+    if spec.instance.variant not in names:
+        yield (
+            f"has the production variant {names[0]}, and the file's is {spec.instance.variant}",
+            f"Set instance.variant: {names[0]}, so that the shadow can take its place.",
+        )
+    shadows = [str(one["VariantName"]) for one in config.description.get("ShadowProductionVariants", ())]
+    if shadows and not config.is_of(live.deployment):
+        yield f"has a shadow of its owner's already, {shadows[0]}, and SageMaker takes one", "End that one first."
+    for name in [str(one["ModelName"]) for one in variants if "ModelName" in one]:
+        model = live.get(Kind.MODEL, (name,))
+        containers = model.description.get("Containers", ()) if model is not None else ()
+        modes = (
+            [one.get("Mode") for one in (model.description.get("PrimaryContainer", {}), *containers)] if model else []
+        )
+        if len(containers) > 1 or "MultiModel" in modes:
+            yield f"serves {name}, which has several containers or models: SageMaker puts no shadow beside it", none
+
+
+def _variant(own: Json, weight: float, share: Share) -> dict[str, Any]:
+    """Return the shadow's variant: as it would serve, with its share.
+
+    A name of each content of its own: an update retains a variant's number of instances and its weight by its name.
+    It takes nothing from a capacity reservation, which is for what serves.
+    """
+    content = {name: value for name, value in own.items() if name not in ("VariantName", "CapacityReservationConfig")}
+    content |= {"InitialInstanceCount": share.count, "InitialVariantWeight": round(weight * share.percent / 100, 6)}
+    return {"VariantName": f"{SHADOW}-{digest(content)}", **content}
+
+
+def _weight(endpoint: LiveResource, config: LiveResource) -> float:
+    """Return the serving variant's weight, beside which a shadow's is its share of the requests.
+
+    Raises:
+        Refused: it is 0: nothing is served, and nothing copied.
+    """
+    (variant,) = config.description["ProductionVariants"]
+    now: Json = next(iter(endpoint.description.get("ProductionVariants", ())), {})
+    weight = float(now.get(_LIVE_WEIGHT, variant.get(_FIRST_WEIGHT, 1.0)))
+    if not weight:
+        raise Refused(
+            f"endpoint/{endpoint.name}: the weight of {variant['VariantName']} is 0, so it has no requests to copy",
+            "Give the variant a weight first (UpdateEndpointWeightsAndCapacities).",
+        )
+    return weight
+
+
+def _as_asked(description: Json) -> dict[str, Any]:
+    """Return a configuration as CreateEndpointConfig takes it, without name, tags and a shadow."""
+    left_out = ("EndpointConfigName", "ShadowProductionVariants", "Tags")
+    fields = _FIELDS.input_shape.members
+    return {name: value for name, value in description.items() if name in fields and name not in left_out and value}
+
+
+_FIELDS: Any = ServiceModel(Loader().load_service_model("sagemaker", "service-2")).operation_model(
+    "CreateEndpointConfig"
+)
+
+
+def _serving(name: str, config: str) -> Resource:
+    """Return the endpoint with another configuration. Its variants keep their instances, weights and capture."""
+    request = {"EndpointName": name, "EndpointConfigName": config}
+    return Resource(Kind.ENDPOINT, name, request, update={**request, "RetainAllVariantProperties": True})
+
+
+def _keeping_live_values(endpoint: Resource) -> Resource:
+    return replace(endpoint, update={**endpoint.update, "RetainAllVariantProperties": True})
+
+
+def _shadow_config(live: Live) -> LiveResource | None:
+    """Return the endpoint's configuration, if it has a shadow of the deployment's."""
+    config = live.config
+    return config if config is not None and config.is_of(live.deployment) and TAG_BEFORE in config.tags else None
+
+
+def _without_shadow(live: Live, config: LiveResource) -> Resource:
+    content = _as_asked(config.description)
+    name = version_name(live.deployment, content)
+    marks = [{"Key": TAG_DEPLOYMENT, "Value": live.deployment}]
+    return Resource(Kind.ENDPOINT_CONFIG, name, {"EndpointConfigName": name, **content, "Tags": marks})
+
+
+def _own_parts(live: Live, keep: Collection[str]) -> list[LiveResource]:
+    """Return the deployment's models and configurations to delete.
+
+    What serves beside the shadow stays, and models that jobs of batch transform may use.
+
+    Args:
+        keep: names of those that stay.
+    """
+    batch, config = batch_name(live.deployment), live.config
+    served = [one.get("ModelName") for one in config.description["ProductionVariants"]] if config is not None else []
+    own = [item for item in live.owned if item.kind in (Kind.MODEL, Kind.ENDPOINT_CONFIG)]
+    stay = {*keep, *served}
+    return in_order_of_removal([item for item in own if item.name not in stay and not is_version_of(batch, item.name)])
