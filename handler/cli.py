@@ -12,8 +12,8 @@ from pathlib import Path
 from handler import __version__
 from handler.bench.cli import add_parser as add_bench
 from handler.config.engines import LLM_ENGINES
-from handler.core.errors import ConfigError
 from handler.config.options.flags import add_flags, unknown_flags
+from handler.core.errors import ConfigError
 
 _INSTALL = "pip install 'lmi-handler[cli]'"
 _SHELLS = ("bash", "zsh", "fish")
