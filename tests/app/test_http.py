@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.app.server import serve
+from tests.one_test import in_one_test
 from tests.servers import PATIENCE, LiveServer, dechunked, http, post_bytes, raw, wait_for
 
 CANCELLED = 'lmi_requests_total{outcome="cancelled"}'
@@ -57,7 +58,7 @@ def test_a_model_may_have_a_name() -> None:
         assert server.post(ASK, "/predictions/model").status_code == 404
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("method", "path", "status", "type"),
     [
         ("GET", "/nowhere", 404, "ResourceNotFoundException"),
@@ -88,7 +89,7 @@ def test_options_and_head(echo_server: LiveServer) -> None:
 # -- bodies ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "content_type",
     [
         "application/json",
@@ -112,7 +113,7 @@ def test_json_under_every_name_that_people_send_it(echo_server: LiveServer, cont
 LINES = b'{"inputs":"a"}\n\n{"inputs":"b"}\n'
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "path",
     ["/invocations", "/generate", "/v1/chat/completions", "/v1/messages", "/v2/models/model/generate", "/tokenize"],
 )
@@ -314,11 +315,11 @@ def test_connections_are_kept_alive_after_a_stream(echo_server: LiveServer) -> N
     assert raw(echo_server, two, until=b"never").count(b'{"generated_text":" a b a"}') == 2
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "wrong",
     [{"top_p": 7}, {"max_new_tokens": 1 << 21}, {"n": 2}, {"output_formatter": "xml"}, {"stop_token_ids": [999]}],
 )
-@pytest.mark.parametrize("formatter", ["jsonlines", "sse"])
+@in_one_test("formatter", ["jsonlines", "sse"])
 def test_a_refused_stream_is_framed_and_has_its_real_status(
     echo_server: LiveServer, wrong: dict[str, Any], formatter: str
 ) -> None:
@@ -415,7 +416,7 @@ def test_the_log_has_the_request_id_and_no_prompt(echo_server: LiveServer) -> No
     assert "secret" not in "".join(echo_server.lines[before:])
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("method", "path", "body"),
     [
         ("POST", "/predictions/other", {"inputs": "a"}),

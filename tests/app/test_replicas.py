@@ -29,7 +29,7 @@ from tests.servers import http, wait_for
 
 pytestmark = pytest.mark.long
 
-STREAMS = 64
+STREAMS = 32
 ECHO = ("--engine", "echo", "-o", "option.enable_lora=true")
 
 

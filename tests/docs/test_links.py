@@ -92,7 +92,7 @@ def test_a_newcomer_finds(task: str) -> None:
     assert words in section(text(path[-1]), heading)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("heading", "anchor"),
     [
         ("Metrics, logs and traces", "metrics-logs-and-traces"),

@@ -1,8 +1,9 @@
 """Change `handler/` in places drawn at random, one at a time, and count the changes that tests notice.
 
-    python -m tests.tools.mutate [--commit REV] [--number 300] [--seed 1] [--tests tests/unit tests/app]
+    python -m tests.tools.mutate [--commit REV] [--among REV] [--number 300] [--seed 1] [--tests tests/unit tests/app]
 
 The same seed draws the same places from the same source, so a pruning of tests can be compared with the commit before.
+Where the source has changed as well, `--among` draws from what both commits have: two runs, each among the other's.
 All runs are in a clone of the commit, in a temporary directory. First, one run with coverage records which tests
 execute which lines. Each change is then held against the tests that execute its line. A change is caught when a test
 fails, or when the tests take far longer than before. A line that no test executes is not caught.
@@ -16,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import importlib
 import json
 import os
 import random
@@ -24,9 +27,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
@@ -36,6 +40,14 @@ _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
 ROOT = Path(__file__).parents[2]
+QUICK = "not model and not clients and not djl and not vllm"
+"""The tests of `make test`."""
+FIRST = 40
+"""Tests of a change that run first, the fastest: most changes are caught by them, and few files are collected."""
+_PYTEST = ("-q", "-n", "0", "-p", "no:cacheprovider")
+_LIBRARIES = ("aiohttp.web", "boto3", "httpx", "jinja2", "jsonschema", "numpy", "pydantic", "rich.console",
+              "starlette.applications", "trustme", "uvicorn", "xdist.plugin")  # fmt: skip
+"""What tests import and no change touches: read once."""
 _RECORD = "MUTATE_RECORD"
 """The environment variable that names the plugin's file."""
 
@@ -148,11 +160,29 @@ def _copy(node: Any) -> Any:
     return ast.parse(ast.unparse(node), mode="eval").body
 
 
-def draw(root: Path, number: int, seed: int) -> list[Place]:
-    """Draw places of the source below `root`/handler."""
-    files = sorted(path for path in (root / "handler").rglob("*.py") if "static" not in path.parts)
-    found = [place for path in files for place in places(str(path.relative_to(root)), path.read_text())]
-    return random.Random(seed).sample(found, min(number, len(found)))
+Key = tuple[str, str, int, str, int]
+"""A place in any commit: its file, its line, where in that, the change, and which of several such it is."""
+
+
+def draw(root: Path, number: int, seed: int, among: Path | None = None) -> list[Place]:
+    """Draw places of the source below `root`/handler, and of those only what the source below `among` has too."""
+    found = _keyed(root)
+    keys = sorted(found if among is None else found.keys() & _keyed(among).keys())
+    return [found[key] for key in random.Random(seed).sample(keys, min(number, len(keys)))]
+
+
+def _keyed(root: Path) -> dict[Key, Place]:
+    found: dict[Key, Place] = {}
+    for path in sorted(path for path in (root / "handler").rglob("*.py") if "static" not in path.parts):
+        source = path.read_bytes()
+        seen: Counter[tuple[str, int, str]] = Counter()
+        for place in places(str(path.relative_to(root)), source.decode()):
+            start = source.rfind(b"\n", 0, place.begin) + 1
+            line = source[start:].split(b"\n", 1)[0].decode()
+            like = line, place.begin - start, place.text
+            found[(place.path, *like, seen[like])] = place
+            seen[like] += 1
+    return found
 
 
 class Clone:
@@ -170,10 +200,10 @@ class Clone:
     def record(self, tests: Sequence[str]) -> dict[str, Recorded]:
         """Run the tests once; return each by its id."""
         file = self.root.parent / "recorded.json"
-        self._pytest(["-p", "mutate", *tests], None, **{_RECORD: str(file)})
+        self.run("-p", "mutate", "-m", QUICK, *tests, **{_RECORD: str(file)})
         if not file.exists():
             raise SystemExit("the run with coverage did not end: see above")
-        return {name: Recorded(*values) for name, values in json.loads(file.read_text()).items()}
+        return read(file)
 
     def catches(self, place: Place, tests: Sequence[str], seconds: float) -> bool:
         """Make the change, run the tests until one fails, and undo it.
@@ -181,34 +211,67 @@ class Clone:
         Args:
             seconds: after which the change counts as caught.
         """
-        names = self.root.parent / "tests"
-        names.write_text("".join(f"{name}\n" for name in tests))
         path = self.root / place.path
         before, stat = path.read_bytes(), path.stat()
         try:
             path.write_bytes(before[: place.begin] + place.text.encode() + before[place.end :])
             os.utime(path, (stat.st_atime, stat.st_mtime + 10))  # else compiled code of the same second could be taken
-            return self._pytest(["-x", f"@{names}"], seconds) != 0
+            few, others = tests[:FIRST], tests[FIRST:]
+            return self._fails(few, seconds) or (bool(others) and self._fails(others, seconds))
         finally:
             path.write_bytes(before)
             os.utime(path, (stat.st_atime, stat.st_mtime))
 
-    def _pytest(self, arguments: Sequence[str], seconds: float | None, **variables: str) -> int:
-        """Return pytest's status, or 1 after so many seconds. What it printed is shown where it recorded."""
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *arguments]
-        environment = {**os.environ, **variables, "PYTHONDONTWRITEBYTECODE": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(self.root), str(Path(__file__).parent)])
-        show = None if _RECORD in variables else subprocess.DEVNULL
-        with subprocess.Popen(
-            command, cwd=self.root, env=environment, stdout=show, stderr=show, start_new_session=True
-        ) as process:
-            try:
-                return process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                return 1
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)  # with the servers that its tests have started
+    def run(self, *arguments: str, **variables: str) -> None:
+        """Run pytest, and show what it prints."""
+        environment = {**os.environ, **self._environment(), **variables}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        subprocess.run([sys.executable, "-m", "pytest", *_PYTEST, *arguments], cwd=self.root, env=environment)
+
+    def _fails(self, tests: Sequence[str], seconds: float) -> bool:
+        """Run them until one fails, in a process that has the libraries already."""
+        names = self.root.parent / "tests"
+        names.write_text("".join(f"{name}\n" for name in tests))
+        child = os.fork()
+        if child == 0:
+            self._run(["-x", f"@{names}"])
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            time.sleep(0.02)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # with the servers that its tests have started
+        if not ended:
+            os.waitpid(child, 0)
+        return not ended or status != 0
+
+    def _run(self, arguments: Sequence[str]) -> NoReturn:
+        """Become pytest in the clone, in a process of its own."""
+        try:
+            os.setsid()
+            os.chdir(self.root)
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for stream in range(3):
+                os.dup2(nowhere, stream)
+            os.environ.update(self._environment(), PYTHONDONTWRITEBYTECODE="1")
+            sys.dont_write_bytecode = True  # of the change; all other files have theirs since the record
+            sys.path[:] = [str(self.root), *(path for path in sys.path if Path(path).resolve() != ROOT)]
+            for name in [name for name in sys.modules if name.split(".")[0] in ("bench", "deploy", "handler", "tests")]:
+                del sys.modules[name]
+            status = pytest.main([*_PYTEST, "-W", "ignore::pytest.PytestAssertRewriteWarning", *arguments])
+            os._exit(int(status))
+        finally:
+            os._exit(1)
+
+    def _environment(self) -> dict[str, str]:
+        return {"PYTHONPATH": os.pathsep.join([str(self.root), str(Path(__file__).parent)])}
+
+
+def read(file: Path) -> dict[str, Recorded]:
+    """Return what `Clone.record` has written."""
+    return {name: Recorded(*values) for name, values in json.loads(file.read_text()).items()}
 
 
 def covering(place: Place, recorded: dict[str, Recorded], budget: float) -> list[str]:
@@ -238,8 +301,8 @@ def check(clone: Clone, recorded: dict[str, Recorded]) -> None:
     if not names:
         raise SystemExit("no test passes that executes handler/")
     path = next(iter(recorded[names[0]].lines))
-    if clone.catches(Place(path, range(0), 0, 0, ""), names[:1], 600):
-        raise SystemExit(f"{names[0]} passes with coverage, and fails without")
+    if clone.catches(Place(path, range(0), 0, 0, ""), names[:: max(1, len(names) // 50)], 600):
+        raise SystemExit("tests that pass with coverage fail without")
 
 
 class Plugin:
@@ -290,15 +353,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--commit", default="HEAD", help="whose source and tests (default %(default)s)")
+    add("--among", help="another commit: draw only places that it has too")
     add("--number", type=int, default=300, help="of changes (default %(default)s)")
     add("--seed", type=int, default=1, help="of the draw (default %(default)s)")
-    add("--budget", type=float, default=30.0, help="seconds of tests for each change (default %(default)s)")
+    add("--budget", type=float, default=10.0, help="seconds of tests for each change (default %(default)s)")
     add("--tests", nargs="+", default=["tests/unit", "tests/app"], help="(default tests/unit tests/app)")
+    add("--recorded", help="the record of an earlier run of the same commit")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         clone = Clone(Path(folder) / "clone", given.commit)
-        drawn = draw(clone.root, given.number, given.seed)
-        recorded = clone.record(given.tests)
+        among = Clone(Path(folder) / "among", given.among).root if given.among else None
+        drawn = draw(clone.root, given.number, given.seed, among)
+        if given.recorded:
+            clone.run("--collect-only", *given.tests)  # writes the files' bytecode
+            recorded = read(Path(given.recorded))
+        else:
+            recorded = clone.record(given.tests)
+        for library in _LIBRARIES:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(library)
         check(clone, recorded)
         caught = uncovered = 0
         for place in drawn:

@@ -107,3 +107,16 @@ def test_a_table_is_held_against_the_tests_of_its_module() -> None:
     recorded = {"of a": Recorded(True, 1, {"a.py": [4]}), "of b": Recorded(True, 1, {"b.py": [1]})}
     assert covering(places_of["False"], recorded, 10) == ["of a"]
     assert covering(Place("a.py", range(2, 3), 0, 0, ""), recorded, 10) == []
+
+
+def test_places_that_two_commits_share_are_drawn_alike(tmp_path: Path) -> None:
+    """Though other lines were added before them, one was changed, and one is there a second time."""
+    new = SOURCE.replace("    best = 0\n", "    other = 7\n    best = 3\n") + "\ndef more():\n    return True\n"
+    for name, source in (("old", SOURCE), ("new", new)):
+        (tmp_path / name / "handler").mkdir(parents=True)
+        (tmp_path / name / "handler" / "a.py").write_text(source)
+    old, new_root = tmp_path / "old", tmp_path / "new"
+    before, after = draw(old, 100, 1, new_root), draw(new_root, 100, 1, old)
+    assert [place.text for place in before] == [place.text for place in after]
+    assert {after.lines[0] - before.lines[0] for before, after in zip(before, after, strict=True)} == {1}
+    assert len(before) == len(list(places("a.py", SOURCE))) - 1

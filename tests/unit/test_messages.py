@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.one_test import in_one_test
 
 ROOT = Path(__file__).parents[2]
 FILES = [path for name in ("handler", "deploy") for path in sorted((ROOT / name).rglob("*.py"))]
@@ -48,7 +48,7 @@ def test_no_message_names_a_place_of_the_checkout() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "text",
     ["see docs/djl.md", "run `make dev`", "pip install -e .", "pip install '.[cpu]'", "in lmi-handler's directory"],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -132,6 +133,7 @@ def files(package: Path) -> list[Path]:
     return sorted(package.rglob("*.py"))
 
 
+@functools.cache
 def imports(path: Path, package: str) -> set[str]:
     """Modules by name; of the package itself, `from package.folder import name` counts as package.folder.name."""
     found = set()

@@ -11,6 +11,7 @@ import pytest
 
 from tests.app.server import impatient, serve
 from tests.app.serving.test_between_calls import Stepped
+from tests.one_test import in_one_test
 from tests.servers import LiveServer, http, options
 from tests.stepped import item
 
@@ -108,7 +109,7 @@ def test_who_has_no_key_is_told_so_in_its_form(short: LiveServer, path: str) -> 
     assert (found.status_code, found.json()["error"]["type"]) == (401, "authentication_error")
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("path", "kind"),
     [
         ("/v1/messages/batches", "not_found_error"),

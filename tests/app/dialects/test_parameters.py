@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.one_test import in_one_test
 from tests.parameter_matrix import TGI_VALUES, check, check_chat, check_tgi
 from tests.servers import LiveServer
 
@@ -14,7 +15,7 @@ UNMET = {"adapter_id", "lora_task_id"}
 """What the echo server would serve, if it were started with option.enable_lora=true."""
 
 
-@pytest.mark.parametrize("name", ["seed", "guided_json", "adapter_id", "input_ids", "random_seed", "lora_task_id"])
+@in_one_test("name", ["seed", "guided_json", "adapter_id", "input_ids", "random_seed", "lora_task_id"])
 def test_echo(echo_server: LiveServer, name: str) -> None:
     check(echo_server, "echo", name, unmet=UNMET)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.app.server import impatient, serve
+from tests.one_test import in_one_test
 from tests.servers import PATIENCE, LiveServer, dechunked, events, http, options, post_bytes, raw, wait_for
 
 GENERATED = "lmi_generated_tokens_total"
@@ -114,7 +115,7 @@ def test_a_refused_stream_is_one_event_under_200(echo_server: LiveServer) -> Non
 # -- statuses ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("content", "headers", "status"),
     [
         (b"{", {}, 400),
@@ -128,7 +129,7 @@ def test_a_refused_stream_is_one_event_under_200(echo_server: LiveServer) -> Non
         (b'{"inputs":"a"}', {"content-encoding": "gzip"}, 415),
     ],
 )
-@pytest.mark.parametrize("path", ["/", "/generate", "/generate_stream", "/tokenize"])
+@in_one_test("path", ["/", "/generate", "/generate_stream", "/tokenize"])
 def test_what_is_no_request_has_its_status_on_streams_too(
     echo_server: LiveServer, path: str, content: bytes, headers: dict[str, str], status: int
 ) -> None:

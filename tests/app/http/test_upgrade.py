@@ -8,6 +8,7 @@ import re
 import pytest
 
 from tests.app.http.connection import answer, connected, exchange, mirror
+from tests.one_test import in_one_test
 
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\nUpgrade: h2c\r\n"
 BODY = b"one\r\nUpgrade: x\r\ntwo\r\n\r\nPOST / HTTP/1.1\r\nUpgrade: y\r\n"
@@ -48,7 +49,7 @@ def test_every_cut_gives_the_same_answers() -> None:
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
+@in_one_test("size", [1, 2, 3, 7, 64])
 def test_small_packets_give_the_same_answers(size: int) -> None:
     parts = [REQUESTS[start : start + size] for start in range(0, len(REQUESTS), size)]
     assert bodies(asyncio.run(exchange(mirror, parts))) == ANSWERS

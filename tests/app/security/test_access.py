@@ -48,7 +48,7 @@ def test_a_variable_that_would_leave_the_server_open(keys: str) -> None:
     assert "sec" not in str(found.value).replace("separated", "")
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "origin", ["*", "https://example.com", "http://localhost:3000", "https://[::1]:8443", "HTTPS://Example.COM"]
 )
 def test_origins(origin: str) -> None:

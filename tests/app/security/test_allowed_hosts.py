@@ -44,7 +44,7 @@ def test_the_host_that_it_was_told_to_listen_on() -> None:
     assert hosts(host="MyMachine", at="127.0.1.1").admits("mymachine:8080")
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "other",
     [hosts("*"), hosts(keys=("one",)), hosts(at="0.0.0.0", host="0.0.0.0"), hosts(at="::"), hosts(at="10.0.0.1")],
 )
@@ -91,12 +91,12 @@ def ask(server: LiveServer, host: str | None, path: str = "/ping", method: str =
     return raw(server, f"{method} {path} HTTP/1.1\r\n{line}Connection: close\r\n\r\n".encode(), until=b"never")
 
 
-@pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1", "[::1]:8080", "", None])
+@in_one_test("host", ["localhost:9000", "127.0.0.1", "[::1]:8080", "", None])
 def test_local_requests_are_answered_also_through_a_forwarded_port(echo_server: LiveServer, host: str | None) -> None:
     assert ask(echo_server, host)[9:12] == b"200"
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("method", "path"),
     [("GET", "/ping"), ("POST", "/invocations"), ("GET", "/"), ("OPTIONS", "/invocations"), ("GET", "/x")],
 )

@@ -14,6 +14,7 @@ from handler.serving.metrics.cloudwatch import document, reporting, samples
 from handler.serving.metrics.prometheus import Gauges, Metrics
 from tests.app.server import serve
 from tests.app.serving.test_metrics import ASK
+from tests.one_test import in_one_test
 from tests.servers import wait_for
 
 UNITS = {"Count", "Percent", "Seconds", "None"}
@@ -58,7 +59,7 @@ def test_an_interval_has_the_growth_of_counters_and_the_means_of_its_requests() 
     assert "KVCacheUsage" not in found
 
 
-@pytest.mark.parametrize("name", ["modèle", "模型", "a\nb", "\x1b[31m", "x" * 2000])
+@in_one_test("name", ["modèle", "模型", "a\nb", "\x1b[31m", "x" * 2000])
 def test_a_dimension_is_one_that_cloudwatch_takes(name: str) -> None:
     made = samples(metrics().registry)
     value = check(json.dumps(document(name, made, made, 1.5)))["ModelName"]

@@ -33,7 +33,7 @@ def test_the_default_is_0_28() -> None:
     assert version("option.entryPoint=djl_python.huggingface") == ("0.28", "default")
 
 
-@pytest.mark.parametrize("release", VERSIONS, ids=str)
+@in_one_test("release", VERSIONS, ids=str)
 def test_each_release_is_comparable(release: LmiVersion) -> None:
     found = read(f"option.lmi_version={release}")
     assert found.lmi_version == release
@@ -65,7 +65,7 @@ def test_awss_vllm_image_tells_0_36() -> None:
     assert version(env={"SM_VLLM_MAX_MODEL_LEN": "512"}) == ("0.36", "environment variable SM_VLLM_MAX_MODEL_LEN")
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("djl", "wanted"),
     [("0.25.0", "0.28"), ("0.28.0", "0.28"), ("0.34.0", "0.34"), ("0.36.0-SNAPSHOT", "0.36"), ("0.41.0", "0.38")],
 )

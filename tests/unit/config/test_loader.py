@@ -164,7 +164,7 @@ def test_more_devices_than_the_engine_uses_are_refused() -> None:
     assert choose_engine(config("option.tensor_parallel_degree=max")) == "openvino"
 
 
-@pytest.mark.parametrize("engine", ["echo", "openvino", "openai", "vllm", "trtllm"])
+@in_one_test("engine", ["echo", "openvino", "openai", "vllm", "trtllm"])
 def test_one_stage_is_what_every_engine_has(engine: str) -> None:
     """LMI's files and DJL Serving's recommender write it whatever the engine is."""
     key = "option.pipeline_parallel_degree"

@@ -221,13 +221,13 @@ def test_tokens_of_a_vocabulary_are_no_secrets(setting: str) -> None:
     assert shown(setting) == setting
 
 
-@pytest.mark.parametrize("name", ["super_token", "token", "hf_token", "per_token_api_key", "eos_password"])
+@in_one_test("name", ["super_token", "token", "hf_token", "per_token_api_key", "eos_password"])
 def test_a_secret_is_one_by_its_whole_name(name: str) -> None:
     assert shown(f"option.{name}=x") == f"option.{name}=***"
     assert "sk-x" not in shown(f'option.engine_args={{"{name}": "sk-x"}}')
 
 
-@pytest.mark.parametrize("url", ["http://h:http/v1", "http://h:65536/v1", "http://h:0/v1", "http://[::1/v1", "h:80/v1"])
+@in_one_test("url", ["http://h:http/v1", "http://h:65536/v1", "http://h:0/v1", "http://[::1/v1", "h:80/v1"])
 def test_an_address_that_is_none_is_refused_before_the_start(url: str) -> None:
     read = read_config(overrides=["option.llm_engine=openai", f"option.base_url={url}"], environ={})
     assert f"option.base_url={url}: " in "".join(map(str, read.problems))

@@ -84,11 +84,13 @@ def test_only_the_model_directorys_own_is_installed(
     assert requirements_file(tmp_path, wanted=True) is None
 
 
-def test_a_package_that_is_not_there_is_named_and_the_start_goes_on(
+def test_a_package_that_is_not_there_is_named_and_the_start_goes_on_to_model_py_which_lacks_it(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (model / "requirements.txt").write_text("lmi-test-package==1.0\nno-such-package-of-lmi\n")
-    start(model)
+    (model / "model.py").write_text("import no_such_package_of_lmi\n")
+    with pytest.raises(ConfigError, match="no_such_package_of_lmi"):
+        start(model)
     (record,) = errors(caplog)
     assert f"{model}/requirements.txt is not installed, and the start goes on without it" in record.getMessage()
     assert "No matching distribution found for no-such-package-of-lmi" in record.getMessage()
@@ -122,14 +124,6 @@ def test_without_a_network_one_line_says_what_to_do(
     assert "no index of packages can be reached" in message
     assert "build the packages into the image, or put wheels into requirements/" in message
     assert "secret" not in message
-
-
-def test_a_model_py_that_lacks_its_package_stops_the_start(model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (model / "requirements.txt").write_text("no-such-package-of-lmi\n")
-    (model / "model.py").write_text("import no_such_package_of_lmi\n")
-    with pytest.raises(ConfigError, match="no_such_package_of_lmi"):
-        start(model)
-    assert "requirements.txt is not installed" in caplog.text
 
 
 def test_uv_takes_pips_place(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from handler.config.loader import read_config
 from handler.config.options import COMMON, KNOWN, Option
+from tests.one_test import in_one_test
 
 FILE = Path(__file__).parents[3] / "serving.properties"
 SHOWN = dict(re.findall(r"^#?([\w.]+)=(.*)$", FILE.read_text(), re.MULTILINE))
@@ -21,7 +20,7 @@ def test_it_loads_with_defaults_everywhere() -> None:
     assert replace(found, warnings=(), async_mode=None) == read_config(environ={}).checked()
 
 
-@pytest.mark.parametrize("option", COMMON, ids=lambda option: option.key)
+@in_one_test("option", COMMON, ids=lambda option: option.key)
 def test_every_option_that_is_not_an_engines_own_is_shown_with_its_default(option: Option) -> None:
     shown = SHOWN[option.key]
     wanted = None if option.by_engine else option.default  # a line with one engine's would be wrong for another

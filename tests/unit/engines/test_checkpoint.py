@@ -91,11 +91,17 @@ def fetch(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pyt
     ],
 )
 def test_a_hub_model_is_fetched_as_far_as_the_engine_reads_it(
-    hub: Hub, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, engine: str, name: str, files: set[str]
+    fetch: Fetch, engine: str, name: str, files: set[str]
 ) -> None:
     found = fetch(engine, name)
     fetched = {str(path.relative_to(found)): path.read_bytes() for path in found.rglob("*") if path.is_file()}
     assert fetched == {file: MODELS[name][file] for file in files}
+
+
+def test_a_model_that_was_fetched_is_not_fetched_again(hub: Hub, fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is anything asked offline."""
+    engine, name = "openai", "someone/model"
+    found = fetch(engine, name)
     asked = len(hub.asked)
     assert fetch(engine, name) == found
     assert not any("/resolve/" in path for path in hub.asked[asked:])

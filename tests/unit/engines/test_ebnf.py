@@ -105,7 +105,7 @@ def test_a_schema_that_leads_back_to_itself_gives_a_cyclic_grammar() -> None:
     acyclic(tree)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "text",
     [
         "\n".join(["root ::= a0", *(f"a{n} ::= a{n + 1} a{n + 1}" for n in range(300)), 'a300 ::= ""']),

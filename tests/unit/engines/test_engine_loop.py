@@ -18,6 +18,7 @@ from handler.core.values import Adapter, Finish, Pooling, Sampling
 from handler.engines.base import EngineInfo, EngineRequest, Interrupted, Step, pack, unpack
 from handler.engines.process.engine_loop import Cancel, Failed, Ready, run
 from handler.engines.process.ipc import MessageReader, Messages, send, wait
+from tests.one_test import in_one_test
 
 
 class Waiting:
@@ -98,7 +99,7 @@ def _running(engine: Waiting) -> Iterator[socket.socket]:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("script", "interruptible"),
     [
         ([NOTHING], True),  # it returns without having waited, so it tells of no command

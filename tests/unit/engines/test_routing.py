@@ -29,9 +29,7 @@ def test_the_fewest_tokens_to_come_decide_and_the_longest_pause_among_equals() -
     assert choose(router, "y", [Load(1, 9, 900)]) == 1, "the only one that takes it"
 
 
-@pytest.mark.parametrize(
-    ("slots", "ahead", "stays"), [(16, 4, True), (16, 5, False), (2, 0, True), (2, 1, False), (256, 64, True)]
-)
+@in_one_test(("slots", "ahead", "stays"), [(16, 4, True), (16, 5, False), (2, 0, True), (2, 1, False), (256, 64, True)])
 def test_a_conversation_stays_unless_its_replica_is_far_busier(slots: int, ahead: int, stays: bool) -> None:
     router = Router(slots)
     first = choose(router, "user: hi\nassistant:")

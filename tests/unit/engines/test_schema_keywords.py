@@ -140,7 +140,7 @@ def test_a_type_that_is_too_costly_to_look_up_is_refused_by_its_name() -> None:
     assert str(ignored(schema, ALL)).endswith(".type beside $ref")
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("schema", "reference"),
     [
         ({"$ref": "#"}, "#"),

@@ -12,6 +12,7 @@ from handler.core.media import SAMPLE_RATE
 from handler.core.text import Vocabulary
 from handler.core.values import TemplateOptions
 from handler.engines.huggingface.whisper import WhisperIds, WhisperTokenizer, cut, whisper_ids
+from tests.one_test import in_one_test
 
 WINDOW = 30 * SAMPLE_RATE
 IDS = WhisperIds(
@@ -30,7 +31,7 @@ def test_a_clip_of_one_window_is_whole(length: int) -> None:
     assert list(cut(numpy.ones(length, numpy.float32))) == [(0, length)]
 
 
-@pytest.mark.parametrize("seconds", [30.001, 59, 60, 61.5, 1800])
+@in_one_test("seconds", [30.001, 59, 60, 61.5, 300])
 def test_pieces_follow_one_another_and_fit_a_window(seconds: float) -> None:
     samples = numpy.random.default_rng(1).standard_normal(round(seconds * SAMPLE_RATE)).astype(numpy.float32)
     pieces = list(cut(samples))

@@ -226,7 +226,7 @@ def fails(output: Any) -> str:
     raise KeyError("secret")
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("function", "wanted"),
     [
         (fails, "output formatter 'f' of model.py raised KeyError: 'secret'"),
@@ -272,7 +272,7 @@ def add_limits(decoded_payload: dict[str, Any], tokenizer: Any = None, **kwargs:
     return decoded_payload
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("schema", "body"),
     [
         *((schema, {"inputs": "a"}) for schema in ("lmi", "lmi_async")),

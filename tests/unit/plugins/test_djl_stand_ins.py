@@ -118,7 +118,7 @@ def test_what_is_cut_off_is_an_error(cut: int) -> None:
         from_nd_list(WIRE[:cut])
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("old", "new"),
     [
         (b"NDAR", b"NDAX"),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from handler.core.values import Delta, Extras
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import answer, deltas
 
 CHAT = {"messages": [{"role": "user", "content": "a b"}]}
@@ -34,8 +33,8 @@ def usages(body: bytes) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("dialect", [*ASKED])
+@in_one_test("stream", [False, True])
+@in_one_test("dialect", [*ASKED])
 def test_a_count_of_the_prompts_cached_tokens(dialect: str, stream: bool) -> None:
     body = {**ASKED[dialect], "stream": stream}
     if not stream:

@@ -21,6 +21,7 @@ from handler.protocols.tgi import mindie
 from handler.protocols.tgi import request as tgi_request
 from handler.protocols.triton.inputs import INPUTS
 from tests import parameter_matrix as matrix
+from tests.one_test import in_one_test
 from tests.parameter_matrix import (
     CHAT_VALUES,
     MINDIE_VALUES,
@@ -122,7 +123,7 @@ def _refuses(name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("heading", [matrix.PARAMETERS, matrix.TENSORS, matrix.CHAT, matrix.TGI, matrix.MINDIE])
+@in_one_test("heading", [matrix.PARAMETERS, matrix.TENSORS, matrix.CHAT, matrix.TGI, matrix.MINDIE])
 def test_every_engine_has_its_column_and_no_cell_is_empty(heading: str) -> None:
     rows = table(heading)
     own = {"openai"}  # docs/engines-by-url.md, as its columns are those of servers

@@ -168,7 +168,7 @@ def test_a_field_that_no_engine_maps_is_refused_by_name(setting: str, monkeypatc
     )
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@in_one_test("engine", ENGINES)
 def test_an_engine_names_fields_of_sampling_alone(engine: str) -> None:
     servers = {"option.base_url": "http://x/v1", "option.base_url_kind": "vllm"}
     with using.tensorrt_llm("version=1.3.0"):

@@ -118,7 +118,7 @@ CASES: dict[str, tuple[str, dict[str, Any], ServerContext]] = {
 
 CALL = 'Wait. <tool_call>[{"name": "weather", "arguments": {"city": "Köln"}}]</tool_call> So.'
 TEXTS = ["", " word", "é😀", "%", "%b%d", "\0b", "\x85\u2028", '"', "<tool_call>", CALL, *CALL.split(" ")]
-TRIALS = 60
+TRIALS = 30
 PLAIN = (
     "lmi lines",
     "lmi events",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from handler.core.values import Request, Sampling
 from handler.protocols.registry import INVOCATIONS
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.request_queue import MAX_OVERTAKES, RequestQueue
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CONTEXT, DIALECTS
 from tests.unit.scheduler.test_batcher import Scripted, prompt, run
 
@@ -79,7 +79,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("dialect", BODIES)
+@in_one_test("dialect", BODIES)
 def test_a_request_has_the_priority_of_its_body(dialect: str) -> None:
     body = BODIES[dialect]
     assert {request.priority for request in DIALECTS[dialect].parse(body, CONTEXT).requests} == {-3}

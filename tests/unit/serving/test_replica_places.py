@@ -69,7 +69,7 @@ def test_devices(options: list[str], devices: list[str], wanted: Any) -> None:
         assert places() == wanted
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("cores", "count", "wanted"),
     [([0, 1], 2, [[0], [1]]), ([3, 1, 2, 0], 2, [[0, 1], [2, 3]]), ([0, 1, 2], 2, [[0], [1, 2]]),
      ([0, 1], 4, [[0], [0], [1], [1]]), ([5], 2, [[5], [5]])],

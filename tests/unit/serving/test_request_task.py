@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from handler.core.errors import GenerationFailed, ServingError, Unavailable
 from handler.core.framing import dumps
 from handler.protocols.kernel.base import Dialect
 from handler.protocols.registry import ROUTES
 from handler.serving.request_task import RequestTask
+from tests.one_test import in_one_test
 from tests.stepped import Bench, ask, benches, text_of
 
 __all__ = ["benches"]
@@ -93,7 +92,7 @@ def test_a_refusal_has_none_of_the_dialects_headers() -> None:
     assert request.task.dialect_headers() == ()
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("body", "error", "outcome"),
     [
         (b"{", None, "refused"),

@@ -20,6 +20,7 @@ from handler.serving import response_store
 from handler.serving.owners import owner_by_key, owner_of
 from handler.serving.response_database import ResponseDatabase
 from handler.serving.response_store import ResponseStore, configured_store
+from tests.one_test import in_one_test
 
 ANN, BOB = owner_by_key("ann"), owner_by_key("bob")
 
@@ -366,7 +367,7 @@ def test_off_is_no_store() -> None:
     assert configured_store(Config()) is None
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("headers", "owner"),
     [
         ({}, ""),

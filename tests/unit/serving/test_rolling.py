@@ -67,7 +67,7 @@ def test_lines_of_json_are_read_as_without_djl(media: str) -> None:
     assert f"{media}: a request has one line of JSON, this body has 2" in bad.decode()
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("body", "told"),
     [
         (b"{nope", "not valid JSON"),

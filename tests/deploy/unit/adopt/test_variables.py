@@ -8,6 +8,7 @@ from deploy.adopt.images import Container, container_kind
 from deploy.adopt.variables import Variables, typed, variables
 from deploy.errors import Refused
 from deploy.spec.options import settings_of
+from tests.one_test import in_one_test
 
 LMI = Container("lmi", "vllm", "0.36")
 TGI = Container("tgi", "vllm")
@@ -111,15 +112,13 @@ def test_no_secret_is_written_anywhere() -> None:
     assert not [secret for secret in (token, key, "secret@host") if secret in said]
 
 
-@pytest.mark.parametrize(
-    "text", ["0", "8", "0.9", "0.90", "007", "1e3", "true", "True", "-1", "9" * 20, "max", "1_000", ""]
-)
+@in_one_test("text", ["0", "8", "0.9", "0.90", "007", "1e3", "true", "True", "-1", "9" * 20, "max", "1_000", ""])
 def test_a_typed_value_gives_the_same_variable(text: str) -> None:
     ((_, value, _),) = settings_of({"dtype": typed(text)}, {})
     assert value == text
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("image", "kind", "engine", "release"),
     [
         ("763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.36.0-lmi20.0.0-cu128", "lmi", "vllm", "0.36"),
@@ -135,9 +134,7 @@ def test_a_container_is_known_by_its_image(image: str, kind: str, engine: str, r
     assert container_kind(image, None) == Container(kind, engine, release)
 
 
-@pytest.mark.parametrize(
-    "image", ["x/sglang:1", "x/huggingface-pytorch-inference:2", "x/tritonserver:24", "", "vllmish:1"]
-)
+@in_one_test("image", ["x/sglang:1", "x/huggingface-pytorch-inference:2", "x/tritonserver:24", "", "vllmish:1"])
 def test_another_container_is_refused_unless_the_user_says_what_it_is(image: str) -> None:
     with pytest.raises(Refused, match="none of those"):
         container_kind(image, None)

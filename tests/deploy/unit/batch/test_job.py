@@ -58,7 +58,7 @@ def test_a_cpu_has_no_gpu_s_host() -> None:
     assert job().request["TransformResources"]["TransformAmiVersion"].endswith("-535")
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("batch", "options", "amount"),
     [
         ({}, {"llm_engine": "openvino"}, (32, 3)),
@@ -144,7 +144,7 @@ def test_policies_have_it_only_with_the_section() -> None:
     assert jobs["Resource"] == ["arn:aws:sagemaker:eu-west-1:123456789012:transform-job/llama-*"]
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("text", "number"),
     [
         (b"", None),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -15,9 +14,10 @@ from botocore.exceptions import (
 from deploy.aws import as_deploy_error
 from deploy.deployer.aws_errors import why_unreachable
 from deploy.errors import NotAllowed
+from tests.one_test import in_one_test
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "error",
     [
         TokenRetrievalError(provider="sso", error_msg="expired"),

@@ -38,7 +38,7 @@ def test_a_row() -> None:
     assert (one.family, one.nvlink, one.blackwell) == ("g6e", False, False)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("name", "nvlink", "blackwell"),
     [
         ("ml.p5.48xlarge", True, False),
@@ -54,9 +54,7 @@ def test_what_speaks_past_the_bus(name: str, nvlink: bool, blackwell: bool) -> N
     assert (one.nvlink, one.blackwell) == (nvlink, blackwell)
 
 
-@pytest.mark.parametrize(
-    "name", ["ml.c7g.xlarge", "ml.m6gd.large", "ml.c6gn.large", "ml.p6e-gb200.36xlarge", "ml.g5g.xlarge"]
-)
+@in_one_test("name", ["ml.c7g.xlarge", "ml.m6gd.large", "ml.c6gn.large", "ml.p6e-gb200.36xlarge", "ml.g5g.xlarge"])
 def test_arm_hosts_are_refused(name: str) -> None:
     with pytest.raises(SpecError, match="is an arm64 host"):
         find(name)
@@ -127,6 +125,6 @@ def test_a_mistyped_name_is_refused(name: str, meant: str) -> None:
         refuse_mistyped(name)
 
 
-@pytest.mark.parametrize("name", ["ml.g9.xlarge", "ml.r5.xlarge", "ml.m5d.xlarge", "ml.p3.2xlarge", "ml.t2.medium"])
+@in_one_test("name", ["ml.g9.xlarge", "ml.r5.xlarge", "ml.m5d.xlarge", "ml.p3.2xlarge", "ml.t2.medium"])
 def test_what_exists_or_may_come_is_let_through(name: str) -> None:
     refuse_mistyped(name)

@@ -14,13 +14,14 @@ from deploy.resolve.model.quantization import quantization
 from deploy.resolve.model.shape import known_model
 from deploy.resolve.model.weights import count
 from deploy.spec.sections import Shape
+from tests.one_test import in_one_test
 
 GIB = 1 << 30
 PLAIN = {"hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 8,
          "vocab_size": 100, "intermediate_size": 64}  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("config", "expected"),
     [
         ({}, {Kind.FULL: 8}),
@@ -55,7 +56,7 @@ def test_kinds_of_layers(config: dict[str, Any], expected: dict[Kind, int]) -> N
     assert Counter(kinds(Config({**PLAIN, **config}))) == expected
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("name", "expected"),
     [
         ("openai/gpt-oss-20b", Cache(8, 64, window_layers=12, window=128)),
@@ -113,8 +114,8 @@ def test_the_cache_of_a_mixed_model_by_hand() -> None:
     assert Need(MIXED, context=100_000).kv_gib(100_000, 1) * GIB == pytest.approx(3e6 + (full + windowed) * 100_000)
 
 
-@pytest.mark.parametrize("tokens", [1, 700, 9000, 9216, 9217, 50_000, 99_999])
-@pytest.mark.parametrize("windows", [True, False])
+@in_one_test("tokens", [1, 700, 9000, 9216, 9217, 50_000, 99_999])
+@in_one_test("windows", [True, False])
 def test_room_for_a_shorter_request(tokens: int, windows: bool) -> None:
     need = Need(MIXED, context=100_000, windows=windows)
     assert need.cached(need.kv_gib(tokens, 1) * (1 + 1e-9), 1) == tokens
@@ -135,7 +136,7 @@ def test_a_model_without_any_cache() -> None:
     assert need.cached(3e6 / GIB, 1) == pytest.approx(3000, abs=1)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("said", "dtype", "width", "kept"),
     [
         ({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, "int4", 0.5 + 2.5 / 128, {}),

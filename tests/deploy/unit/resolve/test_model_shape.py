@@ -13,6 +13,7 @@ from deploy.data import table
 from deploy.errors import SpecError
 from deploy.resolve.model.shape import config_of, known_model, shape_in_directory, shape_of_config
 from tests.deploy.cases import LLAMA_CONFIG
+from tests.one_test import in_one_test
 
 _LLAMA_BYTES = 16_060_522_496  # of the index of Meta-Llama-3-8B
 
@@ -30,7 +31,7 @@ def test_the_checkpoints_bytes_tell_it_exactly() -> None:
     assert (shape.parameters, shape.stored) == (8_030_261_248, _LLAMA_BYTES)
 
 
-@pytest.mark.parametrize("row", table("models")["models"], ids=lambda row: str(row["names"][0]))
+@in_one_test("row", table("models")["models"], ids=lambda row: str(row["names"][0]))
 def test_the_known_models_dimensions_make_their_number_of_weights(row: dict[str, Any]) -> None:
     config = config_of(row, table("models")["models"])
     counted = shape_of_config(config).parameters
@@ -52,7 +53,7 @@ def test_no_name_stands_twice_in_the_table() -> None:
     assert len(names) == len(set(names)) > 80
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("config", "layers", "kv_heads", "head_dim", "billions"),
     [
         ({"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12,
@@ -107,7 +108,7 @@ def compressed(bits: int, kind: str) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "config_groups": {"0": {"weights": {"num_bits": bits, "type": kind}}}}
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("quantization", "dtype"),
     [
         ({"quant_method": "fp8"}, "fp8"),

@@ -18,6 +18,7 @@ from deploy.spec.values import Precision
 from handler.protocols.assistant.reasoning.families import FAMILIES
 from handler.protocols.assistant.tools.formats import FORMATS
 from tests.docs.pages import fill, table
+from tests.one_test import in_one_test
 
 PAGE = Path(__file__).parents[4] / "docs" / "models.md"
 TABLE = PAGE.read_text().partition("## Context, engine, instance")[2]
@@ -32,7 +33,7 @@ EXAMPLES: tuple[tuple[str, Precision, str], ...] = (
 )
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+@in_one_test("row", ROWS, ids=lambda row: row[0])
 def test_a_row(row: list[str]) -> None:
     name, parser, calls, context, weights, _, instance = row
     assert parser == "–" or parser.strip("`") in FAMILIES

@@ -14,6 +14,7 @@ import pytest
 from deploy.data import table
 from deploy.resolve.fit import Need
 from deploy.resolve.model.shape import config_of, known_model, shape_of_config
+from tests.one_test import in_one_test
 
 _GIB = 1 << 30
 _RECIPES = "vllm-project/recipes: parameter_count"
@@ -67,9 +68,7 @@ def test_there_are_models_enough() -> None:
     assert len({name for name, _, _ in PUBLISHED}) == len(PUBLISHED) >= 25
 
 
-@pytest.mark.parametrize(
-    ("name", "published", "source"), PUBLISHED, ids=lambda value: value if "/" in str(value) else ""
-)
+@in_one_test(("name", "published", "source"), PUBLISHED, ids=lambda value: value if "/" in str(value) else "")
 def test_weights_are_within_a_twentieth_of_what_is_published(name: str, published: float, source: str) -> None:
     shape = known_model(name)
     assert shape is not None
@@ -77,9 +76,7 @@ def test_weights_are_within_a_twentieth_of_what_is_published(name: str, publishe
     assert need.weight_gib * _GIB == pytest.approx(published, rel=0.05), source
 
 
-@pytest.mark.parametrize(
-    ("name", "published", "source"), PUBLISHED, ids=lambda value: value if "/" in str(value) else ""
-)
+@in_one_test(("name", "published", "source"), PUBLISHED, ids=lambda value: value if "/" in str(value) else "")
 def test_so_are_those_of_the_dimensions_alone(name: str, published: float, source: str) -> None:
     """As for a model that nobody listed, whose files are not at hand."""
     rows = table("models")["models"]

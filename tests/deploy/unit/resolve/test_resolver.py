@@ -187,7 +187,7 @@ def test_a_shape_that_is_given_beats_all_others() -> None:
     assert decision(model=model).instance_type == "ml.g7e.12xlarge"
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("model", "source"),
     [
         ({"id": "a/b", "shape": SMALL.model_dump()}, "model.shape"),

@@ -149,7 +149,7 @@ def test_awss_image_takes_any_option_but_reads_no_secrets() -> None:
     assert by_uri["HF_MODEL_ID"] == "Qwen/Qwen3-8B"
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MY_SECRET", "DB_PASSWORD", "OPENAI_API_KEY"])
+@in_one_test("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MY_SECRET", "DB_PASSWORD", "OPENAI_API_KEY"])
 def test_secrets_are_refused(name: str) -> None:
     with pytest.raises(Refused) as raised:
         variables(environment={name: "abc123def"})

@@ -101,6 +101,6 @@ def test_every_instance_type_of_sagemaker_is_a_name_that_is_taken() -> None:
     assert [take(one) for one in types] == types
 
 
-@pytest.mark.parametrize("region", ["us-east-1", "us-isob-east-1", "eusc-de-east-1", "cn-northwest-1", "mx-central-1"])
+@in_one_test("region", ["us-east-1", "us-isob-east-1", "eusc-de-east-1", "cn-northwest-1", "mx-central-1"])
 def test_regions_of_all_partitions_are_taken(region: str) -> None:
     assert TypeAdapter(values.Region).validate_python(region) == region

@@ -123,7 +123,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize(("last", "ids", "finish"), ENDS.values(), ids=ENDS)
+@in_one_test(("last", "ids", "finish"), ENDS.values(), ids=ENDS)
 def test_the_last_id_says_how_an_answer_ended(last: bytes, ids: list[int], finish: Finish) -> None:
     with listening((HEAD, FIVE, last, DONE)) as server, engine(server) as found:
         assert one(found) == (ids, finish, "")

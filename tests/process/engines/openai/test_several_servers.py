@@ -227,7 +227,7 @@ def test_a_date_is_compared_with_this_clock_where_the_answer_has_none() -> None:
 DOWN = (status(500, "down"),)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("scripts", "retry_after"),
     [
         ([busy("9"), busy("4"), busy("20")], 4.0),
@@ -301,7 +301,7 @@ def test_what_follows_the_end_is_read_for_a_second_at_most(monkeypatch: pytest.M
         assert server.left.acquire(timeout=PATIENCE)
 
 
-@pytest.mark.parametrize("score", ['"-1"', "null", "[1]", "1e999", "true"])
+@in_one_test("score", ['"-1"', "null", "[1]", "1e999", "true"])
 def test_a_log_probability_is_a_number(score: str) -> None:
     scores = b'{"token_logprobs": [%b], "top_logprobs": [{"token_id:5": %b}]}' % ((score.encode(),) * 2)
     bad = event(5, finish="length", logprobs=0).replace(b'"logprobs": 0', b'"logprobs": ' + scores)

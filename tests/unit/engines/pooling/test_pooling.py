@@ -176,7 +176,7 @@ def test_a_score_of_one_number_is_a_sigmoid_and_a_zero_vector_stays_zero() -> No
     assert FILES.finish(numpy.array([0.0, 0.0], numpy.float32), Pooling("embed")) == [0.0, 0.0]
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("lengths", "most", "wanted"),
     [([9], 4, [4]), ([2, 9], 6, [2, 4]), ([9, 2], 6, [4, 2]), ([9, 9], 7, [3, 4]), ([9, 5], 7, [4, 3])],
 )

@@ -180,7 +180,7 @@ def test_with_several_eos_ids_forbidden_words_and_ignore_eos_exclude_each_other(
         sampling_arguments(Sampling(bad_sequences=("a",), ignore_eos=True), TORCH)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("structured_output", "wanted"),
     [
         (StructuredOutput("json_schema", '{"type": "object"}'), {"json": '{"type": "object"}'}),

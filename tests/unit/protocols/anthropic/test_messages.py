@@ -260,7 +260,7 @@ def test_a_thread_is_refused_as_anthropics_client_recovers_from(
     assert answer(schema, body(thread=None), context=HERMES).status == 200
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("edit", "kept"),
     [
         ({"keep": "all"}, [True, True, True]),
@@ -348,9 +348,7 @@ def test_why_an_answer_ends(said: str, finish: Finish, stop: str, which: str | N
     assert "END" not in found.replace('"stop_sequence":"XEND"', "").replace('"stop_sequence":"END"', "")
 
 
-@pytest.mark.parametrize(
-    "city", ['"Kö', *("[" * depth + "]" * depth + "}}]</tool_call>" for depth in (250, 251, 252, 999))]
-)
+@in_one_test("city", ['"Kö', *("[" * depth + "]" * depth + "}}]</tool_call>" for depth in (250, 251, 252, 999))])
 def test_arguments_that_are_cut_off_or_too_deep_are_text(city: str) -> None:
     said = f'<tool_call>[{{"name": "weather", "arguments": {{"city": {city}'
     asked = body(tools=TOOLS, max_tokens=4)

@@ -226,8 +226,8 @@ def test_kimis_templates_get_ids_with_the_name_and_an_index_over_the_whole_histo
     assert messages[1]["tool_call_id"] == "b", "the client's messages stay as they are"
 
 
-@pytest.mark.parametrize("template", ["{{ tools }}", ""])
-@pytest.mark.parametrize(
+@in_one_test("template", ["{{ tools }}", ""])
+@in_one_test(
     ("calls", "results", "order"),
     [
         ("abc", "cab", "120"),

@@ -346,7 +346,7 @@ def test_structured_output_begins_after_a_thought_or_at_once() -> None:
         assert parts(thinking.parser().feed("a")) == ("", "a", [])
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("family", "lacks", "sampling", "message"),
     [
         ("qwen3", "it cannot", GUIDED, "grammar: the model thinks before it answers, and it cannot; send chat_temp"),
@@ -364,7 +364,7 @@ def test_what_cannot_follow_a_thought_is_refused(family: str, lacks: str, sampli
 # -- stop strings -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("open_", "answer", "shown"),
     [
         (True, "a STOP b</think>c STOP d", "a STOP b</think>c "),
@@ -426,7 +426,7 @@ def test_a_thought_without_an_end_leaves_no_content() -> None:
     assert (choice["message"]["reasoning"], choice["finish_reason"]) == ("Hm. So", "length")
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("template", "family"),
     [
         ("{{ messages }}", None),
@@ -469,8 +469,8 @@ PROMPTS: Mapping[str, tuple[Dialect, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [None, "auto", "none"])
-@pytest.mark.parametrize("api", [*CHATS, *PROMPTS])
+@in_one_test("name", [None, "auto", "none"])
+@in_one_test("api", [*CHATS, *PROMPTS])
 def test_by_default_reasoning_is_apart_where_the_template_shows_it(api: str, name: str | None) -> None:
     context = with_options(BY_DEFAULT, reasoning_parser=name)
     dialect, body = {**CHATS, **PROMPTS}[api]

@@ -25,6 +25,7 @@ from handler.protocols.assistant.tools.arguments import CheckedCalls
 from handler.protocols.assistant.tools.formats.hf import HF
 from handler.protocols.assistant.tools.request import Tools, choose_format
 from handler.protocols.kernel.context import ServerContext
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import with_options
 from tests.unit.protocols.assistant.response_templates import TEMPLATES, Answer, answers
 from tests.unit.protocols.assistant.test_reasoning import parts
@@ -48,7 +49,7 @@ def loaded(calls: Iterable[tuple[str, str]]) -> list[tuple[str, Any]]:
     return [(name, json.loads(arguments)) for name, arguments in calls]
 
 
-@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: f"{answer.template}: {answer.text[:20]!r}")
+@in_one_test("answer", ANSWERS, ids=lambda answer: f"{answer.template}: {answer.text[:20]!r}")
 def test_an_answer_has_its_parts_in_any_cutting(answer: Answer) -> None:
     wanted = answer.thoughts, answer.content, answer.calls
     for cut in range(len(answer.text) + 1):
@@ -61,7 +62,7 @@ OTHERWISE = {"hermes", "tags"}
 """Without `repeats`, transformers has the last of several texts, and without `content` none; here it is as in vLLM."""
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "answer", [answer for answer in ANSWERS if answer.template not in OTHERWISE], ids=lambda answer: answer.text[:20]
 )
 def test_transformers_reads_the_same(answer: Answer) -> None:
@@ -107,7 +108,7 @@ def test_arguments_are_streamed_where_the_template_allows_it() -> None:
     assert len(parser.feed('"a": ')) == 1
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("template", "text", "finish", "call"),
     [
         ("channels", '<|channel|>commentary to=functions.f<|message|>{"a": "b', Finish.EOS, ("f", '{"a": "b"}')),
@@ -124,7 +125,7 @@ def test_a_call_that_breaks_off_stays_as_far_as_it_came(
     assert read(template, "", [text], [], finish)[2] == [call]
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("template", "text"),
     [
         ("hermes", '<tool_call>{"name": "f", "arguments": {</tool_call>'),
@@ -165,7 +166,7 @@ def broken(**changes: Any) -> dict[str, Any]:
 CALLS = "response_template.fields.tool_calls"
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("template", "message"),
     [
         ([], "response_template: must be an object"),
@@ -218,7 +219,7 @@ PATTERNS = (
 )
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=150)
 @given(PATTERNS, st.text(alphabet="ab <", max_size=8))
 def test_a_pattern_matches_what_pythons_matches(source: str, text: str) -> None:
     pattern = None

@@ -123,7 +123,7 @@ def test_a_list_of_one_prompt_is_that_prompt(inputs: Any, ids: tuple[int, ...] |
     assert parse(inputs=inputs).requests[0].prompt_ids == ids
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("body", "message"),
     [
         ({"inputs": ["a", "b"]}, "'inputs' has 2 prompts; at most 1; a body with 'prompt'"),

@@ -176,7 +176,7 @@ def test_a_chat_streams_json_lines_and_events_since_0_37(option: str | None) -> 
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", VERSIONS, ids=str)
+@in_one_test("version", VERSIONS, ids=str)
 def test_a_prompt_streams_json_lines_in_every_release(version: Any) -> None:
     body = {"inputs": "hi", "stream": True}
     assert answer("lmi", body, context=of(str(version))).content_type == "application/jsonlines"
@@ -222,6 +222,6 @@ def test_a_list_of_one_prompt_is_that_prompt_before_0_30() -> None:
     assert answer("lmi", {"inputs": ["hi"], **one}) == answer("lmi", {"inputs": "hi", **one})
 
 
-@pytest.mark.parametrize("inputs", [[], [""], [5], [None], [["hi"]], ["hi", "ho"]])
+@in_one_test("inputs", [[], [""], [5], [None], [["hi"]], ["hi", "ho"]])
 def test_no_other_list_is_a_prompt_of_rolling_batch(inputs: Any) -> None:
     assert answer("lmi", {"inputs": inputs}, context=of("0.28")).status == 424

@@ -384,7 +384,7 @@ def test_an_address_is_the_model(url: str) -> None:
     assert completion({"model": f"{url}/{'x' * 250}"}).status == 400
 
 
-@pytest.mark.parametrize("name", ["httpx", "http:model", "s3://bucket/model", " http://x", "http://"])
+@in_one_test("name", ["httpx", "http:model", "s3://bucket/model", " http://x", "http://"])
 def test_other_names_are_no_address(name: str) -> None:
     assert chat({"model": name}).status == 404
 

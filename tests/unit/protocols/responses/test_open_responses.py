@@ -9,11 +9,11 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from jsonschema import Draft202012Validator
 
 from handler.core.values import Delta
 from handler.protocols.kernel.schema.shapes import COUNT, FLAG, NULL, NUMBER, TEXT, Shape, listing, nullable, record
+from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, DIALECTS, answer, deltas
 from tests.unit.protocols.openai.requests import saying
 from tests.unit.protocols.responses.golden import CALL, WEATHER
@@ -119,8 +119,8 @@ def events(body: bytes) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("name", CASES)
+@in_one_test("stream", [False, True])
+@in_one_test("name", CASES)
 def test_every_response_has_what_is_required(name: str, stream: bool) -> None:
     asked, script, kinds = CASES[name]
     found = answer("openai_responses", {"model": "model", **asked, "stream": stream}, script, SEEING)
@@ -168,8 +168,8 @@ def test_strict_is_told_as_it_is_held() -> None:
         assert [tool["strict"] for tool in found["tools"]] == told
 
 
-@pytest.mark.parametrize(("most", "kept"), [(None, 3), (1, 1), (2, 2), (5, 3)])
-@pytest.mark.parametrize("stream", [False, True])
+@in_one_test(("most", "kept"), [(None, 3), (1, 1), (2, 2), (5, 3)])
+@in_one_test("stream", [False, True])
 def test_calls_beyond_max_tool_calls_are_left_out(most: int | None, kept: int, stream: bool) -> None:
     call = '{"name": "weather", "arguments": {"city": "Köln"}}'
     said = saying(f"<tool_call>[{call}, {call}, {call}]</tool_call>", 7)
@@ -192,7 +192,7 @@ def test_penalties_reach_the_engine_or_are_refused_by_name() -> None:
     assert found["param"] == "presence_penalty"
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("more", "words"),
     [
         ({"include": ["message.output_text.logprobs"]}, "ask for logprobs on /v1/chat/completions"),

@@ -94,7 +94,7 @@ def test_a_call_of_a_tool_that_is_not_allowed_is_text(stream: bool) -> None:
     assert (made["type"], made["name"], made["status"]) == ("function_call", "other", "completed")
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("more", "listed"),
     [
         ({"store": False, "truncation": "disabled", "include": ["reasoning.encrypted_content"]}, []),

@@ -53,7 +53,7 @@ ASKED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("dialect", "body", "fields"), ASKED, ids=str)
+@in_one_test(("dialect", "body", "fields"), ASKED, ids=str)
 def test_what_the_engine_is_asked_for(dialect: str, body: dict[str, Any], fields: dict[str, Any]) -> None:
     requests = DIALECTS[dialect].parse(body, CONTEXT).requests
     for name, wanted in fields.items():
@@ -151,7 +151,7 @@ def test_what_is_refused_by_name(dialect: str, body: Any, message: str) -> None:
     assert (error["message"] if isinstance(error, dict) else error).startswith(message)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("dialect", "body", "unknown"),
     [
         ("openai_embeddings", {"input": "a", "user": "me", "foo": 1}, ["foo", "user"]),

@@ -49,7 +49,7 @@ def refusal(parameters: Any, **more: Any) -> str:
 # -- types -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["do_sample", "stop", "watermark", "details", "decoder_input_details"])
+@in_one_test("name", ["do_sample", "stop", "watermark", "details", "decoder_input_details"])
 def test_these_take_no_null(name: str) -> None:
     with pytest.raises(WrongType, match=rf"parameters\.{name}: invalid type: null, expected"):
         read({name: None})
@@ -232,7 +232,7 @@ def test_the_default_fills_the_context_and_a_number_may_be_cut() -> None:
     assert (asked.fill_context, asked.sampling.max_new_tokens, asked.min_free_tokens) == (False, 100_000, 1024)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("schema", "given", "full"),
     [(ROOT, None, True), (GENERATE, None, False), (STREAM, None, False), (ROOT, False, False), (GENERATE, True, True)],
 )

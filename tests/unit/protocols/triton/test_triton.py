@@ -128,7 +128,7 @@ def test_top_p_of_0_is_off() -> None:
     assert sampling(top_p=0, top_k=4).top_p == 1.0
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("kind", "structured_output", "wanted"),
     [
         ("json", "", StructuredOutput("json_object", "")),
