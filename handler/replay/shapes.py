@@ -6,14 +6,12 @@ where `b` is not always there; `[…]` is a list, of one shape for all its items
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from handler.replay.documents import Documents, NotJson, read_documents
+
 _TYPES = {str: "string", bool: "boolean", int: "number", float: "number", type(None): "null"}
-_DECODER = json.JSONDecoder()
-_BEGIN = re.compile(r"(?!\[DONE\])[{\[]")
 
 
 def body_shape(body: str) -> dict[str, Any]:
@@ -23,30 +21,20 @@ def body_shape(body: str) -> dict[str, Any]:
     between them (each different one once) and after them. A body that is no JSON has its text alone.
     """
     try:
-        values, glue = _split(body)
-    except ValueError:
+        documents = read_documents(body.encode())
+    except NotJson:
         return {"text": body}
-    if not values:
-        return {"text": body}
-    first, *between = values
-    last = between.pop() if between else None
-    parts = [[first], between, [last]] if last is not None else [[first]]
+    glue = documents.glue
     return {
         "glue": [glue[0], *dict.fromkeys(glue[1:-1]), glue[-1]],
-        "frames": [merged([shape(value) for value in part]) for part in parts if part],
+        "frames": [merged([shape(value) for value in part]) for part in _parts(documents) if part],
     }
 
 
-def _split(body: str) -> tuple[list[Any], list[str]]:
-    """Return the JSON objects and lists of a body, and the text around them."""
-    values: list[Any] = []
-    glue: list[str] = []
-    at = 0
-    while begin := _BEGIN.search(body, at):
-        glue.append(body[at : begin.start()])
-        value, at = _DECODER.raw_decode(body, begin.start())
-        values.append(value)
-    return values, [*glue, body[at:]]
+def _parts(documents: Documents) -> list[list[Any]]:
+    first, *between = documents.values
+    last = between.pop() if between else None
+    return [[first], between, [last]] if last is not None else [[first]]
 
 
 def shape(value: Any) -> Any:
