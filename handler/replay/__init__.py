@@ -1,1 +1,1 @@
-"""Send recorded requests to two servers, and compare their answers. Nothing that serves imports this package."""
+"""`lmi replay`: recorded requests, sent again or compared as they were answered."""

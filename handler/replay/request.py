@@ -1,4 +1,4 @@
-"""A recorded request, as each source yields it."""
+"""A recorded request, and the answers that the recording has."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import NamedTuple
 class Recorded(NamedTuple):
     """The answer that a recording has.
 
-    Args:
-        status: HTTP's; 0 if unknown.
-        body: bytes as sent.
+    Attributes:
+        status: HTTP's; 0 where the recording does not say.
+        body: the bytes as sent.
     """
 
     status: int
@@ -20,12 +20,12 @@ class Recorded(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request of a recording.
+    """A recorded request.
 
-    Args:
-        id: of the source; unique in a run.
-        path: with its query, such as "/invocations".
-        headers: content-type, accept, x-amzn-sagemaker-custom-attributes and such; no credentials.
+    Attributes:
+        id: the source's; unique in a run.
+        path: with the query, as `/v1/chat/completions`.
+        headers: names in lower case; no credentials.
         at: seconds since the epoch, where recorded.
         other: a shadow variant's answer to the same event: then nothing is sent.
     """
@@ -41,7 +41,11 @@ class Request(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """A part of a recording that is no request: counted and named, and the run goes on."""
+    """Something of a source that is no request, and why.
+
+    Attributes:
+        place: file and line.
+    """
 
     place: str
     reason: str

@@ -6,10 +6,10 @@ where `b` is not always there; `[…]` is a list, of one shape for all its items
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from handler.replay.documents import Documents, NotJson, read_documents
+from handler.replay.documents import NotJson, read_documents
 
 _TYPES = {str: "string", bool: "boolean", int: "number", float: "number", type(None): "null"}
 
@@ -27,22 +27,30 @@ def body_shape(body: str) -> dict[str, Any]:
     glue = documents.glue
     return {
         "glue": [glue[0], *dict.fromkeys(glue[1:-1]), glue[-1]],
-        "frames": [merged([shape(value) for value in part]) for part in _parts(documents) if part],
+        "frames": [merged([shape(value) for value in part]) for part in frames(documents.values).values()],
     }
 
 
-def _parts(documents: Documents) -> list[list[Any]]:
-    first, *between = documents.values
-    last = between.pop() if between else None
-    return [[first], between, [last]] if last is not None else [[first]]
+def frames(values: Sequence[Any]) -> dict[str, Sequence[Any]]:
+    """Return a body's first document, all between and its last one, as far as there are any."""
+    parts = {"first": values[:1], "between": values[1:-1], "last": values[1:][-1:]}
+    return {name: part for name, part in parts.items() if part}
 
 
 def shape(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _by_token(part) if name == "top_logprobs" else shape(part) for name, part in value.items()}
+        return {name: _field(name, part, value) for name, part in value.items()}
     if isinstance(value, list):
         return [merged([shape(part) for part in value])] if value else []
     return _TYPES[type(value)]
+
+
+def _field(name: str, value: Any, of: Mapping[str, Any]) -> Any:
+    if name == "top_logprobs":
+        return _by_token(value)
+    if isinstance(value, dict) and (name == "arguments" or (name == "input" and of.get("type") == "tool_use")):
+        return "object"  # the model's own fields
+    return shape(value)
 
 
 def _by_token(value: Any) -> Any:
