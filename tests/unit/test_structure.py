@@ -23,6 +23,7 @@ OF_HANDLER = {
     "djl": BELOW_HOSTS,
     "entry": {"djl"},
     "container": {"__version__", "core", "config"},
+    "replay": {"core"},
 }
 """A package of handler's, and what of handler it may import beside itself; `cli` and `bench` may import all of it."""
 
@@ -44,8 +45,8 @@ ONLY_IN_HANDLER = {
     "aiohttp": {"engines/openai", "serving/media"},
     "yarl": {"serving/media"},
     "PIL": {"serving/media/image", "engines/pillow"},
-    "boto3": {"container", "engines/s3"},
-    "botocore": {"container", "engines/s3"},
+    "boto3": {"container", "engines/s3", "replay/sources/s3"},
+    "botocore": {"container", "engines/s3", "replay/sources/s3"},
     "s3transfer": {"engines/s3"},
     "rich": {"core/child_processes"},
 }
