@@ -23,7 +23,7 @@ OF_HANDLER = {
     "djl": BELOW_HOSTS,
     "entry": {"djl"},
     "container": {"__version__", "core", "config"},
-    "replay": {"core"},
+    "replay": {"core", "bench"},
 }
 """A package of handler's, and what of handler it may import beside itself; `cli` and `bench` may import all of it."""
 
@@ -41,7 +41,7 @@ ONLY_IN_HANDLER = {
     "prometheus_client": {"serving/metrics"},
     "opentelemetry": {"serving/metrics/tracing"},
     "javaproperties": {"config"},
-    "orjson": {"core/framing", "engines/openai", "protocols/kernel/readers/body"},
+    "orjson": {"core/framing", "engines/openai", "protocols/kernel/readers/body", "replay"},
     "aiohttp": {"engines/openai", "serving/media"},
     "yarl": {"serving/media"},
     "PIL": {"serving/media/image", "engines/pillow"},
