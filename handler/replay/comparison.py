@@ -157,13 +157,13 @@ def _strict_shapes(old: Documents, new: Documents) -> Iterator[Finding]:
 def _loose_shapes(old: Documents, new: Documents, seen: Seen) -> Iterator[Finding]:
     """Compare with all shapes that the old side has shown: what is said differs, so the fields that it needs do."""
     seen.add(_shapes(old))
-    yield from _shape_findings(seen.shapes, _shapes(new))
+    yield from _shape_findings(seen.shapes, _shapes(new), one_of_many=True)
 
 
-def _shape_findings(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Finding]:
+def _shape_findings(old: Mapping[str, Any], new: Mapping[str, Any], *, one_of_many: bool = False) -> Iterator[Finding]:
     changes = {}
     for part in old.keys() & new.keys():
-        for change in differences(old[part], new[part], f"$({part})"):
+        for change in differences(old[part], new[part], f"$({part})", one_of_many=one_of_many):
             where, _, what = change.partition(": ")
             changes[_public(where)] = what
     for where, what in sorted(changes.items()):

@@ -85,16 +85,19 @@ def _merged_objects(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def differences(old: Any, new: Any, path: str = "$") -> Iterator[str]:
+def differences(old: Any, new: Any, path: str = "$", *, one_of_many: bool = False) -> Iterator[str]:
     """Yield what a client of the old shape finds changed in the new one.
 
-    A value that may be of several types may be of fewer of them. A field that was not always there need not be.
+    A value that may be of several types may be of fewer of them. A field that was not always there need not always be.
+
+    Args:
+        one_of_many: the old shape is that of many answers, the new one of a single one, which may lack such fields.
     """
     if isinstance(old, dict) and isinstance(new, dict) and "any of" not in (*old, *new):
-        yield from _object_differences(old, new, path)
+        yield from _object_differences(old, new, path, one_of_many)
     elif isinstance(old, list) and isinstance(new, list):
         if old and new:
-            yield from differences(old[0], new[0], f"{path}[]")
+            yield from differences(old[0], new[0], f"{path}[]", one_of_many=one_of_many)
     elif isinstance(old, str) and isinstance(new, str):
         if not set(new.split("|")) <= set(old.split("|")):
             yield f"{path}: {old} -> {new}"
@@ -102,15 +105,16 @@ def differences(old: Any, new: Any, path: str = "$") -> Iterator[str]:
         yield f"{path}: {_name(old)} -> {_name(new)}"
 
 
-def _object_differences(old: dict[str, Any], new: dict[str, Any], path: str) -> Iterator[str]:
+def _object_differences(old: dict[str, Any], new: dict[str, Any], path: str, one_of_many: bool) -> Iterator[str]:
     here, there = ({name.removesuffix("?"): name for name in one} for one in (old, new))
     for name, key in here.items():
         if name not in there:
-            yield f"{path}.{name}: {_name(old[key])} -> absent"
+            if not (one_of_many and key.endswith("?")):
+                yield f"{path}.{name}: {_name(old[key])} -> absent"
             continue
         if there[name].endswith("?") and not key.endswith("?"):
             yield f"{path}.{name}: always -> sometimes"
-        yield from differences(old[key], new[there[name]], f"{path}.{name}")
+        yield from differences(old[key], new[there[name]], f"{path}.{name}", one_of_many=one_of_many)
     for name, key in there.items():
         if name not in here:
             yield f"{path}.{name}: absent -> {_name(new[key])}"
