@@ -211,8 +211,8 @@ def _said(old: Documents, new: Documents, near: float) -> Iterator[Finding]:
                 content=_both(before[place], after[place]),
                 learnable=False,
             )
-        elif name in TEXTS:
-            texts.append(place)
+        elif name in TEXTS and all(isinstance(value, str) for value in (*before[place], *after[place])):
+            texts.append(place)  # another type is another shape
     if texts:
         yield _text_finding(old, new, before, after, texts, near)
 

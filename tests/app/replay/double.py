@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import random
 import secrets
@@ -17,7 +16,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,8 @@ from handler.cli import main
 from handler.replay.findings import Class
 from tests.doubles.http_thread import serving
 
-WORDS = "one two three four five six seven eight".split()
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 HANG = 3.0  # seconds that a stream without an end goes on, unless its client leaves
-_IDS = itertools.count()
 
 
 @dataclass
@@ -43,8 +41,6 @@ class Reply:
     end: str = ""
     cut: bool = False
     endless: bool = False
-    retry: bool = False
-    extra: dict[str, str] = field(default_factory=dict)
 
     @property
     def body(self) -> bytes:
@@ -217,20 +213,38 @@ PLANTED: list[tuple[dict[str, Any], Class, Spoil]] = [
 
 
 class Server(ThreadingHTTPServer):
-    """Answers; requests of `spoilt` by their number with a difference, those of `busy` 429 as often as it says."""
+    """Answers; requests of `spoilt` by their number with a difference, those of `busy` 429 as often as it says.
+
+    Args:
+        delay: seconds before each answer.
+        dies_at: the number of the request at which it stops to listen and to answer; None: it does not.
+    """
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, spoilt: Mapping[int, Spoil] | None = None, busy: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        spoilt: Mapping[int, Spoil] | None = None,
+        busy: Mapping[int, int] | None = None,
+        delay: float = 0.0,
+        dies_at: int | None = None,
+    ) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.spoilt = spoilt or {}
         self.busy = dict(busy or {})
         self.asked: list[int] = []
+        self._delay = delay
+        self._dies_at = dies_at
+        self.is_dead = False
 
     def reply(self, path: str, body: Mapping[str, Any]) -> Reply:
         number = int(body["n"])
         self.asked.append(number)
+        time.sleep(self._delay)
+        if number == self._dies_at:
+            self.is_dead = True
+            self.socket.close()
         if self.busy.get(number):
             self.busy[number] -= 1
             return Reply([{"error": "later"}], 429)
@@ -250,6 +264,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         one = self.server.reply(self.path, body)
+        if self.server.is_dead:
+            self.close_connection = True
+            return
         self.send_response(one.status)
         self.send_header("content-type", one.content_type)
         self.send_header("content-length", str(len(one.body) + one.cut + (1 << 40) * one.endless))
@@ -268,6 +285,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b": on and on\n\n")
                 time.sleep(0.02)
         self.close_connection = True
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
 
     def log_message(self, *_: Any) -> None: ...
 
