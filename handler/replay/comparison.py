@@ -225,27 +225,36 @@ def _text_finding(
     places: Sequence[str],
     near: float,
 ) -> Finding:
-    where = without_indexes(places[0])
-    content = _both(before[places[0]], after[places[0]])
-    is_tie, change = _tie(tokens_by_choice(old.values), tokens_by_choice(new.values), near)
-    return Finding(Class.TIE if is_tie else Class.TEXT, "text", where, change, content, learnable=False)
+    place = min(places, key=len)
+    parted = _parted(tokens_by_choice(old.values), tokens_by_choice(new.values))
+    is_tie = bool(parted) and all(one and other and is_near_tie(one, other, near) for _, one, other in parted)
+    content = [_both(before[place], after[place])]
+    change = ""
+    if parted:
+        at, one, other = min(parted, key=lambda first: first[0])
+        change = f"first at token {at + 1}"
+        content += [f"{change}: {_said_token(one)} -> {_said_token(other)}"]
+    cls = Class.TIE if is_tie else Class.TEXT
+    return Finding(cls, "text", without_indexes(place), change, "; ".join(content), learnable=False)
 
 
-def _tie(old: Mapping[int, list[Token]], new: Mapping[int, list[Token]], near: float) -> tuple[bool, str]:
-    """Whether all choices part at tokens that were nearly as probable as each other; and where the first one does."""
-    parted = []
+def _said_token(token: Token | None) -> str:
+    if token is None:
+        return "the end"
+    return json.dumps(token.text, ensure_ascii=False) + ("" if token.logprob is None else f" ({token.logprob:.3f})")
+
+
+def _parted(
+    old: Mapping[int, list[Token]], new: Mapping[int, list[Token]]
+) -> list[tuple[int, Token | None, Token | None]]:
+    """Return where the two texts of each choice part: after how many tokens, and the two that differ."""
+    found = []
     for choice in sorted(old.keys() & new.keys()):
-        for at, (one, other) in enumerate(zip(old[choice], new[choice], strict=False)):
-            if one.text != other.text:
-                parted.append((at, is_near_tie(one, other, near)))
+        for at, (one, other) in enumerate(zip_longest(old[choice], new[choice])):
+            if one is None or other is None or one.text != other.text:
+                found.append((at, one, other))
                 break
-        else:
-            if len(old[choice]) != len(new[choice]):
-                parted.append((min(len(old[choice]), len(new[choice])), False))
-    if not parted:
-        return False, ""
-    at = min(place for place, _ in parted)
-    return all(tie for _, tie in parted), f"first at token {at + 1}"
+    return found
 
 
 def is_near_tie(old: Token, new: Token, near: float) -> bool:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from handler.core.nesting import is_too_deep
+
 _DECODER = json.JSONDecoder()
 _BEGIN = re.compile(r"(?!\[DONE\])[{\[]")
 _BEGIN_BYTES = re.compile(rb"(?!\[DONE\])[{\[]")
@@ -50,10 +52,17 @@ def _by_lines(body: bytes) -> Documents:
             text += line
             continue
         document = line[begin.start() :].rstrip()
-        values.append(orjson.loads(document))
+        values.append(_bounded(orjson.loads(document), document))
         glue.append((text + line[: begin.start()]).decode())
         text = line[begin.start() + len(document) :]
     return Documents(values, [*glue, text.decode()])
+
+
+def _bounded(value: Any, text: str | bytes) -> Any:
+    """Return the value, which functions that call themselves may follow."""
+    if is_too_deep(value, text):
+        raise NotJson("too deep")
+    return value
 
 
 def _by_place(body: bytes) -> Documents:
@@ -64,7 +73,7 @@ def _by_place(body: bytes) -> Documents:
         while begin := _BEGIN.search(text, at):
             glue.append(text[at : begin.start()])
             value, at = _DECODER.raw_decode(text, begin.start())
-            values.append(value)
+            values.append(_bounded(value, text[begin.start() : at]))
     except (ValueError, RecursionError) as error:
         raise NotJson(str(error)) from None
     return Documents(values, [*glue, text[at:]])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from handler.replay.answer import Answer, recorded
 from handler.replay.journal import Journal
 from handler.replay.noise import Ask, Noise
-from handler.replay.report.example import describe
+from handler.replay.report.example import describe, printable
 from handler.replay.request import Recorded, Request, Unreadable
 from handler.replay.summary import Example, outcome
 from handler.replay.targets.pace import Paced
@@ -148,7 +148,7 @@ class _Feed:
                 while not self._read and not self._ended:
                     for number, item in await asyncio.to_thread(self._take):
                         if isinstance(item, Unreadable):
-                            self._journal.skip(number, item)
+                            self._journal.skip(number, Unreadable(printable(item.place), printable(item.reason)))
                         else:
                             self._read.append((number, item))
                     self._read.reverse()

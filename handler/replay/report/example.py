@@ -9,6 +9,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from handler.replay.answer import Answer
@@ -25,17 +26,22 @@ def describe(example: Example, cls: Class, show: bool) -> dict[str, Any]:
     """Return an example for the journal and the reports."""
     request = example.request
     labels = None if show else Labels()
-    old, new = (list(_lines(answer, labels)) for answer in (example.old, example.new))
+    old, new = (list(islice(_lines(answer, labels), _MAX_LINES)) for answer in (example.old, example.new))
     described = {
         "size": example.size,
-        "id": request.id,
-        "request": f"{request.method} {request.path.partition('?')[0]}",
-        "findings": [_finding(one, show) for one in example.findings if one.cls is cls],
-        "diff": list(difflib.unified_diff(old[:_MAX_LINES], new[:_MAX_LINES], "reference", "target", lineterm="", n=3)),
+        "id": printable(request.id),
+        "request": printable(f"{request.method} {request.path.partition('?')[0]}"),
+        "findings": [printable(_finding(one, show)) for one in example.findings if one.cls is cls],
+        "diff": [printable(line) for line in difflib.unified_diff(old, new, "reference", "target", lineterm="", n=3)],
     }
     if show:
-        described["body"] = request.body.decode("utf-8", "replace")
+        described["body"] = printable(request.body.decode("utf-8", "replace"))
     return described
+
+
+def printable(text: str) -> str:
+    """Return text without what a terminal obeys, and what UTF-8 cannot write."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else "\ufffd" for one in text)
 
 
 def _finding(finding: Any, show: bool) -> str:
