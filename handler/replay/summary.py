@@ -91,7 +91,7 @@ class Summary:
 
     def add(self, outcome: Outcome) -> None:
         self.classes[outcome.cls] += 1
-        for cls, name in set(outcome.names):
+        for cls, name in dict.fromkeys(outcome.names):
             names = self.names[Class(cls)]
             names[name if name in names or len(names) < _MAX_NAMES else "others"] += 1
         for side, times, throttled in zip(SIDES, outcome.times, outcome.throttled, strict=True):

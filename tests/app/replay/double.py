@@ -93,7 +93,9 @@ def _chat(body: Mapping[str, Any], tokens: list[str]) -> Reply:
             }
         choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": {"content": logprobs}}
         return Reply([{**head, "choices": [choice], "usage": usage}])
-    events = [{**head, "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]} for text in tokens]
+    events: list[Any] = [
+        {**head, "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]} for text in tokens
+    ]
     events[0]["choices"][0]["delta"]["role"] = "assistant"
     events[-1]["choices"][0]["finish_reason"] = "stop"
     events.append({**head, "choices": [], "usage": usage})

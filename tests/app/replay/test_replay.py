@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -183,7 +184,7 @@ def test_answers_are_compared_with_the_recorded_ones(answered: Path) -> None:
 def test_an_endpoint_of_sagemaker_answers_as_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its streams come by the event stream, its errors with the container's own body and status."""
     path = tmp_path / "requests.jsonl"
-    kinds = [NATIVE, NATIVE_STREAM, {**NATIVE, "bad": 1}, NATIVE_STREAM, NATIVE]
+    kinds: list[dict[str, Any]] = [NATIVE, NATIVE_STREAM, {**NATIVE, "bad": 1}, NATIVE_STREAM, NATIVE]
     path.write_text("".join(f"{line(number, kind)}\n" for number, kind in enumerate(kinds)))
     loop = Loop()
     spoilt = {3: set_in(1, "token", "text", to=" other"), 4: put(status=500)}

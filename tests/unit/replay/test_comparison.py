@@ -92,7 +92,8 @@ def test_values(old: Any, new: Any, cls: Class) -> None:
 def test_sampled_answers_may_differ_in_what_they_need() -> None:
     """A field that the old side has at times need not be in each answer of the new one; a new field is one."""
     seen = Seen()
-    call, text = ({"message": {"content": content, **more}} for content, more in ((None, {"calls": []}), ("a", {})))
+    call: dict[str, Any] = {"message": {"content": None, "calls": []}}
+    text: dict[str, Any] = {"message": {"content": "a"}}
     assert findings(answer(call), answer({**text, "more": 1}), SAMPLED, seen)
     assert not findings(answer(text), answer(call), SAMPLED, seen)
     assert not findings(answer(call), answer(text), SAMPLED, seen)
