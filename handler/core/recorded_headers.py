@@ -14,15 +14,15 @@ _CREDENTIALS = re.compile(
 
 _OF_THE_CONNECTION = frozenset(
     {
-        "host", "connection", "content-length", "transfer-encoding", "keep-alive", "te", "trailer", "upgrade", "expect",
+        "host", "connection", "content-length", "transfer-encoding", "keep-alive", "trailer", "upgrade", "expect",
         "accept-encoding", "origin", "referer", "via", "forwarded", "priority", "pragma", "cache-control", "dnt",
     }
 )  # fmt: skip
 _PREFIXES_OF_THE_CONNECTION = (":", "sec-", "proxy-", "x-forwarded-", "x-amz-", "cf-", "access-control-")
 
 _KNOWN = re.compile(
-    r"accept|accept-language|content-type|content-encoding|user-agent|adapter|x-synthetic"
-    r"|x-amzn-sagemaker-[a-z-]+|anthropic-(?:version|beta)|openai-beta|x-request-id"
+    r"accept|accept-language|content-type|content-encoding|adapter"
+    r"|x-amzn-sagemaker-[a-z-]+|anthropic-(?:version|beta)|openai-beta"
 )
 """What a server records: another header may be a credential under a name of somebody's own."""
 
