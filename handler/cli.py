@@ -14,6 +14,7 @@ from handler.bench.cli import add_parser as add_bench
 from handler.config.engines import LLM_ENGINES
 from handler.config.options.flags import add_flags, unknown_flags
 from handler.core.errors import ConfigError
+from handler.replay.cli import add_parser as add_replay
 
 _INSTALL = "pip install 'lmi-handler[cli]'"
 _SHELLS = ("bash", "zsh", "fish")
@@ -28,6 +29,9 @@ measure
   lmi bench URL                          measure a running server: table, plot, JSON
   lmi bench --engine                     start a server, and compare it with its engine alone
   lmi bench --compare A.json B.json      compare results: table and plot
+
+move
+  lmi replay REQUESTS --to TARGET        send recorded requests, and compare the answers with another server's
 
 deploy to SageMaker
   lmi deploy plan|up|update|promote|down show, create, change, delete an endpoint
@@ -116,6 +120,7 @@ def make_parser() -> argparse.ArgumentParser:
     options.add_argument("--engine", choices=LLM_ENGINES[1:], help="those that this engine has, with its own arguments")
     options.set_defaults(run=_options)
     add_bench(commands)
+    add_replay(commands)
     deploy = commands.add_parser("deploy", help="put a model on a SageMaker endpoint")
     completion = commands.add_parser(
         "completion",

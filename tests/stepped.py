@@ -22,6 +22,7 @@ from handler.plugins.functions import Formatters
 from handler.protocols.kernel.context import ServerContext
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
 from handler.serving.model import ServedModel
+from handler.serving.request_log import RequestLog
 from handler.serving.response_store import ResponseStore
 from handler.serving.sessions import Sessions
 from tests.unit.scheduler.test_batcher import Scripted
@@ -66,6 +67,7 @@ class Bench:
         validator: StructuredOutputValidator | None = None,
         sessions: Sessions | None = None,
         store: ResponseStore | None = None,
+        request_log: RequestLog | None = None,
         **options: Any,
     ) -> None:
         self.engine = Readable(info)
@@ -84,6 +86,7 @@ class Bench:
                 sessions,
                 store,
                 stepped=True,
+                request_log=request_log,
             )
             model.start()
             await model.opened

@@ -10,7 +10,7 @@ import urllib.parse
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 import httptools
 
@@ -18,28 +18,55 @@ from handler.bench.load import Result
 from handler.config import environment
 from handler.core.errors import ConfigError
 
+R = TypeVar("R", bound="HttpReader")
 
-class AnswerReader:
-    """Reads bytes in any pieces; `complete` at the end of the answer.
+
+class HttpReader:
+    """Reads an HTTP response in any pieces; `complete` at its end. Subclasses read headers and body.
+
+    Attributes:
+        refused: why the rest of the answer is not wanted; empty: it is.
+    """
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._now = 0.0
+        self.complete = False
+        self.keep_alive = True
+        self.refused = ""
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Read bytes that arrived at `now`. Raises `httptools.HttpParserError` if this is no HTTP."""
+        self._now = now
+        self._parser.feed_data(data)
+
+    def closed(self) -> None:
+        """The server closed the connection in order."""
+
+    # -- what httptools calls ------------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None: ...
+
+    def on_body(self, body: bytes) -> None: ...
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+        self.keep_alive = self._parser.should_keep_alive()
+
+
+class AnswerReader(HttpReader):
+    """Counts the tokens of an answer.
 
     A token is a line of a jsonlines answer, or a `data:` line of an event stream other than `[DONE]`. Only the last one
     is parsed.
     """
 
     def __init__(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
+        super().__init__()
         self._rest = b""  # a line's beginning
         self._last = b""
         self._events = False
-        self._now = 0.0
         self.arrivals = array("d")
-        self.complete = False
-        self.keep_alive = True
-
-    def feed(self, data: bytes, now: float) -> None:
-        """Read bytes that arrived at `now`. Raises `httptools.HttpParserError` if this is no HTTP."""
-        self._now = now
-        self._parser.feed_data(data)
 
     def verdict(self, expected_tokens: int) -> str:
         """Return the kind of error; empty if the answer has all its tokens."""
@@ -75,9 +102,19 @@ class AnswerReader:
                 self._last = line
                 self.arrivals.append(self._now)
 
-    def on_message_complete(self) -> None:
-        self.complete = True
-        self.keep_alive = self._parser.should_keep_alive()
+
+Address: TypeAlias = tuple[str, int, ssl.SSLContext | None]
+"""Host, port, and how to check certificates; None: plain HTTP."""
+
+
+def address(url: str) -> Address:
+    """Return where a server listens. Raises ConfigError: it is no URL of one."""
+    where = urllib.parse.urlsplit(url)
+    if where.scheme not in ("http", "https") or not where.hostname:
+        raise ConfigError(f"{url!r} is not the URL of a server; write it as http://host:port")
+    secure = where.scheme == "https"
+    port = where.port or (443 if secure else 80)
+    return where.hostname, port, ssl.create_default_context() if secure else None
 
 
 @dataclass(frozen=True)
@@ -102,13 +139,8 @@ class Target:
     reader: ClassVar[type[AnswerReader]] = AnswerReader
 
     @property
-    def address(self) -> tuple[str, int, ssl.SSLContext | None]:
-        where = urllib.parse.urlsplit(self.url)
-        if where.scheme not in ("http", "https") or not where.hostname:
-            raise ConfigError(f"{self.url!r} is not the URL of a server; write it as http://host:port")
-        secure = where.scheme == "https"
-        port = where.port or (443 if secure else 80)
-        return where.hostname, port, ssl.create_default_context() if secure else None
+    def address(self) -> Address:
+        return address(self.url)
 
     def request(self, number: int, tokens: int | None = None) -> bytes:
         """Return the bytes of request number `number`, which asks for an answer of fixed length."""
@@ -143,30 +175,28 @@ def prompt(number: int, words: int) -> str:
     return " ".join([str(number + 1), *(_WORDS[(number + index) % len(_WORDS)] for index in range(words - 1))])
 
 
-class Client(asyncio.Protocol):
-    """One connection, created by `connect`, for one request at a time. An error closes it."""
+class Connection(asyncio.Protocol, Generic[R]):
+    """A connection for one request at a time. An error closes it."""
 
-    def __init__(self, reader: type[AnswerReader] = AnswerReader) -> None:
+    def __init__(self, reader: type[R]) -> None:
         self._loop = asyncio.get_running_loop()
         self._new_reader = reader
-        self._reader = reader()
+        self.reader = reader()
         self._done: asyncio.Future[str] | None = None
         self.closed = False
 
-    async def ask(self, request: bytes, tokens: int, timeout: float, start: float | None = None) -> Result:
-        """Send `request`, which asks for `tokens` tokens; `start`: when the request began; None: now."""
-        self._reader = self._new_reader()
+    async def exchange(self, request: bytes, timeout: float) -> str:
+        """Send `request`, and read the answer into a new `reader`; return the kind of failure, empty: none."""
+        self.reader = self._new_reader()
         self._done = self._loop.create_future()
-        start = time.monotonic() if start is None else start
         self._transport.write(request)
         # A timer costs less than wait_for's task, and works the same.
         timer = self._loop.call_later(timeout, self._fail, "timeout")
         error = await self._done
         timer.cancel()
-        error = error or self._reader.verdict(tokens)
-        if error and not self._reader.complete:
+        if error and not self.reader.complete:
             self.close()
-        return Result(start, self._reader.arrivals, time.monotonic(), error)
+        return error
 
     def close(self) -> None:
         self.closed = True
@@ -183,18 +213,32 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._reader.feed(data, time.monotonic())
+            self.reader.feed(data, time.monotonic())
         except httptools.HttpParserError:
             self._fail("not HTTP")
             return
-        if self._reader.complete:
-            if not self._reader.keep_alive:
+        if self.reader.complete:
+            if not self.reader.keep_alive:
                 self.close()
             self._fail("")
+        elif self.reader.refused:
+            self._fail(self.reader.refused)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True
-        self._fail("connection cut")
+        if error is None:
+            self.reader.closed()
+        self._fail("" if self.reader.complete else "connection cut")
+
+
+class Client(Connection[AnswerReader]):
+    """A connection, created by `connect`, that measures."""
+
+    async def ask(self, request: bytes, tokens: int, timeout: float, start: float | None = None) -> Result:
+        """Send `request`, which asks for `tokens` tokens; `start`: when the request began; None: now."""
+        start = time.monotonic() if start is None else start
+        error = await self.exchange(request, timeout) or self.reader.verdict(tokens)
+        return Result(start, self.reader.arrivals, time.monotonic(), error)
 
 
 async def connect(target: Target) -> Client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from handler.scheduler.lora.registry import AdapterHome
 from handler.scheduler.thinking import ThinkingEngine
 from handler.serving.adapters import ServedAdapters
 from handler.serving.admission import Admission, InferenceRoutes
+from handler.serving.captured_task import CapturedTask
 from handler.serving.custom_handle import CustomHandle
 from handler.serving.dynamic_batcher import DynamicBatcher
 from handler.serving.engine_driver import EngineDriver
@@ -37,6 +39,7 @@ from handler.serving.metrics.prometheus import Gauges, Metrics
 from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.metrics.tracing import Tracer
 from handler.serving.preprocess import NO_FORMATTERS, Headers, Preprocessor, request_id
+from handler.serving.request_log import RequestLog
 from handler.serving.request_task import RequestTask
 from handler.serving.response_store import ResponseStore
 from handler.serving.sessions import Sessions
@@ -51,6 +54,7 @@ class ServedModel:
         validator: tries clients' structured output; None where nothing has to be tried.
         sessions: None where they are off.
         store: keeps answers for later requests; None where nothing is kept.
+        request_log: requests are written into it; None where they are not captured.
         stepped: the loop runs in a host's steps only. The host batches requests itself where batching is dynamic.
 
     Attributes:
@@ -72,8 +76,10 @@ class ServedModel:
         *,
         stepped: bool = False,
         tracer: Tracer | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
         self.config = config
+        self._request_log = request_log
         self.store = store
         self.dialect = registry.choose(
             config.rolling_batch,
@@ -124,6 +130,8 @@ class ServedModel:
             replicas=lambda: self.replicas,
         )
         self.metrics = Metrics(config.label, gauges, tgi=config.tgi_metrics, tracer=tracer)
+        if request_log is not None:
+            self.metrics.show_captured(lambda: (request_log.num_written, request_log.num_dropped))
 
     # -- one request ---------------------------------------------------------------------------------------------
 
@@ -133,6 +141,7 @@ class ServedModel:
         dialect: Dialect | None = None,
         *,
         route: str | None = None,
+        path: str = "/invocations",
         id: str = "",
         on_bytes: Callable[[RequestTask], object] = lambda task: None,
     ) -> RequestTask:
@@ -144,6 +153,7 @@ class ServedModel:
             headers: names in lower case.
             dialect: that of the route that it came by; None stands for the configured one.
             route: the path that the request names in place of the one it came by.
+            path: the one that it came by, with the query.
             id: by default what the headers say, or a new one.
             on_bytes: as in RequestTask.
         """
@@ -158,7 +168,12 @@ class ServedModel:
             error = refusal
         name = id or request_id(headers)
         stats = RequestStats(name, self.metrics, log_prompts=self.config.log_prompts, headers=headers)
-        task = self._make_task(stats, headers, dialect, on_bytes)
+        requests = self._request_log
+        if requests is None or not requests.chooses():
+            task = self._make_task(stats, headers, dialect, on_bytes)
+        else:
+            kind = functools.partial(CapturedTask, requests, name, route or path)
+            task = self._make_task(stats, headers, dialect, on_bytes, kind)
         if error is not None:
             task.refuse(error)
         return task
@@ -176,10 +191,15 @@ class ServedModel:
         return task
 
     def _make_task(
-        self, stats: RequestStats, headers: Headers, dialect: Dialect | None, on_bytes: Callable[[RequestTask], object]
+        self,
+        stats: RequestStats,
+        headers: Headers,
+        dialect: Dialect | None,
+        on_bytes: Callable[[RequestTask], object],
+        kind: Callable[..., RequestTask] = RequestTask,
     ) -> RequestTask:
         tasks = self._tasks
-        task = RequestTask(self.admission, self.driver, stats, headers, dialect, on_bytes, tasks.discard, self._batches)
+        task = kind(self.admission, self.driver, stats, headers, dialect, on_bytes, tasks.discard, self._batches)
         tasks.add(task)
         return task
 
@@ -242,6 +262,8 @@ class ServedModel:
         self.metrics.close()
         if self.handle is not None:
             self.handle.close()
+        if self._request_log is not None:
+            self._request_log.close()
 
     @property
     def state(self) -> str:

@@ -24,6 +24,7 @@ OF_HANDLER = {
     "djl": BELOW_HOSTS,
     "entry": {"djl"},
     "container": {"__version__", "core", "config"},
+    "replay": {"core", "bench"},
 }
 """A package of handler's, and what of handler it may import beside itself; `cli` and `bench` may import all of it."""
 
@@ -41,12 +42,12 @@ ONLY_IN_HANDLER = {
     "prometheus_client": {"serving/metrics"},
     "opentelemetry": {"serving/metrics/tracing"},
     "javaproperties": {"config"},
-    "orjson": {"core/framing", "engines/openai", "protocols/kernel/readers/body"},
+    "orjson": {"core/framing", "engines/openai", "protocols/kernel/readers/body", "replay"},
     "aiohttp": {"engines/openai", "serving/media"},
     "yarl": {"serving/media"},
     "PIL": {"serving/media/image", "engines/pillow"},
-    "boto3": {"container", "engines/s3"},
-    "botocore": {"container", "engines/s3"},
+    "boto3": {"container", "engines/s3", "replay/sources/s3"},
+    "botocore": {"container", "engines/s3", "replay/sources/s3"},
     "s3transfer": {"engines/s3"},
     "rich": {"core/child_processes"},
 }

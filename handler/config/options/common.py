@@ -204,6 +204,10 @@ class Options:
     # the rest
     engine_isolation: str = option(one_of("auto", "process", "thread"), "auto", "place of the engine; auto: a process, for echo a thread")
     log_prompts: bool = option(boolean, False, "write prompts to the log")
+    capture_requests: str | None = option(path, None, "a directory into which requests and their answers are written, for `lmi replay` (capture.md): with all that clients send in them, and without their keys; by default none")
+    capture_percent: float = option(number(0, 100), 100.0, "percentage of the requests that option.capture_requests writes, chosen at random")
+    capture_file_mb: int = option(integer(1, 1 << 20), 64, "MiB of a file of option.capture_requests; then the next one begins")
+    capture_total_mb: int = option(integer(1, 1 << 30), 1024, "MiB of all files of option.capture_requests; beyond, the oldest ones go")
     tgi_metrics: bool = option(boolean, False, "the embedded server's /metrics has TGI's names too, for autoscalers: tgi_queue_size, tgi_batch_current_size, tgi_request_count, tgi_request_success, tgi_request_duration")
     djl_metrics: bool = option(boolean, False, "under DJL Serving: the worker writes each request's tokens, time to the first token and time in the queue as [METRICS] lines, which DJL Serving's own metrics then have (SERVING_PROMETHEUS=true)")
     cloudwatch_metrics_interval: float = option(number(0), 0.0, "the embedded server writes its metrics to stdout every so many seconds, in CloudWatch's embedded metric format; 0 is never")

@@ -77,7 +77,7 @@ class Inference:
         headers = scope["headers_by_name"]
         if named := parse_qs(scope["query_string"].decode("latin-1")).get("adapter"):
             headers = {**headers, QUERY_ADAPTER: named[-1]}
-        return self._model.open(headers, self._dialect, id=id, on_bytes=on_bytes)
+        return self._model.open(headers, self._dialect, path=path_of(scope), id=id, on_bytes=on_bytes)
 
     async def _parse(self, scope: Scope, receive: Receive, task: RequestTask) -> None:
         """Read the body and parse it. It is not kept while the answer is sent."""
@@ -90,6 +90,12 @@ class Inference:
                 await task.parse(body)  # what has come whole is answered, also at SIGTERM
         except ServingError as error:
             task.refuse(error)
+
+
+def path_of(scope: Scope) -> str:
+    """Return the path of a request, with its query."""
+    query = scope["query_string"]
+    return f"{scope['path']}?{query.decode('latin-1')}" if query else str(scope["path"])
 
 
 async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTask, exchange: AnyExchange) -> None:

@@ -27,6 +27,7 @@ from handler.serving.loading.model_directory import adapter_home
 from handler.serving.loading.replicas import start_engine
 from handler.serving.metrics.tracing import make_tracer
 from handler.serving.model import ServedModel
+from handler.serving.request_log import configured_log
 from handler.serving.response_store import configured_store
 from handler.serving.sessions import configured_sessions
 
@@ -62,6 +63,7 @@ async def load_model(
     adapters = adapter_home(spec.config.options, spec, directory)
     announce(spec)
     sessions, store = configured_sessions(config), configured_store(config)
+    request_log = configured_log(config)
     engine = start_engine(config, spec)
     with contextlib.ExitStack() as on_failure:
         on_failure.callback(engine.close)
@@ -69,13 +71,15 @@ async def load_model(
             on_failure.callback(sessions.end)
         if store is not None:
             on_failure.callback(store.close)
+        if request_log is not None:
+            on_failure.callback(request_log.close)
         tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
         context = replace(server_context(config, spec, adapters.registry), tool_format=formatters.tool_format)
         warn_of_unread(config.default_chat_template_kwargs or (), tokenizer.chat_template)
         if tokenizer.chat_template and context.task is Task.GENERATION:
             log.info("%s", describe_parsers(replace(context, chat_template=tokenizer.chat_template)))
         validator = make_validator(spec, engine)
-        make = functools.partial(ServedModel, stepped=stepped, tracer=tracer)
+        make = functools.partial(ServedModel, stepped=stepped, tracer=tracer, request_log=request_log)
         model = make(config, engine, tokenizer, context, adapters, formatters, validator, sessions, store)
         on_failure.pop_all()
     return model

@@ -80,6 +80,20 @@ class _Totals(Collector):
             yield family
 
 
+class _Captured(Collector):
+    """The requests of option.capture_requests."""
+
+    def __init__(self, counts: Callable[[], tuple[int, int]]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Requests of option.capture_requests by outcome: written, or dropped as the disk was slow or full"
+        family = CounterMetricFamily("lmi_captured_requests", text, labels=["outcome"])
+        for outcome, count in zip(("written", "dropped"), self._counts(), strict=True):
+            family.add_metric([outcome], count)
+        yield family
+
+
 class Metrics:
     """One registry a server, so that two servers in one process (tests) do not meet.
 
@@ -127,6 +141,10 @@ class Metrics:
         )
         self._vllm = VllmMetrics(registry, model_name, gauges.queued, gauges.engines)
         self._tgi = TgiMetrics(registry, gauges.queued, gauges.active) if tgi else None
+
+    def show_captured(self, counts: Callable[[], tuple[int, int]]) -> None:
+        """Export how many requests are captured: written, dropped."""
+        self.registry.register(_Captured(counts))
 
     def count_opened(self) -> None:
         """Count a request that has come; its outcome is not known yet."""

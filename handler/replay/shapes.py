@@ -6,14 +6,12 @@ where `b` is not always there; `[…]` is a list, of one shape for all its items
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from handler.replay.documents import NotJson, read_documents
+
 _TYPES = {str: "string", bool: "boolean", int: "number", float: "number", type(None): "null"}
-_DECODER = json.JSONDecoder()
-_BEGIN = re.compile(r"(?!\[DONE\])[{\[]")
 
 
 def body_shape(body: str) -> dict[str, Any]:
@@ -23,38 +21,36 @@ def body_shape(body: str) -> dict[str, Any]:
     between them (each different one once) and after them. A body that is no JSON has its text alone.
     """
     try:
-        values, glue = _split(body)
-    except ValueError:
+        documents = read_documents(body.encode())
+    except NotJson:
         return {"text": body}
-    if not values:
-        return {"text": body}
-    first, *between = values
-    last = between.pop() if between else None
-    parts = [[first], between, [last]] if last is not None else [[first]]
+    glue = documents.glue
     return {
         "glue": [glue[0], *dict.fromkeys(glue[1:-1]), glue[-1]],
-        "frames": [merged([shape(value) for value in part]) for part in parts if part],
+        "frames": [merged([shape(value) for value in part]) for part in frames(documents.values).values()],
     }
 
 
-def _split(body: str) -> tuple[list[Any], list[str]]:
-    """Return the JSON objects and lists of a body, and the text around them."""
-    values: list[Any] = []
-    glue: list[str] = []
-    at = 0
-    while begin := _BEGIN.search(body, at):
-        glue.append(body[at : begin.start()])
-        value, at = _DECODER.raw_decode(body, begin.start())
-        values.append(value)
-    return values, [*glue, body[at:]]
+def frames(values: Sequence[Any]) -> dict[str, Sequence[Any]]:
+    """Return a body's first document, all between and its last one, as far as there are any."""
+    parts = {"first": values[:1], "between": values[1:-1], "last": values[1:][-1:]}
+    return {name: part for name, part in parts.items() if part}
 
 
 def shape(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _by_token(part) if name == "top_logprobs" else shape(part) for name, part in value.items()}
+        return {name: _field(name, part, value) for name, part in value.items()}
     if isinstance(value, list):
         return [merged([shape(part) for part in value])] if value else []
     return _TYPES[type(value)]
+
+
+def _field(name: str, value: Any, of: Mapping[str, Any]) -> Any:
+    if name == "top_logprobs":
+        return _by_token(value)
+    if isinstance(value, dict) and (name == "arguments" or (name == "input" and of.get("type") == "tool_use")):
+        return "object"  # the model's own fields
+    return shape(value)
 
 
 def _by_token(value: Any) -> Any:
@@ -89,16 +85,19 @@ def _merged_objects(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def differences(old: Any, new: Any, path: str = "$") -> Iterator[str]:
+def differences(old: Any, new: Any, path: str = "$", *, one_of_many: bool = False) -> Iterator[str]:
     """Yield what a client of the old shape finds changed in the new one.
 
-    A value that may be of several types may be of fewer of them. A field that was not always there need not be.
+    A value that may be of several types may be of fewer of them. A field that was not always there need not always be.
+
+    Args:
+        one_of_many: the old shape is that of many answers, the new one of a single one, which may lack such fields.
     """
     if isinstance(old, dict) and isinstance(new, dict) and "any of" not in (*old, *new):
-        yield from _object_differences(old, new, path)
+        yield from _object_differences(old, new, path, one_of_many)
     elif isinstance(old, list) and isinstance(new, list):
         if old and new:
-            yield from differences(old[0], new[0], f"{path}[]")
+            yield from differences(old[0], new[0], f"{path}[]", one_of_many=one_of_many)
     elif isinstance(old, str) and isinstance(new, str):
         if not set(new.split("|")) <= set(old.split("|")):
             yield f"{path}: {old} -> {new}"
@@ -106,15 +105,16 @@ def differences(old: Any, new: Any, path: str = "$") -> Iterator[str]:
         yield f"{path}: {_name(old)} -> {_name(new)}"
 
 
-def _object_differences(old: dict[str, Any], new: dict[str, Any], path: str) -> Iterator[str]:
+def _object_differences(old: dict[str, Any], new: dict[str, Any], path: str, one_of_many: bool) -> Iterator[str]:
     here, there = ({name.removesuffix("?"): name for name in one} for one in (old, new))
     for name, key in here.items():
         if name not in there:
-            yield f"{path}.{name}: {_name(old[key])} -> absent"
+            if not (one_of_many and key.endswith("?")):
+                yield f"{path}.{name}: {_name(old[key])} -> absent"
             continue
         if there[name].endswith("?") and not key.endswith("?"):
             yield f"{path}.{name}: always -> sometimes"
-        yield from differences(old[key], new[there[name]], f"{path}.{name}")
+        yield from differences(old[key], new[there[name]], f"{path}.{name}", one_of_many=one_of_many)
     for name, key in there.items():
         if name not in here:
             yield f"{path}.{name}: absent -> {_name(new[key])}"

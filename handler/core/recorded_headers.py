@@ -1,0 +1,65 @@
+"""What of a request's headers and query may be recorded, or read from a recording: never credentials."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from urllib.parse import parse_qsl, urlencode
+
+_CREDENTIALS = re.compile(
+    r"auth|cookie|token|secret|signature|credential|passw|api[-_]?key|subscription-key|(?:^|[-_.])(?:key|sig|jwt)$",
+    re.IGNORECASE,
+)
+"""Names of headers, and of parameters of a query, whose values let somebody in."""
+
+_OF_THE_CONNECTION = frozenset(
+    {
+        "host", "connection", "content-length", "transfer-encoding", "keep-alive", "trailer", "upgrade", "expect",
+        "accept-encoding", "origin", "referer", "via", "forwarded", "priority", "pragma", "cache-control", "dnt",
+    }
+)  # fmt: skip
+_PREFIXES_OF_THE_CONNECTION = (":", "sec-", "proxy-", "x-forwarded-", "x-amz-", "cf-", "access-control-")
+
+_KNOWN = re.compile(
+    r"accept|accept-language|content-type|content-encoding|adapter"
+    r"|x-amzn-sagemaker-[a-z-]+|anthropic-(?:version|beta)|openai-beta"
+)
+"""What a server records: another header may be a credential under a name of somebody's own."""
+
+
+def is_credential(name: str) -> bool:
+    """Whether a header or a parameter of a query is a credential, by its name."""
+    return _CREDENTIALS.search(name) is not None
+
+
+def without_credentials(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the headers to send again, names in lower case: no credentials, and nothing that was the connection's."""
+    kept = {}
+    for given, value in headers:
+        name = given.strip().lower()
+        if not (is_credential(name) or name in _OF_THE_CONNECTION or name.startswith(_PREFIXES_OF_THE_CONNECTION)):
+            kept[name] = value
+    return kept
+
+
+def known_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers that a server may record.
+
+    Args:
+        headers: names in lower case.
+    """
+    return {
+        name: value for name, value in headers.items() if _KNOWN.fullmatch(name) is not None and not is_credential(name)
+    }
+
+
+def path_without_credentials(path: str) -> str:
+    """Return a path without the parameters of its query that are credentials."""
+    path, mark, query = path.partition("?")
+    if not mark:
+        return path
+    given = parse_qsl(query, keep_blank_values=True)
+    kept = [(name, value) for name, value in given if not is_credential(name)]
+    if len(kept) < len(given):
+        query = urlencode(kept)
+    return f"{path}?{query}" if query else path

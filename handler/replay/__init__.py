@@ -1,0 +1,1 @@
+"""`lmi replay`: recorded requests, sent again or compared as they were answered."""

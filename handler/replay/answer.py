@@ -1,0 +1,58 @@
+"""An answer of a target, live or recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from handler.replay.request import Recorded
+
+BUSY = (429, 503)
+"""Statuses of a server that takes the request later."""
+
+
+class Times(NamedTuple):
+    """Seconds: to the first byte of the body, between its pieces on average (None: one piece), and to its end."""
+
+    first: float
+    gap: float | None
+    total: float
+
+
+def times_of(start: float, arrivals: Sequence[float], end: float) -> Times:
+    """Return the times of an answer, whose pieces came at `arrivals`."""
+    first = (arrivals[0] if arrivals else end) - start
+    gap = (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1) if len(arrivals) > 1 else None
+    return Times(first, gap, end - start)
+
+
+class Answer(NamedTuple):
+    """What one side answered.
+
+    Args:
+        status: HTTP's, of the model's server; 0: none.
+        content_type: empty: unknown.
+        lost: why there is no whole answer; empty: there is.
+        times: None: recorded, or lost.
+        throttled: how often it was sent again, as the target was busy.
+    """
+
+    status: int
+    content_type: str
+    body: bytes
+    lost: str = ""
+    times: Times | None = None
+    throttled: int = 0
+
+
+def lost(reason: str) -> Answer:
+    return Answer(0, "", b"", reason)
+
+
+def recorded(answer: Recorded | None) -> Answer:
+    """Return a recording's answer as one of a target."""
+    if answer is None:
+        return lost("not recorded")
+    if answer.status in BUSY:
+        return lost("busy when it was recorded")
+    return Answer(answer.status or 200, answer.content_type, answer.body)

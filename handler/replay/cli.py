@@ -1,0 +1,133 @@
+"""The command line of `lmi replay`. It imports the run only when it runs, so that `lmi serve` starts fast."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+from typing import Any
+
+_OUTPUT = Path("lmi-replay")
+_DESCRIPTION = """Send recorded requests to a server, and compare its answers with another server's, or with the
+recorded ones. Each request gets a class: equal, tie (near ties of log-probabilities, numbers that are nearly the
+same), text, shape (fields and types), framing, status, lost. What is volatile, such as ids, is learnt: one side is
+asked again.
+
+TARGET is http://HOST:PORT, sagemaker:NAME[/COMPONENT], recorded, or serve:ARGUMENTS, which are those of `lmi serve`: it
+is started, and stopped at the end. Ends with status 1 when a class has more requests than --allow grants it. Prints
+nothing of a body without --show. A run that was killed goes on when the same command is given again."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `replay` to `lmi`'s subcommands."""
+    parser = commands.add_parser(
+        "replay",
+        help="send recorded requests to two servers, and compare their answers",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_DESCRIPTION,
+    )
+    parser.add_argument(
+        "requests",
+        metavar="REQUESTS",
+        help="a file, a directory or s3://BUCKET/PREFIX/: SageMaker's data capture, OpenAI's batch files, HAR, or "
+        "lines of {path, headers, body}",
+    )
+    parser.add_argument("--to", type=_target, required=True, metavar="TARGET", help="the server that is on trial")
+    parser.add_argument(
+        "--against", type=_target, default="recorded", metavar="TARGET", help="its reference (default %(default)s)"
+    )
+    parser.add_argument(
+        "--noise", type=_target, metavar="TARGET", help="ask this one again, in the place of the reference: its twin"
+    )
+    for side in ("to", "against", "noise"):
+        parser.add_argument(
+            f"--key-{side}", metavar="VARIABLE", help=f"environment variable with the key of --{side}'s server"
+        )
+    pace = parser.add_argument_group("pace")
+    pace.add_argument(
+        "--concurrency", type=_count, metavar="N", help="requests at once (default 1; at the recorded pace at most 256)"
+    )
+    pace.add_argument(
+        "--recorded-pace", nargs="?", type=_positive, const=1.0, metavar="FACTOR", help="send at the recorded times"
+    )
+    pace.add_argument(
+        "--timeout", type=_positive, default=600.0, metavar="S", help="until an answer is lost (default %(default)s)"
+    )
+    pace.add_argument(
+        "--patience",
+        type=_positive,
+        default=120.0,
+        metavar="S",
+        help="with a busy server (429, 503, throttled), which is asked again and less often (default %(default)s)",
+    )
+    compare = parser.add_argument_group("comparison")
+    compare.add_argument(
+        "--near",
+        type=_positive,
+        default=0.25,
+        metavar="LOGPROB",
+        help="largest difference of two log-probabilities that are nearly the same (default %(default)s)",
+    )
+    compare.add_argument(
+        "--greedy",
+        action="store_true",
+        help="compare all texts: all requests are decoded greedily, even those that do not say so",
+    )
+    compare.add_argument(
+        "--allow",
+        type=_allowance,
+        action="append",
+        default=[],
+        metavar="CLASS=PERCENT",
+        help="of the requests; may be given again (default: tie=100, others 0)",
+    )
+    report = parser.add_argument_group("report")
+    report.add_argument(
+        "--output",
+        type=Path,
+        default=_OUTPUT,
+        metavar="DIRECTORY",
+        help="the journal, report.json and report.html (default %(default)s)",
+    )
+    report.add_argument("--restart", action="store_true", help="forget an earlier run in that directory")
+    report.add_argument("--show", action="store_true", help="show what was asked and answered in the examples")
+    parser.set_defaults(run=_replay)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from handler.replay.command import run
+
+    return run(arguments)
+
+
+def _target(text: str) -> str:
+    from handler.replay.targets.opening import check_name
+
+    try:
+        return check_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _allowance(text: str) -> tuple[str, float]:
+    from handler.replay.findings import CLASSES
+
+    name, _, percent = text.partition("=")
+    names = [cls.value for cls in CLASSES[1:]]
+    with contextlib.suppress(ValueError):
+        if name in names and 0 <= (value := float(percent)) <= 100:
+            return name, value
+    raise argparse.ArgumentTypeError(f"{text}: must be CLASS=PERCENT, where CLASS is {', '.join(names)}")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError("must be a whole number from 1 to 10000")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) < float("inf"):
+            return value
+    raise argparse.ArgumentTypeError("must be a number above 0")

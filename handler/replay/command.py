@@ -1,0 +1,106 @@
+"""Run `lmi replay`, and write its reports."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from typing import Any
+
+from handler.bench import machine
+from handler.core import event_loop
+from handler.core.errors import ConfigError
+from handler.replay.findings import Class
+from handler.replay.journal import Journal
+from handler.replay.noise import Noise
+from handler.replay.progress import Progress
+from handler.replay.report.document import document
+from handler.replay.report.page import page
+from handler.replay.report.text import show
+from handler.replay.run import Plan, Replay, Sides, first
+from handler.replay.schema import has_validator
+from handler.replay.sources import open_requests
+from handler.replay.targets.opening import RECORDED, open_target
+
+_AT_RECORDED_PACE = 256
+_INTERRUPTED = 130
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command; return its exit status."""
+    request, requests = first(open_requests(arguments.requests))
+    if request is None:
+        print(f"lmi replay: {arguments.requests}: no request can be read in its beginning", file=sys.stderr)
+    elif arguments.to == RECORDED and request.other is None:
+        raise ConfigError("lmi replay: --to recorded: the recording has no second answers; they are a shadow variant's")
+    elif arguments.recorded_pace and request.at is None:
+        raise ConfigError("lmi replay: --recorded-pace: the recording has no times")
+    elif arguments.against == RECORDED and request.answer is None:
+        raise ConfigError("lmi replay: the recording has no answers; name a server with --against")
+    if arguments.noise == RECORDED:
+        raise ConfigError("lmi replay: --noise recorded: a recording cannot be asked again")
+    what = _what(arguments)
+    journal = Journal(arguments.output, what, restart=arguments.restart)
+    if journal.num_done:
+        print(f"lmi replay: goes on after {journal.num_done:,} requests of {arguments.output}", file=sys.stderr)
+    if not has_validator():
+        print("lmi replay: without jsonschema, answers are held only to be JSON, not to a schema", file=sys.stderr)
+    noise, progress = Noise(arguments.near), Progress(journal)
+    try:
+        event_loop.run(_run(arguments, requests, journal, noise, progress))
+    except KeyboardInterrupt:
+        progress.close()
+        journal.close()
+        print("lmi replay: stopped; the same command goes on from here", file=sys.stderr)
+        return _INTERRUPTED
+    progress.close()
+    journal.finish()
+    return _report(arguments, what, journal, noise)
+
+
+async def _run(
+    arguments: argparse.Namespace, requests: Any, journal: Journal, noise: Noise, progress: Progress
+) -> None:
+    concurrency = arguments.concurrency or (_AT_RECORDED_PACE if arguments.recorded_pace else 1)
+    with contextlib.ExitStack() as stack:
+        sides = Sides(
+            *(
+                open_target(name, key, arguments.timeout, arguments.patience, concurrency, stack)
+                if name is not None
+                else None
+                for name, key in (
+                    (arguments.to, arguments.key_to),
+                    (arguments.against, arguments.key_against),
+                    (arguments.noise, arguments.key_noise),
+                )
+            )
+        )
+        plan = Plan(concurrency, arguments.recorded_pace, arguments.greedy, arguments.show)
+        try:
+            await Replay(sides, plan, journal, noise, progress.advance).run(requests)
+        finally:
+            for side in (sides.target, sides.reference, sides.noise):
+                if side is not None:
+                    await side.close()
+
+
+def _what(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what must be the same for a run to go on."""
+    names = ("requests", "to", "against", "noise", "near", "greedy", "show")
+    return {name: getattr(arguments, name) for name in names}
+
+
+def _report(arguments: argparse.Namespace, what: dict[str, Any], journal: Journal, noise: Noise) -> int:
+    allowed = {Class.TIE: 100.0, **{Class(name): percent for name, percent in arguments.allow}}
+    report = document(what, journal.summary, noise, allowed)
+    print(show(report))
+    files = {"report.json": json.dumps({**report, **machine.describe()}, indent=1) + "\n", "report.html": page(report)}
+    for name, text in files.items():
+        (arguments.output / name).write_text(text, "utf-8")
+    print(f"\nwritten: {', '.join(str(arguments.output / name) for name in files)}")
+    if report["beyond"]:
+        print(f"beyond what --allow grants: {', '.join(report['beyond'])}")
+    if not report["compared"]:
+        print("no request was compared")
+    return int(bool(report["beyond"]) or not report["compared"])

@@ -1,0 +1,375 @@
+"""Compare two answers to one request."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from handler.replay.answer import Answer
+from handler.replay.content import (
+    ARGUMENTS,
+    LOGPROBS,
+    TEXTS,
+    Token,
+    name_of,
+    tokens_by_choice,
+    values_by_place,
+    without_indexes,
+)
+from handler.replay.documents import Documents, NotJson, read_documents
+from handler.replay.findings import Class, Finding
+from handler.replay.schema import fits
+from handler.replay.shapes import differences, frames, merged, shape
+from handler.replay.traits import Traits
+
+NEAR = 0.25
+"""Log-probabilities within this are nearly the same: other precisions and kernels move them by less than 0.1."""
+_RELATIVE, _ABSOLUTE = 0.01, 1e-3  # of other numbers with fractions, such as embeddings
+_FRAMING = re.compile(r"[\s:,\[\]]*((data|event|id|retry) ?:[ \w.-]*[\s:]*)*(\[DONE\])?\s*")
+_DIGITS = re.compile(r"\d+")
+_USAGE = re.compile(r"\.(\w*usage|generated_tokens|\w+_tokens|\w+_token_count)\b(?!\[)")
+_FINISH = {"finish_reason", "stop_reason", "stop_sequence"}
+_TOOLS = re.compile(r"\.(tool_calls|function|function_call)\b|\(.*function_call.*\)|tool_use")
+_ALTERNATIVES = re.compile(r"\.(top_logprobs|top_tokens|prompt_logprobs)\b")
+_WORD = re.compile(r"\S*")
+VALUES = ("value", "error's value")
+"""Kinds of findings about values that have no meaning here."""
+_MAX_SEEN = 20_000  # characters of a shape that grows with each answer
+
+
+class Seen:
+    """The shapes that the old side's answers of one kind have had, merged."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, Any] = {}
+
+    def add(self, shapes: Mapping[str, Any]) -> None:
+        for part, one in shapes.items():
+            known = self.shapes.get(part)
+            if known is None:
+                self.shapes[part] = one
+            elif known != one and len(repr(both := merged([known, one]))) < _MAX_SEEN:
+                self.shapes[part] = both
+
+
+def findings(old: Answer, new: Answer, traits: Traits, seen: Seen, near: float = NEAR) -> list[Finding]:
+    """Return what a client of the old answer finds different in the new one.
+
+    Args:
+        seen: of this kind of request.
+        near: the largest difference of two log-probabilities that are nearly the same.
+    """
+    if old.lost or new.lost:
+        side = "reference" if old.lost else "target"
+        return [Finding(Class.LOST, f"{side}: {old.lost or new.lost}", learnable=False)]
+    if old.status != new.status:
+        return [Finding(Class.STATUS, "status", change=f"{old.status} -> {new.status}", learnable=False)]
+    found = list(_content_type(old.content_type, new.content_type))
+    if old.body == new.body:
+        return found
+    try:
+        before, after = read_documents(old.body), read_documents(new.body)
+    except NotJson:
+        return [*found, *_texts(old.body, new.body, traits)]
+    if old.status >= 400:
+        return [*found, *_errors(before, after)]
+    found += _glue(before, after)
+    if not traits.greedy:
+        return [*found, *_loose_shapes(before, after, seen), *_schemas(before, after, traits)]
+    said = list(_said(before, after, near))
+    if said:
+        return [*found, *_loose_shapes(before, after, seen), *_schemas(before, after, traits), *said]
+    seen.add(_shapes(before))
+    if len(before.values) != len(after.values):
+        change = f"{len(before.values)} -> {len(after.values)}"
+        found.append(Finding(Class.FRAMING, "documents", change=change))
+    return [*found, *_strict_shapes(before, after), *_values(before, after, near)]
+
+
+# -- framing ---------------------------------------------------------------------------------------------------------
+
+
+def _content_type(old: str, new: str) -> Iterator[Finding]:
+    one, other = (re.sub(r"\s+", "", value).lower() for value in (old, new))
+    if one and other and one != other:
+        yield Finding(Class.FRAMING, "content type", change=f"{_shown(old)} -> {_shown(new)}")
+
+
+def _shown(value: str) -> str:
+    return value if re.fullmatch(r"[\w/;=+. -]{1,80}", value) else "<other>"
+
+
+def _texts(old: bytes, new: bytes, traits: Traits) -> Iterator[Finding]:
+    """Compare bodies of which one at least is not JSON."""
+    kinds = [_is_json(body) for body in (old, new)]
+    if kinds[0] != kinds[1]:
+        names = ["JSON" if kind else "text" if body else "empty" for kind, body in zip(kinds, (old, new), strict=True)]
+        yield Finding(Class.SHAPE, "body", change=" -> ".join(names))
+    elif traits.greedy:
+        yield Finding(Class.TEXT, "body", content=_both(old.decode("utf-8", "replace"), new.decode("utf-8", "replace")))
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        read_documents(body)
+    except NotJson:
+        return False
+    return True
+
+
+def _glue(old: Documents, new: Documents) -> Iterator[Finding]:
+    """Compare the text around the documents: what begins a body, what parts its documents, what ends it."""
+    (first, *between, last), (now_first, *now_between, now_last) = (_numberless(one.glue) for one in (old, new))
+    for where, was, now in (("beginning", first, now_first), ("end", last, now_last)):
+        if was != now:
+            yield Finding(Class.FRAMING, where, change=f"{framing_text(was)} -> {framing_text(now)}")
+    if between and now_between:
+        gone, come = set(between) - set(now_between), set(now_between) - set(between)
+        for was, now in zip_longest(sorted(gone), sorted(come)):
+            names = [framing_text(one) if one is not None else "absent" for one in (was, now)]
+            yield Finding(Class.FRAMING, "separator", " -> ".join(names), " -> ".join(names))
+
+
+def _numberless(glue: Sequence[str]) -> list[str]:
+    return [_DIGITS.sub("0", text) for text in glue]
+
+
+def framing_text(text: str) -> str:
+    """Return text around documents, if it is framing for sure."""
+    return json.dumps(text) if len(text) <= 120 and _FRAMING.fullmatch(text) else f"<{len(text)} characters>"
+
+
+# -- shape -----------------------------------------------------------------------------------------------------------
+
+
+def _shapes(documents: Documents) -> dict[str, Any]:
+    return {name: merged([shape(value) for value in part]) for name, part in frames(documents.values).items()}
+
+
+def _strict_shapes(old: Documents, new: Documents) -> Iterator[Finding]:
+    yield from _shape_findings(_shapes(old), _shapes(new))
+
+
+def _loose_shapes(old: Documents, new: Documents, seen: Seen) -> Iterator[Finding]:
+    """Compare with all shapes that the old side has shown: what is said differs, so the fields that it needs do."""
+    seen.add(_shapes(old))
+    yield from _shape_findings(seen.shapes, _shapes(new), one_of_many=True)
+
+
+def _shape_findings(old: Mapping[str, Any], new: Mapping[str, Any], *, one_of_many: bool = False) -> Iterator[Finding]:
+    changes = {}
+    for part in old.keys() & new.keys():
+        for change in differences(old[part], new[part], f"$({part})", one_of_many=one_of_many):
+            where, _, what = change.partition(": ")
+            changes[_public(where)] = what
+    for where, what in sorted(changes.items()):
+        yield Finding(Class.SHAPE, "field", where, what)
+
+
+def _public(place: str) -> str:
+    return ".".join(name if re.fullmatch(r"[\w$()\[\]?-]{1,64}", name) else "<name>" for name in place.split("."))
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+def _errors(old: Documents, new: Documents) -> Iterator[Finding]:
+    """Compare the form of an error, and its codes; its message is prose."""
+    for finding in [*_glue(old, new), *_strict_shapes(old, new)]:
+        yield finding._replace(cls=Class.STATUS, kind=f"error's {finding.kind}")
+    before, after = values_by_place(old.values), values_by_place(new.values)
+    for place in before.keys() & after.keys():
+        was, now = before[place], after[place]
+        if was != now and not any(_is_prose(value) for value in (*was, *now)):
+            yield Finding(Class.STATUS, "error's value", without_indexes(place), content=_both(was, now), timed=True)
+
+
+def _is_prose(value: Any) -> bool:
+    return isinstance(value, str) and not _WORD.fullmatch(value)
+
+
+# -- what is said ----------------------------------------------------------------------------------------------------
+
+
+def _said(old: Documents, new: Documents, near: float) -> Iterator[Finding]:
+    """Compare texts, and the arguments of tool calls."""
+    before, after = values_by_place(old.values), values_by_place(new.values)
+    texts = []
+    for place in sorted(before.keys() & after.keys()):
+        name = name_of(place)
+        if before[place] == after[place] or _ALTERNATIVES.search(place):
+            continue
+        if name in ARGUMENTS and _parsed(before[place]) != _parsed(after[place]):
+            yield Finding(
+                Class.TEXT,
+                "tool calls",
+                without_indexes(place),
+                content=_both(before[place], after[place]),
+                learnable=False,
+            )
+        elif name in TEXTS and all(isinstance(value, str) for value in (*before[place], *after[place])):
+            texts.append(place)  # another type is another shape
+    if texts:
+        yield _text_finding(old, new, before, after, texts, near)
+
+
+def _text_finding(
+    old: Documents,
+    new: Documents,
+    before: Mapping[str, list[Any]],
+    after: Mapping[str, list[Any]],
+    places: Sequence[str],
+    near: float,
+) -> Finding:
+    place = min(places, key=len)
+    parted = _parted(tokens_by_choice(old.values), tokens_by_choice(new.values))
+    is_tie = bool(parted) and all(one and other and is_near_tie(one, other, near) for _, one, other in parted)
+    content = [_both(before[place], after[place])]
+    change = ""
+    if parted:
+        at, one, other = min(parted, key=lambda first: first[0])
+        change = f"first at token {at + 1}"
+        content += [f"{change}: {_said_token(one)} -> {_said_token(other)}"]
+    cls = Class.TIE if is_tie else Class.TEXT
+    return Finding(cls, "text", without_indexes(place), change, "; ".join(content), learnable=False)
+
+
+def _said_token(token: Token | None) -> str:
+    if token is None:
+        return "the end"
+    return json.dumps(token.text, ensure_ascii=False) + ("" if token.logprob is None else f" ({token.logprob:.3f})")
+
+
+def _parted(
+    old: Mapping[int, list[Token]], new: Mapping[int, list[Token]]
+) -> list[tuple[int, Token | None, Token | None]]:
+    """Return where the two texts of each choice part: after how many tokens, and the two that differ."""
+    found = []
+    for choice in sorted(old.keys() & new.keys()):
+        for at, (one, other) in enumerate(zip_longest(old[choice], new[choice])):
+            if one is None or other is None or one.text != other.text:
+                found.append((at, one, other))
+                break
+    return found
+
+
+def is_near_tie(old: Token, new: Token, near: float) -> bool:
+    """Whether two models that differ by rounding could choose either of the two tokens.
+
+    A side that tells the other's token among its alternatives says so itself. Without any, two tokens that are nearly
+    as probable as each other have nearly the same log-probability, and less than about one half each.
+    """
+    if old.logprob is None or new.logprob is None:
+        return False
+    gaps = []
+    if new.text in old.others:
+        gaps.append(old.logprob - old.others[new.text])
+    if old.text in new.others:
+        gaps.append(new.logprob - new.others[old.text])
+    if gaps:
+        return all(gap <= near for gap in gaps)
+    most = -math.log1p(math.exp(-near))
+    return abs(old.logprob - new.logprob) <= near and max(old.logprob, new.logprob) <= most
+
+
+def _parsed(values: Sequence[Any]) -> list[Any]:
+    found = []
+    for value in values:
+        try:
+            found.append(json.loads(value) if isinstance(value, str) else value)
+        except (ValueError, RecursionError):
+            found.append(value)
+    return found
+
+
+# -- other values ----------------------------------------------------------------------------------------------------
+
+
+def _values(old: Documents, new: Documents, near: float) -> Iterator[Finding]:
+    before, after = values_by_place(old.values), values_by_place(new.values)
+    found: dict[tuple[str, str, str], Finding] = {}
+    for place in sorted(before.keys() & after.keys()):
+        was, now = before[place], after[place]
+        name = name_of(place)
+        if was == now or (name in ARGUMENTS and _parsed(was) == _parsed(now)):
+            continue
+        finding = _value_finding(place, name, was, now, near)
+        found.setdefault(finding.key, finding)
+    yield from found.values()
+
+
+def changing_values(last: Answer, now: Answer, near: float) -> set[tuple[str, str, str]]:
+    """Return the keys of findings about values that one side changes from one request to the next."""
+    try:
+        before, after = read_documents(last.body), read_documents(now.body)
+    except NotJson:
+        return set()
+    found = _values(before, after, near) if now.status < 400 else _errors(before, after)
+    return {one.key for one in found if one.kind in VALUES}
+
+
+def _value_finding(place: str, name: str, was: Sequence[Any], now: Sequence[Any], near: float) -> Finding:
+    where, content = without_indexes(place), _both(was, now)
+    if _are_near(name, was, now, near):
+        return Finding(Class.TIE, "number", where, "nearly equal", content)
+    if _ALTERNATIVES.search(place) and not _numbers(was):
+        return Finding(Class.TIE, "alternatives", where, "", content)
+    kind = "value"
+    if name in _FINISH:
+        kind = "finish reason"
+    elif _USAGE.search(place):
+        kind = "usage"
+    elif _TOOLS.search(place):
+        kind = "tool calls"
+    return Finding(Class.TEXT, kind, where, content=content, timed=True)
+
+
+def _are_near(name: str, was: Sequence[Any], now: Sequence[Any], near: float) -> bool:
+    """Whether all numbers with fractions are nearly the same; counts are not."""
+    if len(was) != len(now) or not _numbers([*was, *now]):
+        return False
+    if all(isinstance(value, int | None) for value in (*was, *now)):
+        return False
+    relative, absolute = (0.05, near) if name in LOGPROBS or name == "<name>" else (_RELATIVE, _ABSOLUTE)
+    return all(
+        one == other
+        or (one is not None and other is not None and math.isclose(one, other, rel_tol=relative, abs_tol=absolute))
+        for one, other in zip(was, now, strict=True)
+    )
+
+
+def _numbers(values: Sequence[Any]) -> bool:
+    return all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values)
+
+
+def _schemas(old: Documents, new: Documents, traits: Traits) -> Iterator[Finding]:
+    """Find an answer that breaks the schema which its request asked for, where the other one keeps it."""
+    if not traits.json:
+        return
+    before, after = (_answers(documents) for documents in (old, new))
+    for place in sorted(before.keys() & after.keys()):
+        for was, now in zip(before[place], after[place], strict=False):
+            if fits(was, traits.schema) and not fits(now, traits.schema):
+                yield Finding(Class.TEXT, "schema", without_indexes(place), content=_both(was, now), learnable=False)
+
+
+def _answers(documents: Documents) -> dict[str, list[str]]:
+    """Return the texts of an answer, which may be the JSON that was asked for."""
+    return {
+        place: [value for value in values if isinstance(value, str)]
+        for place, values in values_by_place(documents.values).items()
+        if name_of(place) in TEXTS
+    }
+
+
+def _both(was: Any, now: Any) -> str:
+    return f"{_short(was)} -> {_short(now)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value[0] if isinstance(value, list) and len(value) == 1 else value, ensure_ascii=False)
+    return text if len(text) <= 200 else f"{text[:120]} … {text[-60:]}"

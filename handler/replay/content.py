@@ -1,0 +1,169 @@
+"""What an answer says, by the places of its values, so that streams which are cut otherwise compare as equal.
+
+A place is a path as `$.choices[0].delta.content`. Texts of a stream are joined by place, other values of it are kept
+where they change. Items of a list are told apart by their own `index`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+TEXTS = frozenset(
+    [
+        "generated_text",
+        "text_output",
+        "content",
+        "text",
+        "reasoning_content",
+        "reasoning",
+        "thinking",
+        "refusal",
+        "delta",
+        "transcript",
+    ]
+)
+"""Names of an answer's text in the APIs; a stream has it in pieces."""
+ARGUMENTS = frozenset(("arguments", "partial_json"))
+"""Names of JSON within a string, which a stream has in pieces too."""
+LOGPROBS = frozenset(
+    ["logprob", "log_prob", "token_logprobs", "cumulative_logprob", "cumulative_log_prob", "top_logprobs"]
+)
+_INDEX = re.compile(r"\[\d+\]")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+"""A field's name; others are a client's or a model's words, as in a completion's `top_logprobs`."""
+
+
+class Token(NamedTuple):
+    """Args:
+    others: log-probabilities of tokens that stood to choice, by their text.
+    """
+
+    text: str
+    logprob: float | None
+    others: Mapping[str, float]
+
+
+def values_by_place(documents: list[Any]) -> dict[str, list[Any]]:
+    """Return all scalars of an answer, in order, by place."""
+    found: dict[str, list[Any]] = {}
+    for document in documents:
+        _walk(document, _root(document), found)
+    if len(documents) > 1:
+        for place, values in found.items():
+            found[place] = _joined(place, values)
+    return found
+
+
+def name_of(place: str) -> str:
+    """Return the name at the end of a place."""
+    return _INDEX.sub("", place.rpartition(".")[2]).removesuffix("[]")
+
+
+def without_indexes(place: str) -> str:
+    return _INDEX.sub("[]", place)
+
+
+def _root(document: Any) -> str:
+    """Return the place of a document: events of Anthropic and Responses say which part of the answer they belong to."""
+    if isinstance(document, dict) and isinstance(document.get("type"), str):
+        index = document.get("index", document.get("output_index"))
+        return f"$({document['type']})" + (f"[{index}]" if isinstance(index, int) else "")
+    return "$"
+
+
+def _walk(value: Any, place: str, found: dict[str, list[Any]]) -> None:
+    if isinstance(value, dict):
+        if value.get("type") == "tool_use" and "input" in value:
+            value = {**value, "input": orjson.dumps(value["input"], option=orjson.OPT_SORT_KEYS).decode()}
+        for name, part in value.items():
+            _walk(part, f"{place}.{name if _NAME.fullmatch(name) else '<name>'}", found)
+    elif isinstance(value, list):
+        for part in value:
+            index = part.get("index") if isinstance(part, dict) else None
+            _walk(part, f"{place}[{index}]" if isinstance(index, int) else f"{place}[]", found)
+    else:
+        found.setdefault(place, []).append(value)
+
+
+def _joined(place: str, values: list[Any]) -> list[Any]:
+    """Return the values of a stream: its text whole, other values without what only repeats."""
+    name = name_of(place)
+    if name in TEXTS or name in ARGUMENTS:
+        return ["".join(value for value in values if isinstance(value, str))]
+    if name in LOGPROBS:
+        return values
+    return [value for at, value in enumerate(values) if at == 0 or value != values[at - 1]]
+
+
+# -- tokens ----------------------------------------------------------------------------------------------------------
+
+
+def tokens_by_choice(documents: list[Any]) -> dict[int, list[Token]]:
+    """Return the generated tokens of each choice, where the answer has them."""
+    found: dict[int, list[Token]] = {}
+    for document in documents:
+        for number, answer in enumerate(document if isinstance(document, list) else [document]):
+            if isinstance(answer, dict):
+                for choice, token in _tokens(answer):
+                    found.setdefault(number + choice, []).append(token)
+    return found
+
+
+def _tokens(answer: Mapping[str, Any]) -> Iterator[tuple[int, Token]]:
+    if isinstance(token := answer.get("token"), dict):  # a stream of LMI or TGI
+        yield 0, _native(token, answer.get("top_tokens"))
+        return
+    details = answer.get("details")
+    if isinstance(details, dict) and isinstance(tokens := details.get("tokens"), list):
+        top = details.get("top_tokens")
+        for at, token in enumerate(tokens):
+            if isinstance(token, dict):
+                yield 0, _native(token, top[at] if isinstance(top, list) and at < len(top) else None)
+    choices = answer.get("choices")
+    for place, choice in enumerate(choices if isinstance(choices, list) else ()):
+        if not isinstance(choice, dict) or not isinstance(logprobs := choice.get("logprobs"), dict):
+            continue
+        index = choice.get("index")
+        for token in _of_chat(logprobs) if "content" in logprobs else _of_completion(logprobs):
+            yield index if isinstance(index, int) else place, token
+
+
+def _native(token: Mapping[str, Any], top: Any) -> Token:
+    return Token(str(token.get("text")), _logprob(token), _others(top))
+
+
+def _of_chat(logprobs: Mapping[str, Any]) -> Iterator[Token]:
+    content = logprobs["content"]
+    for token in content if isinstance(content, list) else ():
+        if isinstance(token, dict):
+            yield Token(str(token.get("token")), _logprob(token), _others(token.get("top_logprobs")))
+
+
+def _of_completion(logprobs: Mapping[str, Any]) -> Iterator[Token]:
+    texts, numbers, tops = (logprobs.get(name) for name in ("tokens", "token_logprobs", "top_logprobs"))
+    for at, text in enumerate(texts if isinstance(texts, list) else ()):
+        number = numbers[at] if isinstance(numbers, list) and at < len(numbers) else None
+        top = tops[at] if isinstance(tops, list) and at < len(tops) else None
+        others = {name: value for name, value in top.items() if _is_number(value)} if isinstance(top, dict) else {}
+        yield Token(str(text), number if _is_number(number) else None, others)
+
+
+def _logprob(token: Mapping[str, Any]) -> float | None:
+    value = token.get("logprob", token.get("log_prob"))
+    return value if _is_number(value) else None
+
+
+def _others(top: Any) -> dict[str, float]:
+    found = {}
+    for other in top if isinstance(top, list) else ():
+        if isinstance(other, dict) and (logprob := _logprob(other)) is not None:
+            found[str(other.get("text", other.get("token")))] = logprob
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,1 @@
+"""What a replay found: as a table, as JSON and as a page, with one example of each class."""

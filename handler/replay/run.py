@@ -1,0 +1,194 @@
+"""Run a replay: read requests, ask both sides, compare, keep what was found."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from handler.replay.answer import Answer, recorded
+from handler.replay.journal import Journal
+from handler.replay.noise import Ask, Noise
+from handler.replay.report.example import describe, printable
+from handler.replay.request import Recorded, Request, Unreadable
+from handler.replay.summary import Example, outcome
+from handler.replay.targets.pace import Paced
+from handler.replay.traits import traits
+
+_AHEAD, _AHEAD_BYTES = 64, 8 * 1024 * 1024  # requests that are read at once
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Who answers. None: the recording does.
+
+    Args:
+        target: the new side.
+        reference: the old one.
+        noise: another of the old ones, asked again in its place.
+    """
+
+    target: Paced | None
+    reference: Paced | None = None
+    noise: Paced | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run goes.
+
+    Args:
+        concurrency: requests at once.
+        speed: of the recorded pace; None: each request follows the last answer.
+        greedy: every request is decoded greedily, whatever it says.
+        show: examples keep what was said.
+    """
+
+    concurrency: int = 1
+    speed: float | None = None
+    greedy: bool = False
+    show: bool = False
+
+
+class Replay:
+    """A run.
+
+    Args:
+        advance: called after each request.
+    """
+
+    def __init__(
+        self, sides: Sides, plan: Plan, journal: Journal, noise: Noise, advance: Callable[[], object] = lambda: None
+    ) -> None:
+        self._sides = sides
+        self._plan = plan
+        self._journal = journal
+        self._noise = noise
+        self._advance = advance
+
+    async def run(self, requests: Iterator[Request | Unreadable]) -> None:
+        feed = _Feed(requests, self._journal)
+        pace = _Pace(self._plan.speed) if self._plan.speed is not None else None
+        workers = [asyncio.ensure_future(self._work(feed, pace)) for _ in range(self._plan.concurrency)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+
+    async def _work(self, feed: _Feed, pace: _Pace | None) -> None:
+        while (item := await feed.next()) is not None:
+            number, request = item
+            if pace is not None and request.at is not None:
+                await pace.wait(request.at)
+            await self._one(number, request)
+            self._advance()
+
+    async def _one(self, number: int, request: Request) -> None:
+        old, new = await self._answers(number, request)
+        wanted = traits(request, self._plan.greedy)
+        again, other = self._again(request, old, new)
+        found = await self._noise.real(request, wanted, old, new, again, other)
+        result = outcome(number, found, old, new)
+        example = Example(request, old, new, found)
+        if self._journal.summary.wants_example(result.cls, example.size):
+            self._journal.keep_example(result.cls, describe(example, result.cls, self._plan.show))
+        self._journal.add(result)
+
+    async def _answers(self, number: int, request: Request) -> tuple[Answer, Answer]:
+        """Ask both sides: at once at a recorded pace, else one after the other, each first in every other request."""
+        if request.other is not None:
+            return recorded(request.answer), recorded(request.other)
+
+        async def old() -> Answer:
+            return await _ask(self._sides.reference, request, request.answer)
+
+        async def new() -> Answer:
+            return await _ask(self._sides.target, request, request.other)
+
+        if self._plan.speed is not None:
+            both = await asyncio.gather(old(), new())
+            return both[0], both[1]
+        if number % 2:
+            answer = await new()
+            return await old(), answer
+        answer = await old()
+        return answer, await new()
+
+    def _again(self, request: Request, old: Answer, new: Answer) -> tuple[Ask | None, Answer]:
+        """Return how to ask one side again, and what it answered before."""
+        sides = self._sides
+        side = sides.noise or (None if request.other is not None else sides.reference)
+        if side is not None:
+            return side.ask, old
+        if sides.target is not None and request.other is None:
+            return sides.target.ask, new
+        return None, old
+
+
+async def _ask(side: Paced | None, request: Request, answer: Recorded | None) -> Answer:
+    return recorded(answer) if side is None else await side.ask(request)
+
+
+class _Feed:
+    """The requests that are not done, by their numbers. They are read on a thread, a few at a time."""
+
+    def __init__(self, requests: Iterator[Request | Unreadable], journal: Journal) -> None:
+        self._items = enumerate(requests)
+        self._journal = journal
+        self._read: list[tuple[int, Request]] = []
+        self._lock = asyncio.Lock()
+        self._ended = False
+
+    async def next(self) -> tuple[int, Request] | None:
+        if not self._read:
+            async with self._lock:
+                while not self._read and not self._ended:
+                    for number, item in await asyncio.to_thread(self._take):
+                        if isinstance(item, Unreadable):
+                            self._journal.skip(number, Unreadable(printable(item.place), printable(item.reason)))
+                        else:
+                            self._read.append((number, item))
+                    self._read.reverse()
+        return self._read.pop() if self._read else None
+
+    def _take(self) -> list[tuple[int, Request | Unreadable]]:
+        taken: list[tuple[int, Request | Unreadable]] = []
+        size = 0
+        for number, item in self._items:
+            if not self._journal.has(number):
+                taken.append((number, item))
+                size += len(item.body) if isinstance(item, Request) else 0
+            if len(taken) >= _AHEAD or size >= _AHEAD_BYTES:
+                return taken
+        self._ended = True
+        return taken
+
+
+class _Pace:
+    """The recorded times, from now on."""
+
+    def __init__(self, speed: float) -> None:
+        self._speed = speed
+        self._zero: tuple[float, float] | None = None
+
+    async def wait(self, at: float) -> None:
+        now = time.monotonic()
+        if self._zero is None:
+            self._zero = at, now
+        recorded_at, began = self._zero
+        await asyncio.sleep(max(0.0, began + (at - recorded_at) / self._speed - now))
+
+
+def first(requests: Iterator[Request | Unreadable]) -> tuple[Request | None, Iterator[Request | Unreadable]]:
+    """Return the first request that can be read, and all of them."""
+    read: list[Request | Unreadable] = []
+    for item in requests:
+        read.append(item)
+        if isinstance(item, Request):
+            return item, itertools.chain(read, requests)
+        if len(read) >= 1000:
+            break
+    return None, itertools.chain(read, requests)

@@ -1,0 +1,167 @@
+"""A server by its URL: the load generator's connections, which keep the whole answer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import urllib.parse
+from array import array
+from collections.abc import Iterator
+
+from handler.bench.client import Connection, HttpReader, address
+from handler.replay.answer import BUSY, Answer, lost, times_of
+from handler.replay.request import Request
+from handler.replay.targets.base import Attempt
+
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+_PAUSE = 0.05  # seconds after a failed connection, so that a dead server is not asked as fast as the loop turns
+_OURS = {
+    "accept-encoding",
+    "authorization",
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+}
+"""Headers of the recorded connection, which are not sent; no encoding is asked for, as bodies are compared."""
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_PATH = re.compile(r"/[\x21-\x7e]*")
+
+
+class BodyReader(HttpReader):
+    """Keeps status, content type and body, and when its pieces came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._until_close = True
+        self._retry_after = ""
+        self.content_type = ""
+        self.arrivals = array("d")
+        self.begun = False
+
+    @property
+    def status(self) -> int:
+        return int(self._parser.get_status_code())
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self._pieces)
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds; 0: none, or a date."""
+        return float(self._retry_after) if self._retry_after.isdecimal() else 0.0
+
+    def feed(self, data: bytes, now: float) -> None:
+        self.begun = True
+        super().feed(data, now)
+
+    def closed(self) -> None:
+        """End an answer of HTTP/1.0, whose length nobody told."""
+        self.complete = self.complete or (bool(self.arrivals) and self._until_close)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"content-type":
+            self.content_type = value.decode("latin-1")
+        elif name == b"retry-after":
+            self._retry_after = value.decode("latin-1").strip()
+        elif name in (b"content-length", b"transfer-encoding"):
+            self._until_close = False
+
+    def on_body(self, body: bytes) -> None:
+        self._size += len(body)
+        if self._size > MAX_ANSWER_BYTES:
+            self.refused = f"over {MAX_ANSWER_BYTES >> 20} MiB"
+            return
+        self._pieces.append(body)
+        self.arrivals.append(self._now)
+
+
+class HttpTarget:
+    """A server.
+
+    Args:
+        url: with a path, that goes before each request's.
+        key: sent as a bearer token; empty: none.
+        timeout: seconds until an answer counts as lost.
+    """
+
+    def __init__(self, url: str, key: str = "", timeout: float = 600.0) -> None:
+        self._address = address(url)
+        where = urllib.parse.urlsplit(url)
+        self._host, self._prefix = where.netloc.rpartition("@")[2], where.path.rstrip("/")
+        self._authorization = f"authorization: Bearer {key}\r\n" if key else ""
+        self._timeout = timeout
+        self._idle: list[Connection[BodyReader]] = []
+
+    async def send(self, request: Request) -> Attempt:
+        try:
+            data = self._encode(request)
+        except _Unsendable as unsendable:
+            return Attempt(lost(str(unsendable)))
+        start = time.monotonic()
+        connection = self._idle.pop() if self._idle else None
+        while True:
+            kept = connection is not None and not connection.closed
+            if connection is None or connection.closed:
+                try:
+                    connection = await self._connect()
+                except (OSError, TimeoutError):
+                    await asyncio.sleep(_PAUSE)
+                    return Attempt(lost("cannot connect"))
+            error = await connection.exchange(data, self._timeout)
+            if not (kept and error == "connection cut" and not connection.reader.begun):
+                break  # else the server had closed it while it was idle
+        if not connection.closed:
+            self._idle.append(connection)
+        return _attempt(connection.reader, error, start)
+
+    async def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _connect(self) -> Connection[BodyReader]:
+        host, port, secure = self._address
+        loop = asyncio.get_running_loop()
+        opening = loop.create_connection(lambda: Connection(BodyReader), host, port, ssl=secure)
+        return (await asyncio.wait_for(opening, self._timeout))[1]
+
+    def _encode(self, request: Request) -> bytes:
+        path = self._prefix + request.path
+        if not _PATH.fullmatch(path) or not _TOKEN.fullmatch(request.method):
+            raise _Unsendable("its method or path cannot be sent by HTTP")
+        head = "".join([f"{request.method} {path} HTTP/1.1\r\nhost: {self._host}\r\n", *_header_lines(request)])
+        length = f"content-length: {len(request.body)}\r\n" if request.body or request.method != "GET" else ""
+        return f"{head}{length}{self._authorization}\r\n".encode("latin-1") + request.body
+
+
+class _Unsendable(ValueError): ...
+
+
+def _header_lines(request: Request) -> Iterator[str]:
+    for name, value in request.headers.items():
+        if name.lower() in _OURS:
+            continue
+        if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
+            raise _Unsendable("one of its headers cannot be sent by HTTP")
+        yield f"{name}: {value}\r\n"
+
+
+def _attempt(reader: BodyReader, error: str, start: float) -> Attempt:
+    if error:
+        return Attempt(lost(error))
+    times = times_of(start, reader.arrivals, time.monotonic())
+    answer = Answer(reader.status, reader.content_type, reader.body, times=times)
+    return Attempt(answer, answer.status in BUSY, reader.retry_after)

@@ -1,0 +1,68 @@
+"""A server captures what its clients send and get, byte by byte, on every route and in every way of answering."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from handler.replay.request import Request
+from handler.replay.sources import open_requests
+from tests.app.server import serve
+
+CHAT = {"messages": [{"role": "user", "content": "one two three"}], "max_tokens": 3, "model": "model"}
+ASKED: list[tuple[str, Any]] = [
+    ("/invocations", {"inputs": "one two", "parameters": {"max_new_tokens": 2}}),
+    ("/invocations", {"inputs": "one two", "parameters": {"max_new_tokens": 2}, "stream": True}),
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", {**CHAT, "stream": True}),
+    ("/v1/chat/completions?api_key=abc&adapter=", {**CHAT, "stream": True, "n": 2}),
+    ("/v1/messages", {**CHAT, "stream": True}),
+    ("/v1/responses", {"input": "one two", "max_output_tokens": 2, "model": "model"}),
+    ("/generate_stream", {"inputs": "one two", "parameters": {"max_new_tokens": 2}}),
+    ("/v2/models/model/generate", {"text_input": "one two", "max_tokens": 2}),
+    ("/tokenize", {"prompt": "one two", "model": "model"}),
+    ("/v1/chat/completions", {**CHAT, "max_tokens": "many"}),
+    ("/invocations", b"{not json"),
+    ("/invocations", b"\xff\xfe"),
+]
+
+
+def test_every_request_is_captured_with_the_bytes_of_its_answer(tmp_path: Path) -> None:
+    options = ("--engine", "echo", "-o", f"option.capture_requests={tmp_path}")
+    sent = []
+    with serve(*options) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        for path, given in ASKED:
+            body = given if isinstance(given, bytes) else json.dumps(given).encode()
+            headers = {"content-type": "application/json", "authorization": "Bearer sk-1234", "x-own": "sk-1234"}
+            answer = client.post(path, content=body, headers=headers)
+            sent.append(
+                (path.partition("?")[0], body, answer.status_code, answer.headers["content-type"], answer.content)
+            )
+        metrics = client.get("/metrics").text
+    found = [one for one in open_requests(str(tmp_path)) if isinstance(one, Request)]
+    got = [
+        (one.path.partition("?")[0], one.body, one.answer.status, one.answer.content_type, one.answer.body)
+        for one in found
+        if one.answer is not None
+    ]
+    assert got == sent
+    assert "lmi_captured_requests_total" in metrics
+    assert "sk-1234" not in "".join(path.read_text() for path in tmp_path.iterdir())
+    assert [one.path for one in found if "?" in one.path] == ["/v1/chat/completions?adapter="]
+    assert len({one.id for one in found}) == len(ASKED)
+
+
+def test_a_client_that_leaves_has_no_answer(tmp_path: Path) -> None:
+    options = ("-o", f"option.capture_requests={tmp_path}", "-o", "option.echo_tokens_per_second=5")
+    body = {"inputs": "one two three", "parameters": {"max_new_tokens": 500}, "stream": True}
+    with (
+        serve("--engine", "echo", *options) as server,
+        httpx.stream("POST", f"{server.url}/invocations", json=body, timeout=60) as answer,
+    ):
+        next(answer.iter_bytes())
+    [request] = list(open_requests(str(tmp_path)))
+    assert isinstance(request, Request)
+    assert request.answer is None

@@ -1,0 +1,185 @@
+"""What is a difference, and what a tie, by the answers alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from handler.replay.answer import Answer
+from handler.replay.comparison import NEAR, Seen, findings, is_near_tie
+from handler.replay.content import Token, tokens_by_choice, values_by_place
+from handler.replay.documents import NotJson, read_documents
+from handler.replay.findings import Class, class_of
+from handler.replay.noise import Noise
+from handler.replay.report.example import describe
+from handler.replay.request import Request
+from handler.replay.summary import Example, Histogram
+from handler.replay.traits import Traits, traits
+
+GREEDY, SAMPLED = Traits(True), Traits(False)
+
+
+def answer(*documents: Any, status: int = 200, content_type: str = "application/json", end: str = "") -> Answer:
+    body = "\n".join(json.dumps(one) for one in documents) + end
+    return Answer(status, content_type, body.encode())
+
+
+def class_between(old: Answer, new: Answer, wanted: Traits = GREEDY) -> Class:
+    return class_of(findings(old, new, wanted, Seen()))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "tie"),
+    [
+        (Token("a", -0.70, {}), Token("b", -0.75, {}), True),
+        (Token("a", -0.01, {}), Token("b", -0.01, {}), False),  # two models that are sure of different things
+        (Token("a", -0.70, {}), Token("b", -2.0, {}), False),
+        (Token("a", -0.70, {"b": -0.80}), Token("b", -0.75, {"a": -0.76}), True),
+        (Token("a", -0.70, {"b": -3.0}), Token("b", -0.75, {}), False),  # no tie on one side
+        (Token("a", -0.70, {"b": -0.71}), Token("b", -0.2, {"a": -2.0}), False),
+        (Token("a", None, {}), Token("b", None, {}), False),
+    ],
+)
+def test_a_near_tie(old: Token, new: Token, tie: bool) -> None:
+    assert is_near_tie(old, new, NEAR) is tie
+
+
+def test_tokens_are_read_in_each_api() -> None:
+    native = {"token": {"id": 1, "text": "a", "log_prob": -0.5}, "top_tokens": [{"text": "b", "logprob": -1.0}]}
+    details = {"details": {"tokens": [{"id": 1, "text": "a", "logprob": -0.5}], "top_tokens": [[]]}}
+    chat = {"choices": [{"index": 0, "logprobs": {"content": [{"token": "a", "logprob": -0.5, "top_logprobs": []}]}}]}
+    tops: list[Any] = [{"a": -0.5, "b": -1.0}]
+    texts = {"choices": [{"logprobs": {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": tops}}]}
+    for document in (native, details, chat, texts):
+        (tokens,) = tokens_by_choice([document]).values()
+        assert [(token.text, token.logprob) for token in tokens] == [("a", -0.5)], document
+    assert tokens_by_choice([texts])[0][0].others == {"a": -0.5, "b": -1.0}
+
+
+def test_a_stream_that_is_cut_otherwise_says_the_same() -> None:
+    pieces = [[{"choices": [{"index": 0, "delta": {"content": text}}]} for text in cut] for cut in ("abc", ("ab", "c"))]
+    old, new = (answer(*documents) for documents in pieces)
+    assert [(one.cls, one.kind) for one in findings(old, new, GREEDY, Seen())] == [(Class.FRAMING, "documents")]
+
+
+def test_answers_of_several_choices_may_come_in_any_order() -> None:
+    events = [{"choices": [{"index": index, "text": text}]} for index, text in ((0, "a"), (1, "b"), (0, "c"), (1, "d"))]
+    assert values_by_place(events)["$.choices[0].text"] == ["ac"]
+    other = [events[1], events[0], events[3], events[2]]
+    assert class_between(answer(*events), answer(*other)) is Class.EQUAL
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "cls"),
+    [
+        ({"embedding": [0.1234, 0.5]}, {"embedding": [0.1235, 0.5]}, Class.TIE),
+        ({"embedding": [0.1234, 0.5]}, {"embedding": [0.2, 0.5]}, Class.TEXT),
+        ({"embedding": [0.1234, 0.5]}, {"embedding": [0.1234]}, Class.TEXT),
+        ({"count": 1000}, {"count": 1001}, Class.TEXT),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, Class.EQUAL),
+        ({"arguments": '{"a": 1}'}, {"arguments": '{"a":1}'}, Class.EQUAL),
+        ({"arguments": '{"a": 1}'}, {"arguments": '{"a": 2}'}, Class.TEXT),
+        ({"content": None}, {"content": "a"}, Class.SHAPE),
+    ],
+)
+def test_values(old: Any, new: Any, cls: Class) -> None:
+    assert class_between(answer(old), answer(new)) is cls
+
+
+def test_sampled_answers_may_differ_in_what_they_need() -> None:
+    """A field that the old side has at times need not be in each answer of the new one; a new field is one."""
+    seen = Seen()
+    call: dict[str, Any] = {"message": {"content": None, "calls": []}}
+    text: dict[str, Any] = {"message": {"content": "a"}}
+    assert findings(answer(call), answer({**text, "more": 1}), SAMPLED, seen)
+    assert not findings(answer(text), answer(call), SAMPLED, seen)
+    assert not findings(answer(call), answer(text), SAMPLED, seen)
+    assert findings(answer(text), answer({**text, "more": 1}), SAMPLED, seen)
+
+
+SCHEMA = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer", "pattern": "(x+)+y"}}}
+
+
+@pytest.mark.parametrize(("text", "cls"), [('{"a": 7}', Class.EQUAL), ('{"b": 1}', Class.TEXT), ("{", Class.TEXT)])
+def test_the_schema_that_was_asked_for(text: str, cls: Class) -> None:
+    body = {"messages": [], "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}
+    wanted = traits(Request("1", "/v1/chat/completions", {}, json.dumps(body).encode()))
+    assert not wanted.greedy
+    assert class_between(answer({"content": '{"a": 1}'}), answer({"content": text}), wanted) is cls
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "greedy"),
+    [
+        ("/invocations", {"inputs": "a"}, True),
+        ("/invocations", {"inputs": "a", "parameters": {"do_sample": True}}, False),
+        ("/invocations", {"inputs": "a", "parameters": {"temperature": 0.7}}, False),
+        ("/invocations", {"inputs": "a", "parameters": {"temperature": 0.7, "do_sample": False}}, True),
+        ("/v1/chat/completions", {"messages": []}, False),
+        ("/v1/chat/completions", {"messages": [], "temperature": 0}, True),
+        ("/v1/chat/completions", {"messages": [], "temperature": 1, "top_k": 1}, True),
+        ("/v1/responses", {"input": "a"}, False),
+        ("/v1/embeddings", {"input": "a"}, True),
+        ("/generate", {"inputs": "a", "parameters": {"top_p": 0.5}}, False),
+    ],
+)
+def test_which_requests_are_greedy(path: str, body: Any, greedy: bool) -> None:
+    request = Request("1", path, {}, json.dumps(body).encode())
+    assert traits(request).greedy is greedy
+    assert traits(request, greedy=True).greedy
+
+
+def test_what_no_server_can_be_asked_about() -> None:
+    """Of a shadow variant's answers, a value that changes from one request to the next says nothing; usage does."""
+    request = Request("1", "/invocations", {}, b"{}")
+    noise = Noise(NEAR)
+
+    def found(old: Any, new: Any) -> set[str]:
+        pair = answer(old), answer(new)
+        return {one.name for one in asyncio.run(noise.real(request, GREEDY, *pair, None, pair[0]))}
+
+    assert found({"id": 1, "model": "a"}, {"id": 2, "model": "b"}) == set()  # not known yet
+    assert found({"id": 3, "model": "a"}, {"id": 4, "model": "b"}) == {"value $.model"}
+    assert found({"id": 5, "usage": {"n": 1}}, {"id": 6, "usage": {"n": 2}}) == {"usage $.usage.n"}
+
+
+def test_a_side_that_differs_from_itself_shows_no_difference() -> None:
+    request = Request("1", "/invocations", {}, b"{}")
+    texts = iter("abcdefgh")
+
+    async def again(_: Request) -> Answer:
+        return answer({"generated_text": next(texts)})
+
+    old, new = answer({"generated_text": "x"}), answer({"generated_text": "y"})
+    (one,) = asyncio.run(Noise(NEAR).real(request, GREEDY, old, new, again, old))
+    assert (one.cls, one.kind) == (Class.TIE, "unsteady text")
+
+
+@pytest.mark.parametrize("body", [b"[" * 5000 + b"]" * 5000, b'{"a":' * 500 + b"1" + b"}" * 500, b"\xff{", b"{", b""])
+def test_bodies_that_are_no_json_are_texts(body: bytes) -> None:
+    with pytest.raises(NotJson):
+        read_documents(body)
+    assert class_between(Answer(200, "", body), answer({})) is Class.SHAPE
+    assert class_between(Answer(200, "", body), Answer(200, "", body + b".")) is Class.TEXT
+
+
+def test_an_example_has_nothing_that_a_terminal_obeys() -> None:
+    request = Request("\x1b[2J", "/invocations", {}, b"{}")
+    old, new = answer({"text": "\ud800\x1b[2J"}), Answer(200, "", b"\x1b[2J\n")
+    example = Example(request, old, new, findings(old, new, GREEDY, Seen()))
+    for show in (False, True):
+        shown = json.dumps(describe(example, Class.SHAPE, show), ensure_ascii=False)
+        assert "\x1b" not in shown
+        assert shown.encode()
+
+
+def test_percentiles_of_times() -> None:
+    times = Histogram()
+    for number in range(1, 1001):
+        times.add(number / 1000)
+    assert times.percentile(50) == pytest.approx(0.5, rel=0.02)
+    assert times.percentile(99) == pytest.approx(0.99, rel=0.02)
+    assert len(times) == 1000
