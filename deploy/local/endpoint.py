@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from deploy.local.answers import ApiError, validation_error
+from deploy.local.capture import Capture
 
 MIB = 2**20
 ACCOUNT = "000000000000"
@@ -61,6 +62,7 @@ class Endpoint:
         container: URL of the container, without a path.
         region: the required region of signatures; None: any.
         components: by name; empty: the endpoint has a model, and accepts no InferenceComponentName.
+        capture: what is written of requests; None: nothing.
         part_bytes: cut the stream's parts at so many bytes, to test clients; None: as the container writes.
     """
 
@@ -75,6 +77,7 @@ class Endpoint:
     healthy: bool = True
     account: str = ACCOUNT
     ended: bool = False
+    capture: Capture | None = None
 
     def admit(self, name: str, variant: str | None) -> None:
         """Check that the endpoint accepts requests.

@@ -120,14 +120,19 @@ async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
     return bytes(data[:most])
 
 
-async def messages(reply: aiohttp.ClientResponse, part_bytes: int | None) -> AsyncIterator[bytes]:
+async def messages(
+    reply: aiohttp.ClientResponse, part_bytes: int | None, pieces: list[bytes] | None = None
+) -> AsyncIterator[bytes]:
     """Yield the answer as event stream messages, piece by piece; a broken one ends with an exception message.
 
     Args:
         part_bytes: cut parts at so many bytes.
+        pieces: gets the answer's bytes too; None: nobody wants them.
     """
     try:
         while data := await reply.content.readany():
+            if pieces is not None:
+                pieces.append(data)
             if part_bytes is None:
                 yield payload_part(data)
             else:

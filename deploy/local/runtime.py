@@ -18,6 +18,7 @@ from aiohttp import web
 from deploy.local.access import check_signed, check_token
 from deploy.local.answers import TIMED_OUT, ApiError, model_error, validation_error
 from deploy.local.asynchronous import AsyncCalls
+from deploy.local.capture import Answer, Captures, Event
 from deploy.local.endpoint import MIB, Component, Endpoint
 from deploy.local.eventstream import CONTENT_TYPE
 from deploy.local.headers import ASYNC, COMPONENT, INVOKE, STREAM, VARIANT, Operation, to_client, to_container
@@ -45,6 +46,7 @@ class Runtime:
         self._store = store
         self._relay = Relay(endpoint.container)
         self._async = AsyncCalls(endpoint, store) if store else None
+        self._captures = Captures(endpoint.name)
         self._transforms = TransformJobs(endpoint, store, containers) if store else None
 
     def app(self) -> web.Application:
@@ -67,6 +69,7 @@ class Runtime:
     async def _open(self, app: web.Application) -> AsyncIterator[None]:
         await self._relay.open()
         yield
+        await self._captures.close()
         if self._async:
             await self._async.close()
         if self._transforms:
@@ -78,7 +81,7 @@ class Runtime:
     async def _invoke(self, request: web.Request) -> web.StreamResponse:
         relay, log_stream, headers = self._check_request(request, INVOKE)
         body = await self._body(request)
-        reply, data = await relay.whole(body, headers, self._endpoint.limits.invoke, log_stream)
+        reply, data = await self._whole(relay, body, headers, log_stream)
         returned = to_client(reply.headers, INVOKE, self._endpoint.variant)
         if "Content-Type" in reply.headers:
             returned["Content-Type"] = reply.headers["Content-Type"]
@@ -88,6 +91,7 @@ class Runtime:
         relay, log_stream, headers = self._check_request(request, STREAM)
         body = await self._body(request)
         seconds = self._endpoint.limits.stream
+        event, output = self._begin(relay, headers, body, seconds, log_stream), None
         try:
             async with relay.post("/invocations", body, headers, seconds) as reply:
                 await raise_for_status(reply, log_stream)
@@ -95,12 +99,17 @@ class Runtime:
                 returned["X-Amzn-SageMaker-Content-Type"] = reply.headers.get("Content-Type", "")
                 answer = web.StreamResponse(headers={**returned, "Content-Type": CONTENT_TYPE})
                 await answer.prepare(request)
-                async for message in messages(reply, self._endpoint.part_bytes):
+                pieces: list[bytes] | None = None if event is None else []
+                async for message in messages(reply, self._endpoint.part_bytes, pieces):
                     await answer.write(message)
+                if pieces is not None and reply.content.is_eof():
+                    output = reply.headers.get("Content-Type", ""), b"".join(pieces)
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             # Of the container's head only: `messages` tells the client of all that comes later. A client that has gone
             # is a ClientError too, and reads no answer.
             raise model_error(0, TIMED_OUT, log_stream) from error
+        finally:
+            self._captures.end(event, self._endpoint.variant, output)
         await answer.write_eof()
         return answer
 
@@ -120,7 +129,7 @@ class Runtime:
             check_target(request.headers)
             body = await self._body(request)
             check_body(body, endpoint.limits.small_body)
-            reply, data = await relay.whole(body, headers, endpoint.limits.invoke, log_stream)
+            reply, data = await self._whole(relay, body, headers, log_stream)
         except ApiError as error:
             raise as_routers(error) from error
         returned = to_client(reply.headers, ROUTED, endpoint.variant)
@@ -164,6 +173,34 @@ class Runtime:
             return answer
         await answer.write_eof()
         return answer
+
+    # -- data capture --------------------------------------------------------------------------------------------
+
+    async def _whole(
+        self, relay: Relay, body: bytes, headers: dict[str, str], log_stream: str
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        """Return the container's whole answer, and capture it."""
+        seconds = self._endpoint.limits.invoke
+        event, output = self._begin(relay, headers, body, seconds, log_stream), None
+        try:
+            reply, data = await relay.whole(body, headers, seconds, log_stream)
+            output = reply.headers.get("Content-Type", ""), data
+        finally:
+            self._captures.end(event, self._endpoint.variant, output)
+        return reply, data
+
+    def _begin(
+        self, relay: Relay, headers: dict[str, str], body: bytes, seconds: float, log_stream: str
+    ) -> Event | None:
+        """Begin to capture a request, also of the shadow, for which the same container answers."""
+
+        async def ask() -> Answer:
+            reply, data = await relay.whole(body, headers, seconds, log_stream)
+            return reply.headers.get("Content-Type", ""), data
+
+        event = self._captures.begin(self._endpoint.capture, headers, body)
+        self._captures.copy(event, ask)
+        return event
 
     # -- shared --------------------------------------------------------------------------------------------------
 

@@ -244,6 +244,8 @@ def _notes(spec: Spec) -> Iterator[str]:
             yield f"{_who(server)}AWS's image does not run here: this package's server does, with the same options."
         if server.model.token_secret is not None:
             yield f"{_who(server)}model.token_secret is not read here: the hub is asked without a token."
+    if spec.shadow is not None:
+        yield "shadow: runs on AWS only, and gets no copies here. `lmi deploy local --aws` plays its capture."
     for item in spec.components:
         if item.copies > 1:
             yield f"component {item.name}: one copy of {item.copies} runs here."

@@ -19,8 +19,9 @@ from deploy.local.endpoint import Component, Endpoint, Limits, Status
 from deploy.local.headers import ASYNC, INFERENCE_ID, to_container
 from deploy.local.serving import listening
 from deploy.rehearsal import asynchronous
+from deploy.rehearsal.capture import configured
 from deploy.rehearsal.cloud import Call, body_of, refuse
-from deploy.rehearsal.sagemaker import ACCOUNT, Invalid, SageMaker, Thing
+from deploy.rehearsal.sagemaker import ACCOUNT, Invalid, Thing
 
 if TYPE_CHECKING:
     from deploy.rehearsal.cloud import Cloud
@@ -75,7 +76,7 @@ class Emulators:
             missing = ("endpoint", name) not in cloud.sagemaker.things
             text = f"Endpoint {name} of account {ACCOUNT} not found." if missing else error.message
             return refuse("ValidationError", text, start_response)
-        return self._relay(self._emulator(cloud.sagemaker, thing), environ, start_response)
+        return self._relay(self._emulator(cloud, thing, call.region), environ, start_response)
 
     def _accept(
         self, cloud: Cloud, name: str, region: str, environ: dict[str, Any], start_response: Any
@@ -122,7 +123,7 @@ class Emulators:
         except OSError as error:
             raise RuntimeError(f"The container gave no answer: {error}") from None
 
-    def _emulator(self, sagemaker: SageMaker, thing: Thing) -> str:
+    def _emulator(self, cloud: Cloud, thing: Thing, region: str) -> str:
         """Return the URL of an endpoint's emulator, which then knows the endpoint's state."""
         with self._lock:
             if thing.name not in self._running:
@@ -131,7 +132,9 @@ class Emulators:
         endpoint, url = self._running[thing.name]
         endpoint.status = _STATUS.get(thing.status, Status.IN_SERVICE)
         endpoint.healthy = self._healthy()
+        sagemaker = cloud.sagemaker
         config = sagemaker.get("endpoint-config", thing.request["EndpointConfigName"])
+        endpoint.capture = configured(cloud, config, region)
         endpoint.variant = config.request["ProductionVariants"][0]["VariantName"]
         endpoint.components = {one.name: _component(one) for one in sagemaker.components_of(thing.name)}
         return url

@@ -40,7 +40,7 @@ def endpoint_config(
     if spec.asynchronous is not None:
         content["AsyncInferenceConfig"] = _asynchronous(spec.asynchronous, spec.encryption.output_key)
     if spec.capture is not None:
-        content["DataCaptureConfig"] = _capture(spec.capture, spec.encryption.capture_key)
+        content["DataCaptureConfig"] = capture_config(spec.capture, spec.encryption.capture_key)
     if shadow is not None:
         content["ShadowProductionVariants"] = [_shadow(spec, decision, shadow)]
     content = merged(content, spec.sagemaker.endpoint_config)
@@ -88,7 +88,7 @@ def _shadow(spec: Spec, decision: Decision, model: Resource) -> dict[str, Any]:
     return {**variant, "VariantName": SHADOW, "InitialVariantWeight": spec.shadow.percent / 100}
 
 
-def _capture(capture: Capture, key: str | None) -> dict[str, Any]:
+def capture_config(capture: Capture, key: str | None) -> dict[str, Any]:
     """Return DataCaptureConfig. Bodies of JSON are kept as text; everything else in base64."""
     config = {
         "EnableCapture": True,

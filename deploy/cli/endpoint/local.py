@@ -13,11 +13,14 @@ from typing import Any
 
 from deploy.cli.endpoint import rehearsal
 from deploy.errors import DeployError
+from deploy.local.capture import Capture
 from deploy.local.container import Command, command
 from deploy.local.endpoint import Component, Endpoint, Limits
 from deploy.local.health import Probing
 from deploy.local.serving import Plan, free_port, serve
 from deploy.local.specification import refuse_with_specification, started, this_machine, with_arguments
+from deploy.local.store import Store
+from deploy.resources.endpoint_config import capture_config
 from deploy.spec.reading import read_spec
 
 BASE = "base"
@@ -170,6 +173,10 @@ def _plan_of_specification(arguments: argparse.Namespace) -> Plan:
         print(f"note: {note}", file=sys.stderr)
     urls = [item.container for item in given.components.values() if item.container] or [given.commands[""].url]
     endpoint = _endpoint(arguments, urls[0], spec.name, given.components)
+    if spec.capture is not None and arguments.s3 is not None:
+        endpoint.capture = Capture.of(capture_config(spec.capture, None), Store(arguments.s3).write, None)
+    elif spec.capture is not None:
+        print("note: capture: needs a directory in place of S3 (--s3 DIRECTORY), and is off here.", file=sys.stderr)
     return _with(arguments, endpoint, given.commands, given.adapters)
 
 

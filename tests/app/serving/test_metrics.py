@@ -87,7 +87,8 @@ def test_the_document_lists_every_metric() -> None:
     names = [f"{name}_total" if kind == "counter" else name for name, kind in {**OURS, **VLLM, **REPORTED}.items()]
     for kind, name, *_ in REPLICA_FAMILIES:
         names.append(f"lmi_replica_{name}_total" if kind is CounterMetricFamily else f"lmi_replica_{name}")
-    assert sorted(documented) == sorted([*names, *TGI])
+    captured = "lmi_captured_requests_total"  # tests/app/test_captured_requests.py
+    assert sorted(documented) == sorted([*names, captured, *TGI])
 
 
 @pytest.fixture(scope="module")

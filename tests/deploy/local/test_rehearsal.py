@@ -15,6 +15,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from deploy.cli.main import main
+from handler.core.errors import ConfigError
+from handler.replay.request import Request
+from handler.replay.sources import open_requests
 from tests.docs.aws import rehearsal
 from tests.process_tree import alive, descendants
 from tests.servers import PATIENCE, wait_for
@@ -143,6 +146,51 @@ def test_an_asynchronous_endpoint_writes_its_answer(account: Path, capsys: pytes
     wait_for(lambda: len(objects()) == 2, PATIENCE, "no answers")
     assert objects()[done["OutputLocation"]] == b'{"generated_text":" one two"}'
     assert b"Received client error (424)" in objects()[failed["FailureLocation"]]
+
+
+def test_a_capture_with_a_shadows_is_read_from_s3(account: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The capture is written in the role's name, at the share that the file says, as SageMaker would."""
+    capture = {
+        "capture": {"output": "s3://models/captured/"},
+        "shadow": {"percent": 50, "options": {"max_rolling_batch_size": 16}},
+    }
+    account.write_text(json.dumps({**FILE, **capture}))
+    boto3.client("iam").put_role_policy(
+        RoleName="lmi", PolicyName="lmi", PolicyDocument=printed("execution-role", account, capsys)
+    )
+    assert up(account) == 0
+    runtime = boto3.client("sagemaker-runtime")
+    asked = {"EndpointName": "chat", "ContentType": "application/json", "Body": BODY}
+    for number in range(12):
+        runtime.invoke_endpoint(**asked, InferenceId=f"mine-{number}")
+    stream = runtime.invoke_endpoint_with_response_stream(
+        **{**asked, "Body": json.dumps({**json.loads(BODY), "stream": True})}
+    )
+    streamed = b"".join(part["PayloadPart"]["Bytes"] for part in stream["Body"])
+
+    def requests() -> list[Request]:
+        try:
+            found = list(open_requests("s3://models/captured"))
+        except ConfigError:  # nothing is written yet
+            return []
+        assert [one for one in found if not isinstance(one, Request)] == []
+        return [one for one in found if isinstance(one, Request)]
+
+    wait_for(lambda: len(requests()) == 13 and any(one.other for one in requests()), PATIENCE, "no capture")
+    found = requests()
+    assert [one.body for one in found if "stream" not in one.body.decode()] == [BODY.encode()] * 12
+    assert {one.headers.get("x-amzn-sagemaker-inference-id") for one in found} == {
+        None, *(f"mine-{number}" for number in range(12))
+    }  # fmt: skip
+    answers = [one.answer for one in found if one.answer is not None]
+    assert {answer.body for answer in answers} == {b'{"generated_text":" one two"}', streamed}
+    assert sum(one.other is not None for one in found) > 0
+    keys = [item["Key"] for item in boto3.client("s3").list_objects_v2(Bucket="models", Prefix="captured/")["Contents"]]
+    assert {"/".join(key.split("/")[:3]) for key in keys} == {"captured/chat/AllTraffic", "captured/chat/Shadow"}
+    with pytest.raises(ConfigError, match="there are no files to read"):
+        open_requests("s3://models/nothing/")
+    with pytest.raises(ConfigError, match="there is no such bucket"):
+        open_requests("s3://missing-bucket/")
 
 
 @pytest.mark.parametrize(
