@@ -27,7 +27,6 @@ _OURS = {
     "keep-alive",
     "proxy-authorization",
     "proxy-connection",
-    "te",
     "trailer",
     "transfer-encoding",
     "upgrade",
