@@ -39,7 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
     if journal.num_done:
         print(f"lmi replay: goes on after {journal.num_done:,} requests of {arguments.output}", file=sys.stderr)
     if not has_validator():
-        print("lmi replay: without jsonschema (pip install jsonschema), schemas are not checked, only JSON", file=sys.stderr)
+        print(
+            "lmi replay: without jsonschema (pip install jsonschema), schemas are not checked, only JSON",
+            file=sys.stderr,
+        )
     noise, progress = Noise(arguments.near), Progress(journal)
     try:
         with _interrupted_by_sigterm():
