@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from handler.bench import machine
@@ -18,7 +20,8 @@ from handler.replay.progress import Progress
 from handler.replay.report.document import document
 from handler.replay.report.page import page
 from handler.replay.report.text import show
-from handler.replay.run import Plan, Replay, Sides, first
+from handler.replay.request import Request
+from handler.replay.run import Plan, Replay, Sides, beginning
 from handler.replay.schema import has_validator
 from handler.replay.sources import open_requests
 from handler.replay.targets.opening import RECORDED, open_target
@@ -29,26 +32,21 @@ _INTERRUPTED = 130
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
-    request, requests = first(open_requests(arguments.requests))
-    if request is None:
-        print(f"lmi replay: {arguments.requests}: no request can be read in its beginning", file=sys.stderr)
-    elif arguments.to == RECORDED and request.other is None:
-        raise ConfigError("lmi replay: --to recorded: the recording has no second answers; they are a shadow variant's")
-    elif arguments.recorded_pace and request.at is None:
-        raise ConfigError("lmi replay: --recorded-pace: the recording has no times")
-    elif arguments.against == RECORDED and request.answer is None:
-        raise ConfigError("lmi replay: the recording has no answers; name a server with --against")
-    if arguments.noise == RECORDED:
-        raise ConfigError("lmi replay: --noise recorded: a recording cannot be asked again")
+    read, requests = beginning(open_requests(arguments.requests))
+    _check(arguments, read)
     what = _what(arguments)
     journal = Journal(arguments.output, what, restart=arguments.restart)
     if journal.num_done:
         print(f"lmi replay: goes on after {journal.num_done:,} requests of {arguments.output}", file=sys.stderr)
     if not has_validator():
-        print("lmi replay: without jsonschema, answers are held only to be JSON, not to a schema", file=sys.stderr)
+        print(
+            "lmi replay: without jsonschema (pip install jsonschema), schemas are not checked, only JSON",
+            file=sys.stderr,
+        )
     noise, progress = Noise(arguments.near), Progress(journal)
     try:
-        event_loop.run(_run(arguments, requests, journal, noise, progress))
+        with _interrupted_by_sigterm():
+            event_loop.run(_run(arguments, requests, journal, noise, progress))
     except KeyboardInterrupt:
         progress.close()
         journal.close()
@@ -57,6 +55,30 @@ def run(arguments: argparse.Namespace) -> int:
     progress.close()
     journal.finish()
     return _report(arguments, what, journal, noise)
+
+
+def _check(arguments: argparse.Namespace, read: Sequence[Request]) -> None:
+    """Raise ConfigError if the beginning of the recording lacks what the arguments need."""
+    if not read:
+        raise ConfigError(f"lmi replay: {arguments.requests}: no request can be read in its beginning")
+    if arguments.to == RECORDED and all(one.other is None for one in read):
+        raise ConfigError("lmi replay: --to recorded: the recording has no second answers; they are a shadow variant's")
+    if arguments.recorded_pace and all(one.at is None for one in read):
+        raise ConfigError("lmi replay: --recorded-pace: the recording has no times")
+    if arguments.against == RECORDED and all(one.answer is None for one in read):
+        raise ConfigError("lmi replay: the recording has no answers; name a server with --against")
+    if arguments.noise == RECORDED:
+        raise ConfigError("lmi replay: --noise recorded: a recording cannot be asked again")
+
+
+@contextlib.contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """End as by Ctrl-C, which stops the servers that were started."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 async def _run(
@@ -77,12 +99,14 @@ async def _run(
             )
         )
         plan = Plan(concurrency, arguments.recorded_pace, arguments.greedy, arguments.show)
+        opened = [side for side in (sides.target, sides.reference, sides.noise) if side is not None]
         try:
+            for side in opened:
+                await side.open()
             await Replay(sides, plan, journal, noise, progress.advance).run(requests)
         finally:
-            for side in (sides.target, sides.reference, sides.noise):
-                if side is not None:
-                    await side.close()
+            for side in opened:
+                await side.close()
 
 
 def _what(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -81,7 +81,6 @@ class Noise:
         for late in (False, True):
             if late:
                 suspects = [one for one in suspects if one.timed and kind.asked_later[one.key] < _ASKED_LATER]
-                kind.asked_later.update(one.key for one in suspects)
             if not suspects:
                 break
             if late:
@@ -90,6 +89,8 @@ class Noise:
             self._learn(kind, request, (one for one in suspects if one.key in noise and one.learnable))
             unsteady += [one for one in suspects if one.key in noise and not one.learnable]
             suspects = [one for one in suspects if one.key not in noise]
+            if late:  # only now: others that are in flight wait for the same
+                kind.asked_later.update(one.key for one in suspects)
         real = [one for one in found if one.key not in kind.volatile and one not in unsteady]
         kind.confirmed.update(one.key for one in real)
         return [*real, *(one._replace(cls=Class.TIE, kind=f"unsteady {one.kind}") for one in unsteady)]

@@ -18,6 +18,7 @@ from handler.replay.targets.pace import Paced
 from handler.replay.traits import traits
 
 _AHEAD, _AHEAD_BYTES = 64, 8 * 1024 * 1024  # requests that are read at once
+_BEGINNING = 100  # requests that are looked at before the run
 
 
 @dataclass(frozen=True)
@@ -182,13 +183,13 @@ class _Pace:
         await asyncio.sleep(max(0.0, began + (at - recorded_at) / self._speed - now))
 
 
-def first(requests: Iterator[Request | Unreadable]) -> tuple[Request | None, Iterator[Request | Unreadable]]:
-    """Return the first request that can be read, and all of them."""
+def beginning(requests: Iterator[Request | Unreadable]) -> tuple[list[Request], Iterator[Request | Unreadable]]:
+    """Return the first requests, as far as they can be read, and all that the recording has."""
     read: list[Request | Unreadable] = []
-    for item in requests:
+    size = 0
+    for item in itertools.islice(requests, _BEGINNING):
         read.append(item)
-        if isinstance(item, Request):
-            return item, itertools.chain(read, requests)
-        if len(read) >= 1000:
+        size += len(item.body) if isinstance(item, Request) else 0
+        if size >= _AHEAD_BYTES:
             break
-    return None, itertools.chain(read, requests)
+    return [item for item in read if isinstance(item, Request)], itertools.chain(read, requests)

@@ -22,7 +22,10 @@ class Attempt(NamedTuple):
 
 
 class Target(Protocol):
-    """A target. Both functions run on the event loop."""
+    """A target. Its functions run on the event loop."""
+
+    async def open(self) -> None:
+        """Raise ConfigError if nobody is there."""
 
     async def send(self, request: Request) -> Attempt:
         """Send the request once, and wait for its whole answer. A failure is an answer too."""

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterator
 
 from handler.bench.client import Connection, HttpReader, address
+from handler.core.errors import ConfigError
 from handler.replay.answer import BUSY, Answer, lost, times_of
 from handler.replay.request import Request
 from handler.replay.targets.base import Attempt
@@ -26,7 +27,6 @@ _OURS = {
     "keep-alive",
     "proxy-authorization",
     "proxy-connection",
-    "te",
     "trailer",
     "transfer-encoding",
     "upgrade",
@@ -99,12 +99,19 @@ class HttpTarget:
     """
 
     def __init__(self, url: str, key: str = "", timeout: float = 600.0) -> None:
-        self._address = address(url)
+        self._url, self._address = url, address(url)
         where = urllib.parse.urlsplit(url)
         self._host, self._prefix = where.netloc.rpartition("@")[2], where.path.rstrip("/")
         self._authorization = f"authorization: Bearer {key}\r\n" if key else ""
         self._timeout = timeout
         self._idle: list[Connection[BodyReader]] = []
+
+    async def open(self) -> None:
+        """Connect for the first request, so that a wrong URL or certificate is told at once."""
+        try:
+            self._idle.append(await self._connect())
+        except (OSError, asyncio.TimeoutError) as error:
+            raise ConfigError(f"lmi replay: cannot connect to {self._url}: {error or 'timeout'}") from None
 
     async def send(self, request: Request) -> Attempt:
         try:
@@ -118,7 +125,7 @@ class HttpTarget:
             if connection is None or connection.closed:
                 try:
                     connection = await self._connect()
-                except (OSError, TimeoutError):
+                except (OSError, asyncio.TimeoutError):
                     await asyncio.sleep(_PAUSE)
                     return Attempt(lost("cannot connect"))
             error = await connection.exchange(data, self._timeout)

@@ -31,6 +31,9 @@ class Paced:
         self._interval = 0.0
         self._next = 0.0
 
+    async def open(self) -> None:
+        await self._target.open()
+
     async def ask(self, request: Request) -> Answer:
         """Send the request until the target takes it."""
         until, pause, throttled = self._clock() + self._patience, _FIRST_PAUSE, 0

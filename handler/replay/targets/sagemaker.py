@@ -55,6 +55,8 @@ class SageMakerTarget:
         self._timeout = timeout
         self._threads = ThreadPoolExecutor(concurrency, "sagemaker")
 
+    async def open(self) -> None: ...
+
     async def send(self, request: Request) -> Attempt:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._send, request)
 

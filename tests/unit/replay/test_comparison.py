@@ -183,3 +183,24 @@ def test_percentiles_of_times() -> None:
     assert times.percentile(50) == pytest.approx(0.5, rel=0.02)
     assert times.percentile(99) == pytest.approx(0.99, rel=0.02)
     assert len(times) == 1000
+
+
+def test_all_wait_for_a_time_of_whole_seconds() -> None:
+    """Requests in flight at the turn of a second all meet it before anybody has learnt it."""
+    request = Request("1", "/invocations", {}, b"{}")
+    noise = Noise(NEAR, later=0.05)
+    old, new = answer({"created": 101}), answer({"created": 100})
+
+    async def one() -> list[Any]:
+        seconds = iter((101, 102))
+
+        async def again(_: Request) -> Answer:
+            await asyncio.sleep(0)
+            return answer({"created": next(seconds)})
+
+        return await noise.real(request, GREEDY, old, new, again, old)
+
+    async def all_at_once() -> list[list[Any]]:
+        return await asyncio.gather(*(one() for _ in range(16)))
+
+    assert asyncio.run(all_at_once()) == [[]] * 16
