@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from deploy.adopt.source import Source
-from deploy.aws import Aws
+from deploy.aws import Aws, components_of
 from deploy.deployer.calls import call, show, tags_of
 from deploy.errors import NotThere
 from deploy.iam.statements import Policy, allow, policy
@@ -43,8 +43,7 @@ def read_endpoint(aws: Aws, name: str) -> Source:
 
 
 def _components(aws: Aws, endpoint: str) -> Iterator[Json]:
-    pages = aws.client("sagemaker").get_paginator("list_inference_components").paginate(EndpointNameEquals=endpoint)
-    for name in [item["InferenceComponentName"] for page in pages for item in page["InferenceComponents"]]:
+    for name in components_of(aws, endpoint):
         if (found := show(aws, Kind.COMPONENT, (name,))) is not None:
             yield found
 

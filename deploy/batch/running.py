@@ -10,7 +10,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from deploy.aws import Aws, error_code, is_missing
+from deploy.aws import Aws, error_code, is_missing, pages
 from deploy.batch.checks import answers, inputs
 from deploy.batch.job import BatchJob
 from deploy.deployer.aws_errors import is_temporary
@@ -207,11 +207,9 @@ def _log(aws: Aws, name: str) -> list[str]:
 
 def _names(aws: Aws, part: str, **more: str) -> Iterator[str]:
     """Yield the names of jobs that begin with `part`."""
-    pages = aws.client("sagemaker").get_paginator("list_transform_jobs").paginate(NameContains=part, **more)
-    for page in pages:
-        for job in page["TransformJobSummaries"]:
-            if job["TransformJobName"].startswith(part):
-                yield job["TransformJobName"]
+    for job in pages(aws, "sagemaker", "list_transform_jobs", "TransformJobSummaries", NameContains=part, **more):
+        if job["TransformJobName"].startswith(part):
+            yield job["TransformJobName"]
 
 
 def _next_number(aws: Aws, stem: str) -> int:

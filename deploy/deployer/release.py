@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, is_denied
+from deploy.aws import Aws, components_of, is_denied
 from deploy.deployer.calls import show
 from deploy.deployer.live import Live, LiveResource
 from deploy.deployer.preparation import Preparation
@@ -108,8 +108,7 @@ def _components(endpoint: str, aws: Aws, live: Live, without: Collection[str], *
         components = [component for component in live.of(Kind.COMPONENT) if component.name not in without]
         yield from (one for component in components for one in specifications(component.description))
         return
-    pages = aws.client("sagemaker").get_paginator("list_inference_components").paginate(EndpointNameEquals=endpoint)
-    for name in [item["InferenceComponentName"] for page in pages for item in page["InferenceComponents"]]:
+    for name in components_of(aws, endpoint):
         if name not in without:
             yield from specifications(_described(Kind.COMPONENT, name, aws, live, adopt=True) or {})
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, error_code
+from deploy.aws import Aws, error_code, pages
 from deploy.errors import DeployError
 
 _MISSING = "ResourceNotFoundException"
@@ -95,9 +95,8 @@ def lines(aws: Aws, group: str, *, since: int, until: int | None = None, pattern
     if pattern:
         begin["filterPattern"] = '"' + pattern.replace("\\", "\\\\").replace('"', '\\"') + '"'
     try:
-        for page in aws.client("logs").get_paginator("filter_log_events").paginate(**begin):
-            for event in page["events"]:
-                yield _line(event, event.get("logStreamName", ""))
+        for event in pages(aws, "logs", "filter_log_events", "events", **begin):
+            yield _line(event, event.get("logStreamName", ""))
     except ClientError as error:
         if error_code(error) != _MISSING:
             raise

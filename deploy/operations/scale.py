@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from deploy.aws import Aws
+from deploy.aws import Aws, components_of
 from deploy.errors import NotThere, Refused
-from deploy.operations.status import Scaling, components_of, endpoint_of, scaling_of
+from deploy.operations.status import Scaling, endpoint_of, scaling_of
 from deploy.resources.resource import Kind, Resource
 
 _DIMENSIONS = {
