@@ -6,7 +6,7 @@ All differences between SageMaker, Application Auto Scaling and CloudWatch are i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from botocore.exceptions import ClientError
 
 from deploy.aws import Aws, error_code, is_missing, pages
 from deploy.errors import DeployError
+from deploy.resources.names import tag_map
 from deploy.resources.resource import Json, Kind
 
 
@@ -165,8 +166,8 @@ def tags_of(aws: Aws, kind: Kind, description: Json) -> dict[str, str]:
     if kind is Kind.SCALABLE_TARGET:
         return dict(call(aws, "application-autoscaling", "list_tags_for_resource", {"ResourceARN": arn})["Tags"])
     if kind is Kind.ALARM:
-        return _tags(call(aws, "cloudwatch", "list_tags_for_resource", {"ResourceARN": arn})["Tags"])
-    return _tags(pages(aws, "sagemaker", "list_tags", "Tags", ResourceArn=arn))
+        return tag_map(call(aws, "cloudwatch", "list_tags_for_resource", {"ResourceARN": arn})["Tags"])
+    return tag_map(pages(aws, "sagemaker", "list_tags", "Tags", ResourceArn=arn))
 
 
 def tagging(kind: Kind, arn: str, tags: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
@@ -177,10 +178,6 @@ def tagging(kind: Kind, arn: str, tags: Mapping[str, str]) -> tuple[str, dict[st
     if kind is Kind.ALARM:
         return "tag_resource", {"ResourceARN": arn, "Tags": pairs}
     return "add_tags", {"ResourceArn": arn, "Tags": pairs}
-
-
-def _tags(pairs: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    return {tag["Key"]: tag["Value"] for tag in pairs}
 
 
 def _is_retryable(error: ClientError) -> bool:

@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 from deploy.aws import Aws, components_of, is_denied, is_missing, pages
 from deploy.deployer.calls import CALLS, Identity, identity, show, tags_of
 from deploy.resources.names import TAG_BEFORE, TAG_DEPLOYMENT, batch_name, is_version_of, scoped_name
-from deploy.resources.resource import ENDED, FAILED, MIXED, READY, Json, Kind, Resource
+from deploy.resources.resource import ENDED, FAILED, MIXED, READY, Json, Kind, Resource, specifications
 from deploy.spec.guest import is_guest, name_and_endpoint
 
 
@@ -180,10 +180,7 @@ def _of_another_owner(
         if is_guest(deployment):
             return
         components = [item.description for item in existing.values() if item.kind is Kind.COMPONENT]
-        made_of = [
-            part for one in components for part in (one.get("Specification", {}), *one.get("Specifications", ()))
-        ]
-        parts = [*config.get("ProductionVariants", ()), *made_of]
+        parts = [*config.get("ProductionVariants", ()), *(part for one in components for part in specifications(one))]
         for name in dict.fromkeys(str(part["ModelName"]) for part in parts if "ModelName" in part):
             if (model := show(aws, Kind.MODEL, (name,))) is not None:
                 yield Kind.MODEL, model

@@ -11,7 +11,7 @@ from deploy.aws import Aws, is_missing, pages
 from deploy.deployer.calls import call, show
 from deploy.errors import Refused
 from deploy.operations.logs import component_group, endpoint_group
-from deploy.resources.resource import Kind
+from deploy.resources.resource import Kind, containers
 from deploy.s3.parts import object_digest
 from deploy.s3.prefix import Prefix, delete, objects
 
@@ -43,11 +43,7 @@ def users_of(aws: Aws, uri: str) -> dict[str, str]:
         descriptions = list(pool.map(lambda name: show(aws, Kind.MODEL, (name,)), names))
     users = {}
     for name, description in zip(names, descriptions, strict=True):
-        for container in (
-            [description.get("PrimaryContainer", {}), *description.get("Containers", ())]
-            if description is not None
-            else ()
-        ):
+        for container in containers(description or {}):
             where = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri")
             where = where or container.get("ModelDataUrl")
             if where and (where.startswith(uri) or uri.startswith(where)):
