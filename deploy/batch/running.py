@@ -15,7 +15,7 @@ from deploy.batch.checks import answers, inputs
 from deploy.batch.job import BatchJob
 from deploy.deployer.aws_errors import is_temporary
 from deploy.deployer.calls import call, show, tags_of
-from deploy.deployer.wait import Progress, Report, Time
+from deploy.deployer.wait import Progress, Report
 from deploy.diagnostics.advice import advice
 from deploy.errors import Failed, NotThere, Refused
 from deploy.operations import logs
@@ -114,18 +114,17 @@ def stop(aws: Aws, name: str) -> str:
     return f"{name} is Stopping."
 
 
-def wait(aws: Aws, name: str, report: Report, *, every: float | None = None, clock: Time = time) -> list[str]:
+def wait(aws: Aws, name: str, report: Report) -> list[str]:
     """Wait until a job ends, and return where its answers are.
 
     Raises:
         Failed: it failed or was stopped: with the reason, the log's end, and the answers that are there.
         NotThere: there is no such job.
     """
-    began = clock.monotonic()
-    pause = EVERY if every is None else every
+    began = time.monotonic()
     total: int | None = None
     while True:
-        elapsed = clock.monotonic() - began
+        elapsed = time.monotonic() - began
         try:
             job = describe(aws, name)
             if total is None:
@@ -135,7 +134,7 @@ def wait(aws: Aws, name: str, report: Report, *, every: float | None = None, clo
             if not is_temporary(error):
                 raise
             report(Progress(_key(name), "", f"AWS cannot be asked: {error}", elapsed, 0.0))
-            clock.sleep(pause)
+            time.sleep(EVERY)
             continue
         status = job["TransformJobStatus"]
         report(Progress(_key(name), status, phase, elapsed, 0.0))
@@ -143,7 +142,7 @@ def wait(aws: Aws, name: str, report: Report, *, every: float | None = None, clo
             return _answers(aws, job)
         if status not in _RUNNING:
             raise _failure(aws, job)
-        clock.sleep(pause)
+        time.sleep(EVERY)
 
 
 def where(uris: list[str], output: str) -> list[str]:
