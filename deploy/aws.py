@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import boto3
@@ -58,6 +59,24 @@ class Aws:
     def account(self) -> str:
         """Ask STS for the account's twelve digits."""
         return str(self.client("sts").get_caller_identity()["Account"])
+
+
+def pages(aws: Aws, service: str, operation: str, field: str, **arguments: Any) -> Iterator[Any]:
+    """Yield the items of a list that AWS returns in pages.
+
+    Args:
+        operation: boto3's method, e.g. `list_models`.
+        field: of each page, the list; a page may lack it.
+        arguments: the operation's.
+    """
+    for page in aws.client(service).get_paginator(operation).paginate(**arguments):
+        yield from page.get(field, ())
+
+
+def components_of(aws: Aws, endpoint: str) -> list[str]:
+    """Return the names of an endpoint's inference components, adapters too."""
+    found = pages(aws, "sagemaker", "list_inference_components", "InferenceComponents", EndpointNameEquals=endpoint)
+    return [str(item["InferenceComponentName"]) for item in found]
 
 
 def no_region() -> SpecError:

@@ -6,16 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from deploy.adopt.source import Source
-from deploy.aws import Aws
+from deploy.aws import Aws, components_of
 from deploy.deployer.calls import call, show, tags_of
 from deploy.errors import NotThere
 from deploy.iam.statements import Policy, allow, policy
-from deploy.resources.resource import Json, Kind
-
-_DIMENSIONS = {
-    "endpoint": "sagemaker:variant:DesiredInstanceCount",
-    "inference-component": "sagemaker:inference-component:DesiredCopyCount",
-}
+from deploy.resources.resource import DIMENSIONS, Json, Kind
 
 
 def read_endpoint(aws: Aws, name: str) -> Source:
@@ -43,8 +38,7 @@ def read_endpoint(aws: Aws, name: str) -> Source:
 
 
 def _components(aws: Aws, endpoint: str) -> Iterator[Json]:
-    pages = aws.client("sagemaker").get_paginator("list_inference_components").paginate(EndpointNameEquals=endpoint)
-    for name in [item["InferenceComponentName"] for page in pages for item in page["InferenceComponents"]]:
+    for name in components_of(aws, endpoint):
         if (found := show(aws, Kind.COMPONENT, (name,))) is not None:
             yield found
 
@@ -62,7 +56,7 @@ def _scaling(aws: Aws, name: str, config: Json, components: list[Json]) -> tuple
     targets: list[Json] = []
     policies: list[Json] = []
     for place in places:
-        where = {"ServiceNamespace": "sagemaker", "ScalableDimension": _DIMENSIONS[place.partition("/")[0]]}
+        where = {"ServiceNamespace": "sagemaker", "ScalableDimension": DIMENSIONS[Kind(place.partition("/")[0])]}
         asked: dict[str, Any] = {**where, "ResourceIds": [place]}
         found = call(aws, "application-autoscaling", "describe_scalable_targets", asked)["ScalableTargets"]
         targets += found

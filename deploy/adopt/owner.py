@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from deploy.adopt.source import Source
 from deploy.errors import Refused
-from deploy.resources.names import TAG_DEPLOYMENT
+from deploy.resources.names import TAG_DEPLOYMENT, TAG_STACK
 from deploy.resources.resource import READY
 
-_STACK = "aws:cloudformation:stack-name"
 _BESIDE = "--name ANOTHER writes a file for an endpoint of its own beside it."
 
 
 def refuse_owned(source: Source) -> None:
     """Raises Refused if lmi deploy or CloudFormation manages the endpoint."""
-    deployment, stack = source.tags.get(TAG_DEPLOYMENT), source.tags.get(_STACK)
+    deployment, stack = source.tags.get(TAG_DEPLOYMENT), source.tags.get(TAG_STACK)
     if deployment == source.name:
         raise Refused(f"{source.name} was made by lmi deploy: its file is its specification already", _BESIDE)
     if deployment is not None:

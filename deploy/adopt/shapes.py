@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from botocore.loaders import Loader
-from botocore.model import ServiceModel
-
 from deploy.errors import SpecError
+from deploy.service_model import sagemaker
 
 _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "structure": ((dict,), "an object"),
@@ -25,18 +22,13 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
 """JSON's types. Timestamps may be anything: nothing reads them."""
 
 
-@functools.lru_cache(maxsize=1)
-def _service() -> ServiceModel:
-    return ServiceModel(Loader().load_service_model("sagemaker", "service-2"), service_name="sagemaker")
-
-
 def check(file: str, place: str, operation: str, content: Any) -> None:
     """Check an answer of SageMaker's, or the request of the call that creates the same.
 
     Raises:
         SpecError: a field has another type; names the first.
     """
-    service = _service()
+    service = sagemaker()
     shapes = [service.operation_model(operation).output_shape]
     if operation in _CREATED:
         shapes.append(service.operation_model(operation.replace("Describe", "Create")).input_shape)

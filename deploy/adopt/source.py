@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deploy.errors import Refused
-from deploy.resources.resource import Json
+from deploy.resources.resource import Json, containers
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ def container_of(model: Json, name: str) -> dict[str, Any]:
     Raises:
         Refused: it has several, many models in one, or one that cannot be read.
     """
-    containers = [one for one in (model.get("PrimaryContainer"), *model.get("Containers", ())) if one]
+    found = containers(model)
     whose = f"model {name}" if name else "the model"
-    if len(containers) != 1:
+    if len(found) != 1:
         raise Refused(
-            f"{whose} has {len(containers)} containers, and lmi deploy serves one",
+            f"{whose} has {len(found)} containers, and lmi deploy serves one",
             "Adopt an endpoint of one container; a pipeline's other steps stay where they are.",
         )
-    (container,) = containers
+    (container,) = found
     if container.get("Mode") == "MultiModel" or container.get("MultiModelConfig"):
         raise Refused(
             f"{whose} is a multi-model endpoint's: its container loads many models by name",

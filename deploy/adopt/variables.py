@@ -57,7 +57,6 @@ class Variables:
         idle: the same, for those that have no effect here.
         hub_token: the variables that hold a token of the Hugging Face hub, by name.
         origins: which variable each option comes from.
-    keys: the options that a variable has set, with their texts.
         keys: the options that a variable has set, with their texts.
     """
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, as_deploy_error
+from deploy.aws import Aws, as_deploy_error, pages
 from deploy.batch.job import amounts, settings_of
 from deploy.errors import DeployError, NotAllowed
 from deploy.preflight.check import Check, error, ok, warning
@@ -60,8 +60,8 @@ def _run(
 def inputs(aws: Aws, uri: str) -> list[Input]:
     """List the objects that a job reads: all whose keys begin with the URI's."""
     bucket, key = bucket_and_key(uri)
-    pages = aws.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
-    return [Input(item["Key"], item["Size"]) for page in pages for item in page.get("Contents", [])]
+    found = pages(aws, "s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=key)
+    return [Input(item["Key"], item["Size"]) for item in found]
 
 
 def _input(aws: Aws, spec: Spec, decision: Decision) -> Iterator[Check]:
@@ -148,15 +148,15 @@ def answers(aws: Aws, uri: str, since: Any = None) -> list[str]:
     """
     bucket, key = bucket_and_key(uri)
     folder = f"{key.rstrip('/')}/" if key else ""
-    pages = aws.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=folder)
-    there = (item for page in pages for item in page.get("Contents", []) if item["Key"].endswith(".out"))
+    found = pages(aws, "s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=folder)
+    there = (item for item in found if item["Key"].endswith(".out"))
     return [f"s3://{bucket}/{item['Key']}" for item in there if since is None or item["LastModified"] >= since]
 
 
 def _quota(aws: Aws, spec: Spec, decision: Decision) -> Iterator[Check]:
     name, needed = f"{decision.instance_type} for transform job usage", spec.instance.count
-    pages = aws.client("service-quotas").get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
-    value = next((quota["Value"] for page in pages for quota in page["Quotas"] if quota["QuotaName"] == name), None)
+    quotas = pages(aws, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="sagemaker")
+    value = next((quota["Value"] for quota in quotas if quota["QuotaName"] == name), None)
     if value is None:
         yield warning("quota", f"none named {name!r} was found", "See Service Quotas, Amazon SageMaker.")
     elif value < needed:

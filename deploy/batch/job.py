@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
-
-import botocore.session
 
 from deploy.errors import Refused, SpecError
 from deploy.resolve.decision import Decision, spec_on
@@ -19,6 +16,7 @@ from deploy.resources.build import spec_digest
 from deploy.resources.model import model
 from deploy.resources.names import batch_name, digest, job_prefix, tags, version_name
 from deploy.resources.resource import Json, Resource
+from deploy.service_model import instance_types
 from deploy.spec import Spec
 from deploy.spec.batch import MOST_TOGETHER, Batch
 from deploy.spec.options import is_aws_image
@@ -109,17 +107,6 @@ def amounts(spec: Spec) -> tuple[int, int]:
     return concurrency, batch.payload_mb or max(1, min(_PAYLOAD, MOST_TOGETHER // concurrency))
 
 
-def instance_types() -> frozenset[str]:
-    """Return the types that batch transform has, by the installed botocore."""
-    return _types()
-
-
-@cache
-def _types() -> frozenset[str]:
-    service = botocore.session.get_session().get_service_model("sagemaker")
-    return frozenset(service.shape_for("TransformInstanceType").enum)
-
-
 def _sequences(spec: Spec) -> int:
     """Return how many requests the engine takes at once."""
     usual = KNOWN["option.max_rolling_batch_size"][0].default_with(str(spec.options.get("llm_engine", "")))
@@ -132,8 +119,9 @@ def _sequences(spec: Spec) -> int:
 
 def _check(spec: Spec, decision: Decision) -> None:
     """Raise Refused for what a job cannot have."""
-    if (name := decision.instance_type) not in instance_types():
-        families = sorted({one.rpartition(".")[0] for one in instance_types() if one.startswith(("ml.g", "ml.p"))})
+    there = instance_types("TransformInstanceType")
+    if (name := decision.instance_type) not in there:
+        families = sorted({one.rpartition(".")[0] for one in there if one.startswith(("ml.g", "ml.p"))})
         raise Refused(
             f"instance.type: batch transform has no {name}",
             f"Give --instance-type; with GPUs it has {', '.join(families)}. Or use an asynchronous endpoint (async).",

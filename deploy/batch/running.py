@@ -10,12 +10,12 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from deploy.aws import Aws, error_code, is_missing
+from deploy.aws import Aws, error_code, is_missing, pages
 from deploy.batch.checks import answers, inputs
 from deploy.batch.job import BatchJob
 from deploy.deployer.aws_errors import is_temporary
 from deploy.deployer.calls import call, show, tags_of
-from deploy.deployer.wait import Progress, Report, Time
+from deploy.deployer.wait import Progress, Report
 from deploy.diagnostics.advice import advice
 from deploy.errors import Failed, NotThere, Refused
 from deploy.operations import logs
@@ -114,18 +114,17 @@ def stop(aws: Aws, name: str) -> str:
     return f"{name} is Stopping."
 
 
-def wait(aws: Aws, name: str, report: Report, *, every: float | None = None, clock: Time = time) -> list[str]:
+def wait(aws: Aws, name: str, report: Report) -> list[str]:
     """Wait until a job ends, and return where its answers are.
 
     Raises:
         Failed: it failed or was stopped: with the reason, the log's end, and the answers that are there.
         NotThere: there is no such job.
     """
-    began = clock.monotonic()
-    pause = EVERY if every is None else every
+    began = time.monotonic()
     total: int | None = None
     while True:
-        elapsed = clock.monotonic() - began
+        elapsed = time.monotonic() - began
         try:
             job = describe(aws, name)
             if total is None:
@@ -135,7 +134,7 @@ def wait(aws: Aws, name: str, report: Report, *, every: float | None = None, clo
             if not is_temporary(error):
                 raise
             report(Progress(_key(name), "", f"AWS cannot be asked: {error}", elapsed, 0.0))
-            clock.sleep(pause)
+            time.sleep(EVERY)
             continue
         status = job["TransformJobStatus"]
         report(Progress(_key(name), status, phase, elapsed, 0.0))
@@ -143,7 +142,7 @@ def wait(aws: Aws, name: str, report: Report, *, every: float | None = None, clo
             return _answers(aws, job)
         if status not in _RUNNING:
             raise _failure(aws, job)
-        clock.sleep(pause)
+        time.sleep(EVERY)
 
 
 def where(uris: list[str], output: str) -> list[str]:
@@ -207,11 +206,9 @@ def _log(aws: Aws, name: str) -> list[str]:
 
 def _names(aws: Aws, part: str, **more: str) -> Iterator[str]:
     """Yield the names of jobs that begin with `part`."""
-    pages = aws.client("sagemaker").get_paginator("list_transform_jobs").paginate(NameContains=part, **more)
-    for page in pages:
-        for job in page["TransformJobSummaries"]:
-            if job["TransformJobName"].startswith(part):
-                yield job["TransformJobName"]
+    for job in pages(aws, "sagemaker", "list_transform_jobs", "TransformJobSummaries", NameContains=part, **more):
+        if job["TransformJobName"].startswith(part):
+            yield job["TransformJobName"]
 
 
 def _next_number(aws: Aws, stem: str) -> int:

@@ -17,11 +17,21 @@ from deploy.deployer.calls import CALLS, call, is_duplicate, show, tags_of
 from deploy.deployer.live import Live, LiveResource, look, pending_configs
 from deploy.deployer.plan import Action, Plan, Verb
 from deploy.deployer.rollback import leftovers, undo
-from deploy.deployer.versions import specifications
 from deploy.deployer.wait import CONSISTENCY_SECONDS, Report, wait_for
 from deploy.errors import DeployError, Failed, NotThere, Refused
 from deploy.resources.names import TAG_DEPLOYMENT
-from deploy.resources.resource import FAILED, MIXED, READY, Json, Kind, Ref, Resource, refs, resolved
+from deploy.resources.resource import (
+    FAILED,
+    MIXED,
+    READY,
+    Json,
+    Kind,
+    Ref,
+    Resource,
+    refs,
+    resolved,
+    specifications,
+)
 
 EVERY = 15.0
 """Seconds between two polls."""

@@ -12,8 +12,9 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, error_code, is_missing
+from deploy.aws import Aws, error_code, is_missing, pages
 from deploy.errors import DeployError
+from deploy.resources.names import tag_map
 from deploy.resources.resource import Json, Kind
 
 
@@ -165,23 +166,18 @@ def tags_of(aws: Aws, kind: Kind, description: Json) -> dict[str, str]:
     if kind is Kind.SCALABLE_TARGET:
         return dict(call(aws, "application-autoscaling", "list_tags_for_resource", {"ResourceARN": arn})["Tags"])
     if kind is Kind.ALARM:
-        return _tags(call(aws, "cloudwatch", "list_tags_for_resource", {"ResourceARN": arn})["Tags"])
-    pages = aws.client("sagemaker").get_paginator("list_tags").paginate(ResourceArn=arn)
-    return _tags([tag for page in pages for tag in page["Tags"]])
+        return tag_map(call(aws, "cloudwatch", "list_tags_for_resource", {"ResourceARN": arn})["Tags"])
+    return tag_map(pages(aws, "sagemaker", "list_tags", "Tags", ResourceArn=arn))
 
 
 def tagging(kind: Kind, arn: str, tags: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     """Return the call that sets tags on an existing resource: its name and its arguments."""
-    list_field = [{"Key": key, "Value": value} for key, value in tags.items()]
+    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
     if kind is Kind.SCALABLE_TARGET:
         return "tag_resource", {"ResourceARN": arn, "Tags": dict(tags)}
     if kind is Kind.ALARM:
-        return "tag_resource", {"ResourceARN": arn, "Tags": list_field}
-    return "add_tags", {"ResourceArn": arn, "Tags": list_field}
-
-
-def _tags(list_field: list[dict[str, str]]) -> dict[str, str]:
-    return {tag["Key"]: tag["Value"] for tag in list_field}
+        return "tag_resource", {"ResourceARN": arn, "Tags": pairs}
+    return "add_tags", {"ResourceArn": arn, "Tags": pairs}
 
 
 def _is_retryable(error: ClientError) -> bool:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, is_denied, is_missing
+from deploy.aws import Aws, components_of, is_denied, is_missing, pages
 from deploy.deployer.calls import CALLS, Identity, identity, show, tags_of
 from deploy.resources.names import TAG_BEFORE, TAG_DEPLOYMENT, batch_name, is_version_of, scoped_name
-from deploy.resources.resource import ENDED, FAILED, MIXED, READY, Json, Kind, Resource
+from deploy.resources.resource import ENDED, FAILED, MIXED, READY, Json, Kind, Resource, specifications
 from deploy.spec.guest import is_guest, name_and_endpoint
 
 
@@ -149,7 +148,7 @@ def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
         keep(kind, description, {})
     # By its name: a killed run may have left a component's alarm without its component.
     owned = {"AlarmTypes": ["MetricAlarm"], "AlarmNamePrefix": scoped_name(own_name, "")}
-    for alarm in _pages(aws, "cloudwatch", "describe_alarms", "MetricAlarms", **owned):
+    for alarm in pages(aws, "cloudwatch", "describe_alarms", "MetricAlarms", **owned):
         keep(Kind.ALARM, alarm)
     targets = [item for item in desired if item.kind is Kind.SCALABLE_TARGET]
     _scaling(aws, deployment, existing, targets)
@@ -181,10 +180,7 @@ def _of_another_owner(
         if is_guest(deployment):
             return
         components = [item.description for item in existing.values() if item.kind is Kind.COMPONENT]
-        made_of = [
-            part for one in components for part in (one.get("Specification", {}), *one.get("Specifications", ()))
-        ]
-        parts = [*config.get("ProductionVariants", ()), *made_of]
+        parts = [*config.get("ProductionVariants", ()), *(part for one in components for part in specifications(one))]
         for name in dict.fromkeys(str(part["ModelName"]) for part in parts if "ModelName" in part):
             if (model := show(aws, Kind.MODEL, (name,))) is not None:
                 yield Kind.MODEL, model
@@ -214,17 +210,15 @@ def _candidates(aws: Aws, deployment: str, endpoint: str) -> Iterator[tuple[Kind
         (Kind.MODEL, "list_models", "Models", (deployment, batch_name(deployment))),
         (Kind.ENDPOINT_CONFIG, "list_endpoint_configs", "EndpointConfigs", (deployment,)),
     ):
-        for item in _pages(
+        for item in pages(
             aws, "sagemaker", operation, listed, NameContains=batch_name(deployment).removesuffix("-batch")
         ):
             name = item[CALLS[kind].identity[-1]]
             if any(is_version_of(version, name) for version in versions):
                 yield kind, name
     yield Kind.ENDPOINT, endpoint
-    for item in _pages(
-        aws, "sagemaker", "list_inference_components", "InferenceComponents", EndpointNameEquals=endpoint
-    ):
-        yield Kind.COMPONENT, item["InferenceComponentName"]
+    for name in components_of(aws, endpoint):
+        yield Kind.COMPONENT, name
 
 
 def _tags(aws: Aws, kind: Kind, description: Json) -> Mapping[str, str] | None:
@@ -244,7 +238,7 @@ def _scaling(
     desired_targets = {identity(item.kind, item.request) for item in desired}
     own_name, endpoint = name_and_endpoint(deployment)
     variants = f"endpoint/{endpoint}/"
-    for target in _pages(
+    for target in pages(
         aws, "application-autoscaling", "describe_scalable_targets", "ScalableTargets", ServiceNamespace="sagemaker"
     ):
         which = identity(Kind.SCALABLE_TARGET, target)
@@ -255,14 +249,9 @@ def _scaling(
             continue
         existing[Kind.SCALABLE_TARGET, which] = LiveResource(Kind.SCALABLE_TARGET, target, tags)
         where = {name: target[name] for name in CALLS[Kind.SCALABLE_TARGET].identity}
-        for policy in _pages(aws, "application-autoscaling", "describe_scaling_policies", "ScalingPolicies", **where):
+        for policy in pages(aws, "application-autoscaling", "describe_scaling_policies", "ScalingPolicies", **where):
             # A policy that a user has added is not ours to change; it is deleted only with its target.
             whose = tags if policy["PolicyName"].startswith(scoped_name(own_name, "")) else {}
             existing[Kind.SCALING_POLICY, identity(Kind.SCALING_POLICY, policy)] = LiveResource(
                 Kind.SCALING_POLICY, policy, whose
             )
-
-
-def _pages(aws: Aws, service: str, operation: str, listed: str, **arguments: Any) -> Iterator[dict[str, Any]]:
-    for page in aws.client(service).get_paginator(operation).paginate(**arguments):
-        yield from page[listed]

@@ -16,6 +16,7 @@ from deploy.deployer.differences import Difference, as_request, desired_fields, 
 from deploy.deployer.live import Live, LiveResource
 from deploy.deployer.versions import current_version, outdated
 from deploy.errors import NotThere, Refused
+from deploy.resources.names import tag_map
 from deploy.resources.resource import READY, Json, Kind, Resource
 from deploy.spec.guest import is_guest, name_and_endpoint
 
@@ -272,7 +273,7 @@ def action_of(resource: Resource, live: Live, desired: Sequence[Resource]) -> tu
 
 def _tags(resource: Resource) -> Mapping[str, str]:
     tags: Any = resource.request.get("Tags", {})
-    return tags if isinstance(tags, Mapping) else {tag["Key"]: tag["Value"] for tag in tags}
+    return tags if isinstance(tags, Mapping) else tag_map(tags)
 
 
 def _without_name(changes: tuple[Difference, ...]) -> tuple[Difference, ...]:

@@ -11,13 +11,12 @@ from dataclasses import replace
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, is_denied
+from deploy.aws import Aws, components_of, is_denied
 from deploy.deployer.calls import show
 from deploy.deployer.live import Live, LiveResource
 from deploy.deployer.preparation import Preparation
-from deploy.deployer.versions import specifications
 from deploy.resources.build import resources
-from deploy.resources.resource import Json, Kind
+from deploy.resources.resource import Json, Kind, containers, specifications
 from deploy.spec import Spec
 from deploy.spec.components import servers
 from deploy.spec.guest import is_guest
@@ -47,8 +46,8 @@ def keep_release(
         return preparation, ()
     named = {item.name for item in spec.components} - {item.name for one in without for item in one.components}
     try:
-        containers = _containers(endpoint, aws, live, named, adopt=adopt)
-        told = {_told(container, adopt=adopt) for container in containers} - {""}
+        found = _containers(endpoint, aws, live, named, adopt=adopt)
+        told = {_told(container, adopt=adopt) for container in found} - {""}
     except ClientError as error:
         if not is_denied(error):
             raise
@@ -97,7 +96,7 @@ def _containers(
     for part in [*found.get("ProductionVariants", ()), *_components(endpoint.name, aws, live, without, adopt=adopt)]:
         if (name := part.get("ModelName")) is not None:
             model = _described(Kind.MODEL, name, aws, live, adopt=adopt) or {}
-            yield from (one for one in (model.get("PrimaryContainer"), *model.get("Containers", ())) if one)
+            yield from containers(model)
         elif (container := part.get("Container")) is not None:
             yield {**container, "Image": container.get("DeployedImage", {}).get("SpecifiedImage", "")}
 
@@ -108,8 +107,7 @@ def _components(endpoint: str, aws: Aws, live: Live, without: Collection[str], *
         components = [component for component in live.of(Kind.COMPONENT) if component.name not in without]
         yield from (one for component in components for one in specifications(component.description))
         return
-    pages = aws.client("sagemaker").get_paginator("list_inference_components").paginate(EndpointNameEquals=endpoint)
-    for name in [item["InferenceComponentName"] for page in pages for item in page["InferenceComponents"]]:
+    for name in components_of(aws, endpoint):
         if name not in without:
             yield from specifications(_described(Kind.COMPONENT, name, aws, live, adopt=True) or {})
 

@@ -10,18 +10,25 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from botocore.loaders import Loader
-from botocore.model import ServiceModel
-
 from deploy.deployer.live import Live, LiveResource
 from deploy.deployer.plan import Action, Plan, Verb, action_of, in_order_of_removal, plan, removal_of
 from deploy.errors import NotThere, Refused, SpecError
-from deploy.resources.names import SHADOW, TAG_BEFORE, TAG_DEPLOYMENT, batch_name, digest, is_version_of, version_name
-from deploy.resources.resource import READY, Json, Kind, Resource
+from deploy.resources.names import (
+    SHADOW,
+    TAG_BEFORE,
+    TAG_DEPLOYMENT,
+    TAG_STACK,
+    batch_name,
+    digest,
+    is_version_of,
+    version_name,
+)
+from deploy.resources.resource import READY, Json, Kind, Resource, containers
+from deploy.service_model import sagemaker
 from deploy.spec import Spec
 
-_STACK = "aws:cloudformation:stack-name"
 _LIVE_WEIGHT, _FIRST_WEIGHT = "DesiredWeight", "InitialVariantWeight"
+_RETAINED = {"RetainAllVariantProperties": True}
 _AGAIN = "Run this again when it is InService."
 
 
@@ -116,7 +123,9 @@ def plan_promotion(wanted: Sequence[Resource], live: Live, keep: int) -> Plan:
         Refused: the shadow is not what the file describes.
     """
     _refuse_other_shadow(wanted, live)
-    kept = [_keeping_live_values(item) if item.kind is Kind.ENDPOINT else item for item in wanted]
+    kept = [
+        replace(item, update={**item.update, **_RETAINED}) if item.kind is Kind.ENDPOINT else item for item in wanted
+    ]
     made = plan(kept, live, keep=keep, adopt=True)
     gone = {action.key for action in made.actions if action.verb is Verb.DELETE}
     ended = [
@@ -201,7 +210,7 @@ def _refuse(spec: Spec, endpoint: LiveResource, live: Live) -> None:
 
 
 def _reasons(spec: Spec, endpoint: LiveResource, live: Live) -> Iterator[tuple[str, str]]:
-    owner, stack = endpoint.tags.get(TAG_DEPLOYMENT), endpoint.tags.get(_STACK)
+    owner, stack = endpoint.tags.get(TAG_DEPLOYMENT), endpoint.tags.get(TAG_STACK)
     if owner == live.deployment:
         yield "is this deployment's own", "Write shadow: into its file, and run `lmi deploy up` without --shadow."
     if owner is not None:
@@ -246,11 +255,8 @@ def _unsupported(spec: Spec, config: LiveResource, live: Live) -> Iterator[tuple
         yield f"has a shadow of its owner's already, {shadows[0]}, and SageMaker takes one", "End that one first."
     for name in [str(one["ModelName"]) for one in variants if "ModelName" in one]:
         model = live.get(Kind.MODEL, (name,))
-        containers = model.description.get("Containers", ()) if model is not None else ()
-        modes = (
-            [one.get("Mode") for one in (model.description.get("PrimaryContainer", {}), *containers)] if model else []
-        )
-        if len(containers) > 1 or "MultiModel" in modes:
+        found = containers(model.description) if model is not None else []
+        if len(found) > 1 or any(one.get("Mode") == "MultiModel" for one in found):
             yield f"serves {name}, which has several containers or models: SageMaker puts no shadow beside it", none
 
 
@@ -285,23 +291,14 @@ def _weight(endpoint: LiveResource, config: LiveResource) -> float:
 def _as_asked(description: Json) -> dict[str, Any]:
     """Return a configuration as CreateEndpointConfig takes it, without name, tags and a shadow."""
     left_out = ("EndpointConfigName", "ShadowProductionVariants", "Tags")
-    fields = _FIELDS.input_shape.members
+    fields = sagemaker().operation_model("CreateEndpointConfig").input_shape.members
     return {name: value for name, value in description.items() if name in fields and name not in left_out and value}
-
-
-_FIELDS: Any = ServiceModel(Loader().load_service_model("sagemaker", "service-2")).operation_model(
-    "CreateEndpointConfig"
-)
 
 
 def _serving(name: str, config: str) -> Resource:
     """Return the endpoint with another configuration. Its variants keep their instances, weights and capture."""
     request = {"EndpointName": name, "EndpointConfigName": config}
-    return Resource(Kind.ENDPOINT, name, request, update={**request, "RetainAllVariantProperties": True})
-
-
-def _keeping_live_values(endpoint: Resource) -> Resource:
-    return replace(endpoint, update={**endpoint.update, "RetainAllVariantProperties": True})
+    return Resource(Kind.ENDPOINT, name, request, update={**request, **_RETAINED})
 
 
 def _shadow_config(live: Live) -> LiveResource | None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from deploy.deployer.live import Live
-from deploy.deployer.versions import specifications
 from deploy.errors import SpecError
 from deploy.resolve.components import Placed, Sums, without_room
+from deploy.resources.resource import specifications
 from deploy.spec import Spec
 
 

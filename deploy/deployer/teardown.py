@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, is_missing
+from deploy.aws import Aws, is_missing, pages
 from deploy.deployer.calls import call, show
 from deploy.errors import Refused
 from deploy.operations.logs import component_group, endpoint_group
-from deploy.resources.resource import Kind
+from deploy.resources.resource import Kind, containers
 from deploy.s3.parts import object_digest
 from deploy.s3.prefix import Prefix, delete, objects
 
@@ -38,17 +38,12 @@ def delete_logs(aws: Aws, groups: Iterable[str]) -> Iterator[str]:
 
 def users_of(aws: Aws, uri: str) -> dict[str, str]:
     """Return all models of the account and region that load from the prefix, above or below it, by name."""
-    pages = aws.client("sagemaker").get_paginator("list_models").paginate()
-    names = [item["ModelName"] for page in pages for item in page["Models"]]
+    names = [item["ModelName"] for item in pages(aws, "sagemaker", "list_models", "Models")]
     with ThreadPoolExecutor(_WORKERS) as pool:
         descriptions = list(pool.map(lambda name: show(aws, Kind.MODEL, (name,)), names))
     users = {}
     for name, description in zip(names, descriptions, strict=True):
-        for container in (
-            [description.get("PrimaryContainer", {}), *description.get("Containers", ())]
-            if description is not None
-            else ()
-        ):
+        for container in containers(description or {}):
             where = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri")
             where = where or container.get("ModelDataUrl")
             if where and (where.startswith(uri) or uri.startswith(where)):
@@ -85,13 +80,13 @@ def delete_data(aws: Aws, uri: str) -> tuple[int, int]:
         Failed: S3 did not delete some.
     """
     prefix = Prefix.of(uri)
-    s3 = aws.client("s3")
     there = objects(aws, prefix)
     with ThreadPoolExecutor(_WORKERS) as pool:
         digests = list(pool.map(lambda entry: object_digest(aws, prefix, entry.name), there))
     uploaded = [entry.name for entry, digest in zip(there, digests, strict=True) if digest is not None]
     delete(aws, prefix, uploaded)
-    for page in s3.get_paginator("list_multipart_uploads").paginate(Bucket=prefix.bucket, Prefix=prefix.key):
-        for item in page.get("Uploads", ()):  # parts of a killed run, which cost as much as objects
-            s3.abort_multipart_upload(Bucket=prefix.bucket, Key=item["Key"], UploadId=item["UploadId"])
+    where = {"Bucket": prefix.bucket, "Prefix": prefix.key}
+    for item in pages(aws, "s3", "list_multipart_uploads", "Uploads", **where):
+        # Parts of a killed run, which cost as much as objects.
+        aws.client("s3").abort_multipart_upload(Bucket=prefix.bucket, Key=item["Key"], UploadId=item["UploadId"])
     return len(uploaded), len(there) - len(uploaded)

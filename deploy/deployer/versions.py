@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from deploy.deployer.live import Live, LiveResource
 from deploy.resources.names import batch_name, is_version_of
-from deploy.resources.resource import Json, Kind, Resource
+from deploy.resources.resource import Json, Kind, Resource, specifications
 
 
 def current_version(resource: Resource, live: Live, desired: Sequence[Resource] = ()) -> LiveResource | None:
@@ -80,8 +80,3 @@ def _component_models(live: Live, names: Sequence[str]) -> list[str]:
     components = [item for item in live.of(Kind.COMPONENT) if item.name in names]
     every = [one for item in components for one in specifications(item.description)]
     return [str(item["ModelName"]) for item in every if "ModelName" in item]
-
-
-def specifications(component: Json) -> tuple[Json, ...]:
-    """Return a component's specifications: one, or one for each instance type."""
-    return (component.get("Specification", {}), *component.get("Specifications", ()))

@@ -15,12 +15,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 from deploy.aws import Aws
 from deploy.deployer.aws_errors import is_temporary
 from deploy.deployer.calls import CALLS, show
-from deploy.deployer.versions import specifications
 from deploy.diagnostics.advice import advice
 from deploy.errors import Failed, NotThere
 from deploy.operations import logs
 from deploy.resolve.decision import Decision
-from deploy.resources.resource import ENDED, MIXED, Kind, Resource
+from deploy.resources.resource import ENDED, MIXED, Kind, Resource, specifications
 
 _PULL = 240.0  # seconds in which AWS has usually found an instance; the rest is the image's pull
 _SILENT = 600.0  # seconds without a log stream that mean a wrong host, or no image

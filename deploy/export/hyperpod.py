@@ -45,7 +45,7 @@ def hyperpod_manifests(
         Refused: a setting has no place in HyperPod and its loss would do harm.
     """
     every = servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
-    manifests = [_config(server.spec, server.decision, server, prometheus) for server in every]
+    manifests = [_config(server, prometheus) for server in every]
     others = [note for note in notes(spec) if not note.startswith(_CAPTURE)]
     comments = [*others, *_notes(spec, decision)]
     if all(server.spec.model.token_secret is None for server in every):
@@ -68,7 +68,8 @@ def _notes(spec: Spec, decision: Decision) -> list[str]:
     return sentences
 
 
-def _config(spec: Spec, decision: Decision, server: Server, prometheus: str | None) -> Manifest:
+def _config(server: Server, prometheus: str | None) -> Manifest:
+    spec, decision = server.spec, server.decision
     content: dict[str, Any] = {
         "endpointName": server.name,
         "modelName": server.name,
@@ -85,7 +86,7 @@ def _config(spec: Spec, decision: Decision, server: Server, prometheus: str | No
             "modelInvocationPort": {"name": "http", "containerPort": server.port},
             "modelVolumeMount": {"name": "model-weights", "mountPath": MODEL_DATA},
             "resources": server.resources(),
-            "probes": server.probes(decision, download=spec.model.id is not None),
+            "probes": server.probes(),
         },
     }
     if spec.tags:

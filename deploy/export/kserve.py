@@ -23,12 +23,13 @@ def kserve_manifests(
         Refused: a setting has no place in KServe and its loss would do harm.
     """
     every = servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
-    return with_pods(spec, every, lambda server: [_service(server.spec, server.decision, server)], suffix="-predictor")
+    return with_pods(spec, every, lambda server: [_service(server)], suffix="-predictor")
 
 
-def _service(spec: Spec, decision: Decision, server: Server) -> Manifest:
-    if decision.model_data is not None:
-        server = replace(server, variables=_mounted(server, decision.model_data))
+def _service(server: Server) -> Manifest:
+    spec, prefix = server.spec, server.decision.model_data
+    if prefix is not None:
+        server = replace(server, variables=_mounted(server, prefix))
     least, most = (server.copies, server.copies) if spec.scaling is None else bounds(spec.scaling)
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
@@ -46,7 +47,7 @@ def _service(spec: Spec, decision: Decision, server: Server) -> Manifest:
                 "minReplicas": least,
                 "maxReplicas": most,
                 "deploymentStrategy": rollout(spec),
-                **pod(spec, decision, server, "kserve-container"),
+                **pod(server, "kserve-container"),
             }
         },
     }

@@ -38,11 +38,8 @@ def kubernetes_manifests(
     Raises:
         Refused: a setting has no place in Kubernetes and its loss would do harm.
     """
-
-    def workload(server: Server) -> list[Manifest]:
-        return [_deployment(server.spec, server.decision, server), _service(server)]
-
-    return with_pods(spec, servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret), workload)
+    every = servers(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
+    return with_pods(spec, every, lambda server: [_deployment(server), _service(server)])
 
 
 def with_pods(
@@ -74,7 +71,7 @@ def _pod_notes(spec: Spec) -> list[str]:
     return sentences
 
 
-def pod(spec: Spec, decision: Decision, server: Server, name: str = "server") -> Manifest:
+def pod(server: Server, name: str = "server") -> Manifest:
     """Return a pod's specification, without the model's data.
 
     Args:
@@ -82,20 +79,22 @@ def pod(spec: Spec, decision: Decision, server: Server, name: str = "server") ->
     """
     container: Manifest = {
         "name": name,
-        "image": decision.image,
+        "image": server.decision.image,
         "env": server.env,
         "ports": [{"name": "http1", "containerPort": server.port, "protocol": "TCP"}],
         "resources": server.resources(),
-        **server.probes(decision, download=spec.model.id is not None),
+        **server.probes(),
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(_LEAVE)]}}},
         "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
     }
     content: Manifest = {
-        "serviceAccountName": spec.name,
+        "serviceAccountName": server.spec.name,
         "terminationGracePeriodSeconds": _LEAVE + _FINISH,
-        "affinity": {"nodeAffinity": _nodes(types(decision))},
+        "affinity": {"nodeAffinity": _nodes(types(server.decision))},
         "containers": [container],
-        "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory(decision)}}],
+        "volumes": [
+            {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory(server.decision)}}
+        ],
     }
     if server.gpus:
         content["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
@@ -158,9 +157,10 @@ def _nodes(names: list[str]) -> Manifest:
     return affinity
 
 
-def _deployment(spec: Spec, decision: Decision, server: Server) -> Manifest:
+def _deployment(server: Server) -> Manifest:
+    spec, decision = server.spec, server.decision
     labels = {"app.kubernetes.io/name": server.name, "app.kubernetes.io/part-of": spec.name}
-    template = pod(spec, decision, server)
+    template = pod(server)
     if decision.model_data is not None:
         _mount_copy(template, decision.model_data)
     content: dict[str, Any] = {

@@ -105,17 +105,16 @@ class Server:
         gpus = {"nvidia.com/gpu": str(self.gpus)} if self.gpus else {}
         return {name: value for name, value in (("requests", {**wants, **gpus}), ("limits", gpus)) if value}
 
-    def probes(self, decision: Decision, *, download: bool = False) -> Manifest:
+    def probes(self) -> Manifest:
         """The container's probes, all of /ping.
 
         /ping is 503 while a lost engine is started again. So the container is only replaced after as long as a start.
-
-        Args:
-            download: the container downloads the model itself, before /ping answers 200.
         """
         ping = {"httpGet": {"path": "/ping", "port": self.port}, "periodSeconds": 10, "timeoutSeconds": 2}
-        starts = -(-(decision.startup + (decision.download if download else 0)) // 10)
-        restarts = -(-decision.startup // 10)
+        # A hub's model the container downloads itself, before /ping answers 200.
+        download = self.decision.download if self.spec.model.id is not None else 0
+        starts = -(-(self.decision.startup + download) // 10)
+        restarts = -(-self.decision.startup // 10)
         return {
             "startupProbe": {**ping, "failureThreshold": starts},
             "readinessProbe": {**ping, "periodSeconds": 5, "failureThreshold": 2},

@@ -68,13 +68,13 @@ def _of_statement(aws: Aws, principal: str, statement: dict[str, Any]) -> Iterat
             for result in page["EvaluationResults"]:
                 yield from _of_result(result)
     except ClientError as error:
-        policy_document = as_deploy_error(error)
-        if isinstance(policy_document, NotAllowed):
+        failure = as_deploy_error(error)
+        if isinstance(failure, NotAllowed):
             raise NotAllowed(
-                str(policy_document),
+                str(failure),
                 "--check needs iam:SimulatePrincipalPolicy on whom it asks about; the policies print without it.",
             ) from None
-        raise DeployError(f"{principal}: {policy_document}", policy_document.advice) from None
+        raise DeployError(f"{principal}: {failure}", failure.advice) from None
 
 
 def _of_result(result: dict[str, Any]) -> Iterator[Denial]:

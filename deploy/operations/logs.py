@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, error_code
+from deploy.aws import Aws, error_code, pages
 from deploy.errors import DeployError
 
 _MISSING = "ResourceNotFoundException"
@@ -81,23 +81,19 @@ def exists(aws: Aws, group: str) -> bool:
     return any(item["logGroupName"] == group for item in events)
 
 
-def lines(aws: Aws, group: str, *, since: int, until: int | None = None, pattern: str | None = None) -> Iterator[Line]:
+def lines(aws: Aws, group: str, *, since: int, pattern: str | None = None) -> Iterator[Line]:
     """Return all lines of a period, oldest first; none if the group does not exist.
 
     Args:
         since: milliseconds since 1970.
-        until: likewise; None: now.
         pattern: words that a line must contain, case-sensitive.
     """
     begin: dict[str, object] = {"logGroupName": group, "startTime": since}
-    if until is not None:
-        begin["endTime"] = until
     if pattern:
         begin["filterPattern"] = '"' + pattern.replace("\\", "\\\\").replace('"', '\\"') + '"'
     try:
-        for page in aws.client("logs").get_paginator("filter_log_events").paginate(**begin):
-            for event in page["events"]:
-                yield _line(event, event.get("logStreamName", ""))
+        for event in pages(aws, "logs", "filter_log_events", "events", **begin):
+            yield _line(event, event.get("logStreamName", ""))
     except ClientError as error:
         if error_code(error) != _MISSING:
             raise
@@ -109,7 +105,6 @@ def follow(
     *,
     since: int,
     pattern: str | None = None,
-    every: float = 2.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Line]:
     """Yield the groups' lines since then and all new ones, without end.
@@ -128,10 +123,11 @@ def follow(
                 newest = max(newest, line.at)
                 yield line
         known_ids = {key: None for key in known_ids if key[0] >= newest - _LATE}
-        sleep(every)
+        sleep(_EVERY)
 
 
 _LATE = 30_000
+_EVERY = 2.0  # seconds between two polls
 
 
 def _line(event: dict[str, object], stream: str) -> Line:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from deploy.aws import Aws
+from deploy.aws import Aws, components_of
 from deploy.errors import NotThere, Refused
-from deploy.operations.status import Scaling, components_of, endpoint_of, scaling_of
-from deploy.resources.resource import Kind, Resource
-
-_DIMENSIONS = {
-    Kind.ENDPOINT: "sagemaker:variant:DesiredInstanceCount",
-    Kind.COMPONENT: "sagemaker:inference-component:DesiredCopyCount",
-}
+from deploy.operations.status import Scaling, endpoint_of, scaling_of
+from deploy.resources.resource import DIMENSIONS, Kind, Resource
 
 
 @dataclass(frozen=True)
@@ -144,7 +139,7 @@ def set_bounds(aws: Aws, what: ScalingTarget, low: int | None, high: int | None)
     aws.client("application-autoscaling").register_scalable_target(
         ServiceNamespace="sagemaker",
         ResourceId=what.target,
-        ScalableDimension=_DIMENSIONS[what.kind],
+        ScalableDimension=DIMENSIONS[what.kind],
         MinCapacity=low,
         MaxCapacity=high,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, error_code, is_missing
+from deploy.aws import Aws, components_of, error_code, is_missing, pages
 from deploy.errors import NotThere
 
 MINUTES = 15
@@ -151,12 +151,6 @@ def endpoint_of(aws: Aws, name: str) -> dict[str, Any]:
     return result
 
 
-def components_of(aws: Aws, name: str) -> list[str]:
-    """Return the names of the endpoint's components and adapters."""
-    pages = aws.client("sagemaker").get_paginator("list_inference_components").paginate(EndpointNameEquals=name)
-    return [item["InferenceComponentName"] for page in pages for item in page["InferenceComponents"]]
-
-
 def scaling_of(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
     """Yield the automatic scaling of the targets, without activities."""
     scaling = aws.client("application-autoscaling")
@@ -234,10 +228,8 @@ def _components(aws: Aws, name: str) -> Iterator[Component]:
 
 
 def _alarms(aws: Aws, name: str) -> Iterator[Alarm]:
-    pages = aws.client("cloudwatch").get_paginator("describe_alarms").paginate(AlarmNamePrefix=f"{name}/")
-    for page in pages:
-        for alarm in page["MetricAlarms"]:
-            yield Alarm(alarm["AlarmName"], alarm["StateValue"], alarm.get("StateReason", ""))
+    for alarm in pages(aws, "cloudwatch", "describe_alarms", "MetricAlarms", AlarmNamePrefix=f"{name}/"):
+        yield Alarm(alarm["AlarmName"], alarm["StateValue"], alarm.get("StateReason", ""))
 
 
 _METRICS = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, as_deploy_error, error_code, is_missing
+from deploy.aws import Aws, as_deploy_error, error_code, is_missing, pages
 from deploy.errors import DeployError, NotAllowed, Refused
 from deploy.preflight.beside import places, reservation
 from deploy.preflight.check import Check, Context, Fetch, Verdict, error, ok, warning
@@ -155,11 +155,9 @@ def _quota_of(context: Context, instance: str) -> Check:
     shadow = context.decision.shadow
     beside = context.spec.shadow.count if context.spec.shadow and shadow and shadow.instance_type == instance else 0
     name = f"{instance} for endpoint usage"
-    pages = context.aws.client("service-quotas").get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
-    for page in pages:
-        for quota in page["Quotas"]:
-            if quota["QuotaName"] == name:
-                return _enough(name, quota["Value"], needed + beside, context.spec.instance.count + beside)
+    for quota in pages(context.aws, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="sagemaker"):
+        if quota["QuotaName"] == name:
+            return _enough(name, quota["Value"], needed + beside, context.spec.instance.count + beside)
     return warning("quota", f"none named {name!r} was found", "See Service Quotas, Amazon SageMaker.")
 
 

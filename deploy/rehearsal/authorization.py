@@ -20,7 +20,6 @@ from deploy.rehearsal.identity_policy import Need, Unexplained
 
 _PREFIXES = {"monitoring": "cloudwatch"}  # service that a call is signed for: prefix of its actions, where they differ
 _FREE = {"sts:GetCallerIdentity"}  # allowed to everybody, even against a denial
-_GLOBAL = ("s3", "iam")  # whose ARNs have no region
 _LINKED = "sagemaker.application-autoscaling.amazonaws.com"
 _LINKED_ROLES = {
     "sagemaker:variant:DesiredInstanceCount": "SageMakerEndpoint",

@@ -7,9 +7,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import boto3
 from moto.core.exceptions import ServiceException
 from moto.servicequotas.responses import ServiceQuotasResponse
+
+from deploy.service_model import instance_types
 
 _AT_FIRST = 2.0
 
@@ -18,9 +19,8 @@ class Quotas:
     """The quotas of all instance types, by their code."""
 
     def __init__(self) -> None:
-        model = boto3.client("sagemaker", "us-east-1").meta.service_model
         shapes = {"endpoint": "ProductionVariantInstanceType", "transform job": "TransformInstanceType"}
-        names = [f"{type} for {use} usage" for use, shape in shapes.items() for type in model.shape_for(shape).enum]
+        names = [f"{type} for {use} usage" for use, shape in shapes.items() for type in instance_types(shape)]
         self._quotas = {_code(name): _quota(name) for name in names}
 
     def install(self) -> None:

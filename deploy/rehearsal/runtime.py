@@ -96,16 +96,13 @@ class Emulators:
         Raises:
             ValueError: it fails, or gives no answer.
         """
-        request = urllib.request.Request(f"{self._container}/invocations", line, {"Content-Type": _JSON_LINES})
         try:
-            with _OPENER.open(request, timeout=self._limits.asynchronous) as reply:
-                return bytes(reply.read())
-        except HTTPError as error:
-            if error.code < 500:
-                return bytes(error.read())
-            raise ValueError(f"Bad HTTP status received from algorithm: {error.code}") from None
+            status, answer = self._post(line, {"Content-Type": _JSON_LINES})
         except OSError as error:
             raise ValueError(f"The container gave no answer: {error}") from None
+        if status >= 500:
+            raise ValueError(f"Bad HTTP status received from algorithm: {status}")
+        return answer
 
     def _ask(self, body: bytes, headers: Mapping[str, str]) -> bytes:
         """Ask the container.
@@ -113,15 +110,22 @@ class Emulators:
         Raises:
             RuntimeError: it refuses, or gives no answer.
         """
+        try:
+            status, answer = self._post(body, headers)
+        except OSError as error:
+            raise RuntimeError(f"The container gave no answer: {error}") from None
+        if status >= 400:
+            text = answer.decode("utf-8", "replace")
+            raise RuntimeError(f'Received client error ({status}) from primary with message "{text}".')
+        return answer
+
+    def _post(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
         request = urllib.request.Request(f"{self._container}/invocations", body, dict(headers))
         try:
             with _OPENER.open(request, timeout=self._limits.asynchronous) as reply:
-                return bytes(reply.read())
+                return int(reply.status), bytes(reply.read())
         except HTTPError as error:
-            text = error.read().decode("utf-8", "replace")
-            raise RuntimeError(f'Received client error ({error.code}) from primary with message "{text}".') from None
-        except OSError as error:
-            raise RuntimeError(f"The container gave no answer: {error}") from None
+            return error.code, bytes(error.read())
 
     def _emulator(self, cloud: Cloud, thing: Thing, region: str) -> str:
         """Return the URL of an endpoint's emulator, which then knows the endpoint's state."""

@@ -1,17 +1,17 @@
-"""The calls of `sagemaker_double.SageMaker`, in the place of moto's: parameters in, answers out."""
+"""The calls of `sagemaker.SageMaker`, in the place of moto's: parameters in, answers out."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
-import boto3
 import moto.sagemaker.models
 from moto.cloudwatch.models import cloudwatch_backends
 from moto.core.responses import ActionResult, EmptyResult
 from moto.sagemaker.responses import SageMakerResponse
 
 from deploy.rehearsal.sagemaker import ACCOUNT, Invalid, Missing, SageMaker, Thing
+from deploy.service_model import sagemaker
 
 _NAMES = {
     "model": "ModelName",
@@ -92,7 +92,8 @@ class Calls:
             raise Invalid("Exactly one of InstanceType and InstancePools must be given.")
         if pools is None:
             return
-        members = boto3.client("sagemaker", "us-east-1").meta.service_model.shape_for("InstancePool").members
+        shape: Any = sagemaker().shape_for("InstancePool")
+        members = shape.members
         most = members["Priority"].metadata["max"]
         types, priorities = [pool["InstanceType"] for pool in pools], [pool["Priority"] for pool in pools]
         if not 1 <= len(pools) <= 5 or len(set(types)) < len(types) or len(set(priorities)) < len(priorities):
@@ -374,14 +375,16 @@ def install(cloud: SageMaker) -> None:
     calls = Calls(cloud)
     own = [name for name in vars(Calls) if not name.startswith("_") and name not in ("describe", "list_kind")]
     for name in own:
-        setattr(SageMakerResponse, name, _method(getattr(calls, name)))
+        setattr(SageMakerResponse, name, method(getattr(calls, name)))
     for kind, argument in _NAMES.items():
         setattr(SageMakerResponse, f"describe_{kind.replace('-', '_')}", _describe(calls, kind, argument))
         setattr(SageMakerResponse, _LISTS[kind][0], _list(calls, kind))
     moto.sagemaker.models.FakeEndpointConfig.validate_instance_type = lambda self, instance_type: None  # type: ignore[method-assign]
 
 
-def _method(call: Any) -> Any:
+def method(call: Any) -> Any:
+    """Return a method of moto's class that answers by a call: nothing is an empty answer."""
+
     def answer(self: SageMakerResponse) -> Any:
         said = call(copy.deepcopy(self.params), self.region)
         return EmptyResult() if said is None else ActionResult(said)

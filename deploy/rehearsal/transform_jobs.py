@@ -10,15 +10,15 @@ import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import boto3
 from moto.core.exceptions import ServiceException
-from moto.core.responses import ActionResult, EmptyResult
 from moto.sagemaker.responses import SageMakerResponse
 
 from deploy.rehearsal.authorization import Where, needs_of_s3
 from deploy.rehearsal.identity_policy import Need
 from deploy.rehearsal.sagemaker import ACCOUNT, Invalid, Thing
+from deploy.rehearsal.sagemaker_calls import method
 from deploy.s3.uri import bucket_and_key
+from deploy.service_model import instance_types
 
 if TYPE_CHECKING:
     from deploy.rehearsal.cloud import Cloud
@@ -51,7 +51,9 @@ class Calls:
             raise Invalid(f"MaxConcurrentTransforms * MaxPayloadInMB is {concurrent * payload}: at most 100.")
         if p.get("BatchStrategy") and p["TransformInput"].get("SplitType", "None") == "None":
             raise Invalid("A BatchStrategy needs a SplitType.")
-        _check(p["TransformResources"], "TransformInstanceType", "InstanceType")
+        if (kind := p["TransformResources"]["InstanceType"]) not in instance_types("TransformInstanceType"):
+            # boto3 checks no enumeration; AWS does.
+            raise Invalid(f"Value '{kind}' at 'transformResources.InstanceType' failed to satisfy: one of the enum.")
         if p["TransformResources"]["InstanceCount"] > 100:
             raise Invalid("InstanceCount: at most 100.")
         made = self._jobs.create(KIND, name, p, region)
@@ -150,13 +152,6 @@ def _fail(job: Thing, reason: str) -> None:
     job.status, job.reason = "Failed", f"ClientError: {reason}"
 
 
-def _check(resources: dict[str, Any], shape: str, name: str) -> None:
-    """boto3 checks no enumeration; AWS does."""
-    words = boto3.client("sagemaker", "us-east-1").meta.service_model.shape_for(shape).enum
-    if resources[name] not in words:
-        raise Invalid(f"Value '{resources[name]}' at 'transformResources.{name}' failed to satisfy: one of the enum.")
-
-
 def _summary(job: Thing) -> dict[str, Any]:
     said: dict[str, Any] = {
         "TransformJobName": job.name,
@@ -171,12 +166,4 @@ def install(cloud: Cloud) -> None:
     """Put the double's calls in the place of moto's, for good."""
     calls = Calls(cloud)
     for name in [name for name in vars(Calls) if not name.startswith("_")]:
-        setattr(SageMakerResponse, name, _method(getattr(calls, name)))
-
-
-def _method(call: Any) -> Any:
-    def answer(self: SageMakerResponse) -> Any:
-        said = call(copy.deepcopy(self.params), self.region)
-        return EmptyResult() if said is None else ActionResult(said)
-
-    return answer
+        setattr(SageMakerResponse, name, method(getattr(calls, name)))

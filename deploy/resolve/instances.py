@@ -10,10 +10,9 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-import botocore.session
-
 from deploy.data import table
 from deploy.errors import SpecError
+from deploy.service_model import instance_types
 
 _NVLINK = ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")
 _GRAVITON = re.compile(r"[a-z]+\d+[a-z]*g[a-z]*|p6e-gb200")
@@ -102,8 +101,7 @@ def refuse_mistyped(name: str) -> None:
     Raises:
         SpecError: the name is within two letters of a known type.
     """
-    model = botocore.session.get_session().get_service_model("sagemaker")
-    known = {*model.shape_for("ProductionVariantInstanceType").enum, *(item.name for item in all_types())}
+    known = {*instance_types("ProductionVariantInstanceType"), *(item.name for item in all_types())}
     if name in known:
         return
     generation = re.sub(r"\D", "", family(name))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 TAG_DEPLOYMENT = "lmi:deployment"
@@ -19,6 +19,9 @@ TAG_SPEC = "lmi:spec"
 
 TAG_BEFORE = "lmi:before"
 """Tag of a configuration that puts a shadow beside another owner's endpoint: the one that served before it."""
+
+TAG_STACK = "aws:cloudformation:stack-name"
+"""CloudFormation's own tag of what a stack made."""
 
 _DIGITS = 8
 _LONGEST = 63  # characters of a SageMaker name
@@ -77,6 +80,6 @@ def scoped_name(deployment: str, *parts: str) -> str:
     return "/".join((deployment, *parts))
 
 
-def tag_map(tag_list: list[dict[str, str]]) -> dict[str, str]:
-    """Return the tags for Application Auto Scaling's calls."""
+def tag_map(tag_list: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return SageMaker's list of tags as a mapping, which Application Auto Scaling's calls take."""
     return {tag["Key"]: tag["Value"] for tag in tag_list}

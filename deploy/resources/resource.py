@@ -29,6 +29,12 @@ class Kind(enum.Enum):
     ALARM = "alarm"
 
 
+DIMENSIONS = {
+    Kind.ENDPOINT: "sagemaker:variant:DesiredInstanceCount",
+    Kind.COMPONENT: "sagemaker:inference-component:DesiredCopyCount",
+}
+"""What Application Auto Scaling changes of each kind that it scales."""
+
 READY = ("InService",)
 FAILED = ("Failed", "OutOfService")
 """Statuses of an endpoint or component that only its deletion ends (botocore's EndpointStatus)."""
@@ -74,6 +80,16 @@ class Resource:
     @property
     def key(self) -> str:
         return f"{self.kind.value}/{self.name}"
+
+
+def specifications(component: Json) -> tuple[Json, ...]:
+    """Return a component's specifications: one, or one for each instance type."""
+    return (component.get("Specification", {}), *component.get("Specifications", ()))
+
+
+def containers(model: Json) -> list[Json]:
+    """Return a model's containers."""
+    return [one for one in (model.get("PrimaryContainer"), *model.get("Containers", ())) if one]
 
 
 def refs(value: Any) -> tuple[Ref, ...]:

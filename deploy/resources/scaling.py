@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from deploy.resources.names import scoped_name, tag_map
-from deploy.resources.resource import Kind, Ref, Resource
+from deploy.resources.resource import DIMENSIONS, Kind, Ref, Resource
 from deploy.spec import Spec
 
 _NO_CAPACITY_PERIOD = 30  # seconds until a refused request wakes a copy
@@ -26,12 +26,11 @@ def scaling(spec: Spec, scaled: Resource, tags: list[dict[str, str]]) -> Iterato
     component = scaled.kind is Kind.COMPONENT
     place = {
         "ServiceNamespace": "sagemaker",
-        "ResourceId": f"{'inference-component' if component else 'endpoint'}/{scaled.name}",
-        "ScalableDimension": "sagemaker:inference-component:DesiredCopyCount",
+        "ResourceId": scaled.key,
+        "ScalableDimension": DIMENSIONS[scaled.kind],
     }
     if not component:
         place["ResourceId"] += f"/variant/{spec.instance.variant}"
-        place["ScalableDimension"] = "sagemaker:variant:DesiredInstanceCount"
     target = Resource(
         Kind.SCALABLE_TARGET,
         place["ResourceId"],

@@ -8,7 +8,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, error_code
+from deploy.aws import Aws, error_code, pages
 from deploy.errors import Failed, NotThere, Refused
 from deploy.s3.prefix_lint import Entry
 from deploy.s3.uri import bucket_and_key
@@ -38,11 +38,9 @@ def objects(aws: Aws, prefix: Prefix) -> list[Entry]:
     Raises:
         NotThere: there is no such bucket.
     """
-    pages = aws.client("s3").get_paginator("list_objects_v2").paginate(Bucket=prefix.bucket, Prefix=prefix.key)
+    found = pages(aws, "s3", "list_objects_v2", "Contents", Bucket=prefix.bucket, Prefix=prefix.key)
     try:
-        return [
-            Entry(item["Key"][len(prefix.key) :], item["Size"]) for page in pages for item in page.get("Contents", [])
-        ]
+        return [Entry(item["Key"][len(prefix.key) :], item["Size"]) for item in found]
     except ClientError as error:
         if error_code(error) == "NoSuchBucket":
             raise NotThere(f"there is no bucket {prefix.bucket}", f"aws s3 mb s3://{prefix.bucket}") from None

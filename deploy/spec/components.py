@@ -37,18 +37,6 @@ def servers(spec: Spec) -> list[Spec]:
     return [server.model_copy(update={"components": tuple(found[key])}) for key, server in whole.items()]
 
 
-def server_of(spec: Spec, name: str) -> Spec:
-    """Return the server of a component.
-
-    Raises:
-        KeyError: there is no component of that name.
-    """
-    for server in servers(spec):
-        if any(item.name == name for item in server.components):
-            return server
-    raise KeyError(name)
-
-
 def uploads(spec: Spec) -> list[str]:
     """Return the S3 prefixes that models are uploaded to, each once."""
     found = [server.model.upload for server in servers(spec)]

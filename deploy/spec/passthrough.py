@@ -13,10 +13,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
-from botocore.loaders import Loader
-from botocore.model import ServiceModel
 from pydantic import AfterValidator, Field
 
+from deploy.service_model import sagemaker
 from deploy.spec.values import Section
 
 Fields = Mapping[str, Any]
@@ -182,16 +181,11 @@ class SageMaker(Section):
     )
 
 
-@functools.lru_cache(maxsize=1)
-def _service() -> ServiceModel:
-    return ServiceModel(Loader().load_service_model("sagemaker", "service-2"), service_name="sagemaker")
-
-
 @functools.cache
 def shape_of(part: str) -> Any:
     """Return botocore's shape of the fields."""
     operation, member = _SHAPES[part]
-    shape = _service().operation_model(operation).input_shape
+    shape = sagemaker().operation_model(operation).input_shape
     return shape.members[member].member if member else shape
 
 

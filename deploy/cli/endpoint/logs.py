@@ -12,11 +12,10 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws
+from deploy.aws import Aws, components_of
 from deploy.cli.arguments import add_endpoint
 from deploy.errors import NotThere
 from deploy.operations import logs
-from deploy.operations.status import components_of
 
 
 def add(commands: Any) -> None:

@@ -9,11 +9,12 @@ import pytest
 from pydantic import ValidationError
 
 from deploy.batch.checks import too_long
-from deploy.batch.job import BatchJob, amounts, batch_job, instance_types
+from deploy.batch.job import BatchJob, amounts, batch_job
 from deploy.errors import Refused, SpecError
 from deploy.iam.policies import policies
 from deploy.resources.build import spec_digest
 from deploy.resources.names import batch_name, is_version_of, job_prefix
+from deploy.service_model import instance_types
 from deploy.spec import Spec
 from deploy.spec.batch import Batch
 from tests.deploy.cases import CASES, KEY, decision, spec
@@ -107,7 +108,7 @@ def test_what_a_job_cannot_have_is_refused_or_told() -> None:
     for made in (job("aws-image"), job("plain", djl)):
         assert [text for text in made.warnings if text.startswith("DJL Serving fails a request")]
     assert not [text for text in job().warnings if "DJL" in text]
-    assert OFFERED in instance_types()
+    assert OFFERED in instance_types("TransformInstanceType")
 
 
 def test_pools_have_their_first_type() -> None:
