@@ -12,6 +12,7 @@ from pathlib import Path
 from handler import __version__
 from handler.bench.cli import add_parser as add_bench
 from handler.config.engines import LLM_ENGINES
+from handler.conform.cli import add_parser as add_conform
 from handler.core.errors import ConfigError
 
 _INSTALL = "pip install 'lmi-handler[cli]'"
@@ -27,6 +28,9 @@ measure
   lmi bench URL                          measure a running server: table, plot, JSON
   lmi bench --engine                     start a server, and compare it with its engine alone
   lmi bench --compare A.json B.json      compare results: table and plot
+
+check
+  lmi conform URL                        ask a server what SageMaker's and others' contracts promise
 
 deploy to SageMaker
   lmi deploy plan|up|update|down         show, create, change, delete an endpoint
@@ -96,6 +100,7 @@ def make_parser() -> argparse.ArgumentParser:
     options.add_argument("name", nargs="?", metavar="NAME", help="as serving.properties or the environment writes it")
     options.set_defaults(run=_options)
     add_bench(commands)
+    add_conform(commands)
     deploy = commands.add_parser("deploy", help="put a model on a SageMaker endpoint")
     completion = commands.add_parser(
         "completion",

@@ -22,6 +22,7 @@ OF_HANDLER = {
     "http": BELOW_HOSTS,
     "djl": BELOW_HOSTS,
     "entry": {"djl"},
+    "conform": {"__version__", "core", "config.environment", "bench.client"},
     "container": {"__version__", "core", "config"},
 }
 """A package of handler's, and what of handler it may import beside itself; `cli` and `bench` may import all of it."""
