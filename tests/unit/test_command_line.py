@@ -33,7 +33,7 @@ def test_the_map_has_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, shown.splitlines())) <= 120
 
 
-@pytest.mark.parametrize("command", ["serve", "options", "bench", "completion"])
+@pytest.mark.parametrize("command", ["serve", "options", "bench", "conform", "completion"])
 def test_a_commands_help_shows_how_to_call_it(capsys: pytest.CaptureFixture[str], command: str) -> None:
     with pytest.raises(SystemExit):
         main([command, "--help"])
