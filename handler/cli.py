@@ -13,6 +13,7 @@ from handler import __version__
 from handler.bench.cli import add_parser as add_bench
 from handler.config.engines import LLM_ENGINES
 from handler.config.options.flags import add_flags, unknown_flags
+from handler.conform.cli import add_parser as add_conform
 from handler.core.errors import ConfigError
 from handler.replay.cli import add_parser as add_replay
 
@@ -32,6 +33,7 @@ measure
 
 move
   lmi replay REQUESTS --to TARGET        send recorded requests, and compare the answers with another server's
+  lmi conform URL                        ask a server what SageMaker's and others' contracts promise
 
 deploy to SageMaker
   lmi deploy plan|up|update|promote|down show, create, change, delete an endpoint
@@ -121,6 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
     options.set_defaults(run=_options)
     add_bench(commands)
     add_replay(commands)
+    add_conform(commands)
     deploy = commands.add_parser("deploy", help="put a model on a SageMaker endpoint")
     completion = commands.add_parser(
         "completion",

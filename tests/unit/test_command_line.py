@@ -101,7 +101,7 @@ def test_check_says_what_a_model_of_the_hub_takes(capsys: pytest.CaptureFixture[
     assert re.match(f"{model}: the start {said}", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("command", ["serve", "options", "bench", "completion"])
+@pytest.mark.parametrize("command", ["serve", "options", "bench", "replay", "conform", "completion"])
 def test_a_commands_help_shows_how_to_call_it(capsys: pytest.CaptureFixture[str], command: str) -> None:
     with pytest.raises(SystemExit):
         main([command, "--help"])

@@ -18,6 +18,9 @@ CHECKOUT = re.compile(
     r"|`make |^make [a-z]+$|: make [a-z-]+|(?<!\w)-e \.|\.\[\w+\]'|lmi-handler's\s+directory|\.venv\b"
 )
 
+_URL = re.compile(r"https://\S+")
+"""Another project's page may lie in a folder of such a name."""
+
 
 def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield the strings that are no docstrings, with their lines."""
@@ -44,7 +47,7 @@ def all_texts() -> list[tuple[str, str]]:
 
 
 def test_no_message_names_a_place_of_the_checkout() -> None:
-    found = [f"{place}: {text[:120]!r}" for place, text in all_texts() if CHECKOUT.search(text)]
+    found = [f"{place}: {text[:120]!r}" for place, text in all_texts() if CHECKOUT.search(_URL.sub("", text))]
     assert found == []
 
 

@@ -23,6 +23,7 @@ OF_HANDLER = {
     "http": BELOW_HOSTS,
     "djl": BELOW_HOSTS,
     "entry": {"djl"},
+    "conform": {"__version__", "core", "config.environment", "bench.client"},
     "container": {"__version__", "core", "config"},
     "replay": {"core", "bench"},
 }
@@ -59,11 +60,12 @@ OF_DEPLOY = {
     "credentials": set(),
     "web_pages": set(),
     "data": set(),
+    "service_model": set(),
     "diagnostics": set(),
     "aws": {"credentials", "diagnostics", "errors", "web_pages"},
-    "spec": {"errors"},
+    "spec": {"service_model", "errors"},
     "s3": {"aws", "errors"},
-    "resolve": {"aws", "data", "errors", "s3.uri", "spec"},
+    "resolve": {"service_model", "aws", "data", "errors", "s3.uri", "spec"},
     "resources": {"errors", "redaction", "resolve.decision", "spec"},
     "export": {"errors", "resolve.decision", "resources", "spec"},
     "iam": {"aws", "errors", "resolve.decision", "resolve.ecr", "resources.names", "s3.uri", "spec"},
@@ -79,6 +81,7 @@ OF_DEPLOY = {
     },
     "operations": {"aws", "diagnostics", "errors", "resources.resource"},
     "deployer": {
+        "service_model",
         "aws",
         "credentials",
         "diagnostics",
@@ -92,6 +95,7 @@ OF_DEPLOY = {
         "web_pages",
     },
     "adopt": {
+        "service_model",
         "aws",
         "deployer.calls",
         "errors",
@@ -102,6 +106,7 @@ OF_DEPLOY = {
         "spec",
     },
     "batch": {
+        "service_model",
         "aws",
         "deployer",
         "diagnostics",
@@ -116,7 +121,7 @@ OF_DEPLOY = {
     "client": {"credentials", "errors", "web_pages"},
     "bench": {"client"},
     "local": {"errors", "spec"},
-    "rehearsal": {"local", "operations.logs", "s3.uri"},
+    "rehearsal": {"service_model", "local", "operations.logs", "s3.uri"},
 }
 """A package of deploy's, and what of deploy it may import beside itself; `cli` may import all of it."""
 

@@ -1,0 +1,140 @@
+"""How each profile asks for text, and where answers have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One way to ask.
+
+    Attributes:
+        name: for messages.
+        path, stream_path: may hold `{model}`.
+        body: the request's JSON for a prompt, a number of tokens, a stream or not; greedy.
+        prompt: the field that must not lack.
+        tokens: the keys that lead to the limit of tokens.
+        temperature: the same.
+        content_type: of its streams.
+        endless: what a long stream also asks for, so that no end token ends it.
+        refuses_in_stream: whether a bad parameter of a stream gets status 200 and an event with the error, as in TGI.
+    """
+
+    name: str
+    path: str
+    stream_path: str
+    body: Callable[[str, int, bool], Body]
+    prompt: str
+    tokens: tuple[str, ...]
+    temperature: tuple[str, ...]
+    content_type: str
+    endless: Mapping[str, Any]
+    refuses_in_stream: bool = False
+
+
+def change(body: Body, keys: tuple[str, ...], value: Any) -> Body:
+    """Return the body with another value where `keys` lead."""
+    first, *rest = keys
+    return {**body, first: change(body.get(first, {}), tuple(rest), value) if rest else value}
+
+
+def merge(body: Body, more: Mapping[str, Any]) -> Body:
+    """Return the body with more fields; objects are joined."""
+    joined = dict(body)
+    for name, value in more.items():
+        inner = joined.get(name)
+        joined[name] = merge(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
+    return joined
+
+
+def _lmi(prompt: str, tokens: int, stream: bool) -> Body:
+    body = {"inputs": prompt, "parameters": {"max_new_tokens": tokens, "do_sample": False}}
+    return {**body, "stream": True} if stream else body
+
+
+def _tgi(prompt: str, tokens: int, stream: bool) -> Body:
+    return {"inputs": prompt, "parameters": {"max_new_tokens": tokens}}
+
+
+def _chat(prompt: str, tokens: int, stream: bool) -> Body:
+    messages = [{"role": "user", "content": prompt}]
+    body = {"model": "{model}", "messages": messages, "max_tokens": tokens, "temperature": 0}
+    return {**body, "stream": True} if stream else body
+
+
+def _completion(prompt: str, tokens: int, stream: bool) -> Body:
+    body = {"model": "{model}", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    return {**body, "stream": True} if stream else body
+
+
+def _triton(prompt: str, tokens: int, stream: bool) -> Body:
+    body = {"text_input": prompt, "max_tokens": tokens, "temperature": 0.0}
+    return {**body, "stream": True} if stream else body
+
+
+_EVENTS = "text/event-stream"
+_LINES = "application/jsonlines"
+_CALLS = "/invocations"
+_MAX_NEW, _LMI_TEMPERATURE = ("parameters", "max_new_tokens"), ("parameters", "temperature")
+_ENDLESS: Mapping[str, Any] = {"parameters": {"ignore_eos_token": True}}
+_IGNORE_EOS: Mapping[str, Any] = {"ignore_eos": True}
+_MAX, _TEMPERATURE = ("max_tokens",), ("temperature",)
+
+LMI = Dialect("LMI", _CALLS, _CALLS, _lmi, "inputs", _MAX_NEW, _LMI_TEMPERATURE, _LINES, _ENDLESS)
+TGI = Dialect("TGI", "/generate", "/generate_stream", _tgi, "inputs", _MAX_NEW, _LMI_TEMPERATURE, _EVENTS, {}, True)
+CHAT = Dialect(
+    "OpenAI's chat", "/v1/chat/completions", "/v1/chat/completions", _chat, "messages", _MAX, _TEMPERATURE, _EVENTS,
+    _IGNORE_EOS,
+)  # fmt: skip
+COMPLETIONS = Dialect(
+    "OpenAI's completions", "/v1/completions", "/v1/completions", _completion, "prompt", _MAX, _TEMPERATURE, _EVENTS,
+    _IGNORE_EOS,
+)  # fmt: skip
+MESSAGES = Dialect(
+    "Anthropic's messages", "/v1/messages", "/v1/messages", _chat, "messages", _MAX, _TEMPERATURE, _EVENTS, {}
+)
+TRITON = Dialect(
+    "Triton's generate", "/v2/models/{model}/generate", "/v2/models/{model}/generate_stream", _triton, "text_input",
+    _MAX, _TEMPERATURE, _EVENTS, {},
+)  # fmt: skip
+AT_INVOCATIONS = (
+    replace(LMI, content_type=""),  # LMI's lines, or the events of a mode that is like TGI
+    Dialect("a chat", _CALLS, _CALLS, _chat, "messages", _MAX, _TEMPERATURE, "", _IGNORE_EOS),
+    Dialect("a completion", _CALLS, _CALLS, _completion, "prompt", _MAX, _TEMPERATURE, "", _IGNORE_EOS),
+)
+"""What `/invocations` may take; the first that is answered is used."""
+
+OF_PROFILE = {"lmi-0.28": LMI, "lmi-0.38": LMI, "tgi": TGI, "openai": CHAT, "anthropic": MESSAGES, "triton": TRITON}
+
+
+def text_of(value: Any) -> str | None:
+    """Return a whole answer's text, in any dialect; None where it has none."""
+    if isinstance(value, list) and value:
+        value = value[0]
+    match value:
+        case {"generated_text": str(text)} | {"text_output": str(text)} | {"choices": [{"text": str(text)}, *_]}:
+            return text
+        case {"choices": [{"message": {"content": str(text)}}, *_]}:
+            return text
+        case {"choices": [{"message": {"content": None}}, *_]}:
+            return ""
+        case {"content": list(blocks)}:
+            return "".join(block.get("text", "") for block in blocks if isinstance(block, dict))
+    return None
+
+
+def piece_of(event: Any) -> str:
+    """Return the text of one event of a stream, in any dialect; empty where it has none."""
+    match event:
+        case {"token": {"special": True}} | {"token": {"special_token": True}}:
+            return ""
+        case {"token": {"text": str(text)}} | {"text_output": str(text)} | {"delta": {"text": str(text)}}:
+            return text
+        case {"choices": [{"delta": {"content": str(text)}}, *_]} | {"choices": [{"text": str(text)}, *_]}:
+            return text
+    return ""

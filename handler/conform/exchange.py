@@ -1,0 +1,194 @@
+"""Requests to the server under test, and their answers with every byte and its time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from handler.bench.client import AnswerReader, Client, Target
+
+MAX_ANSWER = 8 << 20
+"""Bytes of an answer that are kept; a longer one is cut off."""
+
+_SHOWN = 240
+"""Characters of a body in a report."""
+
+
+class Recorder(AnswerReader):
+    """Keeps what a measurement throws away: status, headers, body, and when its pieces came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.headers: dict[str, str] = {}
+        self.body = bytearray()
+        self.pieces = array("d")
+        self.too_long = False
+        self._streams = False
+
+    @property
+    def status(self) -> int:
+        return int(self._parser.get_status_code())
+
+    def verdict(self, expected_tokens: int) -> str:
+        return ""  # the rules judge
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
+        if key == "content-type":
+            self._streams = text.startswith(("text/event-stream", "application/jsonlines", "application/x-ndjson"))
+
+    def on_body(self, body: bytes) -> None:
+        self.pieces.append(self._now)
+        self.body += body[: MAX_ANSWER - len(self.body)]
+        self.too_long = self.too_long or len(self.body) == MAX_ANSWER
+        if self._streams:  # others may be long without a line
+            super().on_body(body)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back for one request.
+
+    Attributes:
+        asked: the request in a line, for a report; keys are left out.
+        failure: why there is no whole answer: `timeout`, `connection cut`, `not HTTP`, `refused`; empty: it is whole.
+        pieces: seconds after the request's first byte at which parts of the body came.
+        arrivals: the same for the lines or events of a stream.
+    """
+
+    asked: str
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    failure: str = ""
+    seconds: float = 0.0
+    pieces: tuple[float, ...] = ()
+    arrivals: tuple[float, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 200 and not self.failure
+
+    @property
+    def refused(self) -> bool:
+        """Whether the server said that the client is at fault."""
+        return 400 <= self.status < 500 and not self.failure
+
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def text(self) -> str:
+        return self.body.decode("utf-8", "replace")
+
+    @property
+    def value(self) -> Any:
+        """The body as JSON; None where it is none."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):
+            return None
+
+    @property
+    def object(self) -> dict[str, Any]:
+        """The body as a JSON object; empty where it is none."""
+        return self.value if isinstance(self.value, dict) else {}
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The JSON objects of a stream: its lines, or its events' data but for `[DONE]`. Other lines are left out."""
+        found = []
+        for line in self.text.split("\n"):
+            try:
+                value = json.loads(line[5:] if line.startswith("data:") else line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(value, dict):
+                found.append(value)
+        return found
+
+    @property
+    def got(self) -> str:
+        """The answer in a line, for a report."""
+        if self.failure and not self.status:
+            return f"{self.failure} after {self.seconds:.1f} s"
+        end = f"; then {self.failure} after {self.seconds:.1f} s" if self.failure else ""
+        return f"{self.status} {self.content_type or 'without a content type'} {shown(self.body)}{end}"
+
+
+class Connection(Client):
+    """One connection for one request."""
+
+    def __init__(self) -> None:
+        super().__init__(Recorder)
+        self._news = asyncio.Event()
+
+    async def send(self, request: bytes, asked: str, timeout: float) -> Answer:
+        """Send the request and wait for its answer; a failure is an answer as well."""
+        result = await self.ask(request, 0, timeout)
+        reader = self._recorder
+        failure = "too long" if reader.too_long else result.error
+        start = result.start
+        return Answer(
+            asked=asked,
+            status=reader.status,
+            headers=reader.headers,
+            body=bytes(reader.body),
+            failure=failure,
+            seconds=result.end - start,
+            pieces=tuple(at - start for at in reader.pieces),
+            arrivals=tuple(at - start for at in reader.arrivals),
+        )
+
+    async def begun(self, events: int, timeout: float) -> bool:
+        """Wait until so many events have come; return whether they did within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while len(self._recorder.arrivals) < events and not self.closed:
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), deadline - time.monotonic())
+            except asyncio.TimeoutError:
+                break
+        return len(self._recorder.arrivals) >= events
+
+    @property
+    def _recorder(self) -> Recorder:
+        assert isinstance(self._reader, Recorder)
+        return self._reader
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._recorder.too_long:
+            self._fail("too long")
+        self._news.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self._news.set()
+
+
+async def connect(url: str, timeout: float) -> Connection:
+    """Open a connection.
+
+    Raises:
+        OSError: nobody listens there.
+        asyncio.TimeoutError: it was not accepted in time.
+    """
+    host, port, secure = Target(url, 0).address
+    loop = asyncio.get_running_loop()
+    return (await asyncio.wait_for(loop.create_connection(Connection, host, port, ssl=secure), timeout))[1]
+
+
+def shown(data: bytes | str) -> str:
+    """Return the beginning of a body on one line."""
+    text = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+    text = text.replace("\r", "\\r").replace("\n", "\\n")
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(data)} in all)"

@@ -1,0 +1,95 @@
+"""The table of rules: what is asked of a server, where it is written, and who must hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from handler.conform.exchange import Answer
+
+if TYPE_CHECKING:
+    from handler.conform.server import Server
+
+PROFILES = ("sagemaker", "lmi-0.28", "lmi-0.38", "tgi", "openai", "anthropic", "triton")
+LMI = ("lmi-0.28", "lmi-0.38")
+
+
+class Source(NamedTuple):
+    """A public document."""
+
+    title: str
+    url: str
+
+
+class Failed(Exception):
+    """The server breaks the rule.
+
+    Attributes:
+        wanted: what the rule wants.
+        answer: what was asked and what came; None: the message says it.
+    """
+
+    def __init__(self, wanted: str, answer: Answer | None = None) -> None:
+        super().__init__(wanted)
+        self.wanted = wanted
+        self.answer = answer
+
+
+class NotAsked(Exception):
+    """The rule cannot be asked of this server; the message says why."""
+
+
+Check = Callable[["Server"], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One promise.
+
+    Attributes:
+        id: its name in reports: a group, a dot, a name.
+        sentence: what holds.
+        last: it ends the server, so it comes after all others.
+        check: returns where the rule holds, else raises `Failed` or `NotAsked`.
+    """
+
+    id: str
+    sentence: str
+    source: Source
+    profiles: tuple[str, ...]
+    check: Check
+    last: bool = False
+
+
+RULES: dict[str, Rule] = {}
+"""All rules by id, in the order in which they are asked."""
+
+
+def rule(
+    id: str, sentence: str, source: Source, profiles: Iterable[str] = PROFILES, *, last: bool = False
+) -> Callable[[Check], Check]:
+    """Add the function to the table."""
+
+    def add(check: Check) -> Check:
+        assert id not in RULES, id
+        RULES[id] = Rule(id, sentence, source, tuple(profiles), check, last)
+        return check
+
+    return add
+
+
+def expect(holds: object, wanted: str, answer: Answer) -> None:
+    """Raise `Failed` unless it holds."""
+    if not holds:
+        raise Failed(wanted, answer)
+
+
+def expect_answer(answer: Answer) -> Answer:
+    """Return the answer if it is a whole one with status 200."""
+    expect(answer.ok, "a whole answer with status 200", answer)
+    return answer
+
+
+def skip(why: str) -> NoReturn:
+    raise NotAsked(why)

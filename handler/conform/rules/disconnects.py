@@ -1,0 +1,126 @@
+"""Clients that go: the engine must stop, as a gauge of /metrics shows, or else the server's speed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+from collections.abc import Awaitable, Callable
+
+from handler.conform import sources
+from handler.conform.dialects import Body
+from handler.conform.rule import Failed, expect_answer, rule, skip
+from handler.conform.rules.hosting import samples
+from handler.conform.server import Server
+
+_GAUGES = re.compile(
+    r"vllm:num_requests_running|lmi_active_sequences|tgi_batch_current_size|llamacpp:requests_processing"
+    r"|dynamo_(frontend|component)_inflight_requests|sglang:num_running_reqs|trtllm_num_requests_running"
+)
+"""Gauges of requests that engines compute, by the servers that have them."""
+
+_CROWD = 8
+"""Abandoned requests, where only the server's speed can show them."""
+
+
+@rule("disconnect.stream", "The engine stops when the client of a stream is gone.", sources.HTTP)
+async def disconnect_stream(server: Server) -> None:
+    body, seconds = await server.long_stream(server.limits.long)
+    await _abandon(server, await server.path(stream=True), body, seconds)
+
+
+@rule("disconnect.whole", "The engine stops when the client of a whole answer is gone.", sources.HTTP)
+async def disconnect_whole(server: Server) -> None:
+    body, seconds = await server.long_stream(server.limits.long)
+    body = {name: value for name, value in body.items() if name != "stream"}
+    await _abandon(server, await server.path(), body, seconds)
+
+
+async def _abandon(server: Server, path: str, body: Body, seconds: float) -> None:
+    """Ask, go away, and see that the engine stops before the answer's own end, `seconds` after its beginning."""
+    if await _running(server) is None:
+        await _by_speed(server, path, body, seconds)
+        return
+    idle = await _steady(server)
+    start = time.monotonic()
+    async with server.asking_for(path, body) as (_, task):
+        while (await _running(server) or 0.0) <= idle:
+            if task.done():
+                skip(f"no gauge of /metrics shows the request: it ended after {task.result().seconds:.1f} s")
+            if time.monotonic() - start > server.limits.answer:
+                skip("no gauge of /metrics shows the request")
+            await asyncio.sleep(0.01)
+    gone = time.monotonic()
+    until = min(gone + server.limits.abandoned, start + 0.8 * seconds)
+    if until < gone + 0.1:
+        skip(f"answers of {seconds:.1f} s end too soon to see it")
+    while (running := await _running(server) or 0.0) > idle:
+        if time.monotonic() > until:
+            raise Failed(
+                f"no request {until - gone:.1f} s after its client went; {running - idle:g} ran, of {seconds:.0f} s"
+            )
+        await asyncio.sleep(0.02)
+
+
+async def _running(server: Server) -> float | None:
+    """Return the number of requests that the engine computes; None where no gauge says it."""
+    answer = await server.get("/metrics")
+    found = [value for name, value in samples(answer).items() if _GAUGES.match(name)] if answer.ok else []
+    return max(found) if found else None
+
+
+async def _steady(server: Server) -> float:
+    """Return the gauge when earlier requests have ended."""
+    lowest = await _running(server) or 0.0
+    for _ in range(10):
+        if not lowest:
+            break
+        await asyncio.sleep(0.1)
+        lowest = min(lowest, await _running(server) or 0.0)
+    return lowest
+
+
+async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> None:
+    """See that a server that a crowd slows down is fast again when the crowd is gone."""
+
+    async def one() -> float:
+        return expect_answer(await server.generate(tokens=16)).seconds
+
+    async def fastest() -> float:
+        return min([await one() for _ in range(3)])
+
+    alone = await fastest()
+    start = time.monotonic()
+    crowded = await _beside(server, path, body, fastest)
+    if crowded < 1.5 * alone:
+        skip("/metrics has no gauge of running requests, and a crowd does not slow the server down")
+    await asyncio.sleep(min(0.5, server.limits.abandoned))
+    after: list[float] = []
+    while len(after) < 3 and (seen := await one()) and time.monotonic() < start + 0.8 * seconds:
+        if seen <= math.sqrt(alone * crowded):
+            return
+        after.append(seen)
+    if not after:
+        skip(f"answers of {seconds:.1f} s end too soon to see it")
+    raise Failed(
+        f"the speed of before: an answer took {alone:.2f} s alone, {crowded:.2f} s beside {_CROWD} others, and "
+        f"{min(after):.2f} s when their clients had gone"
+    )
+
+
+async def _beside(server: Server, path: str, body: Body, measure: Callable[[], Awaitable[float]]) -> float:
+    """Measure while a crowd is answered."""
+
+    async def one(until: asyncio.Event) -> None:
+        async with server.asking_for(path, body):
+            await until.wait()
+
+    until = asyncio.Event()
+    crowd = [asyncio.ensure_future(one(until)) for _ in range(_CROWD)]
+    try:
+        await asyncio.sleep(0.1)
+        return await measure()
+    finally:
+        until.set()
+        await asyncio.gather(*crowd, return_exceptions=True)

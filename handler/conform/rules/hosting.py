@@ -1,0 +1,267 @@
+"""What SageMaker's platform wants of every container: /ping, /invocations, limits, metrics, keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+
+from handler.conform import sources
+from handler.conform.dialects import Body
+from handler.conform.exchange import Answer, connect
+from handler.conform.rule import Failed, expect, expect_answer, rule, skip
+from handler.conform.server import PROMPT, Server
+
+SAGEMAKER = ("sagemaker",)
+_BUSY = 8
+"""Streams at once that keep a server busy."""
+
+_SERIES = 2000
+"""Series of metrics that are still few: each becomes a metric of CloudWatch."""
+
+
+@rule("ping.ready", "GET /ping answers 200 when the model can serve.", sources.CONTAINER, SAGEMAKER)
+async def ping_ready(server: Server) -> None:
+    answer = await server.get("/ping")
+    expect(answer.ok, "status 200", answer)
+
+
+@rule("ping.in-time", "GET /ping answers within 2 s while requests run.", sources.CONTAINER, SAGEMAKER)
+async def ping_in_time(server: Server) -> None:
+    limit = server.limits.ping
+    asked = [server.generate(tokens=64, stream=True) for _ in range(_BUSY)]
+    busy = [asyncio.ensure_future(request) for request in asked]
+    try:
+        for _ in range(5):
+            answer = await server.get("/ping", timeout=limit)
+            expect(answer.ok, f"status 200 within {limit:g} s beside {_BUSY} streams", answer)
+            await asyncio.sleep(0.02)
+    finally:
+        await asyncio.gather(*busy)
+
+
+@rule("ping.connection", "A connection is accepted within 250 ms while requests run.", sources.CONTAINER, SAGEMAKER)
+async def ping_connection(server: Server) -> None:
+    asked = [server.generate(tokens=64, stream=True) for _ in range(_BUSY)]
+    busy = [asyncio.ensure_future(request) for request in asked]
+    try:
+        for _ in range(5):
+            start = time.monotonic()
+            try:
+                (await connect(server.asking.url, server.limits.connect)).close()
+            except (OSError, asyncio.TimeoutError):
+                raise Failed(
+                    f"a connection within {server.limits.connect:g} s beside {_BUSY} streams",
+                    Answer("a connection", failure="no connection", seconds=time.monotonic() - start),
+                ) from None
+            await asyncio.sleep(0.02)
+    finally:
+        await asyncio.gather(*busy)
+
+
+@rule("invocations.answers", "POST /invocations answers inputs, messages or prompt.", sources.CONTAINER, SAGEMAKER)
+async def invocations_answers(server: Server) -> None:
+    asked: list[Body] = [
+        {"inputs": PROMPT, "parameters": {"max_new_tokens": 2}},
+        {"model": await server.model(), "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2},
+        {"model": await server.model(), "prompt": PROMPT, "max_tokens": 2},
+    ]
+    answers = [await server.post("/invocations", body) for body in asked]
+    best = min(answers, key=lambda answer: (not answer.ok, answer.status == 404))
+    expect(best.ok, "status 200 for one of inputs, messages, prompt", best)
+    expect(best.value is not None, "JSON", best)
+
+
+@rule(
+    "invocations.headers",
+    "Headers that SageMaker adds, and unknown ones, do not disturb a request.",
+    sources.CONTAINER,
+    SAGEMAKER,
+)
+async def invocations_headers(server: Server) -> None:
+    more = {
+        "X-Amzn-SageMaker-Inference-Id": "conform-1",
+        "X-Amzn-SageMaker-Custom-Attributes": "trace=1",
+        "X-Amzn-SageMaker-Accept": "application/json",
+        "X-Amzn-SageMaker-Something-New": "1",
+        "Accept": "*/*",
+    }
+    expect_answer(await server.generate(headers=more))
+
+
+@rule("invocations.method", "GET /invocations gets no answer of the model.", sources.CONTAINER, SAGEMAKER)
+async def invocations_method(server: Server) -> None:
+    answer = await server.get("/invocations")
+    expect(answer.refused, "a status of 400 to 499, as 405", answer)
+
+
+@rule("invocations.whole-length", "A whole answer says its length or is chunked.", sources.HTTP_1_1)
+async def whole_length(server: Server) -> None:
+    answer = expect_answer(await server.generate())
+    length, chunked = answer.headers.get("content-length"), "chunked" in answer.headers.get("transfer-encoding", "")
+    expect(length is not None or chunked, "Content-Length, or Transfer-Encoding: chunked", answer)
+    expect(answer.content_type == "application/json", "the content type application/json", answer)
+
+
+@rule("openai-route.stream", "POST /v1/chat/completions streams server-sent events.", sources.OPENAI_ROUTE, SAGEMAKER)
+async def openai_route(server: Server) -> None:
+    answer = await server.of_profile("openai").generate(tokens=4, stream=True)
+    expect_answer(answer)
+    expect(answer.content_type == "text/event-stream", "the content type text/event-stream", answer)
+
+
+@rule("openai-route.model", "A chat may leave out the model, or leave it empty.", sources.OPENAI_ROUTE, SAGEMAKER)
+async def openai_route_model(server: Server) -> None:
+    for more in ({"model": ""}, {}):
+        body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2, **more}
+        expect_answer(await server.post("/v1/chat/completions", body))
+
+
+@rule("limits.whole-answer", "An answer of 64 tokens is there within 60 s.", sources.CONTAINER, SAGEMAKER)
+async def limits_whole(server: Server) -> None:
+    answer = await server.generate(tokens=64)
+    limit = server.limits.whole
+    expect(answer.ok and answer.seconds < limit, f"a whole answer within {limit:g} s", answer)
+
+
+@rule("limits.long-stream", "A stream of more than 60 s is not cut off: it may take 8 minutes.", sources.FAQ, SAGEMAKER)
+async def limits_long_stream(server: Server) -> None:
+    if not server.asking.slow:
+        skip("it takes a minute: --slow")
+    limit = server.limits.whole
+    body, seconds = await server.long_stream(1.25 * limit)
+    if seconds < limit:
+        skip(f"the longest answer here takes {seconds:.0f} s")
+    async with server.asking_for(await server.path(stream=True), body) as (_, task):
+        done, _ = await asyncio.wait([task], timeout=8 * limit)
+        if not done:
+            return  # it lasts
+        answer = task.result()
+    expect(answer.ok, "a stream with an end", answer)
+    if answer.seconds < limit:
+        skip(f"the stream ended after {answer.seconds:.0f} s")
+
+
+@rule("limits.payload", "A body of 25 MB is answered.", sources.FAQ, SAGEMAKER)
+async def limits_payload(server: Server) -> None:
+    data = json.dumps(await server.body(tokens=2)).encode()  # JSON may have white space around it
+    data += b" " * (server.limits.payload - len(data))
+    answer = await server.post(await server.path(), data)
+    expect(answer.ok, f"status 200 for {len(data):,} bytes, white space for the most part", answer)
+
+
+@rule("limits.at-once", f"{_BUSY} requests at once are answered as one is.", sources.CONTAINER)
+async def limits_at_once(server: Server) -> None:
+    for answer in await asyncio.gather(*(server.generate(tokens=4) for _ in range(_BUSY))):
+        expect(answer.ok, f"status 200 for each of {_BUSY} at once", answer)
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------
+
+_SAMPLE = re.compile(
+    r"^[a-zA-Z_:][\w:]*"
+    r'(\{([a-zA-Z_]\w*="(?:[^"\\]|\\.)*",? ?)*\})?'
+    r" +(?:[-+]?[0-9.eE+-]+|NaN|[-+]?Inf)( -?\d+)?$",
+    re.ASCII,
+)
+
+
+async def metrics(server: Server) -> Answer:
+    answer = await server.get("/metrics")
+    expect(answer.ok, "status 200", answer)
+    return answer
+
+
+def samples(answer: Answer) -> dict[str, float]:
+    """Return the values by name with labels."""
+    lines = [line.split(" ") for line in answer.text.splitlines() if line and not line.startswith("#")]
+    found = {}
+    for name, *value in (" ".join(parts).rsplit(" ", 1) for parts in lines):
+        try:
+            found[name] = float(value[0])
+        except (ValueError, IndexError):
+            continue
+    return found
+
+
+@rule("metrics.format", "GET /metrics answers in Prometheus' text format.", sources.METRICS, SAGEMAKER)
+async def metrics_format(server: Server) -> None:
+    answer = await metrics(server)
+    lines = [line for line in answer.text.splitlines() if line and not line.startswith("#")]
+    expect(lines, "metrics", answer)
+    for line in lines:
+        if not _SAMPLE.match(line):
+            raise Failed(f"samples of Prometheus' format; this is none: {line[:200]}", answer)
+
+
+@rule("metrics.few", "The series of /metrics are few: CloudWatch gets each.", sources.METRICS, SAGEMAKER)
+async def metrics_few(server: Server) -> None:
+    answer = await metrics(server)
+    count = len(samples(answer))
+    expect(count <= _SERIES, f"at most {_SERIES} series, not {count}", answer)
+
+
+@rule("metrics.count", "Answers are counted: a counter of /metrics grows with them.", sources.METRICS, SAGEMAKER)
+async def metrics_count(server: Server) -> None:
+    before = samples(await metrics(server))
+    for _ in range(3):
+        expect_answer(await server.generate(tokens=2))
+    deadline = time.monotonic() + server.limits.abandoned
+    while True:
+        answer = await metrics(server)
+        grown = [name for name, value in samples(answer).items() if value - before.get(name, 0.0) == 3]
+        if grown:
+            return
+        if time.monotonic() > deadline:
+            raise Failed("a counter that 3 answers raised by 3", answer)
+        await asyncio.sleep(0.2)
+
+
+# -- keys --------------------------------------------------------------------------------------------------------
+
+ROUTES = (
+    *("/invocations", "/predictions/{model}", "/models/{model}/invoke", "/", "/generate", "/generate_stream"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"),
+    *(
+        "/v1/embeddings",
+        "/tokenize",
+        "/detokenize",
+        "/v2/models/{model}/generate",
+        "/v2/models/{model}/generate_stream",
+    ),
+    *("/adapters", "/v1/load_lora_adapter"),
+)
+"""Routes that somebody's container has; those that a server lacks say 404 or 405."""
+
+
+def _keyed(server: Server) -> None:
+    if not server.asking.key:
+        skip("no key was told: LMI_API_KEY")
+
+
+@rule("key.every-route", "Without the key, or with another one, every POST route says 401.", sources.OPENAI_ERRORS)
+async def key_every_route(server: Server) -> None:
+    _keyed(server)
+    for route in ROUTES:
+        path = await server.filled(route)
+        body = await server.body(tokens=2)
+        if (await server.post(path, body)).status in (404, 405, 501):
+            continue
+        wrong = {"authorization": "Bearer wrong", "x-api-key": "wrong"}
+        for headers in ({}, wrong):
+            answer = await server.post(path, body, keyed=False, headers=headers)
+            expect(answer.status in (401, 403), f"status 401 without the key on {path}", answer)
+
+
+@rule("key.right", "With the key a request is answered.", sources.OPENAI_ERRORS)
+async def key_right(server: Server) -> None:
+    _keyed(server)
+    expect_answer(await server.generate(tokens=2))
+
+
+@rule("key.ping", "/ping needs no key: SageMaker sends none.", sources.CONTAINER, SAGEMAKER)
+async def key_ping(server: Server) -> None:
+    _keyed(server)
+    answer = await server.get("/ping", keyed=False)
+    expect(answer.ok, "status 200 without the key", answer)
