@@ -53,12 +53,14 @@ def refuse_errors(checks: Sequence[Check]) -> None:
     """Stop if a check found an error.
 
     Raises:
-        Refused: there is an error; the advice lists all.
+        Refused: there is an error; the advice lists the others.
     """
     wrong = [check for check in checks if check.verdict is Verdict.ERROR]
     if wrong:
-        lines = [f"  {check.name}: {check.says}\n    {check.advice}".rstrip() for check in wrong]
-        raise Refused(f"{wrong[0].name}: {wrong[0].says}", "\n".join(lines))
+        first, *others = wrong
+        lines = [f"{check.name}: {check.says}\n  {check.advice}".rstrip() for check in others]
+        advice = f"  {first.advice}" if others else first.advice
+        raise Refused(f"{first.name}: {first.says}", "\n".join([advice.rstrip(), *lines]))
 
 
 def over_the_network(method: str, url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:

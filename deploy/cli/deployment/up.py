@@ -123,13 +123,21 @@ def _deploy(
             f"The shadow of {spec.name} is in service: lmi deploy promote makes it serve, down --shadow ends it.",
         )
         return 0
-    say(console, f"{spec.name} is in service. Talk to it: lmi deploy chat {spec.endpoint_name}")
+    say(console, f"{spec.name} is in service. Talk to it: {first_request(spec)}")
     if command == "promote" and live.config is not None and (old := live.config.tags.get(TAG_BEFORE)):
         say(
             console,
             f"The way back: aws sagemaker update-endpoint --endpoint-name {spec.name} --endpoint-config-name {old}",
         )
     return 0
+
+
+def first_request(spec: Spec) -> str:
+    """Return a command that talks to the deployment: it names a component of several, and waits where it sleeps."""
+    component = f" --component {spec.components[0].name}" if len(spec.components) > 1 or spec.endpoint else ""
+    if spec.asynchronous is not None:
+        return f"lmi deploy invoke {spec.endpoint_name}{component} --async 'Hello'"
+    return f"lmi deploy chat {spec.endpoint_name}{component}"
 
 
 def _instances(spec: Spec, resolution: Resolution) -> str:

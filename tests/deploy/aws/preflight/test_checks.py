@@ -435,6 +435,7 @@ def test_errors_are_refused_all_at_once(cloud: Cloud) -> None:
     with pytest.raises(Refused, match=f"role: {ROLE} does not exist") as refused:
         refuse_errors(preflight(aws(), spec(), decision()))
     assert "image:" in refused.value.advice
+    assert "role:" not in refused.value.advice, "the message has it"
 
 
 def test_plan_says_it_and_up_refuses(
