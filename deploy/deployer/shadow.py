@@ -142,7 +142,7 @@ def plan_end(live: Live) -> Plan:
     Where that configuration was deleted, the endpoint gets a copy without the shadow.
 
     Raises:
-        Refused: the endpoint is the deployment's own, or can only be deleted.
+        Refused: the endpoint is the deployment's own, can only be deleted, or serves what cannot be read.
     """
     endpoint, config = live.endpoint, _shadow_config(live)
     if endpoint is not None and endpoint.failed:
@@ -151,6 +151,13 @@ def plan_end(live: Live) -> Plan:
         raise Refused(
             f"endpoint/{endpoint.name} is this deployment's own, and has no shadow that `up --shadow` put there",
             "Leave shadow out of its file and run `lmi deploy up`, or remove everything: `lmi deploy down`.",
+        )
+    if endpoint is not None and live.config is None and _own_parts(live, ()):
+        raise Refused(
+            f"endpoint/{endpoint.name} serves the configuration {endpoint.description['EndpointConfigName']}, which "
+            "was deleted or may not be read: it may still have the shadow, whose parts stay",
+            "`lmi deploy iam FILE --adopt` prints the policy that reads it. If it was deleted, its owner has to give "
+            "the endpoint another one; then run this again.",
         )
     back: list[Action] = []
     keep = {before(live)}

@@ -97,8 +97,19 @@ _NOT_YAML = (yaml.YAMLError, ValueError, TypeError, RecursionError)
 """Errors of reading YAML. PyYAML also raises Python's own, e.g. for a list as a name or endless nesting."""
 
 
+_HALF = re.compile("[\ud800-\udfff]")
+_SURROGATE = "half of a character (a surrogate)"
+
+
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    """YAML without duplicate names, of which PyYAML would silently take the last."""
+    """YAML without duplicate names, of which PyYAML would silently take the last, and without halves of characters."""
+
+    def construct_scalar(self, node: yaml.ScalarNode) -> Any:
+        if _HALF.search(str(node.value)):
+            raise SpecError(
+                f"line {node.start_mark.line + 1}: {ascii(node.value)[1:-1]} is no text: it has {_SURROGATE}"
+            )
+        return super().construct_scalar(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         names: dict[Any, int] = {}
@@ -130,6 +141,8 @@ def _set(content: dict[str, Any], setting: str) -> None:
     """Set one value. A dot within a name is written `\\.`, as in `tags.example\\.com/team=a`."""
     key, separator, text = setting.partition("=")
     names = [part.replace("\0", ".") for part in key.replace("\\.", "\0").split(".")]
+    if _HALF.search(key):
+        raise SpecError(f"--set {ascii(setting)[1:-1]}: the name has {_SURROGATE}")
     if not separator or not all(names):
         raise SpecError(f"--set {setting}: must be NAME=VALUE, as instance.type=ml.g5.xlarge")
     *parents, last = names

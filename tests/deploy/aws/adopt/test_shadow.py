@@ -350,6 +350,25 @@ def test_a_deleted_configuration_is_made_anew_without_the_shadow(cloud: Cloud, l
     assert config_of(cloud) == config
 
 
+def test_a_shadow_whose_configuration_was_deleted_keeps_its_model(
+    cloud: Cloud, lmi: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The endpoint serves on with it: without the model no instance of the shadow could start."""
+    assert up(lmi) == 0
+    name = config_of(cloud)["EndpointConfigName"]
+    del cloud.sagemaker.things["endpoint-config", name]
+    models, changes = cloud.sagemaker.names("model"), cloud.changes()
+    assert len(models) == 2
+    assert lmi("down", "--shadow", "--yes") == 2
+    assert f"endpoint/chat serves the configuration {name}, which was deleted" in said(capsys)
+    assert cloud.changes() == changes
+    sagemaker = cloud.client("sagemaker")
+    cloud.sagemaker.things["endpoint", NAME].request["EndpointConfigName"] = "by-hand-config"
+    assert sagemaker.describe_endpoint(EndpointName=NAME)["EndpointConfigName"] == "by-hand-config"
+    assert lmi("down", "--shadow", "--yes") == 0
+    assert cloud.sagemaker.names("model") == ["by-hand-model"]
+
+
 def test_a_caller_with_the_plain_policy_is_told_what_is_missing(
     cloud: Cloud, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -262,3 +262,28 @@ def test_what_python_cannot_read_is_no_yaml(tmp_path: Path, more: str) -> None:
 def test_numbers_without_end_are_refused(setting: str) -> None:
     with pytest.raises(SpecError, match=setting.partition("=")[0].split(".")[0]):
         read_spec(None, [setting])
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ('environment: {A: "\\ud800"}', "a.yaml: line 2: \\ud800 is no text"),
+        ('sagemaker: {variant: {"\\udc80": x}}', "a.yaml: line 2: \\udc80 is no text"),
+        (
+            'sagemaker: {model: {PrimaryContainer: {ContainerHostname: "x\\ud800"}}}',
+            "a.yaml: line 2: x\\ud800 is no text",
+        ),
+    ],
+)
+def test_half_of_a_character_is_refused(tmp_path: Path, more: str, line: str) -> None:
+    """YAML may write one, and no request of AWS, no digest and no terminal takes it."""
+    path = tmp_path / "a.yaml"
+    path.write_text(f"name: x\n{more}\n")
+    with pytest.raises(SpecError) as caught:
+        read_spec(path)
+    assert line in str(caught.value)
+    for setting in ("sagemaker.variant.\udc80=1", 'tags.a="\\ud800"'):
+        with pytest.raises(SpecError) as caught:
+            read_spec(None, [setting])
+        assert "half of a character" in str(caught.value)
+        str(caught.value).encode()
