@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from handler.bench.client import AnswerReader, Client, Target
+from handler.bench import client
+from handler.bench.client import AnswerReader
 
 MAX_ANSWER = 8 << 20
 """Bytes of an answer that are kept; a longer one is cut off."""
@@ -27,15 +28,11 @@ class Recorder(AnswerReader):
         self.headers: dict[str, str] = {}
         self.body = bytearray()
         self.pieces = array("d")
-        self.too_long = False
         self._streams = False
 
     @property
     def status(self) -> int:
         return int(self._parser.get_status_code())
-
-    def verdict(self, expected_tokens: int) -> str:
-        return ""  # the rules judge
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
@@ -47,7 +44,8 @@ class Recorder(AnswerReader):
     def on_body(self, body: bytes) -> None:
         self.pieces.append(self._now)
         self.body += body[: MAX_ANSWER - len(self.body)]
-        self.too_long = self.too_long or len(self.body) == MAX_ANSWER
+        if len(self.body) == MAX_ANSWER:
+            self.refused = "too long"
         if self._streams:  # others may be long without a line
             super().on_body(body)
 
@@ -124,7 +122,7 @@ class Answer:
         return f"{self.status} {self.content_type or 'without a content type'} {shown(self.body)}{end}"
 
 
-class Connection(Client):
+class Connection(client.Connection[Recorder]):
     """One connection for one request."""
 
     def __init__(self) -> None:
@@ -133,17 +131,16 @@ class Connection(Client):
 
     async def send(self, request: bytes, asked: str, timeout: float) -> Answer:
         """Send the request and wait for its answer; a failure is an answer as well."""
-        result = await self.ask(request, 0, timeout)
-        reader = self._recorder
-        failure = "too long" if reader.too_long else result.error
-        start = result.start
+        start = time.monotonic()
+        failure = await self.exchange(request, timeout)
+        end, reader = time.monotonic(), self.reader
         return Answer(
             asked=asked,
             status=reader.status,
             headers=reader.headers,
             body=bytes(reader.body),
             failure=failure,
-            seconds=result.end - start,
+            seconds=end - start,
             pieces=tuple(at - start for at in reader.pieces),
             arrivals=tuple(at - start for at in reader.arrivals),
         )
@@ -151,23 +148,16 @@ class Connection(Client):
     async def begun(self, events: int, timeout: float) -> bool:
         """Wait until so many events have come; return whether they did within `timeout` seconds."""
         deadline = time.monotonic() + timeout
-        while len(self._recorder.arrivals) < events and not self.closed:
+        while len(self.reader.arrivals) < events and not self.closed:
             self._news.clear()
             try:
                 await asyncio.wait_for(self._news.wait(), deadline - time.monotonic())
             except asyncio.TimeoutError:
                 break
-        return len(self._recorder.arrivals) >= events
-
-    @property
-    def _recorder(self) -> Recorder:
-        assert isinstance(self._reader, Recorder)
-        return self._reader
+        return len(self.reader.arrivals) >= events
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._recorder.too_long:
-            self._fail("too long")
         self._news.set()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -182,7 +172,7 @@ async def connect(url: str, timeout: float) -> Connection:
         OSError: nobody listens there.
         asyncio.TimeoutError: it was not accepted in time.
     """
-    host, port, secure = Target(url, 0).address
+    host, port, secure = client.address(url)
     loop = asyncio.get_running_loop()
     return (await asyncio.wait_for(loop.create_connection(Connection, host, port, ssl=secure), timeout))[1]
 
