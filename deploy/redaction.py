@@ -13,15 +13,31 @@ _NAME = re.compile(
     r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEYS?|AUTHORIZATION)$"
     r"|_(KEY|SECRET|PASSWORD)S?$"
     r"|(^|_)(SECRET|PASSWORD)_(?!ARN$|NAME$|ID$)"
+    r"|_(PASS|PWD)$|^PGPASS$"
 )
 _VALUE = re.compile(
     r"\b(hf_[A-Za-z0-9]{20,}|(AKIA|ASIA)[A-Z0-9]{16}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}"
     r"|github_pat_[A-Za-z0-9_]{30,}|xox[abprs]-[A-Za-z0-9-]{20,}|nvapi-[A-Za-z0-9_-]{20,}"
-    r"|sagemaker-api-key-[A-Za-z0-9+/=_-]{20,})"
+    r"|sagemaker-api-key-[A-Za-z0-9+/=_-]{20,}|glpat-[A-Za-z0-9_-]{20,}|AIza[A-Za-z0-9_-]{35}"
+    r"|eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+)"
+    r"|(?<=://hooks\.slack\.com/services/)[A-Za-z0-9/]+"
     r"|(?<=://)[^\s/@:]*:[^\s/@]+(?=@)"  # https://user:password@host
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(-----END [A-Z ]*PRIVATE KEY-----)?"
     r"|(?<=[&?]X-Amz-Signature=)[0-9a-f]+|(?<=[&?]X-Amz-Security-Token=)[^&\s]+"
 )
+_WORD = (
+    r"(api[_-]?keys?|passw(or)?d|passphrase|secret|(secret|private)([_-]?access)?[_-]?key|authorization"
+    r"|(hf|hub|auth|access|api|bearer|session)[_-]?token|(?<![a-z0-9_.-])token|(?<=--)token)"
+)
+_BEFORE = r"[\w.-]{0,40}?" + _WORD  # bounded, so that the work is linear
+_WITHIN = re.compile(
+    rf"\"{_BEFORE}\"\s?:\s?\"(?!arn:)[^\"]"
+    rf"|(?<![\w-])-(-|D)?{_BEFORE}(=|\s)[\"']?(?!-|arn:)[^\s\"']"
+    r"|\bbearer\s[\w.~+/=-]{8}",
+    re.IGNORECASE,
+)
+"""A secret within a value: a member of JSON, an argument of a command line, a header."""
+
 _NEVER_A_NUMBER = re.compile(r"(^|_)(PASSWORD|PASSWD|PASSPHRASE)S?$")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?|true|false", re.IGNORECASE)
 """Numbers and booleans are no secrets, e.g. `max_token=512`. SageMaker takes them as text."""
@@ -33,7 +49,7 @@ def is_secret(name: str, value: object) -> bool:
     words = _WORDS.sub("_", name).upper()
     if not text or (_NUMBER.fullmatch(text) and not _NEVER_A_NUMBER.search(words)):
         return False
-    return bool(_NAME.search(words)) or bool(_VALUE.search(text))
+    return any(form.search(where) for form, where in ((_NAME, words), (_VALUE, text), (_WITHIN, text)))
 
 
 def redact(value: Any) -> Any:
