@@ -48,7 +48,7 @@ def exact_model(source: Path, cache: Path, weights: str) -> Path:
         raise ConfigError(f"cannot read {source}: {error}") from error
 
     def make(directory: Path, lock: int) -> None:
-        log.info("making a model with %s weights of %s, once", weights, source)
+        log.info("making a model with %s weights of %s, once", {"f32": "exact", "i8": "8-bit"}[weights], source)
         run_converter(SCRIPT.format(weights), source, directory, lock)
 
     return make_once(cache / name, make)
