@@ -35,7 +35,7 @@ def demo_model() -> Path:
 
 @pytest.fixture(scope="session")
 def exact_demo(demo_model: Path) -> Path:
-    """The demo model with the file's own weights in f32, as `option.dtype=fp32` serves it; one worker converts it."""
+    """The demo model with the file's own weights, as `option.dtype=fp32` serves it; one worker converts it."""
     with _locked("exact-demo"):
         return exact_model(demo_model, cache_directory() / "converted", "f32")
 

@@ -22,7 +22,7 @@ from handler.engines.openvino.gguf_graph import replace_weights
 
 log = logging.getLogger(__name__)
 
-RECIPE = "1"  # part of every fingerprint: change it with the conversion
+RECIPE = "2"  # part of every fingerprint: change it with the conversion
 SCRIPT = "import sys; from handler.engines.openvino.gguf_weights import main; main(*sys.argv[1:], weights={!r})"
 
 
@@ -32,7 +32,8 @@ def exact_model(source: Path, cache: Path, weights: str) -> Path:
     An image may also have it in `converted/` beside the file.
 
     Args:
-        weights: `f32`, or `i8`: 8 bits for weights that GenAI rounds, others as GenAI reads them.
+        weights: `f32`: exact, 4-bit ones in 4 bits, others in f32. `i8`: 8 bits for weights that GenAI rounds, others
+            as GenAI reads them.
 
     Raises:
         ConfigError: it is no GGUF file, or its layout is unknown.
@@ -47,7 +48,7 @@ def exact_model(source: Path, cache: Path, weights: str) -> Path:
         raise ConfigError(f"cannot read {source}: {error}") from error
 
     def make(directory: Path, lock: int) -> None:
-        log.info("making a model with %s weights of %s, once", weights, source)
+        log.info("making a model with %s weights of %s, once", {"f32": "exact", "i8": "8-bit"}[weights], source)
         run_converter(SCRIPT.format(weights), source, directory, lock)
 
     return make_once(cache / name, make)

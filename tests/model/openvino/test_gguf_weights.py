@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -25,6 +26,7 @@ from gguf import GGMLQuantizationType as Kind
 from handler.core import child_processes
 from handler.core.errors import ConfigError
 from handler.engines import model_cache
+from handler.engines.openvino.gguf_graph import exact_blocks
 from handler.engines.openvino.gguf_weights import exact_model, writable
 from tests.doubles.hub import serve_hub
 from tests.servers import ANSWER_LIMIT, serve
@@ -180,34 +182,83 @@ def write_small(path: Path, kind: Kind, architecture: str = "llama", more: dict[
 
 
 def weights_of(model: Path) -> list[Any]:
+    """The graph's matrices and vectors, computed."""
+    import openvino
+    from openvino import opset13
+
+    graph = openvino.Core().read_model(model)
+    constants = [node for node in graph.get_ops() if node.get_type_name() == "Constant"]
+    vectors = [
+        n.data for n in constants if n.data.dtype == np.float32 and n.data.size in (HIDDEN, HIDDEN // HEADS // 2)
+    ]
+    ports = [(n, {"MatMul": 1, "Gather": 0}.get(n.get_type_name())) for n in graph.get_ordered_ops()]
+    sources = [node.input_value(port) for node, port in ports if port is not None]
+    matrices = [port for port in sources if port.get_partial_shape().is_static and len(port.get_shape()) == 2]
+    results = [opset13.result(port) for port in matrices if port.get_shape()[1] in (HIDDEN, FEED)]
+    return [*vectors, *openvino.compile_model(openvino.Model(results, [], "weights"), "CPU", F32)({}).values()]
+
+
+def types_of_products(model: Path, properties: dict[str, str]) -> list[str]:
+    """The types of the weights that the compiled graph multiplies by.
+
+    A plugin that unpacked them would need several times the memory, and be slower.
+    """
     import openvino
 
-    constants = [node for node in openvino.Core().read_model(model).get_ops() if node.get_type_name() == "Constant"]
-    return [node.data for node in constants if node.data.size > 1 and node.data.dtype == np.float32]
+    compiled = openvino.Core().compile_model(model, "CPU", properties)
+    nodes = [(n, n.get_rt_info()["layerType"].astype(str)) for n in compiled.get_runtime_model().get_ordered_ops()]
+    return [n.input_value(1).get_element_type().get_type_name() for n, kind in nodes if kind == "FullyConnected"]
 
 
-@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q6_K, Kind.F16])
-def test_every_kind_that_the_reader_knows_is_exact(tmp_path: Path, kind: Kind) -> None:
+KINDS = {Kind.Q4_0: "u4", Kind.Q4_1: "u4", Kind.Q4_K: "u4", Kind.Q8_0: "i8", Kind.Q6_K: "f32", Kind.F16: "f32"}
+
+
+@pytest.mark.parametrize(("kind", "held_as"), KINDS.items())
+def test_every_kind_that_the_reader_knows_is_exact(tmp_path: Path, kind: Kind, held_as: str) -> None:
     source = tmp_path / "small.gguf"
     write_small(source, kind)
-    held = weights_of(exact_model(source, tmp_path / "cache", "f32") / "openvino_model.xml")
-    rows = {row.tobytes() for weight in held for row in weight.reshape(-1, weight.shape[-1])}
+    path = exact_model(source, tmp_path / "cache", "f32") / "openvino_model.xml"
+    held = weights_of(path)
+    # Of each layer: queries, keys and values; output; gate and up; down. And the logits.
+    assert types_of_products(path, F32) == [held_as] * (4 * LAYERS + 1)
     tensors = gguf.GGUFReader(source).tensors
-    assert len(held) == len(tensors) + 1  # the rotary frequencies
-    for tensor in tensors:  # in which order a matrix has its rows is tested by what SmolLM2 answers
-        exact = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        assert all(row.tobytes() in rows for row in exact.reshape(-1, exact.shape[-1]))
+    assert sum(weight.size for weight in held) == sum(int(t.n_elements) for t in tensors) + HIDDEN // HEADS // 2
+    random = np.random.default_rng(7)
+    for columns in (HIDDEN, FEED):
+        rows = np.concatenate([weight.reshape(-1, columns) for weight in held if weight.size % columns == 0])
+        marks = random.normal(size=columns)  # what they make of a row tells it from others
+        order = np.argsort(rows @ marks)
+        for tensor in tensors:  # in which order a matrix has its rows is tested by what SmolLM2 answers
+            exact = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            if exact.shape[-1] == columns:
+                exact = exact.reshape(-1, columns)
+                after = np.searchsorted(rows @ marks, exact @ marks, sorter=order)
+                near = (rows[order[np.clip(after + by, 0, len(order) - 1)]] for by in (-1, 0, 1))
+                apart = np.min([np.abs(row - exact).max(-1) for row in near], axis=0)
+                assert apart.max() <= np.abs(exact).max() * 2e-7, tensor.name
 
 
-@pytest.mark.parametrize(("kind", "expected"), [(Kind.Q4_1, 2 + 7 * LAYERS), (Kind.Q8_0, 0), (Kind.Q6_K, 0)])
+@pytest.mark.parametrize("weight", [0.0, 0.25])
+def test_a_group_of_equal_weights_is_exact(weight: float) -> None:
+    values = np.full((1, 64), weight, np.float32)
+    data = gguf.quants.quantize(values, Kind.Q4_1)
+    tensor = SimpleNamespace(tensor_type=Kind.Q4_1, data=data)
+    form, (whole, zero, scale) = exact_blocks(tensor) or pytest.fail("not kept in 4 bits")
+    assert form == "u4"
+    assert np.array_equal(((whole - zero) * scale).reshape(1, -1), values)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(Kind.Q4_1, 2 + 4 * LAYERS), (Kind.Q8_0, 0), (Kind.Q6_K, 0)])
 def test_i8_takes_the_place_of_rounded_zero_points_only(tmp_path: Path, kind: Kind, expected: int) -> None:
     import openvino
 
     source = tmp_path / "small.gguf"
     write_small(source, kind)
-    model = openvino.Core().read_model(exact_model(source, tmp_path / "cache", "i8") / "openvino_model.xml")
-    constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
+    path = exact_model(source, tmp_path / "cache", "i8") / "openvino_model.xml"
+    constants = [node for node in openvino.Core().read_model(path).get_ops() if node.get_type_name() == "Constant"]
     assert sum(node.data.dtype == np.int8 for node in constants) == expected
+    if expected:
+        assert types_of_products(path, {}) == ["i8"] * (4 * LAYERS + 1)
 
 
 def test_makers_that_start_together_share_one_result(tmp_path: Path) -> None:
