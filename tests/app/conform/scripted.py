@@ -54,6 +54,7 @@ class Scripted:
 
     async def close(self) -> None:
         self._close()
+        self._server = None  # a request that ends now opens none again
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
