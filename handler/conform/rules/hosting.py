@@ -27,11 +27,16 @@ async def ping_ready(server: Server) -> None:
     expect(answer.ok, "status 200", answer)
 
 
+async def _streams(server: Server) -> list[asyncio.Task[Answer]]:
+    """Begin the streams beside which something is asked; what they speak is known before."""
+    await server.dialect()
+    return [asyncio.create_task(server.generate(tokens=64, stream=True)) for _ in range(_BUSY)]
+
+
 @rule("ping.in-time", "GET /ping answers within 2 s while requests run.", sources.CONTAINER, SAGEMAKER)
 async def ping_in_time(server: Server) -> None:
     limit = server.limits.ping
-    asked = [server.generate(tokens=64, stream=True) for _ in range(_BUSY)]
-    busy = [asyncio.ensure_future(request) for request in asked]
+    busy = await _streams(server)
     try:
         for _ in range(5):
             answer = await server.get("/ping", timeout=limit)
@@ -43,8 +48,7 @@ async def ping_in_time(server: Server) -> None:
 
 @rule("ping.connection", "A connection is accepted within 250 ms while requests run.", sources.CONTAINER, SAGEMAKER)
 async def ping_connection(server: Server) -> None:
-    asked = [server.generate(tokens=64, stream=True) for _ in range(_BUSY)]
-    busy = [asyncio.ensure_future(request) for request in asked]
+    busy = await _streams(server)
     try:
         for _ in range(5):
             start = time.monotonic()
