@@ -100,8 +100,8 @@ test-attacks: PARALLEL = -n 0  # it measures waits: two files at once would meas
 test-attacks: dev ## 3 min: what costs a server most, and the time that it costs; on a quiet machine
 	$(PYTEST) --timeout 300 tests/attacks --ignore tests/attacks/test_answers.py
 
-test-tools: dev ## 1 min: tests of the doubles, the benchmarks, the examples, the container's programs, conversion, the wheel; Prometheus (Debian's, by apt)
-	$(PYTEST) $(QUICK) tests/doubles tests/bench tests/container tests/conversion tests/accept tests/djl tests/examples tests/monitoring tests/tools
+test-tools: dev ## 3 min: tests of the doubles, the benchmarks, `lmi replay`, `lmi conform`, the examples, the container's programs, conversion, the wheel; Prometheus (Debian's, by apt)
+	$(PYTEST) $(QUICK) tests/doubles tests/bench tests/container tests/conversion tests/accept tests/djl tests/examples tests/monitoring tests/moving tests/tools
 
 test-trtllm: dev ## 3 min: TensorRT-LLM's double, and MPI workers under Open MPI 4 (of Debian, by apt as root) and 5 (of PyPI)
 	$(PYTEST) tests/gpu/trtllm

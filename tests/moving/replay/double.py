@@ -1,6 +1,6 @@
 """A server in several APIs whose answers to chosen requests can be spoilt.
 
-    python -m tests.app.replay.double DIRECTORY [--requests 10000] [--differences 40] [--concurrency 16]
+    python -m tests.moving.replay.double DIRECTORY [--requests 10000] [--differences 40] [--concurrency 16]
 
 plants differences of every class among many requests, and says which were found, missed and invented.
 """

@@ -16,7 +16,9 @@ import pytest
 from deploy.local.endpoint import Endpoint
 from deploy.local.runtime import Runtime
 from handler.cli import main
-from tests.app.replay.double import (
+from tests.deploy.local.servers import Loop
+from tests.doubles.http_thread import serving
+from tests.moving.replay.double import (
     CHAT,
     CHAT_STREAM,
     KINDS,
@@ -31,8 +33,6 @@ from tests.app.replay.double import (
     set_in,
     write_requests,
 )
-from tests.deploy.local.servers import Loop
-from tests.doubles.http_thread import serving
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from handler.conform.process import Command
 from handler.conform.rule import PROFILES, RULES
 from handler.conform.run import Plan, Result, run
 from handler.conform.server import Asking, Limits
-from tests.app.conform.mutants import ELSEWHERE, MUTANTS
-from tests.app.conform.scripted import Scripted
+from tests.moving.conform.mutants import ELSEWHERE, MUTANTS
+from tests.moving.conform.scripted import Scripted
 from tests.ports import free_port
 
 LIMITS = Limits(answer=20, long=1.5, payload=300_000, abandoned=3)
@@ -92,7 +92,7 @@ def test_a_server_without_a_gauge_shows_by_its_speed_whether_its_engine_stops(br
 def test_the_beginning_and_the_end_of_a_command(broken: str) -> None:
     port = free_port()
     slow = 0.3 if broken.startswith("start.") else 0.0
-    words = [sys.executable, "-m", "tests.app.conform.scripted", f"--port={port}", f"--slow-start={slow}"]
+    words = [sys.executable, "-m", "tests.moving.conform.scripted", f"--port={port}", f"--slow-start={slow}"]
     command = Command(" ".join([*words, f"--broken={broken}"]))
     asking = Asking(f"http://127.0.0.1:{port}", limits=replace(LIMITS, stop=3.0 if broken else 30.0))
     results = run(Plan(asking, ["sagemaker"], LIFETIME), command, lambda result: None)

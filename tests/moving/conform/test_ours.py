@@ -9,8 +9,8 @@ import pytest
 
 from handler.conform.run import Plan, run
 from handler.conform.server import Asking
-from tests.app.conform.test_rules import LIFETIME, LIMITS
 from tests.app.server import serve
+from tests.moving.conform.test_rules import LIFETIME, LIMITS
 from tests.servers import options
 
 ANY = (

@@ -13,8 +13,8 @@ import signal
 import time
 from collections.abc import Iterator
 
-from tests.app.conform.mutants import MUTANTS
-from tests.app.conform.wire import Refused, Reply, Request, read, refusal, write
+from tests.moving.conform.mutants import MUTANTS
+from tests.moving.conform.wire import Refused, Reply, Request, read, refusal, write
 
 PACE = 0.004
 """Seconds a token."""

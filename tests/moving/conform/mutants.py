@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tests.app.conform.wire import Reply, Request
+from tests.moving.conform.wire import Reply, Request
 
 Mutate = Callable[[Request, Reply], None]
 MUTANTS: dict[str, Mutate] = {}
