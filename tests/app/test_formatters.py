@@ -233,7 +233,7 @@ def test_each_failure_is_one_requests(bad_server: LiveServer, cue: str, wanted: 
         assert "model.py" in found.json()["error"]
     assert midway.status_code == 200
     sent, _, failure = midway.text.partition("{")
-    assert sent == f" {cue}@2 b"
+    assert sent in (f" {cue}@2", f" {cue}@2 b")  # the second token may have come by itself
     assert wanted in json.loads("{" + failure)["error"]
     assert texts == {" a b" * 100}
 
