@@ -223,9 +223,9 @@ def test_each_failure_is_one_requests(bad_server: LiveServer, cue: str, wanted: 
         bad_input = bad_server.post(ask("a", bad_input=cue))
         whole = bad_server.post(ask(f"{cue}@1 b"))
         at_once = bad_server.post(ask(f"{cue} b", stream=True))
-        # A busy machine may bring both tokens at once: then nothing has been sent, and it is a 424.
+        # A busy machine may bring tokens at once: then some before the failure are not sent, or it is a 424.
         tries = (bad_server.post(ask(f"{cue}@2 b", stream=True)) for _ in range(9))
-        midway = next(found for found in tries if found.status_code == 200)
+        midway = next(found for found in tries if found.text.startswith(f" {cue}@2 b"))
         texts = {neighbour.result().text for neighbour in neighbours}
     for found in (bad_input, whole, at_once):
         assert (found.status_code, found.json()["code"]) == (424, 424)
@@ -233,7 +233,7 @@ def test_each_failure_is_one_requests(bad_server: LiveServer, cue: str, wanted: 
         assert "model.py" in found.json()["error"]
     assert midway.status_code == 200
     sent, _, failure = midway.text.partition("{")
-    assert sent in (f" {cue}@2", f" {cue}@2 b")  # the second token may have come by itself
+    assert sent == f" {cue}@2 b"
     assert wanted in json.loads("{" + failure)["error"]
     assert texts == {" a b" * 100}
 

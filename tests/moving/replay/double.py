@@ -246,7 +246,7 @@ class Server(ThreadingHTTPServer):
         time.sleep(self._delay)
         if number == self._dies_at:
             self.is_dead = True
-            self.socket.close()
+            self.socket.shutdown(socket.SHUT_RDWR)  # at once: a closed one may take a connection more
         if self.busy.get(number):
             self.busy[number] -= 1
             return Reply([{"error": "later"}], 429)
@@ -267,6 +267,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         one = self.server.reply(self.path, body)
         if self.server.is_dead:
+            self.wfile.write(b"HTTP/1.1 ")  # else the connection could have been closed before the request came
             self.close_connection = True
             return
         self.send_response(one.status)
