@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
@@ -20,7 +21,7 @@ from handler.replay.content import (
     values_by_place,
     without_indexes,
 )
-from handler.replay.documents import Documents, NotJson, read_documents
+from handler.replay.documents import NotJson, read_documents
 from handler.replay.findings import Class, Finding
 from handler.replay.schema import fits
 from handler.replay.shapes import differences, frames, merged, shape
@@ -39,6 +40,26 @@ _WORD = re.compile(r"\S*")
 VALUES = ("value", "error's value")
 """Kinds of findings about values that have no meaning here."""
 _MAX_SEEN = 20_000  # characters of a shape that grows with each answer
+
+
+class _Documents:
+    """The documents of an answer, and what several comparisons read of them.
+
+    Raises:
+        NotJson: the body is text.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        self.values, self.glue = read_documents(body)
+
+    @cached_property
+    def places(self) -> dict[str, list[Any]]:
+        return values_by_place(self.values)
+
+    @cached_property
+    def shapes(self) -> dict[str, Any]:
+        parts = frames(self.values).items()
+        return {name: merged([shape(value) for value in part]) for name, part in parts}
 
 
 class Seen:
@@ -72,7 +93,7 @@ def findings(old: Answer, new: Answer, traits: Traits, seen: Seen, near: float =
     if old.body == new.body:
         return found
     try:
-        before, after = read_documents(old.body), read_documents(new.body)
+        before, after = _Documents(old.body), _Documents(new.body)
     except NotJson:
         return [*found, *_texts(old.body, new.body, traits)]
     if old.status >= 400:
@@ -83,7 +104,7 @@ def findings(old: Answer, new: Answer, traits: Traits, seen: Seen, near: float =
     said = list(_said(before, after, near))
     if said:
         return [*found, *_loose_shapes(before, after, seen), *_schemas(before, after, traits), *said]
-    seen.add(_shapes(before))
+    seen.add(before.shapes)
     if len(before.values) != len(after.values):
         change = f"{len(before.values)} -> {len(after.values)}"
         found.append(Finding(Class.FRAMING, "documents", change=change))
@@ -121,7 +142,7 @@ def _is_json(body: bytes) -> bool:
     return True
 
 
-def _glue(old: Documents, new: Documents) -> Iterator[Finding]:
+def _glue(old: _Documents, new: _Documents) -> Iterator[Finding]:
     """Compare the text around the documents: what begins a body, what parts its documents, what ends it."""
     (first, *between, last), (now_first, *now_between, now_last) = (_numberless(one.glue) for one in (old, new))
     for where, was, now in (("beginning", first, now_first), ("end", last, now_last)):
@@ -146,18 +167,14 @@ def framing_text(text: str) -> str:
 # -- shape -----------------------------------------------------------------------------------------------------------
 
 
-def _shapes(documents: Documents) -> dict[str, Any]:
-    return {name: merged([shape(value) for value in part]) for name, part in frames(documents.values).items()}
+def _strict_shapes(old: _Documents, new: _Documents) -> Iterator[Finding]:
+    yield from _shape_findings(old.shapes, new.shapes)
 
 
-def _strict_shapes(old: Documents, new: Documents) -> Iterator[Finding]:
-    yield from _shape_findings(_shapes(old), _shapes(new))
-
-
-def _loose_shapes(old: Documents, new: Documents, seen: Seen) -> Iterator[Finding]:
+def _loose_shapes(old: _Documents, new: _Documents, seen: Seen) -> Iterator[Finding]:
     """Compare with all shapes that the old side has shown: what is said differs, so the fields that it needs do."""
-    seen.add(_shapes(old))
-    yield from _shape_findings(seen.shapes, _shapes(new), one_of_many=True)
+    seen.add(old.shapes)
+    yield from _shape_findings(seen.shapes, new.shapes, one_of_many=True)
 
 
 def _shape_findings(old: Mapping[str, Any], new: Mapping[str, Any], *, one_of_many: bool = False) -> Iterator[Finding]:
@@ -177,11 +194,11 @@ def _public(place: str) -> str:
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 
-def _errors(old: Documents, new: Documents) -> Iterator[Finding]:
+def _errors(old: _Documents, new: _Documents) -> Iterator[Finding]:
     """Compare the form of an error, and its codes; its message is prose."""
     for finding in [*_glue(old, new), *_strict_shapes(old, new)]:
         yield finding._replace(cls=Class.STATUS, kind=f"error's {finding.kind}")
-    before, after = values_by_place(old.values), values_by_place(new.values)
+    before, after = old.places, new.places
     for place in before.keys() & after.keys():
         was, now = before[place], after[place]
         if was != now and not any(_is_prose(value) for value in (*was, *now)):
@@ -195,9 +212,9 @@ def _is_prose(value: Any) -> bool:
 # -- what is said ----------------------------------------------------------------------------------------------------
 
 
-def _said(old: Documents, new: Documents, near: float) -> Iterator[Finding]:
+def _said(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
     """Compare texts, and the arguments of tool calls."""
-    before, after = values_by_place(old.values), values_by_place(new.values)
+    before, after = old.places, new.places
     texts = []
     for place in sorted(before.keys() & after.keys()):
         name = name_of(place)
@@ -214,21 +231,14 @@ def _said(old: Documents, new: Documents, near: float) -> Iterator[Finding]:
         elif name in TEXTS and all(isinstance(value, str) for value in (*before[place], *after[place])):
             texts.append(place)  # another type is another shape
     if texts:
-        yield _text_finding(old, new, before, after, texts, near)
+        yield _text_finding(old, new, texts, near)
 
 
-def _text_finding(
-    old: Documents,
-    new: Documents,
-    before: Mapping[str, list[Any]],
-    after: Mapping[str, list[Any]],
-    places: Sequence[str],
-    near: float,
-) -> Finding:
+def _text_finding(old: _Documents, new: _Documents, places: Sequence[str], near: float) -> Finding:
     place = min(places, key=len)
     parted = _parted(tokens_by_choice(old.values), tokens_by_choice(new.values))
     is_tie = bool(parted) and all(one and other and is_near_tie(one, other, near) for _, one, other in parted)
-    content = [_both(before[place], after[place])]
+    content = [_both(old.places[place], new.places[place])]
     change = ""
     if parted:
         at, one, other = min(parted, key=lambda first: first[0])
@@ -289,8 +299,8 @@ def _parsed(values: Sequence[Any]) -> list[Any]:
 # -- other values ----------------------------------------------------------------------------------------------------
 
 
-def _values(old: Documents, new: Documents, near: float) -> Iterator[Finding]:
-    before, after = values_by_place(old.values), values_by_place(new.values)
+def _values(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
+    before, after = old.places, new.places
     found: dict[tuple[str, str, str], Finding] = {}
     for place in sorted(before.keys() & after.keys()):
         was, now = before[place], after[place]
@@ -305,7 +315,7 @@ def _values(old: Documents, new: Documents, near: float) -> Iterator[Finding]:
 def changing_values(last: Answer, now: Answer, near: float) -> set[tuple[str, str, str]]:
     """Return the keys of findings about values that one side changes from one request to the next."""
     try:
-        before, after = read_documents(last.body), read_documents(now.body)
+        before, after = _Documents(last.body), _Documents(now.body)
     except NotJson:
         return set()
     found = _values(before, after, near) if now.status < 400 else _errors(before, after)
@@ -346,7 +356,7 @@ def _numbers(values: Sequence[Any]) -> bool:
     return all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values)
 
 
-def _schemas(old: Documents, new: Documents, traits: Traits) -> Iterator[Finding]:
+def _schemas(old: _Documents, new: _Documents, traits: Traits) -> Iterator[Finding]:
     """Find an answer that breaks the schema which its request asked for, where the other one keeps it."""
     if not traits.json:
         return
@@ -357,11 +367,11 @@ def _schemas(old: Documents, new: Documents, traits: Traits) -> Iterator[Finding
                 yield Finding(Class.TEXT, "schema", without_indexes(place), content=_both(was, now), learnable=False)
 
 
-def _answers(documents: Documents) -> dict[str, list[str]]:
+def _answers(documents: _Documents) -> dict[str, list[str]]:
     """Return the texts of an answer, which may be the JSON that was asked for."""
     return {
         place: [value for value in values if isinstance(value, str)]
-        for place, values in values_by_place(documents.values).items()
+        for place, values in documents.places.items()
         if name_of(place) in TEXTS
     }
 
