@@ -69,6 +69,11 @@ def gguf_file(model_id: str | None) -> tuple[str, str] | None:
     return None if found is None else (found[1], found[2])
 
 
+def is_hub_reference(model_id: str | None) -> TypeGuard[str]:
+    """Whether a name means a model of the hub: `owner/model`, or `owner/model/file.gguf`."""
+    return is_hub_name(model_id) or gguf_file(model_id) is not None
+
+
 def download_checkpoint(name: str, revision: str | None, *, torch: bool = True) -> Path:
     """Download a checkpoint, with weights of torch only where there are no safetensors, and `torch` can be read."""
     directory = download(name, revision, without=(*OTHER_FORMATS, *TORCH))

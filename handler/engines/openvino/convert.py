@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeGuard
 
 from handler.config.model_files import is_openvino
 from handler.core.errors import ConfigError
@@ -63,11 +62,6 @@ _EXPORTS = {
 """Tasks with optimum's names."""
 
 
-def is_hub_reference(model_id: str | None) -> TypeGuard[str]:
-    """Whether a name means a model of the hub: `owner/model`, or `owner/model/file.gguf`."""
-    return hub.is_hub_name(model_id) or hub.gguf_file(model_id) is not None
-
-
 def download(model_id: str, revision: str | None) -> Path:
     """Download a hub's model; first its descriptions, which say what the weights need.
 
@@ -109,7 +103,7 @@ def conversion(model_id: str) -> str:
     )
 
 
-fetch = partial(hub.fetch, download=download, is_name=is_hub_reference)
+fetch = partial(hub.fetch, download=download, is_name=hub.is_hub_reference)
 
 
 def convert(source: Path, cache: Path, task: Task = Task.GENERATION) -> Path:

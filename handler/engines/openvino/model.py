@@ -14,8 +14,8 @@ from handler.core.media import MediaTokens, SharedMedia
 from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
 from handler.core.values import PLAIN_TEMPLATE, Task, TemplateOptions
 from handler.engines.base import EngineConfig
+from handler.engines.huggingface import hub
 from handler.engines.huggingface.chat_content import ContentForms, find_forms, last_text
-from handler.engines.huggingface.hub import is_fetched
 from handler.engines.huggingface.image_tokens import no_images
 from handler.engines.huggingface.media_tokens import media_tokens
 from handler.engines.huggingface.model_files import check_checkpoint
@@ -23,7 +23,7 @@ from handler.engines.huggingface.pooling import read_pooling
 from handler.engines.huggingface.whisper import WhisperTokenizer, whisper_ids
 from handler.engines.model_cache import UnknownLayout
 from handler.engines.openvino import gguf
-from handler.engines.openvino.convert import check_converter, convert, is_hub_reference
+from handler.engines.openvino.convert import check_converter, convert
 from handler.engines.openvino.gguf_weights import exact_model, writable
 from handler.engines.openvino.ir_files import check_directory, context_of, is_vision, parts, whisper_parts
 from handler.engines.openvino.pooling.bert_graph import is_bert
@@ -61,7 +61,7 @@ def prepare_model(model_id: str | None, dtype: str, task: Task = Task.GENERATION
 def check(model_id: str | None, config: EngineConfig) -> None:
     """See `engines.check`."""
     is_demo = config.task is Task.GENERATION and model_id in (None, model_files.DEMO)
-    if is_demo or is_hub_reference(model_id) or is_fetched(model_id):
+    if is_demo or hub.is_hub_reference(model_id) or hub.is_fetched(model_id):
         return
     model = find_model(model_id or model_files.DEMO, config.task, config.options.pooling)
     if config.options.enable_prefix_caching and model.path.is_dir() and not no_images(model.path):

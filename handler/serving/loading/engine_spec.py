@@ -76,8 +76,7 @@ def downloads_of(config: Config, engine: str) -> dict[str, str]:
 def hub_note(config: Config, engine: str) -> str:
     """Say what a start fetches from the hub, and does with it; "" where it fetches nothing there."""
     model = config.model_id or ""
-    is_named = hub.is_hub_name(model) or hub.gguf_file(model) is not None
-    if config.handle_role is Role.ALONE or not engines.fetches(engine) or not is_named:
+    if config.handle_role is Role.ALONE or not engines.fetches(engine) or not hub.is_hub_reference(model):
         return ""
     rest = engines.conversion(engine, model)
     return f"{model}: the start downloads it from the hub{rest and '; ' + rest}"
