@@ -8,7 +8,7 @@ import ssl
 import time
 import urllib.parse
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
@@ -19,6 +19,7 @@ from handler.config import environment
 from handler.core.errors import ConfigError
 
 R = TypeVar("R", bound="HttpReader")
+C = TypeVar("C", bound=asyncio.Protocol)
 
 
 class HttpReader:
@@ -241,10 +242,23 @@ class Client(Connection[AnswerReader]):
         return Result(start, self.reader.arrivals, time.monotonic(), error)
 
 
+async def opened(make: Callable[[], C], where: Address, timeout: float | None = None) -> C:
+    """Open a connection.
+
+    Args:
+        timeout: seconds until it must be accepted; None: as long as the system waits.
+
+    Raises:
+        OSError: nobody listens there.
+        asyncio.TimeoutError: it was not accepted in time.
+    """
+    host, port, secure = where
+    opening = asyncio.get_running_loop().create_connection(make, host, port, ssl=secure)
+    return (await asyncio.wait_for(opening, timeout))[1]
+
+
 async def connect(target: Target) -> Client:
-    host, port, secure = target.address
-    loop = asyncio.get_running_loop()
-    return (await loop.create_connection(lambda: Client(target.reader), host, port, ssl=secure))[1]
+    return await opened(lambda: Client(target.reader), target.address)
 
 
 class Connections:

@@ -166,15 +166,8 @@ class Connection(client.Connection[Recorder]):
 
 
 async def connect(url: str, timeout: float) -> Connection:
-    """Open a connection.
-
-    Raises:
-        OSError: nobody listens there.
-        asyncio.TimeoutError: it was not accepted in time.
-    """
-    host, port, secure = client.address(url)
-    loop = asyncio.get_running_loop()
-    return (await asyncio.wait_for(loop.create_connection(Connection, host, port, ssl=secure), timeout))[1]
+    """Open a connection; raises as `opened`."""
+    return await client.opened(Connection, client.address(url), timeout)
 
 
 def shown(data: bytes | str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from handler.conform.exchange import Answer
 
@@ -89,6 +89,15 @@ def expect_answer(answer: Answer) -> Answer:
     """Return the answer if it is a whole one with status 200."""
     expect(answer.ok, "a whole answer with status 200", answer)
     return answer
+
+
+async def expect_details(server: Server, **parameters: Any) -> tuple[Answer, dict[str, Any]]:
+    """Ask for the details of an answer, as LMI's and TGI's clients do; return the answer and them."""
+    answer = expect_answer(await server.generate(more={"parameters": {"details": True, **parameters}}))
+    details = answer.object.get("details")
+    expect(isinstance(details, dict), "details", answer)
+    assert isinstance(details, dict)
+    return answer, details
 
 
 def skip(why: str) -> NoReturn:

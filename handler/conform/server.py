@@ -158,7 +158,7 @@ class Server:
 
         Raises:
             NotAsked: there is none.
-        Failed: the key opens nothing.
+            Failed: the key opens nothing.
         """
         async with self._looking_up:  # requests at once need it too
             if self._dialect is None:

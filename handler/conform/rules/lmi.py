@@ -6,7 +6,7 @@ from typing import Any
 
 from handler.conform import sources
 from handler.conform.exchange import Answer
-from handler.conform.rule import LMI, expect, expect_answer, rule, skip
+from handler.conform.rule import LMI, expect, expect_answer, expect_details, rule, skip
 from handler.conform.server import PROMPT, Server
 
 _0_28, _0_38 = ("lmi-0.28",), ("lmi-0.38",)
@@ -16,15 +16,6 @@ _DEFAULT = 30
 
 def _logprob(server: Server) -> str:
     return "log_prob" if server.profile == "lmi-0.28" else "logprob"
-
-
-async def _details(server: Server, **parameters: Any) -> tuple[Answer, dict[str, Any]]:
-    """Ask for details; return the answer and them."""
-    answer = expect_answer(await server.generate(more={"parameters": {"details": True, **parameters}}))
-    details = answer.object.get("details")
-    expect(isinstance(details, dict), "details", answer)
-    assert isinstance(details, dict)
-    return answer, details
 
 
 async def _lines(server: Server, **parameters: Any) -> tuple[Answer, list[dict[str, Any]]]:
@@ -42,7 +33,7 @@ async def whole(server: Server) -> None:
 
 @rule("lmi.details", "details has finish_reason, generated_tokens, inputs and tokens.", sources.LMI_SCHEMA, _0_28)
 async def details_0_28(server: Server) -> None:
-    answer, details = await _details(server)
+    answer, details = await expect_details(server)
     wanted = {"finish_reason", "generated_tokens", "inputs", "tokens"}
     expect(wanted <= set(details), f"details with {', '.join(sorted(wanted))}", answer)
     expect(details["inputs"] == PROMPT, "the prompt as inputs", answer)
@@ -52,7 +43,7 @@ async def details_0_28(server: Server) -> None:
     "lmi.async-details", "details has finish_reason, generated_tokens, seed, prefill, tokens.", sources.LMI_ASYNC, _0_38
 )
 async def details_0_38(server: Server) -> None:
-    answer, details = await _details(server)
+    answer, details = await expect_details(server)
     wanted = {"finish_reason", "generated_tokens", "seed", "prefill", "tokens"}
     expect(wanted <= set(details), f"details with {', '.join(sorted(wanted))}", answer)
     expect(details["prefill"] == [], "an empty prefill", answer)
@@ -60,7 +51,7 @@ async def details_0_38(server: Server) -> None:
 
 @rule("lmi.tokens", "A token of details has id, text and its log-probability.", sources.LMI_SCHEMA, LMI)
 async def tokens(server: Server) -> None:
-    answer, details = await _details(server)
+    answer, details = await expect_details(server)
     name = _logprob(server)
     for token in details.get("tokens") or [{}]:
         expect(isinstance(token, dict) and {"id", "text", name} <= set(token), f"tokens with id, text, {name}", answer)
@@ -69,7 +60,7 @@ async def tokens(server: Server) -> None:
 
 @rule("lmi.generated-tokens", "generated_tokens is the number of tokens.", sources.LMI_SCHEMA, LMI)
 async def generated_tokens(server: Server) -> None:
-    answer, details = await _details(server)
+    answer, details = await expect_details(server)
     count = len(details.get("tokens") or [])
     expect(details.get("generated_tokens") == count, f"generated_tokens {count}", answer)
     expect(count <= 8, "at most max_new_tokens of them, 8", answer)
@@ -78,7 +69,7 @@ async def generated_tokens(server: Server) -> None:
 @rule("lmi.finish-reason", "An answer that max_new_tokens ends has the finish_reason length.", sources.LMI_SCHEMA, LMI)
 async def finish_reason(server: Server) -> None:
     if server.profile == "lmi-0.28":
-        answer, details = await _details(server, ignore_eos_token=True)
+        answer, details = await expect_details(server, ignore_eos_token=True)
     else:  # its whole answers may say null
         answer, lines = await _lines(server, details=True, ignore_eos_token=True)
         details = lines[-1].get("details") or {}

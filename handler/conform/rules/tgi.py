@@ -7,20 +7,12 @@ from typing import Any
 from handler.conform import sources
 from handler.conform.dialects import piece_of
 from handler.conform.exchange import Answer
-from handler.conform.rule import expect, expect_answer, rule, skip
+from handler.conform.rule import expect, expect_answer, expect_details, rule, skip
 from handler.conform.rules.hosting import samples
 from handler.conform.server import PROMPT, Server
 
 TGI = ("tgi",)
 _TOKEN = {"id", "text", "logprob", "special"}
-
-
-async def _details(server: Server, **parameters: Any) -> tuple[Answer, dict[str, Any]]:
-    answer = expect_answer(await server.generate(more={"parameters": {"details": True, **parameters}}))
-    details = answer.object.get("details")
-    expect(isinstance(details, dict), "details", answer)
-    assert isinstance(details, dict)
-    return answer, details
 
 
 async def _events(server: Server, **parameters: Any) -> tuple[Answer, list[dict[str, Any]]]:
@@ -53,7 +45,7 @@ async def root_stream(server: Server) -> None:
 
 @rule("tgi.details", "details has finish_reason, generated_tokens, seed, prefill and tokens.", sources.TGI_TYPES, TGI)
 async def details(server: Server) -> None:
-    answer, found = await _details(server)
+    answer, found = await expect_details(server)
     wanted = {"finish_reason", "generated_tokens", "seed", "prefill", "tokens"}
     expect(wanted <= set(found), f"details with {', '.join(sorted(wanted))}", answer)
     expect(found["generated_tokens"] == len(found["tokens"]), "generated_tokens as many as tokens", answer)
@@ -61,22 +53,22 @@ async def details(server: Server) -> None:
 
 @rule("tgi.tokens", "Every token has id, text, logprob and special.", sources.TGI_TYPES, TGI)
 async def tokens(server: Server) -> None:
-    answer, found = await _details(server)
+    answer, found = await expect_details(server)
     for token in found.get("tokens") or [{}]:
         expect(set(token) == _TOKEN and type(token["special"]) is bool, "id, text, logprob, special", answer)
 
 
 @rule("tgi.finish-reason", "finish_reason is length, eos_token or stop_sequence.", sources.TGI_TYPES, TGI)
 async def finish_reason(server: Server) -> None:
-    answer, found = await _details(server)
+    answer, found = await expect_details(server)
     expect(found.get("finish_reason") in ("length", "eos_token", "stop_sequence"), "one of the three", answer)
 
 
 @rule("tgi.seed", "seed is null for a greedy answer and the seed for a sampled one.", sources.TGI_TYPES, TGI)
 async def seed(server: Server) -> None:
-    answer, found = await _details(server)
+    answer, found = await expect_details(server)
     expect(found.get("seed", 0) is None, "null as seed", answer)
-    answer, found = await _details(server, do_sample=True, seed=7)
+    answer, found = await expect_details(server, do_sample=True, seed=7)
     expect(found.get("seed") == 7, "seed 7", answer)
 
 
@@ -145,7 +137,7 @@ async def stop(server: Server) -> None:
     words = text.split() if isinstance(text, str) else []
     if len(words) < 4 or words[2] in "".join(words[:2]):
         skip(f"no word of {text!r} can stop it")
-    answer, found = await _details(server, stop=[words[2]], max_new_tokens=16)
+    answer, found = await expect_details(server, stop=[words[2]], max_new_tokens=16)
     expect(str(answer.object.get("generated_text")).endswith(words[2]), f"text that ends with {words[2]!r}", answer)
     expect(found.get("finish_reason") == "stop_sequence", "the finish_reason stop_sequence", answer)
 

@@ -9,7 +9,7 @@ import urllib.parse
 from array import array
 from collections.abc import Iterator
 
-from handler.bench.client import Connection, HttpReader, address
+from handler.bench.client import Connection, HttpReader, address, opened
 from handler.core.errors import ConfigError
 from handler.replay.answer import BUSY, Answer, lost, times_of
 from handler.replay.request import Request
@@ -140,10 +140,7 @@ class HttpTarget:
             self._idle.pop().close()
 
     async def _connect(self) -> Connection[BodyReader]:
-        host, port, secure = self._address
-        loop = asyncio.get_running_loop()
-        opening = loop.create_connection(lambda: Connection(BodyReader), host, port, ssl=secure)
-        return (await asyncio.wait_for(opening, self._timeout))[1]
+        return await opened(lambda: Connection(BodyReader), self._address, self._timeout)
 
     def _encode(self, request: Request) -> bytes:
         path = self._prefix + request.path
