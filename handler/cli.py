@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import logging
 import os
 import sys
@@ -12,7 +13,6 @@ from pathlib import Path
 from handler import __version__
 from handler.bench.cli import add_parser as add_bench
 from handler.config.engines import LLM_ENGINES
-from handler.config.options.flags import add_flags, unknown_flags
 from handler.conform.cli import add_parser as add_conform
 from handler.core.errors import ConfigError
 from handler.replay.cli import add_parser as add_replay
@@ -56,13 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         from deploy.__main__ import main as deploy
 
         return deploy(argv[1:], "lmi deploy")
-    parser = make_parser()
+    parser = make_parser(flags=argv[:1] in (["serve"], ["completion"]))
     if not argv:
         parser.print_help()
         return 0
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
-        arguments.parser.error(unknown_flags(unknown, arguments.parser))
+        arguments.parser.error(_unknown_flags(unknown, arguments.parser))
     try:
         return int(arguments.run(arguments))
     except ConfigError as error:
@@ -77,7 +77,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(*, flags: bool = True) -> argparse.ArgumentParser:
+    """Make the parser of all commands.
+
+    Args:
+        flags: with a flag for each option, whose table takes a moment to import.
+    """
     parser = argparse.ArgumentParser(
         prog="lmi", usage="lmi COMMAND ...", description=_MAP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -110,7 +115,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--check", action="store_true", help="list every problem that a start would meet; start nothing")
     _add_access(serve)
-    add_flags(serve)
+    if flags:
+        from handler.config.options.flags import add_flags
+
+        add_flags(serve)
     serve.set_defaults(run=_serve)
     options = commands.add_parser("options", help="list the options, describe one, or find those about a word")
     options.add_argument(
@@ -177,6 +185,18 @@ def port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError("must be a number from 0 to 65535")
     return int(text)
+
+
+def _unknown_flags(words: Sequence[str], command: argparse.ArgumentParser) -> str:
+    """Say which words of a command line nobody knows, with the nearest flag."""
+    flags = [word for word in words if word.startswith("-")]
+    if not flags:
+        return f"unexpected: {' '.join(words)}"
+    name = flags[0].partition("=")[0]
+    near = difflib.get_close_matches(name, command._option_string_actions, n=1, cutoff=0.7)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    also = " (`lmi options` lists all; -o KEY=VALUE sets one too)" if "-o" in command._option_string_actions else ""
+    return f"unknown flag {name}{hint}{also}"
 
 
 def _serve(arguments: argparse.Namespace) -> int:

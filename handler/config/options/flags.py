@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-from collections.abc import Sequence
 from typing import Any
 
 from handler.config.options import KNOWN
@@ -64,15 +62,3 @@ def _keys() -> dict[str, bool]:
     }
     own = {f"option.{name}": argument for engine in NAMES for name, argument in shipped(engine).arguments.items()}
     return {**{key: argument.types <= {"bool", "null"} for key, argument in own.items()}, **keys}
-
-
-def unknown_flags(words: Sequence[str], command: argparse.ArgumentParser) -> str:
-    """Say which words of a command line nobody knows, with the nearest flag."""
-    flags = [word for word in words if word.startswith("-")]
-    if not flags:
-        return f"unexpected: {' '.join(words)}"
-    name = flags[0].partition("=")[0]
-    near = difflib.get_close_matches(name, command._option_string_actions, n=1, cutoff=0.7)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    also = " (`lmi options` lists all; -o KEY=VALUE sets one too)" if "-o" in command._option_string_actions else ""
-    return f"unknown flag {name}{hint}{also}"
