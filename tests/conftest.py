@@ -90,10 +90,6 @@ QUICK = "not model and not clients and not djl and not vllm"
 """What needs neither a language model nor an environment of its own."""
 
 
-WAITING = {"app", "process"}
-"""Folders of tests that wait for servers."""
-
-
 def is_bare(config: pytest.Config) -> bool:
     """Whether no file or folder is named; pyproject.toml's `testpaths` are taken then."""
     return config.args_source is pytest.Config.ArgsSource.TESTPATHS
@@ -104,21 +100,13 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, beside which others fill the other workers' time.
-
-    Files that start processes wait more than they compute, and the others compute: they follow one another mixed, so
-    that some worker computes at any time. Those that compute are the last: no core waits for one that waits.
-    """
-    files = list(dict.fromkeys(item.path for item in items))
-    waiting = [file for file in files if WAITING & set(file.parts)]
-    computing = [file for file in files if not WAITING & set(file.parts)]
-    place = {file: 0.8 * number / len(waiting) for number, file in enumerate(waiting)}
-    place |= {file: number / len(computing) for number, file in enumerate(computing)}
-    items.sort(key=lambda item: (item.get_closest_marker("long") is None, place[item.path]))
+    """Begin with the files that take longest, beside which others fill the other workers' time."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_collection_finish() -> None:
-    """Freeze thousands of tests and the libraries, which each full collection would visit, in every worker."""
+    """Freeze ten thousand tests and the libraries, which each full collection would visit, in every worker."""
+    gc.collect()
     gc.freeze()
     gc.enable()
 
