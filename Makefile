@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PORT
 
 .DEFAULT_GOAL = install
-.PHONY: help install dev serve djl test test-model test-deploy test-fuzz test-attacks test-docs test-tools test-templates test-trtllm test-dynamo test-uvicorn test-python test-djl test-browser test-clients environments accept-vllm accept-trtllm accept-aws image-check lint format bench clean
+.PHONY: help install dev serve djl test test-process test-model test-deploy test-fuzz test-attacks test-docs test-tools test-templates test-trtllm test-dynamo test-uvicorn test-python test-djl test-browser test-clients environments accept-vllm accept-trtllm accept-aws image-check lint format bench clean
 
 help: ## the targets, and how long tests usually take on two cores once they are installed
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -77,8 +77,12 @@ PYTEST = $(BIN)/pytest $(PARALLEL)
 QUICK = -m 'not model and not clients and not djl and not vllm'
 
 test: PARALLEL = -n 4 --dist loadfile --no-loadscope-reorder  # its tests wait more than they compute
-test: dev ## 3 min, as pytest alone: units, the app, processes, `lmi deploy` without AWS, one request a dialect on the demo model
+test: dev ## 3 min, as pytest alone: units, the app, `lmi deploy` without AWS, one request a dialect on the demo model
 	$(PYTEST)
+
+test-process: PARALLEL = -n 4 --dist loadfile --no-loadscope-reorder
+test-process: dev ## 1 min: servers and engines as processes of their own: signals, downloads, other ASGI servers
+	$(PYTEST) $(QUICK) tests/process
 
 test-model: dev ## 4 min: the demo model on OpenVINO
 	$(PYTEST) --timeout 300 -m 'model and not clients and not djl and not vllm and not hypothesis' \
