@@ -26,7 +26,7 @@ async def watch_start(server: Server, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     await lifetime.start()
     while not (answer := await server.get("/ping", timeout=server.limits.ping)).ok:
-        if lifetime.ended:
+        if await lifetime.has_ended():
             raise Failed("a server that starts: it has ended; its words are above", answer)
         if answer.status == 404 and await _is_ready(server):
             return  # it has no /ping
@@ -100,7 +100,7 @@ async def _stopped(server: Server) -> Stop:
                 later.append(await server.generate(tokens=2))
             await asyncio.wait([task], timeout=max(0.0, began + server.limits.stop - time.monotonic()))
             ended = await lifetime.wait(began + server.limits.stop - time.monotonic())
-            seconds = None if ended is None else time.monotonic() - began
+            seconds = time.monotonic() - began if ended else None
         lifetime.stopped = Stop(task.result(), later, seconds)
     return lifetime.stopped
 
