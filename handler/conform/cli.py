@@ -37,6 +37,13 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--adapter", default="", metavar="NAME=DIRECTORY", help="a LoRA adapter, by its directory as the server sees it"
     )
+    parser.add_argument(
+        "--metrics",
+        type=_path,
+        default="/metrics",
+        metavar="PATH",
+        help="where its metrics are, as MetricsEndpointPath tells SageMaker (default %(default)s)",
+    )
     end = parser.add_mutually_exclusive_group()
     end.add_argument(
         "--command",
@@ -113,6 +120,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         key=environment.api_key(),
         model=arguments.model,
         adapter=arguments.adapter,
+        metrics=arguments.metrics,
         slow=arguments.slow,
         limits=Limits(answer=arguments.timeout),
     )
@@ -160,6 +168,12 @@ def _report(text: str) -> Path:
     if path.suffix not in (".md", ".json"):
         raise argparse.ArgumentTypeError(f"{text}: must end with .md or .json")
     return path
+
+
+def _path(text: str) -> str:
+    if not text.startswith("/") or not text.isascii() or not text.isprintable() or " " in text:
+        raise argparse.ArgumentTypeError(f"{text}: must be a path, as /server/metrics")
+    return text
 
 
 def _seconds(text: str) -> float:

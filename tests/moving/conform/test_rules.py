@@ -82,10 +82,28 @@ def test_a_server_that_holds_all_rules_passes(profile: str) -> None:
     assert left_out == ({*LIFETIME, "limits.long-stream"} if profile == "sagemaker" else set())
 
 
-@pytest.mark.parametrize("broken", ["", "disconnect.stream"])
-def test_a_server_without_a_gauge_shows_by_its_speed_whether_its_engine_stops(broken: str) -> None:
-    result = ask(Scripted(broken, gauge=False), "lmi-0.28", "disconnect.stream", limits=replace(LIMITS, long=12))
-    assert result["disconnect.stream"].verdict == ("failed" if broken else "passed"), result
+@pytest.mark.parametrize(
+    ("broken", "patience", "verdict"),
+    [("", 60, "passed"), ("disconnect.stream", 60, "failed"), ("disconnect.stream", 0, "not asked")],
+)
+def test_a_server_without_a_gauge_shows_by_its_speed_whether_its_engine_stops(
+    broken: str, patience: float, verdict: str
+) -> None:
+    """One that stays slow is busy with something else."""
+    limits = replace(LIMITS, long=12, patience=patience)
+    result = ask(Scripted(broken, gauge=False), "lmi-0.28", "disconnect.stream", limits=limits)
+    assert result["disconnect.stream"].verdict == verdict, result
+
+
+def test_a_server_without_metrics_fails_one_rule_for_that() -> None:
+    with scripted(Scripted()) as url:
+        asking = Asking(url, metrics="/nowhere", limits=LIMITS)
+        results = run(Plan(asking, ["sagemaker"], ["metrics"]), None, lambda result: None)
+    assert [(result.rule.id, result.verdict) for result in results] == [
+        ("metrics.format", "failed"),
+        ("metrics.few", "not asked"),
+        ("metrics.count", "not asked"),
+    ]
 
 
 @pytest.mark.parametrize("broken", ["", *LIFETIME])
