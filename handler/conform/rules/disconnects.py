@@ -59,7 +59,9 @@ async def _abandon(server: Server, path: str, body: Body, seconds: float) -> Non
     while (running := await _running(server) or 0.0) > idle:
         if time.monotonic() > until:
             raise Failed(
-                f"no request {until - gone:.1f} s after its client went; {running - idle:g} ran, of {seconds:.0f} s"
+                f"no request that runs {until - gone:.1f} s after its client went",
+                asked=f"POST {path}, a request of {seconds:.0f} s, cut off while it ran",
+                got=f"{running - idle:g} more than before, by the gauge of {server.asking.metrics}",
             )
         await asyncio.sleep(0.02)
 
@@ -116,8 +118,10 @@ async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> No
         if time.monotonic() > until:
             skip("the server stays slow when the answers must have ended: something else keeps it busy")
     raise Failed(
-        f"the speed of before: an answer took {alone:.2f} s alone, {crowded:.2f} s beside {_CROWD} others, "
-        f"{min(after):.2f} s when their clients had gone, and was fast again after {time.monotonic() - gone:.0f} s"
+        "the speed of before, once the clients have gone",
+        asked=f"POST {path}, {_CROWD} requests of {seconds:.0f} s, cut off while they ran",
+        got=f"an answer took {alone:.2f} s alone, {crowded:.2f} s beside them, {min(after):.2f} s when they were cut "
+        f"off; it was fast again {time.monotonic() - gone:.0f} s later",
     )
 
 

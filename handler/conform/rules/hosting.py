@@ -132,7 +132,7 @@ async def limits_whole(server: Server) -> None:
 @rule("limits.long-stream", "A stream of more than 60 s is not cut off: it may take 8 minutes.", sources.FAQ, SAGEMAKER)
 async def limits_long_stream(server: Server) -> None:
     if not server.asking.slow:
-        skip("it takes a minute: --slow")
+        skip("it takes a minute: needs --slow")
     limit = server.limits.whole
     body, seconds = await server.long_stream(1.25 * limit)
     if seconds < limit:
@@ -186,14 +186,14 @@ def samples(answer: Answer) -> dict[str, float]:
 async def _metrics(server: Server) -> Answer:
     answer = await server.metrics()
     if not answer.ok:
-        skip(f"{server.asking.metrics} has none: metrics.format")
+        skip(f"{server.asking.metrics} has no metrics: see metrics.format")
     return answer
 
 
 @rule("metrics.format", "/metrics, or MetricsEndpointPath, is in Prometheus' text format.", sources.METRICS, SAGEMAKER)
 async def metrics_format(server: Server) -> None:
     answer = await server.metrics()
-    expect(answer.ok, "status 200; another path: --metrics PATH", answer)
+    expect(answer.ok, "status 200; --metrics names another path", answer)
     lines = [line for line in answer.text.splitlines() if line and not line.startswith("#")]
     expect(lines, "metrics", answer)
     for line in lines:
@@ -243,7 +243,7 @@ ROUTES = (
 
 def _keyed(server: Server) -> None:
     if not server.asking.key:
-        skip("no key was told: LMI_API_KEY")
+        skip("needs a key: LMI_API_KEY")
 
 
 @rule("key.every-route", "Without the key, or with another one, every POST route says 401.", sources.OPENAI_ERRORS)
