@@ -15,63 +15,102 @@ if TYPE_CHECKING:
     from handler.conform.run import Plan, Result
 
 PROFILES = ("sagemaker", "lmi-0.28", "lmi-0.38", "tgi", "openai", "anthropic", "triton")
-_DESCRIPTION = """Ask a server what the public contracts of SageMaker's LLM containers promise. Every rule has an id, a
-sentence and its source. It passes, fails (with what was asked and got), or is not asked (with the reason). A report in
-Markdown goes to standard output. Ends with status 1 when a rule failed. A server with a key: LMI_API_KEY=KEY."""
+_DESCRIPTION = """\
+Check that a server keeps what SageMaker, and the API that you name, promise to clients. Each rule
+passes, fails (the report says what was asked and got), or is not asked (the report says why).
+Results come on standard error, and at the end a report in Markdown on standard output. The key of
+a server is read from LMI_API_KEY. Exit status: 0 if no rule failed, 1 if one did, 2 if nothing
+could be asked."""
+_EXAMPLE = """examples:
+  lmi conform http://127.0.0.1:8080
+  lmi conform http://127.0.0.1:8080 --profile sagemaker --profile lmi-0.38 --output report.md
+  lmi conform http://127.0.0.1:8080 --command 'docker run --rm -p 8080:8080 IMAGE serve'
+"""
 
 
 def add_parser(commands: Any) -> None:
     """Add `conform` to `lmi`'s subcommands."""
     parser = commands.add_parser(
-        "conform", help="check a server against SageMaker's, LMI's and others' contracts", description=_DESCRIPTION
+        "conform",
+        help="check a server against SageMaker's, LMI's and others' contracts",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("url", nargs="?", help="the server, as http://host:port")
     parser.add_argument(
         "--profile",
         action="append",
         choices=PROFILES,
-        help="the contract; may be given again (default sagemaker): SageMaker's platform, or the API of LMI 0.28, "
-        "LMI 0.38, TGI, OpenAI, Anthropic or Triton",
+        metavar="NAME",
+        help="whose rules: sagemaker (the platform's, and the default), or an API's: lmi-0.28, lmi-0.38, tgi, openai, "
+        "anthropic, triton; may be given again",
     )
-    parser.add_argument("--model", default="", metavar="NAME", help="name in requests (default: the first listed)")
     parser.add_argument(
-        "--adapter", default="", metavar="NAME=DIRECTORY", help="a LoRA adapter, by its directory as the server sees it"
+        "--model", default="", metavar="NAME", help="the model in requests (default: the first that the server lists)"
+    )
+    parser.add_argument(
+        "--adapter",
+        default="",
+        metavar="NAME=DIRECTORY",
+        help="a LoRA adapter in a directory as the server sees it; needed for the rules of adapters",
+    )
+    parser.add_argument(
+        "--metrics",
+        type=_path,
+        default="/metrics",
+        metavar="PATH",
+        help="where its metrics are, as MetricsEndpointPath tells SageMaker (default %(default)s)",
     )
     end = parser.add_mutually_exclusive_group()
     end.add_argument(
         "--command",
         metavar="COMMAND",
-        help="start the server at URL by this command, and end it: rules of start and stop",
+        help="the command that starts the server at URL; needed for the rules of start and stop, ended by SIGTERM",
     )
     end.add_argument(
         "--container",
         metavar="NAME",
-        help="the running container at URL; it is stopped as SageMaker does: rules of stop",
-    )
-    parser.add_argument("--ready", type=_seconds, default=600.0, metavar="S", help="for a start (default %(default)s)")
-    parser.add_argument(
-        "--timeout", type=_seconds, default=60.0, metavar="S", help="for an answer (default %(default)s)"
-    )
-    parser.add_argument("--slow", action="store_true", help="ask rules that take minutes, too")
-    parser.add_argument(
-        "--rule", action="append", default=[], metavar="RULE", help="ask this rule, or group, alone; may be given again"
+        help="the container at URL, which runs (docker or podman); needed for the rules of stop, which end it",
     )
     parser.add_argument(
-        "--skip", action="append", default=[], metavar="RULE", help="leave out this rule, or group; may be given again"
+        "--ready",
+        type=_seconds,
+        default=600.0,
+        metavar="S",
+        help="seconds until /ping must say 200 (default %(default)g)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds that one answer may take (default %(default)g)",
+    )
+    parser.add_argument("--slow", action="store_true", help="also ask the rules that take minutes")
+    parser.add_argument(
+        "--rule",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="ask only this rule (stream.chunked) or group (stream); may be given again",
+    )
+    parser.add_argument(
+        "--skip", action="append", default=[], metavar="RULE", help="leave out this rule or group; may be given again"
     )
     report = parser.add_argument_group("report")
-    report.add_argument("--title", metavar="TEXT", help="name of the server in reports (default: its URL)")
+    report.add_argument("--title", metavar="TEXT", help="the server's name in the report (default: its URL)")
     report.add_argument(
         "--output",
         type=_report,
         action="append",
         default=[],
         metavar="FILE",
-        help="save it as .md or .json; may be given again",
+        help="save the report, as .md or .json; may be given again",
     )
     report.add_argument("--list", action="store_true", help="print the rules with their sources, and ask nothing")
     report.add_argument(
-        "--compare", nargs="+", type=Path, metavar="FILE", help="print reports in JSON side by side, and ask nothing"
+        "--compare", nargs="+", type=Path, metavar="FILE", help="print saved JSON reports side by side, and ask nothing"
     )
     parser.set_defaults(run=_conform)
 
@@ -96,6 +135,7 @@ def _conform(arguments: argparse.Namespace) -> int:
     for path in arguments.output:
         status |= _write(path, json.dumps(found, indent=1) + "\n" if path.suffix == ".json" else text)
     print(text, end="", flush=True)
+    print(report.total(results), file=sys.stderr, flush=True)
     return status
 
 
@@ -113,6 +153,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         key=environment.api_key(),
         model=arguments.model,
         adapter=arguments.adapter,
+        metrics=arguments.metrics,
         slow=arguments.slow,
         limits=Limits(answer=arguments.timeout),
     )
@@ -122,14 +163,16 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 def _check_names(plan: Plan) -> None:
     from handler.conform.rule import RULES
-    from handler.conform.run import rules_of
+    from handler.conform.run import named, rules_of
 
     known = {name for rule in RULES for name in (rule, rule.partition(".")[0])}
     for name in (*plan.only, *plan.left_out):
         if name not in known:
-            raise ConfigError(f"lmi conform: there is no rule {name}: lmi conform --list")
+            raise ConfigError(f"lmi conform: there is no rule or group {name}; lmi conform --list shows all")
     if not rules_of(plan):
-        raise ConfigError(f"lmi conform: no such rule is of the profile {', '.join(plan.profiles)}")
+        others = {profile for rule in RULES.values() if named(rule, plan.only) for profile in rule.profiles}
+        wanted = " or ".join(name for name in PROFILES if name in others)
+        raise ConfigError(f"lmi conform: {', '.join(plan.only)}: needs --profile {wanted}")
 
 
 def _lifetime(arguments: argparse.Namespace) -> Lifetime | None:
@@ -159,7 +202,15 @@ def _report(text: str) -> Path:
     path = Path(text)
     if path.suffix not in (".md", ".json"):
         raise argparse.ArgumentTypeError(f"{text}: must end with .md or .json")
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no directory {path.parent}")
     return path
+
+
+def _path(text: str) -> str:
+    if not text.startswith("/") or not text.isascii() or not text.isprintable() or " " in text:
+        raise argparse.ArgumentTypeError(f"{text}: must be a path, as /server/metrics")
+    return text
 
 
 def _seconds(text: str) -> float:

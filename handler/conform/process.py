@@ -6,13 +6,21 @@ import asyncio
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import sys
+import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from handler.conform.exchange import Answer
+from handler.conform.rule import skip
 from handler.core.errors import ConfigError
+
+_ENGINES = ("docker", "podman")
+_INSPECT = ("container", "inspect", "--format", "{{.State.Running}}")
+_FAREWELL = 10.0
+"""Seconds from SIGTERM to SIGKILL for a command that no rule has ended."""
 
 
 @dataclass
@@ -59,18 +67,17 @@ class Lifetime(ABC):
     async def start(self) -> None:
         """Start it, where that is ours to do; else see that it runs."""
 
-    @property
-    def ended(self) -> bool:
-        """Whether it is known to have ended."""
-        return False
+    @abstractmethod
+    async def has_ended(self) -> bool:
+        """Whether it runs no more."""
 
     @abstractmethod
     async def terminate(self) -> None:
         """Send SIGTERM."""
 
     @abstractmethod
-    async def wait(self, seconds: float) -> int | None:
-        """Return its exit status; None where it has not ended in time."""
+    async def wait(self, seconds: float) -> bool:
+        """Whether it has ended in time."""
 
     @abstractmethod
     async def kill(self) -> None:
@@ -90,10 +97,7 @@ class Command(Lifetime):
         if not self._words:
             raise ConfigError("lmi conform: --command is empty")
         self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def ended(self) -> bool:
-        return self._process is not None and self._process.returncode is not None
+        self._told = False
 
     async def start(self) -> None:
         try:
@@ -103,64 +107,85 @@ class Command(Lifetime):
         except OSError as error:
             raise ConfigError(f"lmi conform: {self._words[0]} cannot be run: {error.strerror}") from None
 
+    async def has_ended(self) -> bool:
+        return self._process is not None and self._process.returncode is not None
+
     async def terminate(self) -> None:
         assert self._process is not None
-        if not self.ended:
+        self._told = True
+        if not await self.has_ended():
             self._process.terminate()  # its first process alone, as Docker does
 
-    async def wait(self, seconds: float) -> int | None:
+    async def wait(self, seconds: float) -> bool:
         assert self._process is not None
-        try:
-            return await asyncio.wait_for(self._process.wait(), max(seconds, 0.01))
-        except asyncio.TimeoutError:
-            return None
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._process.wait(), max(seconds, 0.01))
+        return await self.has_ended()
 
     async def kill(self) -> None:
+        """End it; `docker run` ends its container only at SIGTERM, so that comes first."""
         if self._process is None:
             return
+        if not self._told:
+            await self.terminate()
+            await self.wait(_FAREWELL)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # its children too
         await self._process.wait()
 
 
 class Container(Lifetime):
-    """A container that runs already, by its name, through the command `docker`."""
+    """A container that runs already, by its name or id: docker's, or else podman's."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._waiting: asyncio.subprocess.Process | None = None
+        self._engine = ""
 
     async def start(self) -> None:
-        if await self._docker("inspect", "--format", "{{.State.Running}}", self._name) != "true":
-            raise ConfigError(f"lmi conform: --container {self._name}: it does not run")
+        """Find the engine that has the container.
+
+        Raises:
+            ConfigError: none has it, or it does not run.
+        """
+        told = []
+        for engine in filter(shutil.which, _ENGINES):
+            status, words = await _call(engine, *_INSPECT, self._name)
+            if not status:
+                self._engine = engine
+                break
+            told.append(f"{engine}: {words}")
+        else:
+            why = "; ".join(told) or f"it needs {' or '.join(_ENGINES)}"
+            raise ConfigError(f"lmi conform: --container {self._name}: {why}")
+        if words != "true":
+            raise ConfigError(f"lmi conform: --container {self._name}: it does not run; start it, then ask")
+
+    async def has_ended(self) -> bool:
+        """One that its engine has removed has, too."""
+        status, words = await _call(self._engine, *_INSPECT, self._name)
+        return status != 0 or words != "true"
 
     async def terminate(self) -> None:
-        self._waiting = await asyncio.create_subprocess_exec(
-            "docker", "wait", self._name, stdout=asyncio.subprocess.PIPE
-        )
-        await self._docker("kill", "--signal", "TERM", self._name)
+        status, words = await _call(self._engine, "kill", "--signal", "TERM", self._name)
+        if status and not await self.has_ended():
+            skip(f"{self._engine} kill: {words}")
 
-    async def wait(self, seconds: float) -> int | None:
-        assert self._waiting is not None
-        try:
-            out, _ = await asyncio.wait_for(self._waiting.communicate(), max(seconds, 0.01))
-        except asyncio.TimeoutError:
-            return None
-        return int(out) if out.strip().isdigit() else None
+    async def wait(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not (ended := await self.has_ended()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.2)
+        return ended
 
     async def kill(self) -> None:
-        if self._waiting is not None and self._waiting.returncode is None:
-            self._waiting.kill()
-            await self._waiting.wait()
+        """It was not started here."""
 
-    async def _docker(self, *arguments: str) -> str:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                "docker", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-            )
-        except OSError as error:
-            raise ConfigError(f"lmi conform: --container needs docker: {error.strerror}") from None
-        out, failed = await process.communicate()
-        if process.returncode:
-            raise ConfigError(f"lmi conform: docker {arguments[0]} failed: {failed.decode(errors='replace').strip()}")
-        return out.decode().strip()
+
+async def _call(*words: str) -> tuple[int, str]:
+    """Run a program; return its status, and what it wrote or else the last line of its errors."""
+    process = await asyncio.create_subprocess_exec(
+        *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, errors = await process.communicate()
+    assert process.returncode is not None
+    lines = (errors if process.returncode else out).decode(errors="replace").split("\n")
+    return process.returncode, next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -57,7 +57,8 @@ def markdown(report: Mapping[str, Any]) -> str:
             source = result["source"]
             lines += ["", f"**{result['rule']}** ({result['profile']}): {result['sentence']} "]
             lines[-1] += f"[{source['title']}]({source['url']})"
-            lines += [f"* {name}: {_code(result[name])}" for name in ("wanted", "asked", "got") if result.get(name)]
+            lines += ["", f"* wanted: {_plain(result['wanted'])}"]
+            lines += [f"* {name}: {_code(result[name])}" for name in ("asked", "got") if result.get(name)]
     lines += ["", "## Rules", "", "| rule | profile | what holds | result |", "|---|---|---|---|"]
     for result in results:
         why = f": {_plain(result['why'])}" if result.get("why") else ""
@@ -69,6 +70,11 @@ def line(result: Result) -> str:
     """Return one result for a terminal."""
     told = f"  {result.wanted}" if result.wanted else ""
     return f"{result.verdict:9}  {result.profile:9}  {result.rule.id}{told}"
+
+
+def total(results: Sequence[Result]) -> str:
+    """Return the counts in a line."""
+    return ", ".join(f"{sum(result.verdict == verdict for result in results)} {verdict}" for verdict in VERDICTS)
 
 
 def rules_table(profiles: Iterable[str] = PROFILES) -> str:

@@ -27,13 +27,14 @@ class Failed(Exception):
 
     Attributes:
         wanted: what the rule wants.
-        answer: what was asked and what came; None: the message says it.
+        asked, got: the request and what came; empty: there was none.
     """
 
-    def __init__(self, wanted: str, answer: Answer | None = None) -> None:
+    def __init__(self, wanted: str, answer: Answer | None = None, *, asked: str = "", got: str = "") -> None:
         super().__init__(wanted)
         self.wanted = wanted
-        self.answer = answer
+        self.asked = answer.asked if answer else asked
+        self.got = answer.got if answer else got
 
 
 class NotAsked(Exception):

@@ -77,12 +77,13 @@ def rules_of(plan: Plan) -> list[tuple[Rule, str]]:
         (rule, profile)
         for profile in plan.profiles
         for rule in RULES.values()
-        if profile in rule.profiles and (not plan.only or _named(rule, plan.only))
+        if profile in rule.profiles and (not plan.only or named(rule, plan.only))
     ]
     return sorted(pairs, key=lambda pair: pair[0].last)
 
 
-def _named(rule: Rule, names: Sequence[str]) -> bool:
+def named(rule: Rule, names: Sequence[str]) -> bool:
+    """Whether its id or its group is among the names."""
     return any(name in (rule.id, rule.id.partition(".")[0]) for name in names)
 
 
@@ -108,12 +109,7 @@ async def _run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], o
 async def _begin(server: Server, seconds: float) -> None:
     if server.lifetime is not None and server.lifetime.ours and (await server.get("/ping")).status:
         raise ConfigError(f"lmi conform: somebody answers at {server.asking.url} before --command is run")
-    try:
-        await watch_start(server, seconds)
-    except Failed as failed:
-        raise ConfigError(
-            f"lmi conform: wanted {failed.wanted}; {failed.answer.got if failed.answer else ''}"
-        ) from None
+    await watch_start(server, seconds)
 
 
 async def _ask(rule: Rule, server: Server, plan: Plan) -> Result:
@@ -122,7 +118,7 @@ async def _ask(rule: Rule, server: Server, plan: Plan) -> Result:
     def result(verdict: Verdict, wanted: str = "", asked: str = "", got: str = "") -> Result:
         return Result(rule, server.profile, verdict, wanted, asked, got, time.monotonic() - start)
 
-    if _named(rule, plan.left_out):
+    if named(rule, plan.left_out):
         return result("not asked", "left out: --skip")
     limit = _RULE * (10 if plan.asking.slow else 1)
     try:
@@ -130,8 +126,7 @@ async def _ask(rule: Rule, server: Server, plan: Plan) -> Result:
     except NotAsked as why:
         return result("not asked", str(why))
     except Failed as failed:
-        answer = failed.answer
-        return result("failed", failed.wanted, answer.asked if answer else "", answer.got if answer else "")
+        return result("failed", failed.wanted, failed.asked, failed.got)
     except asyncio.TimeoutError:
         return result("failed", f"an end within {limit:.0f} s")
     except OSError as error:

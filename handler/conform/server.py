@@ -36,6 +36,7 @@ class Limits:
         connect: SageMaker's, until a connection is accepted.
         stop: SageMaker's, from SIGTERM to SIGKILL.
         abandoned: after a disconnect, until the engine has stopped.
+        patience: until abandoned answers, which an engine computes to their end, have ended.
         long: a stream's length where it must not end by itself.
         payload: bytes of SageMaker's largest body.
     """
@@ -46,6 +47,7 @@ class Limits:
     connect: float = 0.25
     stop: float = 30.0
     abandoned: float = 5.0
+    patience: float = 120.0
     long: float = 15.0
     payload: int = 25_000_000
 
@@ -58,6 +60,7 @@ class Asking:
         key: the API key; empty: the server has none.
         model: a name for requests; empty: it is looked up.
         adapter: NAME=DIRECTORY of a LoRA adapter, as the server sees it; empty: none.
+        metrics: the path of its metrics.
         slow: whether rules that take minutes are asked.
     """
 
@@ -65,6 +68,7 @@ class Asking:
     key: str = ""
     model: str = ""
     adapter: str = ""
+    metrics: str = "/metrics"
     slow: bool = False
     limits: Limits = Limits()
 
@@ -120,6 +124,9 @@ class Server:
 
     async def post(self, path: str, body: Body | bytes, **more: Any) -> Answer:
         return await self.ask("POST", path, body, **more)
+
+    async def metrics(self) -> Answer:
+        return await self.get(self.asking.metrics)
 
     @contextlib.asynccontextmanager
     async def asking_for(self, path: str, body: Body) -> AsyncIterator[tuple[Connection, asyncio.Task[Answer]]]:

@@ -116,7 +116,7 @@ async def told(server: Server) -> None:
     body = change(await server.body(), (await server.dialect()).tokens, "many")
     answer = await server.post(await server.path(), body)
     if not answer.refused:
-        skip("nothing was refused: bad.parameter-type")
+        skip("nothing was refused: see bad.parameter-type")
     expect(len(answer.text.strip()) >= 8, "a body that says what is wrong", answer)
 
 

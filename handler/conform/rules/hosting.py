@@ -132,7 +132,7 @@ async def limits_whole(server: Server) -> None:
 @rule("limits.long-stream", "A stream of more than 60 s is not cut off: it may take 8 minutes.", sources.FAQ, SAGEMAKER)
 async def limits_long_stream(server: Server) -> None:
     if not server.asking.slow:
-        skip("it takes a minute: --slow")
+        skip("it takes a minute: needs --slow")
     limit = server.limits.whole
     body, seconds = await server.long_stream(1.25 * limit)
     if seconds < limit:
@@ -171,12 +171,6 @@ _SAMPLE = re.compile(
 )
 
 
-async def metrics(server: Server) -> Answer:
-    answer = await server.get("/metrics")
-    expect(answer.ok, "status 200", answer)
-    return answer
-
-
 def samples(answer: Answer) -> dict[str, float]:
     """Return the values by name with labels."""
     lines = [line.split(" ") for line in answer.text.splitlines() if line and not line.startswith("#")]
@@ -189,9 +183,17 @@ def samples(answer: Answer) -> dict[str, float]:
     return found
 
 
-@rule("metrics.format", "GET /metrics answers in Prometheus' text format.", sources.METRICS, SAGEMAKER)
+async def _metrics(server: Server) -> Answer:
+    answer = await server.metrics()
+    if not answer.ok:
+        skip(f"{server.asking.metrics} has no metrics: see metrics.format")
+    return answer
+
+
+@rule("metrics.format", "/metrics, or MetricsEndpointPath, is in Prometheus' text format.", sources.METRICS, SAGEMAKER)
 async def metrics_format(server: Server) -> None:
-    answer = await metrics(server)
+    answer = await server.metrics()
+    expect(answer.ok, "status 200; --metrics names another path", answer)
     lines = [line for line in answer.text.splitlines() if line and not line.startswith("#")]
     expect(lines, "metrics", answer)
     for line in lines:
@@ -199,21 +201,21 @@ async def metrics_format(server: Server) -> None:
             raise Failed(f"samples of Prometheus' format; this is none: {line[:200]}", answer)
 
 
-@rule("metrics.few", "The series of /metrics are few: CloudWatch gets each.", sources.METRICS, SAGEMAKER)
+@rule("metrics.few", "The series of metrics are few: CloudWatch gets each.", sources.METRICS, SAGEMAKER)
 async def metrics_few(server: Server) -> None:
-    answer = await metrics(server)
+    answer = await _metrics(server)
     count = len(samples(answer))
     expect(count <= _SERIES, f"at most {_SERIES} series, not {count}", answer)
 
 
-@rule("metrics.count", "Answers are counted: a counter of /metrics grows with them.", sources.METRICS, SAGEMAKER)
+@rule("metrics.count", "Answers are counted: a counter of the metrics grows with them.", sources.METRICS, SAGEMAKER)
 async def metrics_count(server: Server) -> None:
-    before = samples(await metrics(server))
+    before = samples(await _metrics(server))
     for _ in range(3):
         expect_answer(await server.generate(tokens=2))
     deadline = time.monotonic() + server.limits.abandoned
     while True:
-        answer = await metrics(server)
+        answer = await _metrics(server)
         grown = [name for name, value in samples(answer).items() if value - before.get(name, 0.0) == 3]
         if grown:
             return
@@ -241,7 +243,7 @@ ROUTES = (
 
 def _keyed(server: Server) -> None:
     if not server.asking.key:
-        skip("no key was told: LMI_API_KEY")
+        skip("needs a key: LMI_API_KEY")
 
 
 @rule("key.every-route", "Without the key, or with another one, every POST route says 401.", sources.OPENAI_ERRORS)

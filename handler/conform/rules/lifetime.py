@@ -10,6 +10,7 @@ from handler.conform.exchange import Answer
 from handler.conform.process import Start, Stop
 from handler.conform.rule import Failed, expect, rule, skip
 from handler.conform.server import PROMPT, Server
+from handler.core.errors import ConfigError
 
 SAGEMAKER = ("sagemaker",)
 
@@ -18,7 +19,7 @@ async def watch_start(server: Server, seconds: float) -> None:
     """Start the server, and watch it until it is ready.
 
     Raises:
-        Failed: it is not ready within `seconds`.
+        ConfigError: it ended, or is not ready within `seconds`.
     """
     lifetime = server.lifetime
     assert lifetime is not None
@@ -26,12 +27,12 @@ async def watch_start(server: Server, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     await lifetime.start()
     while not (answer := await server.get("/ping", timeout=server.limits.ping)).ok:
-        if lifetime.ended:
-            raise Failed("a server that starts: it has ended; its words are above", answer)
+        if await lifetime.has_ended():
+            raise ConfigError("lmi conform: the server ended before it was ready; it may have said why, above")
         if answer.status == 404 and await _is_ready(server):
             return  # it has no /ping
         if time.monotonic() > deadline:
-            raise Failed(f"/ping with status 200 within {seconds:.0f} s", answer)
+            raise ConfigError(f"lmi conform: /ping says no 200 after {seconds:.0f} s (--ready): {answer.got}")
         if answer.status and early is None:
             early = await _infer(server)
         await asyncio.sleep(0.05)
@@ -59,7 +60,7 @@ async def _infer(server: Server) -> Answer:
 
 def _started(server: Server) -> Start:
     if server.lifetime is None or server.lifetime.started is None:
-        skip("its start was not seen: --command")
+        skip("start the server by --command")
     return server.lifetime.started
 
 
@@ -87,7 +88,7 @@ async def _stopped(server: Server) -> Stop:
     """Return what SIGTERM shows; the first rule sends it."""
     lifetime = server.lifetime
     if lifetime is None:
-        skip("it may not be stopped: --command or --container")
+        skip("it stops the server: needs --command or --container")
     if lifetime.stopped is None:
         body, _ = await server.long_stream(min(_RUNNING, server.limits.long))
         async with server.asking_for(await server.path(stream=True), body) as (connection, task):
@@ -100,7 +101,7 @@ async def _stopped(server: Server) -> Stop:
                 later.append(await server.generate(tokens=2))
             await asyncio.wait([task], timeout=max(0.0, began + server.limits.stop - time.monotonic()))
             ended = await lifetime.wait(began + server.limits.stop - time.monotonic())
-            seconds = None if ended is None else time.monotonic() - began
+            seconds = time.monotonic() - began if ended else None
         lifetime.stopped = Stop(task.result(), later, seconds)
     return lifetime.stopped
 
@@ -131,4 +132,4 @@ async def stop_new_work(server: Server) -> None:
 @rule("stop.exit", "The process has ended 30 s after SIGTERM.", sources.CONTAINER, SAGEMAKER, last=True)
 async def stop_exit(server: Server) -> None:
     if (await _stopped(server)).seconds is None:
-        raise Failed(f"its end within {server.limits.stop:g} s")
+        raise Failed(f"an end {server.limits.stop:g} s after SIGTERM", asked="SIGTERM", got="it still runs")

@@ -89,7 +89,7 @@ async def sessions_unknown(server: Server) -> None:
 def _adapter(server: Server) -> tuple[str, str]:
     name, _, directory = server.asking.adapter.partition("=")
     if not directory:
-        skip("no adapter was told: --adapter NAME=DIRECTORY")
+        skip("needs an adapter: --adapter NAME=DIRECTORY")
     return name, directory
 
 

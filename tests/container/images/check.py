@@ -81,6 +81,9 @@ def _check_cpu(engine: ContainerEngine, scratch: Path) -> None:
     with _timed("cpu: --engine openai, in front of echo") as done:
         _by_url(engine, "cpu", scratch / "tokenizer", done)
 
+    with _timed("cpu: lmi conform stops the container") as done:
+        _conforms(engine, done)
+
 
 def _check_again(engine: ContainerEngine, scratch: Path) -> None:
     """A change of one line pushes our own layer only; two builds give the same layers."""
@@ -138,6 +141,17 @@ def _orphans_are_reaped(container: Container) -> None:
         return [pid for pid in children.read_text().split() if ") Z " in Path(f"/proc/{pid}/stat").read_text()]
 
     wait_for(lambda: not zombies(), 30, "process 1 has zombies")
+
+
+def _conforms(engine: ContainerEngine, done: list[str]) -> None:
+    environment = {"OPTION_LLM_ENGINE": "echo", "OPTION_ECHO_TOKENS_PER_SECOND": "50"}
+    with _running(engine, "cpu", [], environment) as container:
+        _ready(container, 120)
+        found = container.conform(engine.programs, "--rule", "ping", "--rule", "stop")
+        passed = [line.split()[-1] for line in found.stderr.splitlines() if line.startswith("passed ")]
+        assert (found.returncode, passed[-3:]) == (0, ["stop.finishes", "stop.new-work", "stop.exit"]), found
+        assert container.ended(15) == 0
+    done.append(f"{len(passed)} rules hold")
 
 
 def _model_data(engine: ContainerEngine, model: Path, done: list[str]) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -53,6 +55,17 @@ class ContainerEngine:
         self._places = [*places, "--storage-driver", "overlay"]
         if subprocess.run(["buildah", *self._places, "info"], capture_output=True).returncode:
             self._places = [*places, "--storage-driver", "vfs"]  # slower: each layer is a whole copy
+
+    @property
+    def programs(self) -> Path:
+        """A directory, for PATH, whose `podman` has this storage."""
+        directory = self._scratch / "programs"
+        podman = shutil.which("podman")
+        if podman is not None and not directory.exists():
+            directory.mkdir()
+            (directory / "podman").write_text(f'#!/bin/sh\nexec {shlex.join([podman, *self._places])} "$@"\n')
+            (directory / "podman").chmod(0o755)
+        return directory
 
     @property
     def storage(self) -> str:
@@ -207,6 +220,16 @@ class Container:
 
     def execute(self, *command: str) -> str:
         return call([*self._podman, "exec", self._name, *command])
+
+    def conform(self, programs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run `lmi conform` beside it, with the programs that it calls."""
+        command = ["nsenter", "--target", str(self.pid), "--net", sys.executable, "-m", "handler", "conform"]
+        return subprocess.run(
+            [*command, "http://127.0.0.1:8080", "--container", self._name, *arguments],
+            env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+        )
 
     def start(self, *command: str) -> None:
         """Run another process in it, which ends with it."""
