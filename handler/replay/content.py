@@ -6,6 +6,7 @@ where they change. Items of a list are told apart by their own `index`.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -79,14 +80,27 @@ def _walk(value: Any, place: str, found: dict[str, list[Any]]) -> None:
     if isinstance(value, dict):
         if value.get("type") == "tool_use" and "input" in value:
             value = {**value, "input": orjson.dumps(value["input"], option=orjson.OPT_SORT_KEYS).decode()}
-        for name, part in value.items():
-            _walk(part, f"{place}.{name if _NAME.fullmatch(name) else '<name>'}", found)
-    elif isinstance(value, list):
-        for part in value:
-            index = part.get("index") if isinstance(part, dict) else None
-            _walk(part, f"{place}[{index}]" if isinstance(index, int) else f"{place}[]", found)
+        parts = [(f"{place}.{_public(name)}", part) for name, part in value.items()]
     else:
-        found.setdefault(place, []).append(value)
+        item = f"{place}[]"
+        parts = [(_item(part, place) if isinstance(part, dict) else item, part) for part in value]
+    for where, part in parts:
+        if isinstance(part, (dict, list)):
+            _walk(part, where, found)
+        elif where in found:
+            found[where].append(part)
+        else:
+            found[where] = [part]
+
+
+def _item(part: dict[str, Any], of: str) -> str:
+    index = part.get("index")
+    return f"{of}[{index}]" if isinstance(index, int) else f"{of}[]"
+
+
+@functools.lru_cache(maxsize=1024)
+def _public(name: str) -> str:
+    return name if _NAME.fullmatch(name) else "<name>"
 
 
 def _joined(place: str, values: list[Any]) -> list[Any]:

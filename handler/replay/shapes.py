@@ -39,9 +39,9 @@ def frames(values: Sequence[Any]) -> dict[str, Sequence[Any]]:
 
 def shape(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _field(name, part, value) for name, part in value.items()}
+        return {name: _TYPES.get(type(part)) or _field(name, part, value) for name, part in value.items()}
     if isinstance(value, list):
-        return [merged([shape(part) for part in value])] if value else []
+        return [merged([_TYPES.get(type(part)) or shape(part) for part in value])] if value else []
     return _TYPES[type(value)]
 
 
@@ -62,6 +62,8 @@ def _by_token(value: Any) -> Any:
 
 def merged(shapes: Sequence[Any]) -> Any:
     """Return the shape that covers all of them."""
+    if len(shapes := _different(shapes)) == 1:  # most events of a stream have one shape
+        return shapes[0]
     objects = [one for one in shapes if isinstance(one, dict)]
     lists = [one for one in shapes if isinstance(one, list)]
     scalars = sorted({name for one in shapes if isinstance(one, str) for name in one.split("|")})
@@ -72,6 +74,15 @@ def merged(shapes: Sequence[Any]) -> Any:
     if objects:
         found.append(_merged_objects(objects))
     return found[0] if len(found) == 1 else {"any of": found}
+
+
+def _different(shapes: Sequence[Any]) -> Sequence[Any]:
+    """Return each shape once."""
+    found: list[Any] = []
+    for one in shapes:
+        if one not in found:
+            found.append(one)
+    return found
 
 
 def _merged_objects(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -93,6 +104,8 @@ def differences(old: Any, new: Any, path: str = "$", *, one_of_many: bool = Fals
     Args:
         one_of_many: the old shape is that of many answers, the new one of a single one, which may lack such fields.
     """
+    if old == new:
+        return
     if isinstance(old, dict) and isinstance(new, dict) and "any of" not in (*old, *new):
         yield from _object_differences(old, new, path, one_of_many)
     elif isinstance(old, list) and isinstance(new, list):
@@ -101,7 +114,7 @@ def differences(old: Any, new: Any, path: str = "$", *, one_of_many: bool = Fals
     elif isinstance(old, str) and isinstance(new, str):
         if not set(new.split("|")) <= set(old.split("|")):
             yield f"{path}: {old} -> {new}"
-    elif old != new:
+    else:
         yield f"{path}: {_name(old)} -> {_name(new)}"
 
 
