@@ -33,6 +33,8 @@ from tests.moving.replay.double import (
     set_in,
     write_requests,
 )
+from tests.process_tree import alive, descendants
+from tests.servers import PATIENCE, wait_for
 
 
 @pytest.fixture
@@ -144,6 +146,21 @@ def test_a_killed_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert report(path)["compared"] == total
     assert report(path)["unreadable"]["count"] == 1  # type: ignore[index]
     assert f"goes on after {done}" in capsys.readouterr().err
+
+
+def test_a_killed_run_leaves_no_server_behind(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text(f"{line(0, CHAT)}\n" * 10_000)
+    command = ["--to", "serve:--engine echo", "--against", "serve:--engine echo", "--output", str(tmp_path / "out")]
+    running = subprocess.Popen([sys.executable, "-m", "handler", "replay", str(path), *command])
+    try:
+        wait_for(lambda: outcomes_so_far(tmp_path / "out"), PATIENCE, "no request was compared")
+        servers = descendants(running.pid)
+    finally:
+        running.kill()
+        running.wait()
+    assert len(servers) >= 2
+    wait_for(lambda: not [one for one in servers if alive(one)], PATIENCE, "servers are left")
 
 
 def outcomes_so_far(directory: Path) -> list[int]:
