@@ -86,6 +86,16 @@ def test_what_may_differ_is_told(requests: Path) -> None:
         assert replay(requests, new, old, "--allow", "text=4", "--restart") == 0
 
 
+def test_a_difference_that_is_expected_is_counted_and_decides_nothing(requests: Path) -> None:
+    spoilt = {n: set_in(0, "model", to="other") for n in (2, 10)}
+    with serving(Server()) as old, serving(Server(spoilt)) as new:
+        assert replay(requests, new, old) == 1
+        assert report(requests)["findings"] == {"text": {"value $.model": 2}}
+        assert replay(requests, new, old, "--restart", "--expect", "value $.model") == 0
+    assert report(requests)["findings"] == {"equal": {"value $.model": 2}}
+    assert set(classes(requests).values()) == {"equal"}
+
+
 def test_nothing_of_a_body_is_printed_unless_it_is_to_be_shown(
     requests: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

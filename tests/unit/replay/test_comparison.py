@@ -83,6 +83,12 @@ def test_answers_of_several_choices_may_come_in_any_order() -> None:
         ({"arguments": '{"a": 1}'}, {"arguments": '{"a":1}'}, Class.EQUAL),
         ({"arguments": '{"a": 1}'}, {"arguments": '{"a": 2}'}, Class.TEXT),
         ({"content": None}, {"content": "a"}, Class.SHAPE),
+        (
+            [{"bytes": None}, {"bytes": [1]}],
+            [{"bytes": [1]}, {"bytes": [1]}],
+            Class.TEXT,
+        ),  # always what it was at times
+        ([{"bytes": [1]}, {"bytes": [1]}], [{"bytes": None}, {"bytes": [1]}], Class.SHAPE),
     ],
 )
 def test_values(old: Any, new: Any, cls: Class) -> None:
@@ -121,6 +127,17 @@ def chunks(*texts: str, tokens: int) -> Answer:
 def test_a_sampled_stream_has_an_event_for_each_token(old: Answer, new: Answer, differ: bool) -> None:
     found = [one.name for one in findings(old, new, SAMPLED, Seen()) if one.cls is Class.FRAMING]
     assert found == ["events"] * differ
+
+
+def test_what_may_be_several_things_is_learnt_from_many_answers() -> None:
+    seen = Seen()
+    several: list[dict[str, Any]] = [{"bytes": None}, {"bytes": [1]}, {"bytes": {"a": 1}}]
+    for one in (*several, several[0]):
+        findings(answer(one, end=" "), answer(one), SAMPLED, seen)
+    assert [len(findings(answer(several[0], end="\n"), answer(one), SAMPLED, seen)) for one in several] == [1, 1, 1]
+    assert [one.change for one in findings(answer(several[0]), answer({"bytes": "a"}), SAMPLED, seen)] == [
+        "null|list|object -> string"
+    ]
 
 
 SCHEMA = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer", "pattern": "(x+)+y"}}}
