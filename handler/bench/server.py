@@ -16,6 +16,13 @@ from typing import NamedTuple
 from handler.core.errors import ConfigError
 
 _LISTENING = re.compile(r"listening on (https?://[^\s;]+)")
+_SERVE = """
+import signal
+from handler.core.child_processes import die_with_parent
+die_with_parent(signal.SIGTERM)
+from handler.cli import main
+raise SystemExit(main())
+"""  # SIGTERM, as at the end of a measurement: the server ends its engine's processes itself
 _GRACE = 35.0  # seconds: draining takes up to 20, and exiting some more
 
 
@@ -28,7 +35,7 @@ class Server(NamedTuple):
 def lmi_serve(
     arguments: Sequence[str], *, timeout: float = 300.0, variables: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
-    """Start `lmi serve` on a free port, and yield it when it is ready.
+    """Start `lmi serve` on a free port, and yield it when it is ready. It ends as well when this process is killed.
 
     Args:
         arguments: those of `lmi serve`, without the port.
@@ -38,7 +45,7 @@ def lmi_serve(
     Raises:
         ConfigError: it does not start; the message has its last lines.
     """
-    command = [sys.executable, "-m", "handler", "serve", *arguments, "--port", "0"]
+    command = [sys.executable, "-c", _SERVE, "serve", *arguments, "--port", "0"]
     with process(command, timeout=timeout, variables=variables) as server:
         yield server
 

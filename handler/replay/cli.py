@@ -74,6 +74,14 @@ def add_parser(commands: Any) -> None:
         help="compare all texts: all requests are decoded greedily, even those that do not say so",
     )
     compare.add_argument(
+        "--expect",
+        action="append",
+        default=[],
+        metavar="DIFFERENCE",
+        help="one that is known, by its name in the report, such as 'value $.system_fingerprint': it is counted, and "
+        "decides no class; may be given again",
+    )
+    compare.add_argument(
         "--allow",
         type=_allowance,
         action="append",

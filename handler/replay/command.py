@@ -98,7 +98,7 @@ async def _run(
                 )
             )
         )
-        plan = Plan(concurrency, arguments.recorded_pace, arguments.greedy, arguments.show)
+        plan = Plan(concurrency, arguments.recorded_pace, arguments.greedy, arguments.show, frozenset(arguments.expect))
         opened = [side for side in (sides.target, sides.reference, sides.noise) if side is not None]
         try:
             for side in opened:
@@ -111,7 +111,7 @@ async def _run(
 
 def _what(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what must be the same for a run to go on."""
-    names = ("requests", "to", "against", "noise", "near", "greedy", "show")
+    names = ("requests", "to", "against", "noise", "near", "greedy", "show", "expect")
     return {name: getattr(arguments, name) for name in names}
 
 

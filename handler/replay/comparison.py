@@ -16,7 +16,9 @@ from handler.replay.content import (
     LOGPROBS,
     TEXTS,
     Token,
+    cut_of,
     name_of,
+    scalars_by_place,
     tokens_by_choice,
     values_by_place,
     without_indexes,
@@ -53,8 +55,12 @@ class _Documents:
         self.values, self.glue = read_documents(body)
 
     @cached_property
-    def places(self) -> dict[str, list[Any]]:
-        return values_by_place(self.values)
+    def scalars(self) -> dict[str, list[Any]]:
+        return scalars_by_place(self.values)
+
+    @cached_property
+    def places(self) -> Mapping[str, list[Any]]:
+        return values_by_place(self.scalars, len(self.values))
 
     @cached_property
     def shapes(self) -> dict[str, Any]:
@@ -99,11 +105,10 @@ def findings(old: Answer, new: Answer, traits: Traits, seen: Seen, near: float =
     if old.status >= 400:
         return [*found, *_errors(before, after)]
     found += _glue(before, after)
-    if not traits.greedy:
-        return [*found, *_loose_shapes(before, after, seen), *_schemas(before, after, traits)]
-    said = list(_said(before, after, near))
-    if said:
-        return [*found, *_loose_shapes(before, after, seen), *_schemas(before, after, traits), *said]
+    said = list(_said(before, after, near)) if traits.greedy else []
+    if said or not traits.greedy:
+        loose = (*_loose_shapes(before, after, seen), *_cuts(before, after), *_schemas(before, after, traits))
+        return [*found, *loose, *said]
     seen.add(before.shapes)
     if len(before.values) != len(after.values):
         change = f"{len(before.values)} -> {len(after.values)}"
@@ -153,6 +158,18 @@ def _glue(old: _Documents, new: _Documents) -> Iterator[Finding]:
         for was, now in zip_longest(sorted(gone), sorted(come)):
             names = [framing_text(one) if one is not None else "absent" for one in (was, now)]
             yield Finding(Class.FRAMING, "separator", " -> ".join(names), " -> ".join(names))
+
+
+def _cuts(old: _Documents, new: _Documents) -> Iterator[Finding]:
+    """Compare how two texts are cut: into an event for each token, or for several."""
+    if len(old.values) < 2 or len(new.values) < 2:
+        return
+    was, now = cut_of(old.scalars), cut_of(new.scalars)
+    if was is None or now is None:
+        return
+    if {was.has_one_each, now.has_one_each} == {True, False}:
+        change = " -> ".join(f"{cut.events} events of {cut.tokens} tokens" for cut in (was, now))
+        yield Finding(Class.FRAMING, "events", change=change)
 
 
 def _numberless(glue: Sequence[str]) -> list[str]:

@@ -6,7 +6,9 @@ where they change. Items of a list are told apart by their own `index`.
 
 from __future__ import annotations
 
+import functools
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -32,6 +34,9 @@ ARGUMENTS = frozenset(("arguments", "partial_json"))
 LOGPROBS = frozenset(
     ["logprob", "log_prob", "token_logprobs", "cumulative_logprob", "cumulative_log_prob", "top_logprobs"]
 )
+_COUNTS = frozenset(("completion_tokens", "output_tokens", "generated_tokens"))
+"""Names of the number of generated tokens."""
+_FEW = 6  # tokens
 _INDEX = re.compile(r"\[\d+\]")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 """A field's name; others are a client's or a model's words, as in a completion's `top_logprobs`."""
@@ -47,15 +52,19 @@ class Token(NamedTuple):
     others: Mapping[str, float]
 
 
-def values_by_place(documents: list[Any]) -> dict[str, list[Any]]:
+def scalars_by_place(documents: list[Any]) -> dict[str, list[Any]]:
     """Return all scalars of an answer, in order, by place."""
     found: dict[str, list[Any]] = {}
     for document in documents:
         _walk(document, _root(document), found)
-    if len(documents) > 1:
-        for place, values in found.items():
-            found[place] = _joined(place, values)
     return found
+
+
+def values_by_place(scalars: Mapping[str, list[Any]], num_documents: int) -> Mapping[str, list[Any]]:
+    """Return what an answer of so many documents says at each place, however it was cut."""
+    if num_documents < 2:
+        return scalars
+    return {place: _joined(place, values) for place, values in scalars.items()}
 
 
 def name_of(place: str) -> str:
@@ -79,14 +88,27 @@ def _walk(value: Any, place: str, found: dict[str, list[Any]]) -> None:
     if isinstance(value, dict):
         if value.get("type") == "tool_use" and "input" in value:
             value = {**value, "input": orjson.dumps(value["input"], option=orjson.OPT_SORT_KEYS).decode()}
-        for name, part in value.items():
-            _walk(part, f"{place}.{name if _NAME.fullmatch(name) else '<name>'}", found)
-    elif isinstance(value, list):
-        for part in value:
-            index = part.get("index") if isinstance(part, dict) else None
-            _walk(part, f"{place}[{index}]" if isinstance(index, int) else f"{place}[]", found)
+        parts = [(f"{place}.{_public(name)}", part) for name, part in value.items()]
     else:
-        found.setdefault(place, []).append(value)
+        item = f"{place}[]"
+        parts = [(_item(part, place) if isinstance(part, dict) else item, part) for part in value]
+    for where, part in parts:
+        if isinstance(part, (dict, list)):
+            _walk(part, where, found)
+        elif where in found:
+            found[where].append(part)
+        else:
+            found[where] = [part]
+
+
+def _item(part: dict[str, Any], of: str) -> str:
+    index = part.get("index")
+    return f"{of}[{index}]" if isinstance(index, int) else f"{of}[]"
+
+
+@functools.lru_cache(maxsize=1024)
+def _public(name: str) -> str:
+    return name if _NAME.fullmatch(name) else "<name>"
 
 
 def _joined(place: str, values: list[Any]) -> list[Any]:
@@ -97,6 +119,49 @@ def _joined(place: str, values: list[Any]) -> list[Any]:
     if name in LOGPROBS:
         return values
     return [value for at, value in enumerate(values) if at == 0 or value != values[at - 1]]
+
+
+# -- events ----------------------------------------------------------------------------------------------------------
+
+
+class Cut(NamedTuple):
+    """How the text of a stream was cut: so many tokens came in so many events."""
+
+    events: int
+    tokens: int
+
+    @property
+    def has_one_each(self) -> bool | None:
+        """Whether a token has an event of its own; None: nobody can say, as some tokens have no text."""
+        if self.tokens < _FEW:
+            return None
+        if self.events <= (self.tokens + 1) // 2:
+            return False
+        return True if self.events >= 0.8 * (self.tokens - 1) else None
+
+
+def cut_of(scalars: Mapping[str, list[Any]]) -> Cut | None:
+    """Return how a stream's text was cut; None: it does not say how many tokens it has, or calls tools."""
+    tokens = max(
+        (count for place, values in scalars.items() if name_of(place) in _COUNTS for count in _counts(values)),
+        default=0,
+    )
+    if not tokens or any(name_of(place) in ARGUMENTS for place in scalars):
+        return None
+    events: Counter[str] = Counter()
+    for place, values in scalars.items():
+        if name_of(place) in TEXTS:
+            events[without_indexes(place)] += sum(_events(value) for value in values if isinstance(value, str))
+    return Cut(max(events.values(), default=0), tokens)
+
+
+def _events(text: str) -> int:
+    """Return for how many events an event's text counts: a character of several bytes may be as many tokens."""
+    return len(text.encode("utf-8", "replace")) - len(text) + 1 if text else 0
+
+
+def _counts(values: list[Any]) -> Iterator[int]:
+    return (value for value in values if isinstance(value, int) and not isinstance(value, bool))
 
 
 # -- tokens ----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from handler.replay.answer import Answer, recorded
+from handler.replay.findings import Class
 from handler.replay.journal import Journal
 from handler.replay.noise import Ask, Noise
 from handler.replay.report.example import describe, printable
@@ -45,12 +46,14 @@ class Plan:
         speed: of the recorded pace; None: each request follows the last answer.
         greedy: every request is decoded greedily, whatever it says.
         show: examples keep what was said.
+        expected: names of findings that decide no class.
     """
 
     concurrency: int = 1
     speed: float | None = None
     greedy: bool = False
     show: bool = False
+    expected: frozenset[str] = frozenset()
 
 
 class Replay:
@@ -91,7 +94,8 @@ class Replay:
         old, new = await self._answers(number, request)
         wanted = traits(request, self._plan.greedy)
         again, other = self._again(request, old, new)
-        found = await self._noise.real(request, wanted, old, new, again, other)
+        real = await self._noise.real(request, wanted, old, new, again, other)
+        found = [one._replace(cls=Class.EQUAL) if one.name in self._plan.expected else one for one in real]
         result = outcome(number, found, old, new)
         example = Example(request, old, new, found)
         if self._journal.summary.wants_example(result.cls, example.size):

@@ -11,6 +11,8 @@ from typing import Any
 
 from handler.replay.documents import NotJson, read_documents
 
+_ANY_OF = "any of"
+_NAMES = {list: "list", dict: "object"}
 _TYPES = {str: "string", bool: "boolean", int: "number", float: "number", type(None): "null"}
 
 
@@ -39,9 +41,9 @@ def frames(values: Sequence[Any]) -> dict[str, Sequence[Any]]:
 
 def shape(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _field(name, part, value) for name, part in value.items()}
+        return {name: _TYPES.get(type(part)) or _field(name, part, value) for name, part in value.items()}
     if isinstance(value, list):
-        return [merged([shape(part) for part in value])] if value else []
+        return [merged([_TYPES.get(type(part)) or shape(part) for part in value])] if value else []
     return _TYPES[type(value)]
 
 
@@ -62,6 +64,9 @@ def _by_token(value: Any) -> Any:
 
 def merged(shapes: Sequence[Any]) -> Any:
     """Return the shape that covers all of them."""
+    if len(shapes := _different(shapes)) == 1:  # most events of a stream have one shape
+        return shapes[0]
+    shapes = [part for one in shapes for part in _alternatives(one)]
     objects = [one for one in shapes if isinstance(one, dict)]
     lists = [one for one in shapes if isinstance(one, list)]
     scalars = sorted({name for one in shapes if isinstance(one, str) for name in one.split("|")})
@@ -71,7 +76,21 @@ def merged(shapes: Sequence[Any]) -> Any:
         found.append([merged(items)] if items else [])
     if objects:
         found.append(_merged_objects(objects))
-    return found[0] if len(found) == 1 else {"any of": found}
+    return found[0] if len(found) == 1 else {_ANY_OF: found}
+
+
+def _alternatives(shape: Any) -> list[Any]:
+    """Return the scalar, the list and the object that a value may be, as far as it may."""
+    return list(shape[_ANY_OF]) if isinstance(shape, dict) and _ANY_OF in shape else [shape]
+
+
+def _different(shapes: Sequence[Any]) -> Sequence[Any]:
+    """Return each shape once."""
+    found: list[Any] = []
+    for one in shapes:
+        if one not in found:
+            found.append(one)
+    return found
 
 
 def _merged_objects(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -93,16 +112,18 @@ def differences(old: Any, new: Any, path: str = "$", *, one_of_many: bool = Fals
     Args:
         one_of_many: the old shape is that of many answers, the new one of a single one, which may lack such fields.
     """
-    if isinstance(old, dict) and isinstance(new, dict) and "any of" not in (*old, *new):
-        yield from _object_differences(old, new, path, one_of_many)
-    elif isinstance(old, list) and isinstance(new, list):
-        if old and new:
-            yield from differences(old[0], new[0], f"{path}[]", one_of_many=one_of_many)
-    elif isinstance(old, str) and isinstance(new, str):
-        if not set(new.split("|")) <= set(old.split("|")):
-            yield f"{path}: {old} -> {new}"
-    elif old != new:
-        yield f"{path}: {_name(old)} -> {_name(new)}"
+    if old == new:
+        return
+    known = {type(part): part for part in _alternatives(old)}
+    for part in _alternatives(new):
+        was = known.get(type(part))
+        if isinstance(was, dict):
+            yield from _object_differences(was, part, path, one_of_many)
+        elif isinstance(was, list):
+            if was and part:
+                yield from differences(was[0], part[0], f"{path}[]", one_of_many=one_of_many)
+        elif was is None or not set(part.split("|")) <= set(was.split("|")):
+            yield f"{path}: {_name(old)} -> {_name(new)}"
 
 
 def _object_differences(old: dict[str, Any], new: dict[str, Any], path: str, one_of_many: bool) -> Iterator[str]:
@@ -121,4 +142,4 @@ def _object_differences(old: dict[str, Any], new: dict[str, Any], path: str, one
 
 
 def _name(shape: Any) -> str:
-    return shape if isinstance(shape, str) else "list" if isinstance(shape, list) else "object"
+    return "|".join(_NAMES.get(type(part)) or part for part in _alternatives(shape))

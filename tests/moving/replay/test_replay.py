@@ -33,6 +33,8 @@ from tests.moving.replay.double import (
     set_in,
     write_requests,
 )
+from tests.process_tree import alive, descendants
+from tests.servers import PATIENCE, wait_for
 
 
 @pytest.fixture
@@ -82,6 +84,16 @@ def test_what_may_differ_is_told(requests: Path) -> None:
     with serving(Server()) as old, serving(Server(spoilt)) as new:
         assert replay(requests, new, old, "--allow", "text=3") == 1
         assert replay(requests, new, old, "--allow", "text=4", "--restart") == 0
+
+
+def test_a_difference_that_is_expected_is_counted_and_decides_nothing(requests: Path) -> None:
+    spoilt = {n: set_in(0, "model", to="other") for n in (2, 10)}
+    with serving(Server()) as old, serving(Server(spoilt)) as new:
+        assert replay(requests, new, old) == 1
+        assert report(requests)["findings"] == {"text": {"value $.model": 2}}
+        assert replay(requests, new, old, "--restart", "--expect", "value $.model") == 0
+    assert report(requests)["findings"] == {"equal": {"value $.model": 2}}
+    assert set(classes(requests).values()) == {"equal"}
 
 
 def test_nothing_of_a_body_is_printed_unless_it_is_to_be_shown(
@@ -144,6 +156,21 @@ def test_a_killed_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert report(path)["compared"] == total
     assert report(path)["unreadable"]["count"] == 1  # type: ignore[index]
     assert f"goes on after {done}" in capsys.readouterr().err
+
+
+def test_a_killed_run_leaves_no_server_behind(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text(f"{line(0, CHAT)}\n" * 10_000)
+    command = ["--to", "serve:--engine echo", "--against", "serve:--engine echo", "--output", str(tmp_path / "out")]
+    running = subprocess.Popen([sys.executable, "-m", "handler", "replay", str(path), *command])
+    try:
+        wait_for(lambda: outcomes_so_far(tmp_path / "out"), PATIENCE, "no request was compared")
+        servers = descendants(running.pid)
+    finally:
+        running.kill()
+        running.wait()
+    assert len(servers) >= 2
+    wait_for(lambda: not [one for one in servers if alive(one)], PATIENCE, "servers are left")
 
 
 def outcomes_so_far(directory: Path) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 
 from handler.replay.answer import Answer
 from handler.replay.comparison import NEAR, Seen, findings, is_near_tie
-from handler.replay.content import Token, tokens_by_choice, values_by_place
+from handler.replay.content import Token, scalars_by_place, tokens_by_choice, values_by_place
 from handler.replay.documents import NotJson, read_documents
 from handler.replay.findings import Class, class_of
 from handler.replay.noise import Noise
@@ -67,7 +67,7 @@ def test_a_stream_that_is_cut_otherwise_says_the_same() -> None:
 
 def test_answers_of_several_choices_may_come_in_any_order() -> None:
     events = [{"choices": [{"index": index, "text": text}]} for index, text in ((0, "a"), (1, "b"), (0, "c"), (1, "d"))]
-    assert values_by_place(events)["$.choices[0].text"] == ["ac"]
+    assert values_by_place(scalars_by_place(events), len(events))["$.choices[0].text"] == ["ac"]
     other = [events[1], events[0], events[3], events[2]]
     assert class_between(answer(*events), answer(*other)) is Class.EQUAL
 
@@ -83,6 +83,12 @@ def test_answers_of_several_choices_may_come_in_any_order() -> None:
         ({"arguments": '{"a": 1}'}, {"arguments": '{"a":1}'}, Class.EQUAL),
         ({"arguments": '{"a": 1}'}, {"arguments": '{"a": 2}'}, Class.TEXT),
         ({"content": None}, {"content": "a"}, Class.SHAPE),
+        (
+            [{"bytes": None}, {"bytes": [1]}],
+            [{"bytes": [1]}, {"bytes": [1]}],
+            Class.TEXT,
+        ),  # always what it was at times
+        ([{"bytes": [1]}, {"bytes": [1]}], [{"bytes": None}, {"bytes": [1]}], Class.SHAPE),
     ],
 )
 def test_values(old: Any, new: Any, cls: Class) -> None:
@@ -98,6 +104,40 @@ def test_sampled_answers_may_differ_in_what_they_need() -> None:
     assert not findings(answer(text), answer(call), SAMPLED, seen)
     assert not findings(answer(call), answer(text), SAMPLED, seen)
     assert findings(answer(text), answer({**text, "more": 1}), SAMPLED, seen)
+
+
+def chunks(*texts: str, tokens: int) -> Answer:
+    """A streamed chat."""
+    events = [{"choices": [{"index": 0, "delta": {"content": text}}], "usage": None} for text in texts]
+    return answer(*events, {"choices": [], "usage": {"completion_tokens": tokens}})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "differ"),
+    [
+        (chunks(*"abcdefg", tokens=8), chunks("hi", "jk", "lm", "no", tokens=9), True),
+        (chunks("hi", "jk", "lm", "no", tokens=8), chunks(*"abcdefg", tokens=8), True),
+        (chunks(*"abcdefg", tokens=8), chunks(*"hijklmno", tokens=9), False),
+        (chunks(*"abcdefg", tokens=8), chunks(*"hijkl", tokens=8), False),  # a few tokens have no text
+        (chunks(*"abcdefg", tokens=8), chunks("😀", "😀", tokens=9), False),  # a character of four tokens
+        (chunks(*"ab", tokens=3), chunks("cd", tokens=3), False),
+        (chunks(*"abcdefg", tokens=8), chunks("a", tokens=0), False),  # nobody knows how many tokens
+    ],
+)
+def test_a_sampled_stream_has_an_event_for_each_token(old: Answer, new: Answer, differ: bool) -> None:
+    found = [one.name for one in findings(old, new, SAMPLED, Seen()) if one.cls is Class.FRAMING]
+    assert found == ["events"] * differ
+
+
+def test_what_may_be_several_things_is_learnt_from_many_answers() -> None:
+    seen = Seen()
+    several: list[dict[str, Any]] = [{"bytes": None}, {"bytes": [1]}, {"bytes": {"a": 1}}]
+    for one in (*several, several[0]):
+        findings(answer(one, end=" "), answer(one), SAMPLED, seen)
+    assert [len(findings(answer(several[0], end="\n"), answer(one), SAMPLED, seen)) for one in several] == [1, 1, 1]
+    assert [one.change for one in findings(answer(several[0]), answer({"bytes": "a"}), SAMPLED, seen)] == [
+        "null|list|object -> string"
+    ]
 
 
 SCHEMA = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer", "pattern": "(x+)+y"}}}
