@@ -110,6 +110,35 @@ def test_markdown(chat: Chat) -> None:
     assert chat.bodies[1]["messages"][1] == {"role": "assistant", "content": MARKDOWN}
 
 
+TABLE = """| Engine | Installation command | Supported architectures |
+|---|---|---|
+| TensorRT-LLM | `pip install tensorrt-llm-extras` | Transformers, state-space models, mixtures-of-experts |
+| OpenVINO | `pip install openvino-genai` | Transformers |
+"""
+
+
+def test_a_wide_table_scrolls_and_breaks_no_word(chat: Chat) -> None:
+    chat.ask()
+    chat.feed(TABLE)
+    chat.end()
+    broken = """() => [...document.querySelectorAll(".scroll :is(th, td)")].flatMap((cell) => {
+        const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+        const range = document.createRange();
+        const found = [];
+        while (walker.nextNode()) for (const { 0: word, index } of walker.currentNode.data.matchAll(/[\\w]+/g)) {
+            range.setStart(walker.currentNode, index);
+            range.setEnd(walker.currentNode, index + word.length);
+            if (range.getClientRects().length > 1) found.push(word);
+        }
+        return found;
+    })"""
+    for width in (390, 768):
+        chat.page.set_viewport_size({"width": width, "height": 800})
+        assert chat.page.evaluate(broken) == []
+        assert chat.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert chat.page.locator(".scroll[tabindex='0']").count() == 1
+
+
 def test_a_code_block_grows_in_place_and_is_copied(chat: Chat) -> None:
     """An open fence is a code block at once; its button keeps the focus while more comes."""
     chat.ask()

@@ -47,7 +47,8 @@ function fields(schema) {
   });
   if (!rows.length) return el("p", {}, type(found));
   const head = el("tr", {}, ...["Name", "Type", "Notes"].map((text) => el("th", { scope: "col" }, text)));
-  return el("div", { className: "scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows)));
+  const scroll = { className: "scroll", tabIndex: 0, role: "group", "aria-label": "Fields" };
+  return el("div", scroll, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows)));
 }
 
 /** Each of the schemas that a body may have, under its name. */

@@ -55,7 +55,7 @@ function codeBlock(pre) {
   bar.append(language, button);
   pre.replaceWith(block);
   pre.tabIndex = 0; // scrolls sideways by the keyboard too
-  pre.setAttribute("role", "region");
+  pre.setAttribute("role", "group");
   pre.setAttribute("aria-label", "Code");
   block.append(bar, pre);
 }
@@ -64,7 +64,7 @@ function scrolled(table) {
   const box = document.createElement("div");
   box.className = "scroll";
   box.tabIndex = 0;
-  box.setAttribute("role", "region");
+  box.setAttribute("role", "group");
   box.setAttribute("aria-label", "Table");
   table.replaceWith(box);
   box.append(table);
