@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PORT
 
 .DEFAULT_GOAL = install
-.PHONY: help install dev serve djl test test-process test-model test-deploy test-fuzz test-attacks test-docs test-tools test-templates test-trtllm test-dynamo test-uvicorn test-python test-djl test-browser test-clients environments accept-vllm accept-trtllm accept-aws image-check lint format bench clean
+.PHONY: help install dev serve djl test test-process test-model test-deploy test-fuzz test-attacks test-docs test-tools test-templates test-trtllm test-dynamo test-uvicorn test-python test-djl test-browser test-clients environments accept-vllm accept-trtllm accept-aws image-check lint format dist bench clean
 
 help: ## the targets, and how long tests usually take on two cores once they are installed
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -84,9 +84,9 @@ test-process: PARALLEL = -n 4 --dist loadfile --no-loadscope-reorder
 test-process: dev ## 1 min: servers and engines as processes of their own: signals, downloads, other ASGI servers
 	$(PYTEST) $(QUICK) tests/process
 
-test-model: dev ## 4 min: the demo model on OpenVINO
+test-model: dev ## 4 min: the demo model on OpenVINO; the wheel and the source distribution, installed as a user would
 	$(PYTEST) --timeout 300 -m 'model and not clients and not djl and not vllm and not hypothesis' \
-		tests/unit tests/app tests/process tests/model tests/deploy tests/examples
+		tests/unit tests/app tests/process tests/model tests/deploy tests/examples tests/accept
 
 test-deploy: dev ## 1 min: `lmi deploy` on doubles of AWS's control plane and SageMaker's runtime, on loopback
 	$(PYTEST) $(QUICK) tests/deploy --ignore tests/deploy/unit
@@ -196,6 +196,11 @@ format: dev ## what lint would have
 .PHONY: docs
 docs: $(VENV)-docs/.installed ## 10 s: the documents as a site with search, in build/site: open index.html there by a web server
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --strict --clean
+
+# Of the source distribution, so that both hold the same.
+dist: $(BIN)/uv ## 5 s: the source distribution and the wheel, in dist/
+	rm -rf dist
+	$(BIN)/uv build --quiet --out-dir dist
 
 bench: dev ## 7 min: the load generator on the demo model, and the host's CPU
 	$(BIN)/python bench/run.py

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import logging
 import os
 import sys
@@ -14,6 +13,7 @@ from handler import __version__
 from handler.bench.cli import add_parser as add_bench
 from handler.config.engines import LLM_ENGINES
 from handler.conform.cli import add_parser as add_conform
+from handler.core.command_line import Parser
 from handler.core.errors import ConfigError
 from handler.replay.cli import add_parser as add_replay
 
@@ -60,13 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv:
         parser.print_help()
         return 0
-    arguments, unknown = parser.parse_known_args(argv)
-    if unknown:
-        arguments.parser.error(_unknown_flags(unknown, arguments.parser))
+    arguments = parser.parse_all(argv)
     try:
         return int(arguments.run(arguments))
     except ConfigError as error:
-        print(f"lmi: {error}", file=sys.stderr)
+        said = str(error)
+        print(said if said.startswith("lmi ") else f"lmi: {said}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `lmi options | head`
         if arguments.run is _serve:
@@ -77,13 +76,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def make_parser(*, flags: bool = True) -> argparse.ArgumentParser:
+def make_parser(*, flags: bool = True) -> Parser:
     """Make the parser of all commands.
 
     Args:
         flags: with a flag for each option, whose table takes a moment to import.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="lmi", usage="lmi COMMAND ...", description=_MAP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"lmi-handler {__version__}")
@@ -92,8 +91,8 @@ def make_parser(*, flags: bool = True) -> argparse.ArgumentParser:
         "serve",
         help="serve a model over HTTP",
         usage="lmi serve [-h] [MODEL] [--check] [--OPTION VALUE ...] [-o KEY=VALUE ...]",
-        allow_abbrev=False,  # a new option changes what no one writes
     )
+    serve.hint = " (`lmi options {word}` looks for it among the options; -o KEY=VALUE sets any of them)"
     serve.add_argument(
         "model",
         nargs="?",
@@ -144,8 +143,6 @@ def make_parser(*, flags: bool = True) -> argparse.ArgumentParser:
     )
     completion.add_argument("shell", choices=_SHELLS)
     completion.set_defaults(run=lambda arguments: _completion(arguments.shell, parser, deploy))
-    for command in commands.choices.values():
-        command.set_defaults(parser=command)
     return parser
 
 
@@ -185,18 +182,6 @@ def port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError("must be a number from 0 to 65535")
     return int(text)
-
-
-def _unknown_flags(words: Sequence[str], command: argparse.ArgumentParser) -> str:
-    """Say which words of a command line nobody knows, with the nearest flag."""
-    flags = [word for word in words if word.startswith("-")]
-    if not flags:
-        return f"unexpected: {' '.join(words)}"
-    name = flags[0].partition("=")[0]
-    near = difflib.get_close_matches(name, command._option_string_actions, n=1, cutoff=0.7)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    also = " (`lmi options` lists all; -o KEY=VALUE sets one too)" if "-o" in command._option_string_actions else ""
-    return f"unknown flag {name}{hint}{also}"
 
 
 def _serve(arguments: argparse.Namespace) -> int:

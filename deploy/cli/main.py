@@ -12,6 +12,7 @@ from botocore.parsers import ResponseParserError
 
 from deploy.aws import as_deploy_error
 from deploy.errors import DeployError
+from handler.core.command_line import Parser
 
 COMMANDS = {
     "adopt": "deployment",
@@ -41,7 +42,7 @@ A module has `add(commands)`, which adds the command's parser and sets `run`.
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:
-    arguments = _parser(prog).parse_args(argv)
+    arguments = _parser(prog).parse_all(sys.argv[1:] if argv is None else argv)
     try:
         return int(arguments.run(arguments))
     except (BotoCoreError, ClientError, ResponseParserError) as error:
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:
         return 130
 
 
-class _AnyOrder(argparse.ArgumentParser):
+class _AnyOrder(Parser):
     """Accept flags between positional arguments: Python before 3.13 refuses the BODY of `NAME --flag BODY`."""
 
     _within = False
@@ -69,8 +70,8 @@ class _AnyOrder(argparse.ArgumentParser):
             self._within = False
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=prog, description="Deploy a model to a SageMaker endpoint, and call it.")
+def _parser(prog: str) -> Parser:
+    parser = Parser(prog=prog, description="Deploy a model to a SageMaker endpoint, and call it.")
     add_commands(parser)
     return parser
 

@@ -26,6 +26,8 @@ def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
     Raises:
         SpecError: the file cannot be read, or it is invalid: lists every error with its place.
     """
+    if path is None and not settings:
+        raise SpecError("give the FILE of a specification, or its settings by --set NAME=VALUE")
     content = _content(path) if path is not None else {}
     for setting in settings:
         _set(content, setting)

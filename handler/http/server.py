@@ -121,14 +121,10 @@ class Server(uvicorn.Server):
         else:
             self._deadline = time.monotonic() + _DRAIN
             self._drain()
+            busy = self._busy()
             again = "Ctrl-C" if number == signal.SIGINT else "signal"
-            log.info(
-                "%s: stopping; answers to finish: %d, within %g s; a second %s ends them at once",
-                number.name,
-                self._busy(),
-                _DRAIN,
-                again,
-            )
+            waiting = f"; answers to finish: {busy}, within {_DRAIN:g} s; a second {again} ends them at once"
+            log.info("%s: stopping%s", number.name, waiting if busy else "")
         self._wake()
 
     def stop(self) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import os
 import socket
 import sys
 import time
@@ -96,7 +97,7 @@ async def _serve(
             server.stop()
         elif state is State.READY and not model.restarts:
             print(f"{CLEAR}ready after {progress.seconds:.1f} s: {_describe(model)}", file=sys.stderr)
-            print(_greeting(listener, access, model.context.task), file=sys.stderr, flush=True)
+            print(_greeting(listener, access, model.context.task, formatters), file=sys.stderr, flush=True)
 
     start = functools.partial(running, config, formatters, signals=True, wait_ready=False)
     make = functools.partial(App, access=access, hosts=hosts, handlers=formatters.handlers)
@@ -143,7 +144,8 @@ def _describe(model: ServedModel) -> str:
     info, replicas = model.info, model.replicas
     assert info is not None, "a ready engine has said what it is"
     count = f"{len(replicas)} replicas of " if replicas else ""
-    return f"{count}{info.name} {info.version} on {info.device}, dtype {info.dtype}, {info.max_total_tokens} tokens"
+    computes = "" if info.device == "none" else f" on {info.device}, dtype {info.dtype}"  # echo does not
+    return f"{count}{info.name} {info.version}{computes}, {info.max_total_tokens} tokens"
 
 
 _EXAMPLES = {
@@ -156,12 +158,27 @@ _EXAMPLES = {
 """A body for /invocations of each task."""
 
 
-def _greeting(listener: socket.socket, access: Access, task: Task) -> str:
+def _greeting(listener: socket.socket, access: Access, task: Task, users: Formatters) -> str:
     host, port = listener.getsockname()[:2]
     at = f"{access.scheme}://{'[' + host + ']' if ':' in host else host}:{port}"
-    key = ' -H "Authorization: Bearer ${LMI_API_KEY%%,*}"' if access.keys else ""  # its name, never the key itself
-    ask = f"curl -s {at}/invocations -H 'Content-Type: application/json'{key} -d '{_EXAMPLES[task]}'"
-    return f"listening on {at}; open it in a browser, or try:\n  {ask}"
+    near = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # all addresses are no address
+    known = "${LMI_API_KEY%%,*}" if os.environ.get("LMI_API_KEY") else "KEY"  # its name, never the key itself
+    key = f' -H "Authorization: Bearer {known}"' if access.keys else ""
+    reader = _reader(users)
+    body = f"@body.json  # a body as {reader} reads it" if reader else f"'{_EXAMPLES[task]}'"
+    ask = f"curl -s {near}/invocations -H 'Content-Type: application/json'{key} -d {body}"
+    return f"listening on {at}; open {'it' if near == at else near} in a browser, or try:\n  {ask}"
+
+
+def _reader(users: Formatters) -> str:
+    """Return what of the user's reads the bodies of /invocations, whose form is its own; empty: nothing."""
+    if users.input is not None:
+        return f"the {users.input.title}"
+    if users.handle is not None:
+        return "handle of model.py"
+    if users.handlers is not None and any((users.handlers.invoke, users.handlers.pre, users.handlers.pre_post_process)):
+        return "your custom handler"
+    return ""
 
 
 class StartingApp:

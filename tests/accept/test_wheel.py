@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.environment import clean_environment
+from tests.install import environment
 from tests.servers import http, serve
 
 ROOT = Path(__file__).parents[2]
@@ -26,14 +27,13 @@ NEEDED = (  # by the wheel without extras, and by what that needs; some on some 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: a build leaves its own files behind."""
+    """Built of the source distribution, and that of a copy: a build leaves its own files behind."""
     copy, into = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("handler", "deploy"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("LICENSE", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, copy)
-    _pip("wheel", "--no-deps", "--wheel-dir", str(into), str(copy))
-    _run(sys.executable, "-m", "uv", "build", "--quiet", "--sdist", "--out-dir", str(into), str(copy))
+    _run(sys.executable, "-m", "uv", "build", "--quiet", "--out-dir", str(into), str(copy))
     [found] = into.glob("*.whl")
     return found
 
@@ -142,3 +142,20 @@ def test_its_programs_run(python: Path, tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("form", ["wheel", "sdist"])
+def test_a_user_installs_it_and_the_demo_model_answers(
+    form: str, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip install 'lmi-handler[cpu]'`, with all that it needs and nothing of ours, outside of the repository."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    given = ["--find-links", str(wheel.parent), "--refresh-package", "lmi-handler"]
+    form_given = ["--only-binary" if form == "wheel" else "--no-binary", "lmi-handler"]
+    python = environment(tmp_path / "environment", *given, *form_given, "lmi-handler[cpu]")
+    with serve(python=str(python)) as server:
+        body = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 2}}
+        answer = http.post(server.url + "/invocations", json=body)
+        assert (answer.status_code, answer.json()) == (200, {"generated_text": " Paris."})

@@ -45,7 +45,16 @@ def test_without_a_command_the_map_is_printed(capsys: pytest.CaptureFixture[str]
         (["serve", "--dtyp", "fp32", "demo"], "usage: lmi serve .*unknown flag --dtyp; did you mean --dtype?"),
         (["serve", "--nothing-like-it"], "usage: lmi serve .*unknown flag --nothing-like-it .*-o KEY=VALUE"),
         (["serve", "demo", "another"], "usage: lmi serve .*unexpected: another"),
+        (["serve", "--gpu-mem", "0.5"], "usage: lmi serve .*unknown flag --gpu-mem; did you mean --gpu-memory-util"),
+        (["serve", "--max_model_len", "9"], "usage: lmi serve .*did you mean --max-model-len?"),
+        (["serve", "--max-model-len"], "usage: lmi serve .*argument --max-model-len: needs a value"),
+        (["serve", "--enforce-eager=yes"], "usage: lmi serve .*--no-enforce-eager: takes no value, and got 'yes'"),
         (["options", "--engines", "vllm"], "usage: lmi options .*unknown flag --engines; did you mean --engine?"),
+        (["options", "--engine", "vll"], "usage: lmi options .*invalid choice: 'vll'; did you mean vllm?"),
+        (["bench", "--client", "3"], "usage: lmi bench .*unknown flag --client; did you mean --clients?"),
+        (["server"], r"usage: lmi COMMAND .*invalid choice: 'server'; did you mean serve\?"),
+        (["deploy", "plna"], r"usage: lmi deploy .*invalid choice: 'plna'; did you mean plan\?"),
+        (["deploy", "plan", "x.yaml", "--sett", "a"], r"usage: lmi deploy plan .*--sett; did you mean --set\?"),
     ],
 )
 def test_an_unknown_flag_has_the_nearest_one_and_its_own_usage(
@@ -66,6 +75,7 @@ def options_of(*words: str) -> list[str]:
     [
         (["--dtype", "fp32"], ["option.dtype=fp32"]),
         (["--max-model-len=512"], ["option.max_model_len=512"]),
+        (["-tp", "2", "-q", "awq"], ["option.tensor_parallel_size=2", "option.quantization=awq"]),
         (["--tensor-parallel-size", "2"], ["option.tensor_parallel_size=2"]),
         (["--enforce-eager", "--no-async-scheduling"], ["option.enforce_eager=true", "option.async_scheduling=false"]),
         (["--job-queue-size", "9"], ["job_queue_size=9"]),
@@ -147,7 +157,7 @@ def test_other_shells(shell: str, first: str, capsys: pytest.CaptureFixture[str]
 def test_completion_without_shtab(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 2
-    assert capsys.readouterr().err == ("lmi: lmi completion: needs shtab: pip install 'lmi-handler[cli]'\n")
+    assert capsys.readouterr().err == ("lmi completion: needs shtab: pip install 'lmi-handler[cli]'\n")
 
 
 def test_a_pipe_that_closes_is_no_failure() -> None:

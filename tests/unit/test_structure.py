@@ -191,7 +191,7 @@ def test_layers_have_no_circle() -> None:
         TopologicalSorter({layer: {name.split(".")[0] for name in below} for layer, below in layers.items()}).prepare()
 
 
-def test_deploy_imports_of_the_handler_only_its_load_generator_reports_and_options() -> None:
+def test_deploy_imports_of_the_handler_only_its_load_generator_reports_options_and_command_line() -> None:
     used = {module for path in files(DEPLOY) for module in imports(path, "deploy") if module.split(".")[0] == "handler"}
     options = {
         "handler.config.engines",
@@ -202,6 +202,7 @@ def test_deploy_imports_of_the_handler_only_its_load_generator_reports_and_optio
         "handler.config.options.lookup",
         "handler.config.options.variables",
         "handler.config.sources",
+        "handler.core.command_line",
     }
     assert used == {"handler.bench.load", "handler.bench.report.arguments", "handler.bench.report.progress", *options}
 

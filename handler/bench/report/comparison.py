@@ -19,10 +19,14 @@ _OTHERWISE = {"subject": "measured", "work": "requests", "machine": "machine", "
 """Fields of `Curve` whose differences the lines below the table name, by the words there."""
 
 
+_NOISE, _DISTURBED = "~", "!"
+
+
 def show(curves: Sequence[Curve]) -> str:
-    """Return the table, and below it what makes the measurements hard to compare.
+    """Return the table, and below it what its marks mean and what makes the measurements hard to compare.
 
     A load that only some have has `-` for the others. `~`: the repetitions' ranges overlap, so it may be chance.
+    `!`: other processes disturbed it.
     """
     names = list(dict.fromkeys(curve.load_name(level) for curve in curves for level in curve.levels))
     names.sort(key=lambda name: float(name.partition(" ")[0]))
@@ -30,21 +34,36 @@ def show(curves: Sequence[Curve]) -> str:
     rows = []
     for name in names:
         levels = [found.get(name) for found in by_load]
-        rows.append([name, "tokens/s", *_rates(levels)])
+        rows.append([name, "tokens/s", *_rates(curves, levels)])
         for label, (time, percentile) in _ROWS.items():
             values = [None if level is None else level.times[time].get(percentile) for level in levels]
             rows.append(["", label, *_cells(values)])
         if any(level is not None and level.num_errors for level in levels):
             rows.append(["", "failed requests", *("-" if it is None else str(it.num_errors) for it in levels)])
-    lines = [table(["load", "", *(curve.name for curve in curves)], rows), *_differences(curves)]
-    return "\n".join(lines)
+    shown = table(["load", "", *(curve.name for curve in curves)], rows)
+    return "\n".join([shown, *_legend(shown, curves), *_differences(curves)])
 
 
-def _rates(levels: Sequence[Level | None]) -> Iterator[str]:
+def _rates(curves: Sequence[Curve], levels: Sequence[Level | None]) -> Iterator[str]:
     first = levels[0]
     rates = [None if level is None else level.tokens_per_second for level in levels]
-    for level, cell in zip(levels, _cells(rates), strict=True):
-        yield f"~ {cell}" if level and first and level is not first and _overlap(first.each, level.each) else cell
+    for curve, level, cell in zip(curves, levels, _cells(rates), strict=True):
+        marks = []
+        if level and curve.is_disturbed(level):
+            marks.append(_DISTURBED)
+        if level and first and level is not first and _overlap(first.each, level.each):
+            marks.append(_NOISE)
+        yield " ".join([*marks, cell])
+
+
+def _legend(shown: str, curves: Sequence[Curve]) -> Iterator[str]:
+    """Say what the marks in the table mean, and where they could not be set."""
+    if f" {_NOISE} " in shown:
+        yield f"{_NOISE} within noise: its repetitions and the first column's overlap"
+    if f" {_DISTURBED} " in shown:
+        yield f"{_DISTURBED} disturbed: other processes kept more cores busy than --quiet allows; measure it again"
+    if once := [curve.name for curve in curves if all(len(level.each) < 2 for level in curve.levels)]:
+        yield f"noise not known of {', '.join(once)}: measured once"
 
 
 def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:

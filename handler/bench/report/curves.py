@@ -30,6 +30,7 @@ class Level:
         engine: tokens a second of the engine alone; None: not measured.
         times: by the names of `LATENCIES`: `p50`, `p90`, `p99` in milliseconds, None without an answer.
         num_errors: requests that failed.
+        others: cores that other processes kept busy during the worst repetition; None: not known.
     """
 
     load: float
@@ -38,6 +39,7 @@ class Level:
     engine: float | None
     times: Mapping[str, Mapping[str, float | None]]
     num_errors: int
+    others: float | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Curve:
         machine: where and with which versions; empty: not known.
         taken: when, and of which commit; empty: not known.
         is_open: the load is requests a second; else clients at once.
+        quiet: cores that other processes may keep busy before a repetition counts as disturbed; None: not measured.
     """
 
     name: str
@@ -60,6 +63,11 @@ class Curve:
     taken: str
     is_open: bool
     levels: Sequence[Level]
+    quiet: float | None = None
+
+    def is_disturbed(self, level: Level) -> bool:
+        """Whether other processes took more of the machine than `quiet` during one of the load's repetitions."""
+        return self.quiet is not None and (level.others or 0.0) > self.quiet
 
     def load_name(self, level: Level) -> str:
         if self.is_open:
@@ -79,7 +87,7 @@ def curve_of(document: Mapping[str, Any], name: str = "") -> Curve:
         values = document["levels"] if "levels" in document else document["results"]
         is_open = "rate" in values[0]
         levels = sorted((_level(value, "rate" if is_open else "clients") for value in values), key=lambda it: it.load)
-        return Curve(name, *_described(document), is_open, levels)
+        return Curve(name, *_described(document), is_open, levels, document.get("plan", {}).get("quiet"))
     except KeyError as error:
         raise ValueError(f"lacks the field {error}") from None
     except (AttributeError, IndexError, TypeError) as error:
@@ -127,6 +135,7 @@ def _level(value: Mapping[str, Any], load: str) -> Level:
         value.get("engine_tokens_per_second"),
         {name: dict(value.get(name, {})) for name in LATENCIES},
         sum(value["errors"].values()),
+        value.get("others_cores"),
     )
 
 

@@ -9,6 +9,14 @@ from handler.config.options import KNOWN
 from handler.config.options.engine_arguments import NAMES, shipped
 from handler.config.options.option import boolean
 
+_SHORT = {
+    "option.tensor_parallel_size": "-tp",
+    "option.pipeline_parallel_size": "-pp",
+    "option.data_parallel_size": "-dp",
+    "option.quantization": "-q",
+}
+"""vLLM's short flags."""
+
 _SHOWN = {
     "dtype": "precision: auto, bf16, fp16, fp32",
     "max-model-len": "tokens of a prompt and its answer",
@@ -40,7 +48,7 @@ def add_flags(serve: argparse.ArgumentParser) -> None:
         name = key.removeprefix("option.").replace("_", "-")
         if f"--{name}" in taken:
             continue
-        names = [f"--{name}", *([f"--no-{name}"] if is_switch else [])]
+        names = [*([_SHORT[key]] if key in _SHORT else []), f"--{name}", *([f"--no-{name}"] if is_switch else [])]
         group.add_argument(
             *names,
             action=_Flag,

@@ -37,6 +37,7 @@ DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.xml")
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*/?|(?!.*\.gguf$)\w[\w.-]*", re.ASCII)
 _GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.gguf)", re.ASCII)
 
+_ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 _SECRET = re.compile(r"\bhf_\w{8,}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)")
 """Tokens, which a hub may repeat in its answer, and names with passwords in addresses."""
 
@@ -119,10 +120,19 @@ def download(
         raise _cannot_fetch(name, f"HF_ENDPOINT does not answer as a hub does: {error!r}") from None
     # The base of its HTTP library's errors, those of connections and of the cache, and of wrong names.
     except (HTTPError, OSError, ValueError) as error:
+        if (failed := _connection_error(error, HTTPError)) is not None:
+            raise _cannot_fetch(name, f"it cannot be reached ({_ERRNO.sub('', str(failed))})") from None
         reason, cause = str(error), error.__cause__
         if isinstance(error, LocalEntryNotFoundError) and str(cause) not in reason:  # it does not name the status
             reason = f"{cause} {reason}"
         raise _cannot_fetch(name, reason) from None
+
+
+def _connection_error(error: BaseException | None, kind: type[Exception]) -> BaseException | None:
+    """Return the error of the HTTP library behind `error` that no answer caused; None where there is none."""
+    while error is not None and not (isinstance(error, kind) and getattr(error, "response", None) is None):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _without_secrets(record: logging.LogRecord) -> bool:

@@ -217,7 +217,7 @@ class Sandbox:
             raise NotRun(loaded.reason)
         control.settimeout(None)
         seconds = time.monotonic() - began
-        log.info("%s %s by process %d, loaded in %.1f s", *self._purpose[:2], process.pid, seconds)
+        log.debug("%s %s by process %d, loaded in %.1f s", *self._purpose[:2], process.pid, seconds)
         return control, process
 
     def _reap(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from handler import __version__
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.description import Description, Operation, RequestShape
 from handler.protocols.kernel.schema.shapes import Shape, nullable, record, ref
@@ -123,7 +124,7 @@ _UNHEALTHY = (_JSON, TgiError, UNHEALTHY)
 _INFO_EXAMPLE: TgiInfo = {
     "model_id": "model", "model_sha": None, "model_pipeline_tag": "text-generation", "max_concurrent_requests": 1032,
     "max_best_of": 2, "max_stop_sequences": 4, "max_input_tokens": 8191, "max_total_tokens": 8192,
-    "validation_workers": 2, "max_client_batch_size": 256, "router": "lmi-handler", "version": "0.1.0", "sha": None,
+    "validation_workers": 2, "max_client_batch_size": 256, "router": "lmi-handler", "version": __version__, "sha": None,
     "docker_label": None, "default_sampling_params": {"temperature": 0.6, "top_p": 0.9},
 }  # fmt: skip
 _PIECES_EXAMPLE = [{"id": 28120, "text": "Hello", "start": 0, "stop": 5}]

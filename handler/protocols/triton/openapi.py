@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from handler import __version__
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.description import Description, Operation, parameters
 from handler.protocols.kernel.schema.shapes import TEXT, Shape, listing, record
@@ -95,7 +96,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v2"): Operation(
         "Triton",
         "The server, its version and extensions",
-        {200: (_JSON, TritonServer, {"name": "lmi-handler", "version": "0.1.0", "extensions": ["generate"]})},
+        {200: (_JSON, TritonServer, {"name": "lmi-handler", "version": __version__, "extensions": ["generate"]})},
     ),
     ("GET", "/v2/health/live"): Operation("Triton", "Whether the server runs", {200: (_TEXT, str, "")}),
     ("GET", "/v2/health/ready"): Operation("Triton", "Whether the model can serve", {**_STATE}),

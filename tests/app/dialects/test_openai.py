@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from handler import __version__
 from tests import servers
 from tests.app.server import impatient, serve
 from tests.servers import LiveServer, http, options, post_bytes, raw, wait_for
@@ -93,7 +94,7 @@ def test_a_chats_stream_byte_by_byte(paced: LiveServer) -> None:
     id = re.match(rb'data: {"id":"(chatcmpl-[0-9a-f]{32})","object":"chat.completion.chunk","created":(\d{10}),', first)
     assert id is not None
     before = b'data: {"id":"%b","object":"chat.completion.chunk","created":%b,"model":"first",' % id.groups()
-    before += b'"system_fingerprint":"lmi-0.1.0-echo","choices":['
+    before += b'"system_fingerprint":"lmi-%b-echo","choices":[' % __version__.encode()
 
     def event(choices: str, usage: str) -> bytes:
         return before + f'{choices}],"usage":{usage}}}'.encode()

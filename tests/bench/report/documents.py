@@ -27,7 +27,7 @@ def served(*loads: float, scale: float = 1.0, kind: str = "clients", **plan: Any
         rate = value["tokens_per_second"]
         value |= {"tokens_per_second_each": [0.9 * rate, rate, 1.1 * rate], "engine_tokens_per_second": 1.2 * rate}
         results.append(value)
-    asked = {"url": None, "engine": "vllm", "model": "/models/tiny", "tokens": 128, "prompt_words": 48}
+    asked = {"url": None, "engine": "vllm", "model": "/models/tiny", "tokens": 128, "prompt_words": 48, "quiet": 0.2}
     return {
         "plan": {**asked, "options": [], "repeat": 3, **plan},
         "results": results,

@@ -112,6 +112,20 @@ def test_a_comparison_names_changes_and_what_may_be_chance() -> None:
     assert "far, machine: not known" in shown
 
 
+def test_a_comparison_marks_what_was_disturbed_and_says_what_its_marks_mean() -> None:
+    calm, busy = served(1, 8), served(1, 8, scale=1.3)
+    busy["results"][1]["others_cores"], calm["results"][1]["others_cores"] = 0.21, 0.2
+    shown = comparison.show([curve_of(calm, "calm"), curve_of(busy, "busy")])
+    assert " 800.0 | ! 1,040.0 (+30.0%) |" in shown
+    assert "! disturbed: other processes kept more cores busy than --quiet allows; measure it again" in shown
+    assert "within noise" not in shown
+    again = comparison.show([curve_of(calm, "calm"), curve_of(served(1, scale=1.05), "again")])
+    assert "~ within noise: its repetitions and the first column's overlap" in again
+    assert "disturbed" not in again
+    once = comparison.show([curve_of(endpoint({"clients": 1, **level(1)}), "once")])
+    assert "noise not known of once: measured once" in once
+
+
 def test_compare_reads_what_either_command_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / "a.json", tmp_path / "b.log"]
     files[0].write_text(json.dumps(served(1, 8), indent=1))

@@ -37,6 +37,13 @@ def test_a_signal_in_the_middle_of_a_log_write_at_rest_is_heard(name: str) -> No
     assert "reentrant" not in server.log
 
 
+def test_at_rest_nothing_is_said_of_answers_to_finish() -> None:
+    with serve(*ECHO) as server:
+        server.send_signal(signal.SIGTERM)
+        assert ended(server) == 0
+    assert server.log.endswith("SIGTERM: stopping\n")
+
+
 def test_a_signal_in_the_middle_of_a_log_write_under_load_fails_nobody() -> None:
     with serve(*ECHO, program=signalling("SIGTERM", "id=first ")) as server, ThreadPoolExecutor(9) as pool:
         running = [pool.submit(stream, server, request(f"n{index}", 50)) for index in range(8)]

@@ -25,6 +25,7 @@ from handler.engines.huggingface.hub import gguf_file, is_hub_name
 from handler.engines.openvino import convert
 from tests.doubles.hub import COMMIT, Hub, serve_hub
 from tests.environment import clean_environment
+from tests.ports import free_port
 
 Fetch = Callable[..., Path]
 MODULES = {name: engines.module(name) for name in ENGINES}
@@ -133,6 +134,14 @@ def test_what_cannot_be_served_from_the_hub_is_named(
     with pytest.raises(ConfigError, match=f"(?s){wanted}"):
         fetch("openvino", name, revision)
     assert not any(path.endswith("model.safetensors") for path in hub.asked[asked:])
+
+
+def test_a_hub_that_cannot_be_reached_is_named_without_the_librarys_words(
+    fetch: Fetch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(ConfigError, match=r"from the hub: it cannot be reached \(Connection refused\)\. Where the hub"):
+        fetch("openvino", "someone/away")
 
 
 ANSWERS = [

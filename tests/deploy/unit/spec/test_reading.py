@@ -236,7 +236,9 @@ def test_settings_that_are_none(file: Path, setting: str, said: str) -> None:
 
 
 def test_the_command_line_is_named_where_there_is_no_file() -> None:
-    with pytest.raises(SpecError, match=r"^the command line:\n  name: must be given\n  role: must be given"):
+    with pytest.raises(SpecError, match=r"^the command line:\n  role: must be given\n  image: must be given"):
+        read_spec(None, ["name=x"])
+    with pytest.raises(SpecError, match=r"^give the FILE of a specification"):
         read_spec(None)
 
 

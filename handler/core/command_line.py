@@ -1,0 +1,73 @@
+"""Command lines whose refusals name the nearest word, and show how to call the command that was meant."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NoReturn
+
+_PLAIN = {
+    r"ignored explicit argument (.+)": r"takes no value, and got \1",
+    r"expected one argument": "needs a value",
+    r"expected at least one argument": "needs at least one value",
+}
+"""What argparse says, and what a user of the command line would."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose flags cannot be shortened, so that a new one changes no command line.
+
+    Attributes:
+        hint: where to look for a flag that nobody knows; `{word}` is its name without dashes.
+    """
+
+    hint = ""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **more})
+        self.set_defaults(parser=self)  # a command's own counts
+
+    def parse_all(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parse a command line, or end with status 2 and the usage of the command that refuses it."""
+        arguments, unknown = self.parse_known_args(words)
+        if unknown:
+            command = arguments.parser
+            command.error(_unknown(unknown, command))
+        return arguments
+
+    def error(self, message: str) -> NoReturn:
+        for theirs, plain in _PLAIN.items():
+            message = re.sub(theirs, plain, message)
+        super().error(message)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        known = [*map(str, action.choices)]
+        raise argparse.ArgumentError(action, f"invalid choice: {value!r}{_hint(str(value), known)} (choose from "
+                                             f"{', '.join(map(repr, known))})")  # fmt: skip
+
+
+def _unknown(words: Sequence[str], command: argparse.ArgumentParser) -> str:
+    """Say which words of a command line nobody knows, with the nearest flag."""
+    flags = [word for word in words if word.startswith("-")]
+    if not flags:
+        return f"unexpected: {' '.join(words)}"
+    name = flags[0].partition("=")[0]
+    more = getattr(command, "hint", "").format(word=name.strip("-").replace("-", "_"))
+    return f"unknown flag {name}{_hint(name.replace('_', '-'), command._option_string_actions)}{more}"
+
+
+def _hint(word: str, known: Collection[str]) -> str:
+    near = nearest(word, known)
+    return f"; did you mean {near}?" if near else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that is most like `word`: what it begins, or one with few letters of difference."""
+    known = [*known]
+    begun = sorted((one for one in known if len(word.strip("-")) > 1 and one.startswith(word)), key=len)
+    near = begun or difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+    return near[0] if near else None
