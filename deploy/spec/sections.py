@@ -1,4 +1,4 @@
-"""The sections of a specification. `lmi deploy schema` and docs/deploy.md show their descriptions.
+"""The sections of a specification. `lmi deploy schema` and docs/specification.md show their descriptions.
 
 Limits are those of botocore 1.44's service model.
 """

@@ -80,11 +80,11 @@ def total(results: Sequence[Result]) -> str:
 def rules_table(profiles: Iterable[str] = PROFILES) -> str:
     """Return all rules as Markdown, with their sources."""
     wanted = set(profiles)
-    lines = ["| rule | what holds | profiles | source |", "|---|---|---|---|"]
+    lines = ["| rule, and its source | what holds | profiles |", "|---|---|---|"]
     for rule in RULES.values():
         if wanted & set(rule.profiles):
             names = "all" if rule.profiles == PROFILES else ", ".join(rule.profiles)
-            lines.append(f"| {rule.id} | {rule.sentence} | {names} | [{rule.source.title}]({rule.source.url}) |")
+            lines.append(f"| [{rule.id}]({rule.source.url}) | {rule.sentence} | {names} |")
     return "\n".join(lines) + "\n"
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from tests.docs.pages import lines
 
 RUN = ("console", "sh", "python", "js")
-LANGUAGES = (*RUN, "properties", "yaml", "json", "toml", "text")
+LANGUAGES = (*RUN, "java", "go", "properties", "yaml", "json", "toml", "text")
 SERVERS = ("demo", "echo", "emulator", "aws")
 REASONS = (
     "a GPU",

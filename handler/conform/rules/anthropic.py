@@ -134,7 +134,7 @@ async def stop(server: Server) -> None:
     expect(found == ("stop_sequence", words[2]), f"stop_sequence {words[2]!r}", answer)
 
 
-@rule("anthropic.system", "system, a string or blocks, is taken.", sources.ANTHROPIC, ANTHROPIC)
+@rule("anthropic.system", "system may be a string or blocks.", sources.ANTHROPIC, ANTHROPIC)
 async def system(server: Server) -> None:
     for value in ("Be brief.", [{"type": "text", "text": "Be brief."}]):
         expect_answer(await server.generate(more={"system": value}))
@@ -154,9 +154,7 @@ async def count(server: Server) -> None:
     expect(type(answer.object.get("input_tokens")) is int, "input_tokens", answer)
 
 
-@rule(
-    "anthropic.version", "Anthropic's headers anthropic-version and x-api-key are taken.", sources.ANTHROPIC, ANTHROPIC
-)
+@rule("anthropic.version", "The headers anthropic-version and x-api-key are accepted.", sources.ANTHROPIC, ANTHROPIC)
 async def version(server: Server) -> None:
     more = {"anthropic-version": "2023-06-01", "anthropic-beta": "conform-2026-01-01"}
     more |= {} if server.asking.key else {"x-api-key": "any"}

@@ -37,7 +37,7 @@ async def empty(server: Server) -> None:
     await _refuses(server, b"")
 
 
-@rule("bad.not-an-object", "JSON that is no object is refused.", sources.HTTP)
+@rule("bad.not-an-object", "JSON that is not an object is refused.", sources.HTTP)
 async def not_an_object(server: Server) -> None:
     await _refuses(server, b"[1, 2, 3]")
 
@@ -48,14 +48,14 @@ async def not_utf_8(server: Server) -> None:
     await _refuses(server, data.replace(b"\\ufffd", b"\xff\xfe"))
 
 
-@rule("bad.surrogate", "Half of a surrogate pair is refused or answered: it is no failure of the server.", sources.JSON)
+@rule("bad.surrogate", "Half of a surrogate pair is refused or answered, and does not fail the server.", sources.JSON)
 async def surrogate(server: Server) -> None:
     data = json.dumps(await server.body("one \ufffd two")).encode().replace(b"\\ufffd", b"\\ud800")
     answer = await server.post(await server.path(), data)
     expect(answer.refused or answer.ok, "an answer, or a status of 400 to 499", answer)
 
 
-@rule("bad.deep", f"JSON of {_DEEP:,} levels is refused or answered: it is no failure of the server.", sources.JSON)
+@rule("bad.deep", f"JSON of {_DEEP:,} levels is refused or answered, and does not fail the server.", sources.JSON)
 async def deep(server: Server) -> None:
     data = json.dumps(await server.body()).encode()
     nested = b'{"a":' * _DEEP + b"1" + b"}" * _DEEP
@@ -78,7 +78,7 @@ async def prompt_type(server: Server) -> None:
     await _refuses(server, json.dumps(body).encode())
 
 
-@rule("bad.parameter-type", "A limit of tokens that is no number is refused.", sources.HTTP)
+@rule("bad.parameter-type", "A token limit that is not a number is refused.", sources.HTTP)
 async def parameter_type(server: Server) -> None:
     body = change(await server.body(), (await server.dialect()).tokens, "many")
     await _refuses(server, json.dumps(body).encode())
@@ -91,7 +91,7 @@ async def parameter_range(server: Server) -> None:
 
 
 @rule(
-    "bad.parameter-huge", "A limit of 10^30 tokens is refused, or ends: it is no failure of the server.", sources.HTTP
+    "bad.parameter-huge", "A limit of 10^30 tokens is refused or reached, and does not fail the server.", sources.HTTP
 )
 async def parameter_huge(server: Server) -> None:
     data = json.dumps(change(await server.body(), (await server.dialect()).tokens, 10**30)).encode()
@@ -111,7 +111,7 @@ async def too_long(server: Server) -> None:
     expect(answer.refused, f"a status of 400 to 499 for {_LONG:,} words", answer)
 
 
-@rule("bad.told", "A refusal has a body with words for the client.", sources.INVOKE)
+@rule("bad.told", "A refusal has a body that explains it.", sources.INVOKE)
 async def told(server: Server) -> None:
     body = change(await server.body(), (await server.dialect()).tokens, "many")
     answer = await server.post(await server.path(), body)
@@ -120,7 +120,7 @@ async def told(server: Server) -> None:
     expect(len(answer.text.strip()) >= 8, "a body that says what is wrong", answer)
 
 
-@rule("bad.alone", "Bad requests disturb no others: what runs beside them is answered as ever.", sources.HTTP)
+@rule("bad.alone", "Bad requests do not disturb those that run beside them.", sources.HTTP)
 async def alone(server: Server) -> None:
     wanted = text_of(expect_answer(await server.generate(tokens=16)).value)
     dialect, path = await server.dialect(), await server.path()

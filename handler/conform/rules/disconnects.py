@@ -24,13 +24,13 @@ _CROWD = 8
 """Abandoned requests, where only the server's speed can show them."""
 
 
-@rule("disconnect.stream", "The engine stops when the client of a stream is gone.", sources.HTTP)
+@rule("disconnect.stream", "The engine stops when the client of a stream disconnects.", sources.HTTP)
 async def disconnect_stream(server: Server) -> None:
     body, seconds = await server.long_stream(server.limits.long)
     await _abandon(server, await server.path(stream=True), body, seconds)
 
 
-@rule("disconnect.whole", "The engine stops when the client of a whole answer is gone.", sources.HTTP)
+@rule("disconnect.whole", "The engine stops when the client of a whole answer disconnects.", sources.HTTP)
 async def disconnect_whole(server: Server) -> None:
     body, seconds = await server.long_stream(server.limits.long)
     body = {name: value for name, value in body.items() if name != "stream"}

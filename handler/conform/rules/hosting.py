@@ -94,13 +94,13 @@ async def invocations_headers(server: Server) -> None:
     expect_answer(await server.generate(headers=more))
 
 
-@rule("invocations.method", "GET /invocations gets no answer of the model.", sources.CONTAINER, SAGEMAKER)
+@rule("invocations.method", "GET /invocations is not answered by the model.", sources.CONTAINER, SAGEMAKER)
 async def invocations_method(server: Server) -> None:
     answer = await server.get("/invocations")
     expect(answer.refused, "a status of 400 to 499, as 405", answer)
 
 
-@rule("invocations.whole-length", "A whole answer says its length or is chunked.", sources.HTTP_1_1)
+@rule("invocations.whole-length", "A whole answer has a Content-Length or is chunked.", sources.HTTP_1_1)
 async def whole_length(server: Server) -> None:
     answer = expect_answer(await server.generate())
     length, chunked = answer.headers.get("content-length"), "chunked" in answer.headers.get("transfer-encoding", "")
@@ -155,7 +155,7 @@ async def limits_payload(server: Server) -> None:
     expect(answer.ok, f"status 200 for {len(data):,} bytes, white space for the most part", answer)
 
 
-@rule("limits.at-once", f"{_BUSY} requests at once are answered as one is.", sources.CONTAINER)
+@rule("limits.at-once", f"{_BUSY} concurrent requests are answered like a single one.", sources.CONTAINER)
 async def limits_at_once(server: Server) -> None:
     for answer in await asyncio.gather(*(server.generate(tokens=4) for _ in range(_BUSY))):
         expect(answer.ok, f"status 200 for each of {_BUSY} at once", answer)
@@ -201,14 +201,14 @@ async def metrics_format(server: Server) -> None:
             raise Failed(f"samples of Prometheus' format; this is none: {line[:200]}", answer)
 
 
-@rule("metrics.few", "The series of metrics are few: CloudWatch gets each.", sources.METRICS, SAGEMAKER)
+@rule("metrics.few", "The metrics have few series, as CloudWatch gets each.", sources.METRICS, SAGEMAKER)
 async def metrics_few(server: Server) -> None:
     answer = await _metrics(server)
     count = len(samples(answer))
     expect(count <= _SERIES, f"at most {_SERIES} series, not {count}", answer)
 
 
-@rule("metrics.count", "Answers are counted: a counter of the metrics grows with them.", sources.METRICS, SAGEMAKER)
+@rule("metrics.count", "A counter of the metrics grows with each answer.", sources.METRICS, SAGEMAKER)
 async def metrics_count(server: Server) -> None:
     before = samples(await _metrics(server))
     for _ in range(3):
@@ -246,7 +246,7 @@ def _keyed(server: Server) -> None:
         skip("needs a key: LMI_API_KEY")
 
 
-@rule("key.every-route", "Without the key, or with another one, every POST route says 401.", sources.OPENAI_ERRORS)
+@rule("key.every-route", "Without a valid key, every POST route answers 401.", sources.OPENAI_ERRORS)
 async def key_every_route(server: Server) -> None:
     _keyed(server)
     for route in ROUTES:

@@ -64,13 +64,13 @@ def _started(server: Server) -> Start:
     return server.lifetime.started
 
 
-@rule("start.ready", "/ping says 200 only when the model can serve.", sources.CONTAINER, SAGEMAKER)
+@rule("start.ready", "/ping answers 200 only when the model can serve.", sources.CONTAINER, SAGEMAKER)
 async def start_ready(server: Server) -> None:
     answer = _started(server).first
     expect(answer.ok, "an answer to the first request after /ping had said 200", answer)
 
 
-@rule("start.early", "Before that, a request fails as the server's matter: 500 to 599.", sources.HTTP, SAGEMAKER)
+@rule("start.early", "Before that, a request gets a status of 500 to 599.", sources.HTTP, SAGEMAKER)
 async def start_early(server: Server) -> None:
     answer = _started(server).early
     if answer is None:
@@ -106,7 +106,7 @@ async def _stopped(server: Server) -> Stop:
     return lifetime.stopped
 
 
-@rule("stop.finishes", "After SIGTERM a stream that runs goes on to its end.", sources.CONTAINER, SAGEMAKER, last=True)
+@rule("stop.finishes", "After SIGTERM a running stream continues to its end.", sources.CONTAINER, SAGEMAKER, last=True)
 async def stop_finishes(server: Server) -> None:
     answer = (await _stopped(server)).running
     expect(answer.ok, "a whole stream", answer)

@@ -153,15 +153,13 @@ async def error(server: Server) -> None:
     expect(isinstance(body.get("error"), str) and body.get("code") == 424, '{"error": "…", "code": 424}', answer)
 
 
-@rule(
-    "lmi.inputs-list", "A list of prompts as inputs is refused: its answers went to others.", sources.LMI_SCHEMA, _0_28
-)
+@rule("lmi.inputs-list", "A list of prompts as inputs is refused.", sources.LMI_SCHEMA, _0_28)
 async def inputs_list(server: Server) -> None:
     answer = await server.generate(more={"inputs": [PROMPT, PROMPT]})
     expect(answer.refused, "a status of 400 to 499", answer)
 
 
-@rule("lmi.stop", "stop_sequences ends an answer; 0.38 knows stop.", sources.LMI_SCHEMA, LMI)
+@rule("lmi.stop", "stop_sequences (0.38: stop) ends an answer.", sources.LMI_SCHEMA, LMI)
 async def stop(server: Server) -> None:
     text = str(expect_answer(await server.generate(tokens=16)).object.get("generated_text"))
     words = text.split()
@@ -201,7 +199,7 @@ async def completion(server: Server) -> None:
     expect(answer.object.get("object") == "text_completion", "a text_completion", answer)
 
 
-@rule("lmi.model-name", "A model that is not served is not answered.", sources.LMI_SERVICE, _0_38)
+@rule("lmi.model-name", "A request for an unknown model is refused.", sources.LMI_SERVICE, _0_38)
 async def model_name(server: Server) -> None:
     answer = await server.generate(more={"model": "conform-has-no-such-model"})
     expect(answer.status >= 400, "a status of 400 or more", answer)
@@ -213,7 +211,7 @@ async def request_id(server: Server) -> None:
     expect(answer.headers.get("x-request-id"), "the header x-request-id", answer)
 
 
-@rule("lmi.unknown-path", "A path that is not there gets 404 with code, type and message.", sources.DJL_HTTP, LMI)
+@rule("lmi.unknown-path", "An unknown path gets 404 with code, type and message.", sources.DJL_HTTP, LMI)
 async def unknown_path(server: Server) -> None:
     answer = await server.post("/conform-no-such-path", {"inputs": PROMPT})
     expect(answer.status == 404, "status 404", answer)

@@ -155,14 +155,14 @@ async def error_status(server: Server) -> None:
         expect(answer.status == 400, "status 400", answer)
 
 
-@rule("openai.unknown-model", "A model that is not served gets 404.", sources.OPENAI_ERRORS, OPENAI)
+@rule("openai.unknown-model", "An unknown model gets 404.", sources.OPENAI_ERRORS, OPENAI)
 async def unknown_model(server: Server) -> None:
     answer = await server.generate(more={"model": "conform-has-no-such-model"})
     expect(answer.status == 404, "status 404", answer)
     _expect_error(answer)
 
 
-@rule("openai.stop", "A stop sequence ends the text, which lacks it.", sources.OPENAI_CHAT, OPENAI)
+@rule("openai.stop", "A stop sequence ends the text and is not part of it.", sources.OPENAI_CHAT, OPENAI)
 async def stop(server: Server) -> None:
     text = text_of(expect_answer(await server.generate(tokens=16)).value)
     words = text.split() if text else []

@@ -67,16 +67,14 @@ async def sessions_close(server: Server) -> None:
     expect(answer.headers.get(name.lower()) == session, f"the header {name}: {session}", answer)
 
 
-@rule(
-    "sessions.closed", "A session that is closed is unknown: requests for it are refused.", sources.SESSIONS, _STATEFUL
-)
+@rule("sessions.closed", "Requests for a closed session are refused.", sources.SESSIONS, _STATEFUL)
 async def sessions_closed(server: Server) -> None:
     _, session = await _open(server)
     await _close(server, session)
     _expect_unknown(server, await _in_session(server, session))
 
 
-@rule("sessions.unknown", "A session that was never opened is refused.", sources.SESSIONS, _STATEFUL)
+@rule("sessions.unknown", "Requests for an unknown session are refused.", sources.SESSIONS, _STATEFUL)
 async def sessions_unknown(server: Server) -> None:
     _, session = await _open(server)
     await _close(server, session)
@@ -103,7 +101,7 @@ async def _register(server: Server) -> Answer:
     return await server.post("/adapters", {"name": name, "src": directory})
 
 
-@rule("adapters.unknown", "A request for an adapter that is not there is refused.", sources.STANDARDS, _WITH_ADAPTERS)
+@rule("adapters.unknown", "A request for an unknown adapter is refused.", sources.STANDARDS, _WITH_ADAPTERS)
 async def adapters_unknown(server: Server) -> None:
     answer = await _with_adapter(server, "conform-has-no-such-adapter")
     expect(answer.refused, "a status of 400 to 499, not the model's own answer", answer)

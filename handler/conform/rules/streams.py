@@ -20,7 +20,7 @@ async def stream(server: Server, tokens: int = 8) -> Answer:
     return answer
 
 
-@rule("stream.token-by-token", "A stream comes as it is made: it is not held back until its end.", sources.STREAM)
+@rule("stream.token-by-token", "A stream is sent token by token, not held back until its end.", sources.STREAM)
 async def token_by_token(server: Server) -> None:
     answer = None
     for tokens in (16, 64, 256):
@@ -94,7 +94,7 @@ async def same_text(server: Server) -> None:
     )
 
 
-@rule("stream.characters", "Every event is valid UTF-8: no character is broken in two events.", sources.SSE)
+@rule("stream.characters", "Every event is valid UTF-8: no character is split over two events.", sources.SSE)
 async def characters(server: Server) -> None:
     prompt = "日本語 ünï 👩‍🚀 façade 東京 🙂 naïve Ω " * 2
     answer = expect_answer(await server.generate(prompt, 24, stream=True))

@@ -131,7 +131,7 @@ async def stream_validation(server: Server) -> None:
     expect({"error", "error_type"} <= set((answer.events or [{}])[-1]), "an event with error and error_type", answer)
 
 
-@rule("tgi.stop", "A stop sequence ends the text, which has it.", sources.TGI, TGI)
+@rule("tgi.stop", "A stop sequence ends the text and is part of it.", sources.TGI, TGI)
 async def stop(server: Server) -> None:
     text = expect_answer(await server.generate(tokens=16)).object.get("generated_text")
     words = text.split() if isinstance(text, str) else []

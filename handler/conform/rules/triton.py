@@ -65,7 +65,7 @@ async def stream(server: Server) -> None:
         expect({"model_name", "model_version", "text_output"} <= set(event), "all three in each event", answer)
 
 
-@rule("triton.parameters", "Inputs may stand in parameters.", sources.TRITON, TRITON)
+@rule("triton.parameters", "Inputs may be in parameters.", sources.TRITON, TRITON)
 async def parameters(server: Server) -> None:
     body = {"text_input": PROMPT, "parameters": {"max_tokens": 2}}
     expect_answer(await server.post(await server.path(), body))
@@ -88,7 +88,7 @@ async def error(server: Server) -> None:
     _expect_error(answer)
 
 
-@rule("triton.unknown-model", "A model that is not there gets 400 or 404 with error.", sources.TRITON, TRITON)
+@rule("triton.unknown-model", "An unknown model gets 400 or 404 with error.", sources.TRITON, TRITON)
 async def unknown_model(server: Server) -> None:
     answer = await server.post("/v2/models/conform-has-no-such-model/generate", await server.body())
     expect(answer.status in (400, 404), "status 404", answer)

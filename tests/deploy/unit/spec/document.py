@@ -1,4 +1,4 @@
-"""docs/deploy.md, section "The specification": its table, out of the specification's own JSON schema.
+"""docs/specification.md: its table, out of the specification's own JSON schema.
 
 `python -m tests.deploy.unit.spec.document` writes it anew.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from deploy.spec.reading import schema
 from tests.docs.pages import fill, table
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "deploy.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "specification.md"
 
 
 def rows() -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""docs/deploy.md and the shipped schema say what the specification is."""
+"""docs/specification.md and the shipped schema say what the specification is."""
 
 from __future__ import annotations
 
