@@ -85,6 +85,7 @@ class _Running:
     stops: frozenset[int]  # ids that end it as STOP
     own_stops: bool  # the engine does not look for `stops`: see sampling.py
     scores: Scores | None  # of the prompt, to come with the first output
+    logprobs: bool
     num_tokens: int = 0
     least: int = 0
 
@@ -166,6 +167,7 @@ class OpenVino:
             stops=frozenset(sampling.stop_token_ids),
             own_stops=bool(sampling.stop_token_ids) and (sampling.ignore_eos or sampling.structured_output is not None),
             scores=scores,
+            logprobs=sampling.logprobs,
             least=sampling.min_new_tokens,
         )
 
@@ -252,7 +254,8 @@ class OpenVino:
         return ended
 
     def _output(self, key: int, sequence: int, running: _Running, result: Any) -> Output:
-        ids, logprobs = result.generated_ids, result.generated_log_probs
+        ids = result.generated_ids
+        logprobs = result.generated_log_probs if running.logprobs else [None] * len(ids)
         scores, running.scores = running.scores, None
         finish = self._finish(running, ids, result.finish_reason)
         if (at := self._own_stop(running, ids)) is not None:

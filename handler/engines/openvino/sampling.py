@@ -105,7 +105,8 @@ def generation_config(sampling: Sampling, eos: frozenset[int]) -> Any:
     """
     import openvino_genai as genai
 
-    config = genai.GenerationConfig(logprobs=1)
+    # For log-probabilities GenAI takes the exponential of each logit: a twentieth of one sequence's step.
+    config = genai.GenerationConfig(logprobs=int(sampling.logprobs))
     config.apply_chat_template = False  # of a text: it has been applied
     for name, value in arguments(_TABLE, sampling, eos).items():
         setattr(config, name, value)
