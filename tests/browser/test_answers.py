@@ -9,7 +9,7 @@ import pytest
 
 from handler.core.values import Sampling
 from tests.browser.conftest import Open, needed
-from tests.browser.test_page import ANSWER, PHONE, ready, send, until, whole
+from tests.browser.test_page import ANSWER, PHONE, ready, send, unfold, until, whole
 from tests.servers import LiveServer
 
 pytestmark = pytest.mark.browser
@@ -158,6 +158,45 @@ def test_a_code_block_grows_in_place_and_is_copied(chat: Chat) -> None:
     assert chat.page.evaluate("navigator.clipboard.readText()").endswith("That **is** it, [half a lin")
 
 
+def test_code_is_coloured_as_it_grows(chat: Chat) -> None:
+    """By ranges over its text, which stays one node: it is copied and selected as before."""
+    words = "(range) => `${kind} ${range.startContainer.data.slice(range.startOffset, range.endOffset)}`"
+    kinds = f"[...CSS.highlights].flatMap(([kind, ranges]) => [...ranges].map({words}))"
+    chat.ask()
+    chat.feed("```python\ndef f():\n")
+    until(chat.page, f"{kinds}.includes('keyword def')")
+    chat.feed("    return 'a'  # b\n```\n\n```nothing\nreturn\n```\n\n```js\nconst " + "x" * 300 + "\n```")
+    chat.end()
+    found = chat.page.evaluate(kinds)
+    assert {"keyword def", "keyword return", "string 'a'", "comment # b"} <= set(found)
+    assert found.count("keyword return") == 1
+    assert "keyword const" not in found  # a run that takes the patterns long
+    assert chat.page.evaluate(f"document.querySelector('{ANSWER} .code-block code').childNodes.length") == 1
+
+
+FORMULAS = r"""A price of $5 or $10, US$3-$4, and $HOME/a:$PATH.
+
+The mean $\bar{x}$ and \(y_1\):
+
+$$
+x = \frac{1}{n} \sum_i \begin{pmatrix} a & b \\ c & d \end{pmatrix}
+$$
+
+`$code$` and $\unknowncommand$.
+"""
+
+
+def test_formulas(chat: Chat) -> None:
+    chat.ask()
+    chat.feed(*FORMULAS)
+    chat.end()
+    elements = {"math": 3, ".formula.display math": 1, "mfrac": 1, "mtable": 1, "p > code": 2}
+    assert {selector: chat.count(selector) for selector in elements} == elements
+    assert "A price of $5 or $10, US$3-$4, and $HOME/a:$PATH." in whole(chat.page)
+    chat.ask("next")
+    assert chat.bodies[1]["messages"][1]["content"] == FORMULAS
+
+
 def test_a_token_costs_the_last_block_only(chat: Chat) -> None:
     """Earlier answers and finished blocks are never touched, and many tokens are one frame."""
     chat.ask()
@@ -242,6 +281,10 @@ HOSTILE = {
     "clobbering": "<a id=log name=form></a><img name=getElementById> <input id=prompt>",
     "info": '```"><script>window.hacked=1</script> onload=x\ncode </code></pre><script>window.hacked=1</script>',
     "math": "<math><mtext><table><mglyph><style><!--</style><img title='--&gt;&lt;img src=1 onerror=hacked=1&gt;'>",
+    "TeX": r"$\href{javascript:hacked=1}{x}$ $\includegraphics{https://example.com/a.png}$ $\htmlStyle{top:0}{x}$",
+    "TeX names": r"$\label{prompt}$ $\ref{x}$ $\htmlId{log}{x}$ $\class{x}{y}$ $\data{a=b}{c}$ $\tag{<img src=x>}$",
+    "TeX bomb": r"$\def\a{\a\a}\a$ $\rule{9999em}{9999em}$ $\hspace{-900em}x$ " + "${" * 900 + "$" + "$x$" * 2000,
+    "TeX text": r"$$\text{<script>window.hacked=1</script>}$$ \[ <img src=x onerror=hacked=1> \]",
     "long line": "x" * 5000 + " `" + "y" * 5000 + "`\n\n| " + "z" * 3000 + " |\n|---|\n| 1 |",
     "right to left": "שלום \u202eevil\u202c\n\n\u202e unended\n\n- مرحبا\n\n| א | b |\n|---|---|\n| 1 | 2 |",
     "marks": "\u0300" * 2000 + "\x00\x07\ufffe",
@@ -255,8 +298,11 @@ UNSAFE = """() => {
   const found = [];
   const allowed = ["http:", "https:", "mailto:"];
   for (const node of document.querySelectorAll(".turn.assistant .text *")) {
-    if (node.matches("script, style, img, svg, math, iframe, object, form, base, link")) found.push(node.nodeName);
+    const formula = node.closest(".formula math"); // of our own making: MathML alone
+    if (node.matches("script, style, img, svg, iframe, object, form, base, link")) found.push(node.nodeName);
+    if (node.namespaceURI.endsWith("MathML") ? !formula : formula) found.push(node.nodeName);
     for (const { name, value } of node.attributes) {
+      if (formula && name === "style" && !/position|url|fixed/.test(value)) continue;
       if (/^(on.*|style|src|srcset|id|name|action|formaction|ping)$/.test(name)) found.push(`${name}=${value}`);
       if (name === "href" && !allowed.includes(node.protocol)) found.push(value);
     }
@@ -421,8 +467,7 @@ def test_on_a_phone_the_answer_comes_into_view(echo_server: LiveServer, open_pag
     chat = Chat(open_page(echo_server, **PHONE))
     page = chat.page
     page.fill("#prompt", "Go")
-    page.click("summary:has-text('Parameters')")
-    page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    unfold(page, "Parameters")  # over the chat
     page.evaluate("document.getElementById('form').requestSubmit()")
     chat.asked(1)
     assert page.evaluate("document.activeElement.nodeName") == "BODY"  # no keyboard over the answer
@@ -483,6 +528,7 @@ def test_axe_finds_nothing_in_answers(
 def test_it_names_the_server_and_its_defaults(slow_server: LiveServer, open_page: Open) -> None:
     page = open_page(slow_server)
     ready(page)
+    unfold(page, "Server")
     shown = dict(
         zip(page.locator("#server dt").all_inner_texts(), page.locator("#server dd").all_inner_texts(), strict=True)
     )
@@ -496,6 +542,166 @@ def test_it_names_the_server_and_its_defaults(slow_server: LiveServer, open_page
     defaults = Sampling()
     for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
         assert float(page.get_attribute(f"#p-{name}", "placeholder")) == getattr(defaults, name)
-    assert page.locator("#parameters [value]").count() == 2
     assert page.input_value("#p-temperature") == "0.7"
     assert page.input_value("#p-top_p") == "0.9"
+
+
+# -- parameters, the model, the theme, and what comes before the first token -------------------------------------
+
+
+def test_presets_and_what_each_parameter_is_for(chat: Chat) -> None:
+    page = chat.page
+    assert page.input_value("#p-preset") == "Balanced"
+    page.select_option("#p-preset", "Precise")
+    page.fill("#p-seed", "7")
+    chat.ask()
+    chat.feed("A")
+    chat.end()
+    assert page.input_value("#p-preset") == "Precise"
+    page.fill("#p-temperature", "0.3")
+    assert page.input_value("#p-preset") == "Your own"
+    page.select_option("#p-preset", "The server's defaults")
+    chat.ask()
+    kept = [{name: body.get(name) for name in ("temperature", "top_p", "seed")} for body in chat.bodies]
+    assert kept == [
+        {"temperature": 0, "top_p": None, "seed": 7},
+        {"temperature": None, "top_p": None, "seed": 7},
+    ]
+    for about in page.query_selector_all("#parameters .about"):
+        tip = f"#{about.get_attribute('aria-describedby')}"
+        about.focus()
+        assert page.is_visible(tip)
+        page.keyboard.press("Escape")
+        assert page.is_hidden(tip)
+
+
+def test_what_comes_before_the_first_token(chat: Chat) -> None:
+    page = chat.page
+    chat.ask()
+    assert page.inner_text(f"{ANSWER} .pending").startswith("Reading the prompt")
+    figures = page.request.get(page.url.partition("#")[0] + "metrics").text()
+    queued = figures.replace("\nlmi_queued_requests 0.0", "\nlmi_queued_requests 3.0")
+    page.route("**/metrics", lambda route: route.fulfill(body=queued))
+    page.wait_for_selector(f"{ANSWER} .pending:text('Queued: 3 requests wait for the engine')")
+    chat.feed("A")
+    assert page.locator(".pending").count() == 0
+    chat.end()
+
+
+def test_the_theme_is_kept_and_rules_both_pages(chat: Chat) -> None:
+    page = chat.page
+    dark = "getComputedStyle(document.body).backgroundColor == 'rgb(18, 21, 26)'"
+    assert not page.evaluate(dark)
+    page.select_option("#theme", "dark")
+    assert page.evaluate(dark)
+    page.click("a[href=docs]")
+    until(page, dark)
+    page.go_back()
+    ready(page)
+    assert page.input_value("#theme") == "dark"
+    page.select_option("#theme", "")
+    assert not page.evaluate(dark)
+    assert page.evaluate("localStorage.length") == 0
+
+
+def test_an_adapter_is_chosen(echo_server: LiveServer, open_page: Open) -> None:
+    page = open_page(echo_server)
+    names = [{"id": "model", "parent": None}, {"id": "sql", "parent": "model"}, {"id": "<b>", "parent": "model"}]
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": names}))
+    page.route("**/info", lambda route: route.fulfill(json={"model_id": "/opt/models/SmolLM2-135M-Instruct/"}))
+    page.reload()
+    chat = Chat(page)
+    shown = "[...document.querySelectorAll('#model option')].map((option) => option.textContent)"
+    until(page, f"{shown}.length == 3")
+    assert page.evaluate(shown) == ["SmolLM2-135M-Instruct", "sql", "<b>"]
+    page.select_option("#model", "sql")
+    chat.ask()
+    assert chat.bodies[0]["model"] == "sql"
+    chat.feed("A")
+    chat.end()
+    assert page.text_content(f"{ANSWER} .hidden") == "sql: "
+
+
+@pytest.mark.parametrize("settings", [{}, PHONE], ids=["desktop", "phone"])
+def test_axe_finds_nothing_in_the_sides(echo_server: LiveServer, open_page: Open, settings: dict[str, Any]) -> None:
+    """With a kept chat, its menu, a deletion to undo, a formula, and what a parameter is for."""
+    chat = Chat(open_page(echo_server, **settings))
+    page = chat.page
+    for question in ("one", "two"):
+        chat.ask(question)
+        chat.feed(FORMULAS)
+        chat.end()
+        if page.is_hidden("#history"):
+            page.click("#history-toggle")
+        page.click("#clear")
+    if page.is_hidden("#history"):
+        page.click("#history-toggle")
+    page.click(".more >> nth=1")
+    page.click("#chat-delete")
+    page.wait_for_selector("#toast >> text=Undo")
+    page.click(".open")
+    if settings:
+        page.click("#history-toggle")
+    else:
+        page.focus(".about")
+    page.click(".more")
+    axe = needed("axe_playwright_python.sync_playwright")
+    found = axe.Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+# -- images and audio clips --------------------------------------------------------------------------------------
+
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+FILES = [["red <b>.png", "image/png", PNG], ["clip.wav", "audio/wav", "UklGRg=="], ["a.pdf", "application/pdf", "JQ=="]]
+GIVE = """([event, target, files]) => {
+  const data = new DataTransfer();
+  for (const [name, type, text] of files) {
+    data.items.add(new File([Uint8Array.from(atob(text), (character) => character.charCodeAt(0))], name, { type }));
+  }
+  const settings = { bubbles: true, cancelable: true };
+  const given = event === "paste"
+    ? new ClipboardEvent(event, { ...settings, clipboardData: data })
+    : new DragEvent(event, { ...settings, dataTransfer: data });
+  document.querySelector(target).dispatchEvent(given);
+}"""
+
+
+def test_files_are_dropped_and_pasted_where_the_model_takes_them(echo_server: LiveServer, open_page: Open) -> None:
+    page = open_page(echo_server)
+    taken = {"data": [{"id": "model", "parent": None, "input_modalities": ["text", "image", "audio"]}]}
+    page.route("**/v1/models", lambda route: route.fulfill(json=taken))
+    page.reload()
+    chat = Chat(page)
+    page.wait_for_selector("#attach")
+    page.evaluate(GIVE, ["drop", "#log", FILES])
+    until(page, "document.querySelectorAll('#attached li').length == 2")
+    assert page.inner_text("#toast span") == "a.pdf: the model takes text and images and audio clips only."
+    page.evaluate(GIVE, ["paste", "#prompt", FILES[:1]])
+    until(page, "document.querySelectorAll('#attached li').length == 3")
+    page.click("#attached button >> nth=2")
+    chat.ask("What is it?")
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
+    clip = {"type": "input_audio", "input_audio": {"data": "UklGRg=="}}
+    content = [image, clip, {"type": "text", "text": "What is it?"}]
+    assert chat.bodies[0]["messages"] == [{"role": "user", "content": content}]
+    chat.feed("A dot.")
+    chat.end()
+    until(page, "location.hash")
+    page.reload()
+    again = Chat(page)
+    until(page, "document.querySelector('.turn.user canvas')?.getAttribute('aria-label') == 'red <b>.png'")
+    again.ask("Sure?")
+    assert again.bodies[0]["messages"][0] == {"role": "user", "content": content}
+
+
+def test_files_are_refused_where_the_model_takes_text(echo_server: LiveServer, open_page: Open) -> None:
+    page = open_page(echo_server)
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "model", "parent": None}]}))
+    page.reload()
+    ready(page)
+    page.evaluate(GIVE, ["drop", "#log", FILES[:1]])
+    page.wait_for_selector("#toast:has-text('the model takes text only')")
+    assert page.is_hidden("#attach")
+    assert page.locator("#attached li").count() == 0

@@ -42,6 +42,15 @@ def until(page: Any, condition: str) -> None:
     pytest.fail(f"not within 10 s: {condition}")
 
 
+def unfold(page: Any, panel: str) -> None:
+    """Show the right side, and a panel of it."""
+    if page.is_hidden("#settings"):
+        page.click("#settings-toggle")
+    title = f"h2:text-is('{panel}')"
+    if page.get_attribute(f"#settings details:has({title})", "open") is None:
+        page.click(f"#settings {title}")
+
+
 def whole(page: Any) -> str:
     """The last answer, when it is complete."""
     page.wait_for_selector(f"{ANSWER} .note")
@@ -55,7 +64,7 @@ def test_a_chat_with_the_demo_model(model_server: LiveServer, open_page: Open, s
     page = open_page(model_server, **settings)
     ready(page)
     if settings:
-        page.click("summary:has-text('Parameters')")
+        unfold(page, "Parameters")
     page.fill("#p-temperature", "0")
     page.fill("#p-max_tokens", "24")
     page.evaluate(
@@ -159,7 +168,9 @@ def test_a_chat_in_tgi_compat(tgi_compat_server: LiveServer, open_page: Open) ->
 def test_live_metrics(slow_server: LiveServer, open_page: Open) -> None:
     page = open_page(slow_server)
     ready(page)
-    assert page.inner_text("#state-text") == "Ready: mine"
+    assert page.inner_text("#state-text") == "Ready"
+    assert page.inner_text("#model-name") == "mine"
+    assert page.title() == "mine · lmi-handler"
     page.fill("#p-max_tokens", "40")
     send(page, "a b")
     until(page, "document.getElementById('m-active').textContent == '1'")
@@ -260,7 +271,7 @@ def test_the_key_is_asked_for_and_kept_in_the_tab_only(locked_server: LiveServer
     assert page.evaluate("JSON.stringify([Object.values(sessionStorage), {...localStorage}, document.cookie])") == (
         '[["second"],{},""]'
     )
-    assert "${LMI_API_KEY%%,*}" in page.inner_text("#code")
+    assert "${LMI_API_KEY%%,*}" in page.text_content("#code")
     assert "second" not in page.content()
     page.reload()
     ready(page)
@@ -277,6 +288,7 @@ def test_the_key_is_asked_for_and_kept_in_the_tab_only(locked_server: LiveServer
 
 
 def code(page: Any, tab: str) -> str:
+    unfold(page, "The request as code")
     page.click(f"#tab-{tab}")
     return str(page.inner_text("#code"))
 
@@ -335,10 +347,10 @@ def test_axe_finds_nothing(
     """Deque's rules: labels, roles, contrast, focus order."""
     axe = needed("axe_playwright_python.sync_playwright")
     page = open_page(slow_server, path, color_scheme=scheme, **settings)
-    for panel in page.query_selector_all("details.panel:not([open]):not(.operation) > summary"):
-        panel.click()
     if path == "/":
         ready(page)
+        for panel in ("Parameters", "The request as code", "Server"):
+            unfold(page, panel)
         page.fill("#p-max_tokens", "2")
         send(page, "a b")
         whole(page)

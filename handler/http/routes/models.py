@@ -10,6 +10,7 @@ from handler.core.errors import ModelNotFound, ServingError
 from handler.http.asgi import Endpoint, send_answer, send_json
 from handler.protocols.anthropic import models as anthropic
 from handler.protocols.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
+from handler.protocols.kernel.readers.media import taken_media
 from handler.protocols.lmi.asynchronous import served_name
 from handler.protocols.openai.answers import OpenAiModel, OpenAiModels
 from handler.protocols.openai.errors import ERRORS
@@ -71,6 +72,7 @@ class ModelRoutes:
             "root": model.config.model_name if parent is None else id,
             "parent": parent,
             "max_model_len": self._max_tokens,
+            "input_modalities": ["text", *taken_media(model.context)],
         }
 
 

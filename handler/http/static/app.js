@@ -1,46 +1,30 @@
 // The chat page: what the user does with the conversation, the parameters and the code.
 
+import * as attachments from "./attachments.js";
+import * as chats from "./chats.js";
 import { CHAT_ROUTE, Refusal, ask } from "./client.js";
 import { Answer, Exchange, button } from "./conversation.js";
+import * as panel from "./history.js";
+import { parameters } from "./parameters.js";
 import { SAMPLES } from "./samples.js";
-import { lockedOut, server, watch } from "./server.js";
+import { lockedOut, poll, server, watch } from "./server.js";
+import { reveal, uncover } from "./sides.js";
+import { colour } from "./syntax.js";
 
 const $ = (id) => document.getElementById(id);
 const FINISHED = { length: "cut at max_tokens", stop_sequence: "ended by a stop string" };
 const ON_TOUCH = matchMedia("(pointer: coarse)").matches; // where the focus on a field opens a keyboard
 
-let exchanges = [];
+const LANGUAGE = { curl: "sh", boto3: "py", openai: "py", huggingface: "py", javascript: "js" };
+const SAVED = 2000; // milliseconds between two times that a coming answer is kept
+const MAX_TITLE = 60; // characters of the first question
+
+let chat = newChat();
 let running = null; // the AbortController of the answer that is coming
+let kept = Promise.resolve(); // when all is kept that was to be
 let sample = "curl";
 
 // -- the request -------------------------------------------------------------------------------------------------
-
-/** What the form asks for; a field left empty is not sent. */
-function parameters() {
-  const found = {};
-  for (const field of $("parameters").elements) {
-    if (!field.name || field.value === "") continue;
-    if (field.type === "number") found[field.name] = field.valueAsNumber;
-    else if (field.type !== "checkbox") found[field.name] = field.value;
-    else if (field.checked) found[field.name] = true;
-  }
-  return { ...found, ...moreFields() };
-}
-
-/** The fields that the user writes as JSON; the form does not send what is no object. */
-function moreFields() {
-  const field = $("p-more");
-  let value = {};
-  try {
-    value = JSON.parse(field.value || "{}");
-  } catch (error) {
-    field.setCustomValidity(`This is not JSON: ${error.message}`);
-    return {};
-  }
-  const isObject = typeof value === "object" && value !== null && !Array.isArray(value);
-  field.setCustomValidity(isObject ? "" : "This must be a JSON object.");
-  return isObject ? value : {};
-}
 
 function body(messages) {
   const system = $("p-system").value.trim();
@@ -48,13 +32,19 @@ function body(messages) {
   return { ...(server.model ? { model: server.model } : {}), messages: all, ...parameters() };
 }
 
-const history = () => exchanges.flatMap((exchange) => exchange.messages);
+const messages = () => chat.exchanges.flatMap((exchange) => exchange.messages);
+
+/** Files take megabytes: only their beginnings are shown. */
+const shortened = (request) => JSON.parse(JSON.stringify(request, (_, value) => (isFile(value) ? `${value.slice(0, 60)}…` : value)));
+
+const isFile = (value) => typeof value === "string" && value.length > 1000 && /^[\w+/=:;,-]+$/.test(value);
 
 function showSample() {
   const base = new URL(".", location.href).href.replace(/\/$/, "");
   const question = { role: "user", content: $("prompt").value.trim() || "Hello!" };
-  const request = { base, route: CHAT_ROUTE, locked: server.locked, body: body([...history(), question]) };
-  $("code").textContent = SAMPLES[sample](request);
+  const request = { base, route: CHAT_ROUTE, locked: server.locked, body: body([...messages(), question]) };
+  $("code").textContent = SAMPLES[sample](shortened(request));
+  colour($("code"), LANGUAGE[sample]);
 }
 
 // -- the conversation --------------------------------------------------------------------------------------------
@@ -76,63 +66,183 @@ function busy(controller) {
   $("log").setAttribute("aria-busy", String(controller !== null)); // read out when it is whole, not piece by piece
 }
 
-const ready = () => !running && $("parameters").reportValidity();
+/** A question may be asked now; else the field that is wrong says so. */
+function ready() {
+  if (running) return false;
+  if (!$("parameters").checkValidity()) reveal("settings");
+  return $("parameters").reportValidity();
+}
 
-const actions = { ask: run, ready };
+const actions = { ask: run, ready, restored, parts: attachments.parts, thumbnail: attachments.thumbnail };
 
 function send(text) {
-  if (!text || !ready()) return;
+  if (!(text || attachments.waiting()) || !ready()) return;
   $("prompt").value = "";
-  run(new Exchange(text, actions));
+  run(new Exchange(text, actions, attachments.taken()));
 }
 
 /** Ask an exchange's question, also once more; later exchanges go. */
 async function run(exchange) {
   if (!ready()) return;
-  const index = exchanges.indexOf(exchange);
-  const later = index < 0 ? [] : exchanges.splice(index);
+  const asking = chat; // what is shown may change meanwhile
+  const index = chat.exchanges.indexOf(exchange);
+  const later = index < 0 ? [] : chat.exchanges.splice(index);
   for (const old of later.flatMap(({ elements }) => elements)) if (old !== exchange.asked) old.remove();
-  const asked = body([...history(), ...exchange.opening]);
-  const answer = new Answer(following);
+  const asked = body([...messages(), ...exchange.opening]);
+  const answer = new Answer(following, server.name);
   exchange.answer = answer;
-  exchanges.push(exchange);
-  $("welcome").hidden = true;
-  $("log").append(...exchange.elements);
+  chat.exchanges.push(exchange);
+  show(exchange);
   if (ON_TOUCH) document.activeElement.blur();
   $("log").scrollIntoView({ block: "nearest" });
   scrollToEnd();
+  uncover();
   busy(new AbortController());
+  Object.assign(asking, { system: $("p-system").value, updated: Date.now() });
+  keep(asking);
   const progress = { began: performance.now(), first: 0, count: 0, finish: "" };
+  const pending = setInterval(() => answer.wait(waiting(progress.began)), 250);
+  answer.wait(waiting(progress.began));
+  setTimeout(poll, 100); // is it queued?
+  let last = progress.began;
   let failure = null;
   try {
     for await (const piece of ask(asked, running.signal)) {
+      clearInterval(pending);
       progress.first ||= performance.now();
       progress.count += 1;
       progress.finish = piece.finish;
       answer.take(piece);
+      if (performance.now() - last > SAVED) {
+        last = performance.now();
+        keep(asking);
+      }
     }
   } catch (error) {
     failure = error;
   }
+  clearInterval(pending);
   busy(null);
-  if (exchanges.at(-1) === exchange) settle(exchange, failure, summary(asked.stream, progress)); // else a new chat began
+  settle(exchange, failure, summary(asked.stream, progress));
+  keep(asking);
+}
+
+/** What happens before the first token, in words. */
+function waiting(began) {
+  const seconds = Math.floor((performance.now() - began) / 1000);
+  const what = server.queued ? `Queued: ${server.queued} ${server.queued === 1 ? "request waits" : "requests wait"} for the engine` : "Reading the prompt";
+  return seconds ? `${what} · ${seconds} s` : `${what} …`;
+}
+
+function show(exchange) {
+  $("welcome").hidden = true;
+  $("log").append(...exchange.elements);
 }
 
 function settle(exchange, failure, figures) {
-  const { answer } = exchange;
   const stopped = failure?.name === "AbortError";
   const broken = failure && !stopped;
-  const again = button(broken ? "Retry" : "Regenerate", () => run(exchange), broken ? "quiet stop" : "quiet");
-  const copy = button("Copy", (event) => copyText(event.target, answer.content, answer.text));
-  const results = button("Send results", () => run(new Exchange(null, actions)), "main quiet");
-  answer.end({
-    failure: broken ? reason(failure, answer) : null,
-    note: stopped ? `stopped · ${figures}` : figures,
-    actions: [again, ...(answer.content ? [copy] : []), ...(answer.awaitsResults && !broken ? [results] : [])],
-  });
+  end(exchange, broken ? reason(failure, exchange.answer) : null, stopped ? `stopped · ${figures}` : figures);
   if (failure?.status === 401) lockedOut();
   else if (document.activeElement === document.body && !ON_TOUCH) $("prompt").focus();
   showSample();
+}
+
+/** The exchange's answer is all there: say how it went, and what can be done. */
+function end(exchange, failure, note) {
+  const { answer } = exchange;
+  const again = button(failure ? "Retry" : "Regenerate", () => run(exchange), failure ? "quiet stop" : "quiet");
+  const copy = button("Copy", (event) => copyText(event.target, answer.content, answer.text));
+  const results = button("Send results", () => run(new Exchange(null, actions)), "main quiet");
+  const more = [...(answer.content ? [copy] : []), ...(answer.awaitsResults && !failure ? [results] : [])];
+  answer.end({ failure, note, actions: [again, ...more] });
+}
+
+// -- the chats that are kept ------------------------------------------------------------------------------------
+
+function newChat() {
+  return { id: chats.newId(), title: "", created: Date.now(), updated: Date.now(), revision: 0, system: "", exchanges: [], gone: false };
+}
+
+/** Show no chat, or another one; what is coming for the one that was shown ends. */
+function turnTo(next) {
+  running?.abort();
+  for (const old of chat.exchanges.flatMap(({ elements }) => elements)) old.remove();
+  chat = next;
+  uncover();
+  $("welcome").hidden = chat.exchanges.length > 0;
+  for (const exchange of chat.exchanges) show(exchange);
+  remember();
+  scrollToEnd();
+  showSample();
+}
+
+/** The address names the chat, so that it is there again after a reload. */
+function remember() {
+  const named = chat.revision ? `#chat-${chat.id}` : "";
+  if (location.hash !== named) window.history.replaceState(null, "", `${location.pathname}${location.search}${named}`);
+  panel.select(chat.revision ? chat.id : null);
+}
+
+const titleOf = ({ exchanges }) => (exchanges[0]?.question ?? "").replace(/\s+/g, " ").trim().slice(0, MAX_TITLE) || "Attachments";
+
+/** A chat as it is kept. */
+const saved = ({ gone, ...chat }) => ({ ...chat, title: chat.title || titleOf(chat), exchanges: chat.exchanges.map((each) => each.saved) });
+
+/** Keep a chat as it is now, once what was to be kept before is. */
+function keep(keeping) {
+  kept = kept.then(async () => {
+    if (keeping.gone) return;
+    try {
+      const { id, title, revision } = await chats.save(saved(keeping));
+      Object.assign(keeping, { id, title, revision });
+      if (keeping === chat) remember();
+      panel.warn("");
+      await panel.refresh();
+    } catch (error) {
+      panel.warn(chats.problem(error), () => chats.exportJson(titleOf(keeping), [saved(keeping)]));
+    }
+  });
+  return kept;
+}
+
+/** Give an exchange the answer that was kept. */
+function restored(exchange, answer) {
+  exchange.answer = new Answer((change) => change(), answer.model);
+  exchange.answer.restore(answer);
+  end(exchange, answer.failure || null, answer.note);
+}
+
+/** Null if the chat cannot be read. */
+function rename(id, title) {
+  if (id !== chat.id) return chats.rename(id, title);
+  chat.title = title;
+  return keep(chat);
+}
+
+/** Show a kept chat. */
+async function open(id) {
+  if (id === null) {
+    chat.gone = true; // it was deleted: nothing of it is kept again
+    return turnTo(newChat());
+  }
+  try {
+    await kept;
+    const found = chats.checked(await chats.load(id));
+    turnTo({ ...newChat(), ...found, exchanges: found.exchanges.map((each) => Exchange.restored(each, actions)) });
+    $("p-system").value = found.system;
+    showSample();
+  } catch (error) {
+    panel.tell(error instanceof DOMException ? chats.problem(error) : error.message);
+  }
+}
+
+/** A chat was changed in another tab, or got another name here. */
+async function changedElsewhere(id) {
+  const edited = $("log").querySelector(".turn.user textarea") !== null;
+  if (id !== chat.id || running || edited) return; // what comes here is kept as a copy
+  const found = await chats.load(id).catch(() => null);
+  if (found && found.revision !== chat.revision && !running && id === chat.id) await open(id);
 }
 
 function reason(error, answer) {
@@ -190,20 +300,20 @@ $("stop").addEventListener("click", () => {
   if (!ON_TOUCH) $("prompt").focus();
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !$("key-dialog").open) running?.abort();
+  if (event.key !== "Escape" || $("key-dialog").open || uncover()) return;
+  running?.abort();
 });
 $("clear").addEventListener("click", () => {
-  running?.abort();
-  for (const old of exchanges.flatMap(({ elements }) => elements)) old.remove();
-  exchanges = [];
-  $("welcome").hidden = false;
-  showSample();
+  turnTo(newChat());
   if (!ON_TOUCH) $("prompt").focus();
+});
+$("skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address names the chat
+  $("prompt").focus();
 });
 $("starters").addEventListener("click", ({ target }) => target.matches("button") && send(target.textContent));
 $("prompt").addEventListener("input", showSample);
 $("parameters").addEventListener("input", showSample);
-$("parameters").addEventListener("submit", (event) => event.preventDefault());
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
 for (const [index, tab] of tabs.entries()) {
@@ -226,8 +336,12 @@ for (const [index, tab] of tabs.entries()) {
 }
 
 if (ON_TOUCH) $("prompt").placeholder = "Ask anything"; // there is no Shift key
-if (matchMedia("(max-width: 56rem)").matches) {
-  for (const panel of document.querySelectorAll("details.panel")) panel.open = false;
-}
 showSample();
-watch(showSample);
+watch(() => {
+  attachments.offer();
+  showSample();
+});
+panel.begin({ open, rename, changed: changedElsewhere }).then(() => {
+  const id = /^#chat-(\w+)$/.exec(location.hash)?.[1];
+  if (id && !chat.exchanges.length) open(id);
+});

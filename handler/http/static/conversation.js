@@ -2,6 +2,9 @@
 
 import { MarkdownView } from "./markdown.js";
 
+/** What is kept of an answer that is still coming. */
+const CLOSED = "The page was closed before the answer was complete.";
+
 /** An element with properties, and children. */
 export function element(name, properties = {}, ...children) {
   const made = Object.assign(document.createElement(name), properties);
@@ -28,13 +31,19 @@ export class Answer {
   #frame = 0;
   #cost = 0; // milliseconds that the last frame took
   #rendered;
+  #seconds; // that the thoughts took, once they have ended
+  #pending = null; // what happens before the first token
+  #ended; // {note, failure}, as it is kept
 
-  /** `rendered` is called before and after each change of what is shown. */
-  constructor(rendered) {
+  /** `rendered` is called before and after each change of what is shown; `model` answers. */
+  constructor(rendered, model = "") {
     this.#rendered = rendered;
+    this.model = model;
+    this.#seconds = null;
+    this.#ended = { note: "", failure: CLOSED };
     this.text = element("div", { className: "text" });
     this.#markdown = new MarkdownView(this.text);
-    this.element = element("div", { className: "turn assistant busy" }, element("span", { className: "hidden" }, "Model: "), this.text);
+    this.element = element("div", { className: "turn assistant busy" }, element("span", { className: "hidden" }, `${model || "Model"}: `), this.text);
     this.complete = false; // it came to an end, or was stopped, with something in it
   }
 
@@ -64,7 +73,34 @@ export class Answer {
     return [message, ...results];
   }
 
+  /** The answer as it is kept. */
+  get saved() {
+    const calls = [...this.#calls.values()].map(({ call: { id, function: { name, arguments: given } }, result }) => ({
+      id, name, arguments: given, result: result.value,
+    }));
+    return { content: this.content, reasoning: this.reasoning, seconds: this.#seconds, calls, ...this.#ended, model: this.model };
+  }
+
+  /** Show what was kept; `end` follows. */
+  restore({ content, reasoning, seconds, calls }) {
+    this.take({
+      text: content,
+      reasoning,
+      calls: calls.map(({ id, name, arguments: given }, index) => ({ index, id, function: { name, arguments: given } })),
+    });
+    if (this.#thoughts && Number.isFinite(seconds)) this.#thoughts.began = performance.now() - seconds * 1000;
+    [...this.#calls.values()].forEach(({ result }, index) => (result.value = calls[index].result));
+  }
+
+  /** Say what happens before the first token. */
+  wait(text) {
+    this.#pending ??= element("div", { className: "pending" });
+    if (!this.#pending.isConnected) this.text.before(this.#pending);
+    if (this.#pending.textContent !== text) this.#pending.textContent = text;
+  }
+
   take({ text, reasoning, calls }) {
+    if (text || reasoning || calls.length) this.#pending?.remove();
     if (reasoning) this.#think(reasoning);
     if (text) this.#markdown.append(text);
     for (const call of calls) this.#take(call);
@@ -95,7 +131,8 @@ export class Answer {
   #thought() {
     const thoughts = this.#thoughts;
     if (!thoughts?.began) return;
-    thoughts.summary.textContent = `Thought for ${((performance.now() - thoughts.began) / 1000).toFixed(1)} s`;
+    this.#seconds = (performance.now() - thoughts.began) / 1000;
+    thoughts.summary.textContent = `Thought for ${this.#seconds.toFixed(1)} s`;
     thoughts.began = 0;
     thoughts.text.normalize();
   }
@@ -125,6 +162,8 @@ export class Answer {
     clearTimeout(this.#frame);
     this.#frame = 0;
     this.complete = !failure || !this.empty;
+    this.#ended = { note, failure: failure ?? "" };
+    this.#pending?.remove();
     this.element.classList.remove("busy");
     this.element.classList.toggle("broken", Boolean(failure));
     this.#rendered(() => {
@@ -140,9 +179,21 @@ export class Answer {
 export class Exchange {
   #actions;
 
+  /** An exchange as it was kept; `actions.restored` gives it its answer. */
+  static restored({ question, media, answer }, actions) {
+    const exchange = new Exchange(question, actions, media);
+    if (answer) actions.restored(exchange, answer);
+    return exchange;
+  }
+
+  get saved() {
+    return { question: this.question, media: this.media, answer: this.answer?.saved ?? null };
+  }
+
   /** `actions.ready()` says if a question may be asked now, `actions.ask(exchange)` asks it. */
-  constructor(question, actions) {
+  constructor(question, actions, media = []) {
     this.question = question;
+    this.media = media;
     this.answer = null;
     this.#actions = actions;
     this.asked = question === null ? null : element("div", { className: "turn user" });
@@ -156,7 +207,9 @@ export class Exchange {
 
   /** The question's own message. */
   get opening() {
-    return this.question === null ? [] : [{ role: "user", content: this.question }];
+    if (this.question === null) return [];
+    const text = this.question ? [{ type: "text", text: this.question }] : [];
+    return [{ role: "user", content: this.media.length ? [...this.#actions.parts(this.media), ...text] : this.question }];
   }
 
   get elements() {
@@ -168,7 +221,8 @@ export class Exchange {
     const who = element("span", { className: "hidden" }, "You: ");
     const text = element("div", { className: "text", dir: "auto" }, this.question);
     const edit = button("Edit", () => this.#edit());
-    this.asked.replaceChildren(who, text, element("div", { className: "foot" }, edit));
+    const media = element("div", { className: "media" }, ...this.media.map(this.#actions.thumbnail));
+    this.asked.replaceChildren(who, ...(this.media.length ? [media] : []), text, element("div", { className: "foot" }, edit));
   }
 
   /** The question as a form in its own place. */
@@ -180,7 +234,7 @@ export class Exchange {
       this.asked.querySelector("button").focus();
     };
     const save = () => {
-      if (!field.value.trim() || !this.#actions.ready()) return;
+      if (!(field.value.trim() || this.media.length) || !this.#actions.ready()) return;
       this.question = field.value.trim();
       this.#showQuestion();
       this.#actions.ask(this);

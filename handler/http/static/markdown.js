@@ -1,5 +1,7 @@
 // Renders an answer's Markdown as it grows: finished blocks once, the last block again for each frame.
 
+import { extensions, formulas } from "./formulas.js";
+import { colour } from "./syntax.js";
 import { Marked } from "./vendor/marked.esm.js";
 import "./vendor/purify.min.js";
 
@@ -24,6 +26,8 @@ const marked = new Marked({
   },
 });
 
+marked.use({ extensions: extensions(escape) });
+
 const ALLOWED = {
   ALLOWED_TAGS: [
     "p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "li", "input", "blockquote", "pre", "code",
@@ -47,6 +51,7 @@ function codeBlock(pre) {
   bar.className = "bar";
   const language = document.createElement("span");
   language.textContent = /language-(\S+)/.exec(code.className)?.[1] ?? "text";
+  colour(code, language.textContent);
   const button = document.createElement("button");
   button.type = "button";
   button.className = "quiet copy";
@@ -95,6 +100,7 @@ function nodes(tokens) {
     if (box.type === "checkbox") box.setAttribute("aria-label", box.checked ? "done" : "to do");
     else box.remove();
   }
+  formulas(fragment);
   for (const table of fragment.querySelectorAll("table")) scrolled(table);
   for (const block of fragment.querySelectorAll("p, ul, ol, li, blockquote, table, h1, h2, h3, h4, h5, h6")) block.dir = "auto";
   for (const pre of fragment.querySelectorAll("pre")) codeBlock(pre);
@@ -179,6 +185,7 @@ export class MarkdownView {
     const before = shown.data.slice(0, -1); // without its line end
     if (!token.text.startsWith(before)) return false;
     shown.replaceData(before.length, 1, `${token.text.slice(before.length)}\n`);
+    colour(shown.parentNode, token.lang);
     return true;
   }
 

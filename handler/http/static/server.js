@@ -4,10 +4,14 @@ import { keep, key, request } from "./client.js";
 import { figures, parse } from "./metrics.js";
 
 const $ = (id) => document.getElementById(id);
+const DEFAULT_NAME = "model"; // of a server that was given none
 const POLL = 1000; // milliseconds between looks at /metrics
 
-/** `model` is the served model's name once it is known; `locked`: the server wants a key. */
-export const server = { model: "", locked: key() !== "" };
+/**
+ * `takes`: the kinds of a message's parts, `model` is the name that requests have, once it is known, `name` what people call it; `locked`: the server wants a
+ * key; `queued`: the requests that wait for its engine.
+ */
+export const server = { model: "", name: "", locked: key() !== "", queued: 0, takes: ["text"] };
 
 let before = null; // the last figures, and when they came
 let timer = 0;
@@ -25,7 +29,7 @@ function showState(state, text) {
 }
 
 /** Look at the server now, and again after a while. */
-async function poll() {
+export async function poll() {
   clearTimeout(timer);
   const barred = server.locked && !key(); // nothing is to be had without one
   if (!document.hidden && !$("key-dialog").open && !barred) await look();
@@ -40,8 +44,9 @@ async function look() {
     show(figures(found, before?.found, (now - before?.now) / 1000));
     if (!before) await describe(); // at the start, and after the server was away
     before = { found, now };
+    server.queued = found.get("lmi_queued_requests") ?? 0;
     const ready = found.get("lmi_engine_ready") === 1;
-    showState(ready ? "ready" : "wait", ready ? `Ready: ${server.model}` : "The model is not ready yet");
+    showState(ready ? "ready" : "wait", ready ? "Ready" : "The model is not ready yet");
     $("key-button").hidden = !server.locked;
     $("metrics-link").hidden = server.locked;
   } catch (error) {
@@ -58,19 +63,46 @@ function show(texts) {
 /** Name the model, its engine, its context, its device and replicas. */
 async function describe() {
   const [{ modelName }] = (await (await request("models")).json()).models;
-  const [[{ models: [details] }], { data }] = await Promise.all(
-    [`models/${encodeURIComponent(modelName)}`, "v1/models"].map(async (path) => (await request(path)).json()),
+  const [[{ models: [details] }], { data }, info] = await Promise.all(
+    [`models/${encodeURIComponent(modelName)}`, "v1/models", "info"].map(async (path) => (await request(path)).json()),
   );
   const [group] = details.workerGroups;
   const context = data.find(({ id }) => id === modelName)?.max_model_len;
+  server.takes = data.find(({ id }) => id === modelName)?.input_modalities ?? ["text"];
+  const own = ownName(modelName, info.model_id);
   show({
-    "s-model": modelName,
+    "model-name": own,
+    "s-model": own,
     "s-engine": details.engine,
     "s-context": context?.toLocaleString("en") ?? "–",
     "s-device": group.device.deviceType,
     "s-replicas": String(group.maxWorkers),
   });
-  server.model = modelName;
+  document.title = `${own} · lmi-handler`;
+  const adapters = data.filter(({ parent }) => parent === modelName).map(({ id }) => id);
+  const names = new Map([[modelName, own], ...adapters.map((id) => [id, id])]);
+  offer(names);
+  choose(names);
+}
+
+/** Where the server's name for its model says nothing, the last part of where it came from. */
+function ownName(name, source) {
+  const last = (source ?? "").replace(/[\\/]+$/, "").split(/[\\/]/).pop();
+  return name === DEFAULT_NAME && last ? last : name;
+}
+
+/** A list to choose from, where adapters are loaded. */
+function offer(names) {
+  const before = $("model").value;
+  $("model").replaceChildren(...[...names].map(([id, name]) => new Option(name, id, false, id === before)));
+  $("model").hidden = names.size < 2;
+  $("model-name").hidden = names.size > 1;
+  $("model").onchange = () => choose(names);
+}
+
+function choose(names) {
+  server.model = $("model").value;
+  server.name = names.get(server.model);
   changed();
 }
 

@@ -264,7 +264,7 @@ class TranscriptDone(TypedDict):
 
 
 class OpenAiModel(TypedDict):
-    """The model or an adapter; `parent` is what an adapter was made for."""
+    """The model or an adapter; `parent` is what an adapter was made for, `input_modalities` what messages may have."""
 
     id: str
     object: Literal["model"]
@@ -273,6 +273,7 @@ class OpenAiModel(TypedDict):
     root: str
     parent: str | None
     max_model_len: Count | None
+    input_modalities: list[str]
 
 
 class OpenAiModels(TypedDict):

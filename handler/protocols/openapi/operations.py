@@ -41,6 +41,7 @@ _MODEL_EXAMPLE: OpenAiModel = {
     "root": "model",
     "parent": None,
     "max_model_len": 8192,
+    "input_modalities": ["text"],
 }
 _GROUP: WorkerGroup = {
     "device": {"deviceType": "cpu", "deviceId": -1},

@@ -14,6 +14,8 @@ import httpx
 import pytest
 
 from handler import __version__
+from handler.core.media import MEDIA
+from handler.serving.media.kinds import missing_packages
 from tests import servers
 from tests.app.server import impatient, serve
 from tests.servers import LiveServer, http, options, post_bytes, raw, wait_for
@@ -214,7 +216,9 @@ def test_models_are_listed(paced: LiveServer, tmp_path: Path) -> None:
         ("model", "model", None),
         ("one", "model", "model"),
     ]
+    taken = ["text", *(kind for kind in MEDIA if not missing_packages(kind))]
     for model in listed["data"]:
+        assert model["input_modalities"] == taken
         assert http.get(f"{paced.url}/v1/models/{model['id']}").json() == model
     assert error(http.get(paced.url + "/v1/models/two"), 404)["code"] == "model_not_found"
     _check_anthropics_list(paced, ["first", "org/x", "model", "one"])

@@ -29,6 +29,11 @@ def only_in(kind: str) -> str:
     return f"{MEDIA[kind]} stand in messages of the user"
 
 
+def taken_media(context: ServerContext) -> list[str]:
+    """Return the kinds of media that messages may have."""
+    return [kind for kind in MEDIA if not context.no_media.get(kind, _TEXT_ONLY)]
+
+
 def check_taken(kind: str, word: str, at: str, context: ServerContext) -> None:
     """Raise InvalidPayload where the engine takes no media of a kind; `word` is the client's for one."""
     if reason := context.no_media.get(kind, _TEXT_ONLY):
@@ -38,7 +43,7 @@ def check_taken(kind: str, word: str, at: str, context: ServerContext) -> None:
 def check_read(word: str, at: str, context: ServerContext) -> None:
     """Raise InvalidPayload where no engine reads parts of this type, naming what they bring and what this one reads."""
     if word in _UNREAD:
-        taken = [several for kind, several in MEDIA.items() if not context.no_media.get(kind, _TEXT_ONLY)]
+        taken = [MEDIA[kind] for kind in taken_media(context)]
         read = " and ".join([", ".join(["text", *taken[:-1]]), *taken[-1:]])
         raise InvalidPayload(f"{at}: {word!r} is not supported: the engine reads {read}, no {_UNREAD[word]}")
 

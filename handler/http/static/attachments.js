@@ -1,0 +1,128 @@
+// Images and audio clips of a message: chosen, dropped or pasted, where the model takes them.
+
+import { button, element } from "./conversation.js";
+import { tell } from "./history.js";
+import { server } from "./server.js";
+
+const $ = (id) => document.getElementById(id);
+const MAX_BYTES = 6 * 2 ** 20; // what the server takes in a message
+const TYPES = {
+  image: ["image/jpeg", "image/png", "image/webp", "image/gif"],
+  audio: ["audio/wav", "audio/x-wav", "audio/mpeg", "audio/flac", "audio/x-flac", "audio/ogg", "audio/opus"],
+};
+const SEVERAL = { image: "images", audio: "audio clips" };
+const SIZE = 72; // pixels, of a picture's longer side
+
+let attached = []; // {kind, name, type, data}, as a chat keeps them
+
+/** The parts of a message's content. */
+export const parts = (media) =>
+  media.map(({ kind, type, data }) =>
+    kind === "image" ? { type: "image_url", image_url: { url: `data:${type};base64,${data}` } } : { type: "input_audio", input_audio: { data } },
+  );
+
+const bytes = (data) => Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
+
+/** A picture, drawn here: the page's policy loads images from nowhere else. A clip is its name. */
+export function thumbnail({ kind, name, type, data }) {
+  if (kind !== "image") return element("span", { className: "clip" }, `♪ ${name}`);
+  const canvas = element("canvas", { className: "thumbnail", width: SIZE, height: SIZE, title: name });
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", name);
+  draw(canvas, type, data).catch(() => canvas.replaceWith(element("span", { className: "clip" }, name)));
+  return canvas;
+}
+
+async function draw(canvas, type, data) {
+  const image = await createImageBitmap(new Blob([bytes(data)], { type }));
+  const scale = Math.min(1, (SIZE * devicePixelRatio) / Math.max(image.width, image.height));
+  canvas.width = Math.max(1, image.width * scale);
+  canvas.height = Math.max(1, image.height * scale);
+  canvas.style.width = `${canvas.width / devicePixelRatio}px`;
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  image.close();
+}
+
+/** What is attached, which is then attached no more. */
+export function taken() {
+  const media = attached;
+  attached = [];
+  render();
+  return media;
+}
+
+export const waiting = () => attached.length > 0;
+
+/** Show the button and the drop only where the model takes something. */
+export function offer() {
+  const kinds = Object.keys(TYPES).filter((kind) => server.takes.includes(kind));
+  $("attach").hidden = kinds.length === 0;
+  $("attach").title = `Attach ${kinds.map((kind) => SEVERAL[kind]).join(" or ")}`;
+  $("files").accept = kinds.flatMap((kind) => TYPES[kind]).join(",");
+}
+
+function render() {
+  $("attached").hidden = attached.length === 0;
+  $("attached").replaceChildren(
+    ...attached.map((medium) => {
+      const away = button("✕", () => {
+        attached = attached.filter((other) => other !== medium);
+        render();
+        $("prompt").focus();
+      });
+      away.setAttribute("aria-label", `Remove ${medium.name}`);
+      return element("li", {}, thumbnail(medium), away);
+    }),
+  );
+}
+
+function refusal(file) {
+  const kind = file.type.split("/")[0];
+  if (!server.takes.includes(kind)) {
+    const kinds = server.takes.map((taken) => SEVERAL[taken] ?? taken);
+    return `${file.name}: the model takes ${kinds.join(" and ")} only.`;
+  }
+  if (!TYPES[kind].includes(file.type)) return `${file.name}: ${file.type} is not among ${TYPES[kind].join(", ")}.`;
+  return file.size > MAX_BYTES ? `${file.name} is larger than ${MAX_BYTES / 2 ** 20} MiB.` : "";
+}
+
+function base64(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result.slice(reader.result.indexOf(",") + 1));
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+}
+
+async function attach(files) {
+  const problems = [];
+  for (const file of files) {
+    const problem = refusal(file);
+    if (problem) problems.push(problem);
+    else attached.push({ kind: file.type.split("/")[0], name: file.name, type: file.type, data: await base64(file) });
+  }
+  render();
+  if (problems.length) tell(problems.join(" "));
+}
+
+$("attach").addEventListener("click", () => $("files").click());
+$("files").addEventListener("change", async () => {
+  await attach([...$("files").files]);
+  $("files").value = "";
+});
+$("prompt").addEventListener("paste", (event) => {
+  const files = [...event.clipboardData.files];
+  if (!files.length || event.clipboardData.types.includes("text/plain")) return; // an office program adds a picture of its text
+  event.preventDefault();
+  attach(files);
+});
+for (const name of ["dragover", "drop"]) {
+  document.addEventListener(name, (event) => {
+    if (!event.dataTransfer.types.includes("Files")) return;
+    event.preventDefault(); // else the browser shows the file in the page's place
+    document.body.classList.toggle("dropping", name === "dragover" && server.takes.length > 1);
+    if (name === "drop") attach([...event.dataTransfer.files]);
+  });
+}
+document.addEventListener("dragleave", ({ relatedTarget }) => relatedTarget ?? document.body.classList.remove("dropping"));

@@ -1,0 +1,174 @@
+// The panel of kept chats: a list with a search, and for each chat another name, a file, or its end with a way back.
+
+import * as chats from "./chats.js";
+import { button, element } from "./conversation.js";
+
+const $ = (id) => document.getElementById(id);
+const UNDO = 15_000; // milliseconds
+
+const UNREADABLE = "A chat that cannot be read";
+
+let heads = [];
+let shown = null; // the id of the chat that the page shows
+let chosen = null; // the id of the chat whose menu is open
+let timer = 0;
+let told = ""; // the problem that the reader knows, who was offered a file
+let actions;
+
+/** `actions.open(id)` shows a chat, null for a new one; `rename(id, title)` gives it a name; `changed(id)`: another tab did. */
+export function begin(given) {
+  actions = given;
+  chats.listen(async (id) => {
+    await refresh();
+    actions.changed(id);
+  });
+  return refresh();
+}
+
+export function select(id) {
+  shown = id;
+  render();
+}
+
+/** Say what has happened, with a button for what can be done about it. */
+export function tell(text, label, act) {
+  clearTimeout(timer);
+  const close = () => ($("toast").hidden = true);
+  const acts = label ? [button(label, () => (close(), act()), "main quiet")] : [];
+  $("toast").replaceChildren(element("span", {}, text), ...acts, button("✕", close));
+  $("toast").lastChild.setAttribute("aria-label", "Dismiss");
+  $("toast").hidden = false;
+  timer = setTimeout(close, UNDO);
+}
+
+/** Say why chats cannot be kept, "" once they can; `save` makes a file of the one that was not. */
+export function warn(text, save) {
+  $("chats-problem").textContent = text;
+  $("chats-problem").hidden = !text;
+  if (!text) told = "";
+  else if (save && text !== told) {
+    told = text;
+    tell(text, "Export this chat", save);
+  }
+}
+
+export async function refresh() {
+  try {
+    heads = await chats.list();
+  } catch (error) {
+    warn(chats.problem(error));
+  }
+  render();
+}
+
+const named = ({ title }) => (typeof title === "string" && title ? title : UNREADABLE);
+
+function when({ updated }) {
+  const date = new Date(updated);
+  if (Number.isNaN(date.getTime())) return "";
+  const today = date.toDateString() === new Date().toDateString();
+  return today ? date.toLocaleTimeString([], { timeStyle: "short" }) : date.toLocaleDateString([], { dateStyle: "medium" });
+}
+
+function item(head) {
+  const open = element("button", { type: "button", className: "open" }, element("span", { dir: "auto" }, named(head)), element("small", {}, when(head)));
+  open.addEventListener("click", () => actions.open(head.id));
+  if (head.id === shown) open.setAttribute("aria-current", "true");
+  const more = element("button", { type: "button", className: "more", textContent: "⋯" });
+  more.setAttribute("aria-label", `More for ${named(head)}`);
+  more.setAttribute("aria-haspopup", "menu");
+  more.addEventListener("click", () => showMenu(head.id, more));
+  const entry = element("li", {}, open, more);
+  entry.dataset.id = head.id;
+  return entry;
+}
+
+function render() {
+  const found = chats.search(heads, $("chats-search").value);
+  $("chats").replaceChildren(...found.map(item));
+  $("chats-none").textContent = heads.length ? "No chat has these words." : "Chats that you have are kept here, in this browser.";
+  $("chats-none").hidden = found.length > 0;
+  $("chats-all").hidden = heads.length === 0;
+}
+
+// -- the menu of a chat ------------------------------------------------------------------------------------------
+
+function showMenu(id, beside) {
+  chosen = id;
+  const menu = $("chat-menu");
+  menu.showPopover();
+  const { right, bottom, top } = beside.getBoundingClientRect();
+  const below = bottom + menu.offsetHeight < innerHeight;
+  menu.style.left = `${Math.max(4, Math.min(right - menu.offsetWidth, innerWidth - menu.offsetWidth - 4))}px`;
+  menu.style.top = `${below ? bottom : top - menu.offsetHeight}px`;
+  menu.querySelector("button").focus();
+}
+
+/** Do something with the chosen chat, and say what went wrong. */
+function onChosen(name, act) {
+  $(name).addEventListener("click", async () => {
+    $("chat-menu").hidePopover();
+    try {
+      await act(chosen);
+    } catch (error) {
+      tell(error instanceof DOMException ? chats.problem(error) : error.message);
+    }
+  });
+}
+
+function renameInPlace(id) {
+  const entry = [...$("chats").children].find(({ dataset }) => dataset.id === id);
+  const head = heads.find((one) => one.id === id);
+  if (!entry || !head) return;
+  const field = element("input", { type: "text", value: named(head), maxLength: 200 });
+  field.setAttribute("aria-label", "Name of the chat");
+  let left = false;
+  const leave = async (keep) => {
+    if (left) return;
+    left = true;
+    const title = field.value.trim();
+    if (keep && title && title !== head.title) {
+      const kept = await actions.rename(id, title).catch((error) => tell(chats.problem(error)));
+      if (kept === null) tell(`${UNREADABLE}: it keeps its name.`);
+    }
+    await refresh();
+    [...$("chats").children].find(({ dataset }) => dataset.id === id)?.querySelector(".open").focus();
+  };
+  field.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== "Escape") return;
+    event.preventDefault();
+    event.stopPropagation();
+    leave(event.key === "Enter");
+  });
+  field.addEventListener("blur", () => leave(true));
+  entry.replaceChildren(field);
+  field.select();
+}
+
+/** Delete at once; undoing keeps the same chats again. */
+async function remove(ids, text) {
+  const back = ids.includes(shown) ? shown : null;
+  if (back) actions.open(null);
+  const gone = await chats.remove(ids);
+  await refresh();
+  tell(text, "Undo", async () => {
+    await chats.restore(gone).catch((error) => tell(chats.problem(error)));
+    await refresh();
+    if (back) actions.open(back);
+  });
+}
+
+const titleOf = (id) => named(heads.find((head) => head.id === id) ?? {});
+
+onChosen("chat-rename", renameInPlace);
+onChosen("chat-json", async (id) => chats.exportJson(titleOf(id), [await chats.load(id)]));
+onChosen("chat-markdown", async (id) => chats.exportMarkdown(chats.checked(await chats.load(id))));
+onChosen("chat-delete", (id) => remove([id], `Deleted “${titleOf(id)}”.`));
+
+$("chats-json").addEventListener("click", async () => {
+  chats.exportJson("chats", await Promise.all(heads.map(({ id }) => chats.load(id))));
+});
+$("chats-delete").addEventListener("click", () => {
+  remove(heads.map(({ id }) => id), heads.length === 1 ? "Deleted the chat." : `Deleted ${heads.length} chats.`);
+});
+$("chats-search").addEventListener("input", render);

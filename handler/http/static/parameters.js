@@ -1,0 +1,100 @@
+// The form of a request's fields: what each is for, presets, and what the form asks for.
+
+import { button, element } from "./conversation.js";
+
+const $ = (id) => document.getElementById(id);
+
+const number = (placeholder, min, max, step = "any") => ({ type: "number", placeholder, min, max, step });
+
+/** By name: the field's input, and what it does. */
+const FIELDS = {
+  max_tokens: [number("all that fits", 1, "", 1), "The answer ends after this many tokens. A token is about three quarters of an English word."],
+  temperature: [number("1", 0, 2), "0 always takes the likeliest token. Higher values are more varied, and err more often."],
+  top_p: [number("1", 0, 1), "Only the likeliest tokens that together have this probability are drawn from. 1 takes all."],
+  seed: [number("random", 0, "", 1), "The same seed with the same request draws the same tokens again."],
+  presence_penalty: [number("0", -2, 2), "Above 0, tokens that the answer already has become less likely: it moves on to new words."],
+  frequency_penalty: [number("0", -2, 2), "Above 0, tokens become less likely each time that they occur: it repeats itself less."],
+  stop: [{ type: "text", placeholder: "none", autocomplete: "off" }, "The answer ends before this text.", "(one string)"],
+};
+
+/** By name, what a preset fills in; the other fields of `PRESET` are emptied. */
+const PRESETS = {
+  Balanced: { temperature: "0.7", top_p: "0.9" },
+  Precise: { temperature: "0" },
+  Creative: { temperature: "1", top_p: "0.95", presence_penalty: "0.5" },
+  "The server's defaults": {},
+};
+const PRESET = ["temperature", "top_p", "presence_penalty", "frequency_penalty"];
+const OWN = "Your own";
+
+/** A button that shows what a field is for, on hover, focus or touch. */
+export function help(id, name, text) {
+  const tip = element("span", { id, className: "tip", role: "tooltip" }, text);
+  const about = button("?", () => about.focus(), "about"); // Safari does not focus what is clicked
+  about.setAttribute("aria-label", `About ${name}`);
+  about.setAttribute("aria-describedby", id);
+  about.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    event.stopPropagation();
+    about.blur();
+  });
+  return [about, tip];
+}
+
+function field([name, [properties, text, remark]]) {
+  const input = element("input", { id: `p-${name}`, name, ...properties });
+  input.setAttribute("aria-describedby", `t-${name}`);
+  const parts = name.split(/(?<=_)/).flatMap((part) => [element("wbr"), part]).slice(1);
+  const label = element("label", { htmlFor: input.id }, ...parts, ...(remark ? [" ", element("small", {}, remark)] : []));
+  const box = element("div", {}, element("div", { className: "name" }, label, ...help(`t-${name}`, name, text)), input);
+  box.classList.toggle("wide", properties.type === "text");
+  return box;
+}
+
+const values = () => Object.fromEntries(PRESET.map((name) => [name, $(`p-${name}`).value]));
+const same = (preset) => PRESET.every((name) => values()[name] === (preset[name] ?? ""));
+
+function take(preset) {
+  for (const name of PRESET) $(`p-${name}`).value = preset[name] ?? "";
+}
+
+/** Name the preset that the fields have. */
+function showPreset() {
+  $("p-preset").value = Object.keys(PRESETS).find((name) => same(PRESETS[name])) ?? OWN;
+}
+
+/** The fields that the user writes as JSON; the form does not send what is no object. */
+function moreFields() {
+  const field = $("p-more");
+  let value = {};
+  try {
+    value = JSON.parse(field.value || "{}");
+  } catch (error) {
+    field.setCustomValidity(`This is not JSON: ${error.message}`);
+    return {};
+  }
+  const isObject = typeof value === "object" && value !== null && !Array.isArray(value);
+  field.setCustomValidity(isObject ? "" : "This must be a JSON object.");
+  return isObject ? value : {};
+}
+
+/** What the form asks for; a field left empty is not sent. */
+export function parameters() {
+  const found = {};
+  for (const field of $("parameters").elements) {
+    if (!field.name || field.value === "") continue;
+    if (field.type === "number") found[field.name] = field.valueAsNumber;
+    else if (field.type !== "checkbox") found[field.name] = field.value;
+    else if (field.checked) found[field.name] = true;
+  }
+  return { ...found, ...moreFields() };
+}
+
+$("fields").replaceWith(...Object.entries(FIELDS).map(field));
+$("p-preset").append(...[...Object.keys(PRESETS), OWN].map((name) => element("option", {}, name)));
+$("p-preset").lastChild.hidden = true; // it is what the fields say, no choice
+$("p-preset").addEventListener("change", () => take(PRESETS[$("p-preset").value] ?? values()));
+$("parameters").addEventListener("input", ({ target }) => target !== $("p-preset") && showPreset());
+$("parameters").addEventListener("submit", (event) => event.preventDefault());
+take(PRESETS.Balanced);
+showPreset();

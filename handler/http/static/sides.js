@@ -1,0 +1,45 @@
+// The two sides of the chat: the kept chats, and the parameters with the code and the server. Each folds.
+
+const $ = (id) => document.getElementById(id);
+const NARROW = matchMedia("(max-width: 56rem)"); // here a side lies over the chat
+const WIDE = matchMedia("(min-width: 80rem)");
+
+const SIDES = ["history", "settings"];
+const isOpen = (name) => !$(name).hidden;
+
+function set(name, open) {
+  $(name).hidden = !open;
+  $(`${name}-toggle`).setAttribute("aria-expanded", String(open));
+}
+
+/** Fold what lies over the chat. True if something did. */
+export function uncover() {
+  const over = NARROW.matches ? SIDES.filter(isOpen) : [];
+  for (const name of over) {
+    const focused = $(name).contains(document.activeElement);
+    set(name, false);
+    if (focused) $(`${name}-toggle`).focus();
+  }
+  return over.length > 0;
+}
+
+export const reveal = (name) => set(name, true);
+
+function arrange() {
+  (NARROW.matches ? $("settings") : document.querySelector("header")).insertBefore($("links"), NARROW.matches ? null : $("settings-toggle"));
+  document.documentElement.style.setProperty("--top", `${document.querySelector("header").offsetHeight}px`);
+  set("history", WIDE.matches);
+  set("settings", !NARROW.matches);
+}
+
+for (const name of SIDES) {
+  $(`${name}-toggle`).addEventListener("click", () => {
+    const open = !isOpen(name);
+    if (open) uncover();
+    set(name, open);
+    if (open && NARROW.matches) $(name).querySelector("button, input, summary").focus();
+  });
+}
+$("log").addEventListener("pointerdown", uncover);
+for (const query of [NARROW, WIDE]) query.addEventListener("change", arrange);
+arrange();

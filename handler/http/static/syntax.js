@@ -1,0 +1,72 @@
+// Colours code by CSS highlights: ranges over its text, which stays one node that may grow.
+
+import { tokenizer } from "./vendor/highlight/tokenize.js";
+
+const MAX_CODE = 10_000; // characters
+// In longer runs the languages' patterns take time that grows with the square.
+const LONG_RUN = /\w{250}|\s{250}|.{1000}/;
+const MAX_TIME = 100; // milliseconds: a block that took longer is not coloured again
+
+/** What a fence may say besides a language's own name. */
+const ALIASES = {
+  bash: ["sh", "shell", "zsh", "console"], c: ["c++", "cpp", "cc", "h", "hpp", "cs", "csharp", "c#"], css: ["scss", "less"],
+  diff: ["patch"], docker: ["dockerfile"], go: ["golang"], html: ["htm", "vue", "svelte"], ini: ["cfg", "conf", "properties"],
+  java: ["kotlin", "kt", "scala"], js: ["javascript", "jsx", "mjs"], json: ["jsonl", "json5", "jsonc"], make: ["makefile"],
+  md: ["markdown"], pl: ["perl"], py: ["python", "python3", "pycon"], rs: ["rust"], ts: ["typescript", "tsx"], xml: ["svg"],
+  yaml: ["yml"], http: [], lua: [], sql: [], toml: [],
+};
+const LANGUAGES = new Map(Object.entries(ALIASES).flatMap(([own, names]) => [own, ...names].map((name) => [name, own])));
+
+/** The colours of style.css by the tokenizer's types. */
+const KINDS = {
+  kwd: "keyword", section: "keyword", str: "string", insert: "string", cmnt: "comment", num: "number", bool: "number",
+  func: "function", class: "function", type: "function", var: "variable", deleted: "variable", err: "variable",
+};
+
+const supported = "highlights" in (globalThis.CSS ?? {}) && "StaticRange" in globalThis;
+const loaded = new Map(); // by name: a language's patterns, null where there are none
+const painted = new Map(); // by the element with the code: its ranges, each with its highlight
+const slow = new WeakSet();
+
+function highlight(kind) {
+  const found = CSS.highlights.get(kind) ?? new Highlight();
+  CSS.highlights.set(kind, found);
+  return found;
+}
+
+function clear(code) {
+  for (const [kind, range] of painted.get(code) ?? []) kind.delete(range);
+  painted.delete(code);
+}
+
+/** The patterns of a language, `again` is called once they are there. */
+function patterns(name, again) {
+  if (!loaded.has(name)) {
+    loaded.set(name, null);
+    import(`./vendor/highlight/${name}.js`).then(({ default: found }) => loaded.set(name, found), () => {}).then(again);
+  }
+  return loaded.get(name) ?? [];
+}
+
+/** Colour all of an element's text, which is one node; `language` is what a fence says. */
+export function colour(code, language) {
+  const name = LANGUAGES.get((language ?? "").toLowerCase());
+  const node = code.firstChild;
+  if (!supported || !name || !node || slow.has(code)) return;
+  clear(code);
+  for (const other of painted.keys()) if (!other.isConnected && other !== code) clear(other);
+  if (node.length > MAX_CODE || LONG_RUN.test(node.data)) return;
+  const began = performance.now();
+  const again = () => colour(code, language);
+  const ranges = [];
+  let start = 0;
+  const running = tokenizer(node.data, name, (text, type) => {
+    const end = start + text.length;
+    if (KINDS[type]) ranges.push([highlight(KINDS[type]), new StaticRange({ startContainer: node, startOffset: start, endContainer: node, endOffset: end })]);
+    start = end;
+  });
+  for (let step = running.next(); !step.done; ) step = running.next(patterns(step.value, again));
+  for (const [kind, range] of ranges) kind.add(range);
+  painted.set(code, ranges);
+  if (performance.now() - began > MAX_TIME) slow.add(code);
+}
