@@ -128,6 +128,7 @@ class ServedModel:
             restarts=lambda: engine.restarts,
             statistics=lambda: engine.statistics,
             replicas=lambda: self.replicas,
+            adapters=adapters.registry.names,
         )
         self.metrics = Metrics(config.label, gauges, tgi=config.tgi_metrics, tracer=tracer)
         if request_log is not None:

@@ -26,6 +26,29 @@ def test_every_operation_is_there_and_opens(echo_server: LiveServer, open_page: 
     assert "number | null ≥ 0, ≤ 1" in row.text_content()
 
 
+def test_a_search_leaves_the_routes_that_have_all_its_words(echo_server: LiveServer, open_page: Open) -> None:
+    page = open_page(echo_server, "/docs")
+    page.wait_for_selector("details.operation")
+
+    def found(words: str) -> set[str]:
+        page.fill("#query", words)
+        shown = {panel.get_attribute("id") for panel in page.query_selector_all("details.operation:visible")}
+        assert page.inner_text("#count") == (f"{len(shown)} route{'s' * (len(shown) != 1)}" if words else "")
+        return shown
+
+    everything = found("")
+    assert found("/v1/messages") == {"post_v1_messages", "post_v1_messages_count_tokens"}
+    assert [title.inner_text() for title in page.query_selector_all("h2:visible")] == ["Anthropic"]
+    assert found("tokens count anthropic") == {"post_v1_messages_count_tokens"}
+    assert "post_v1_chat_completions" in found("parallel_tool_calls"), "a field of the body"
+    assert found("nothing has this") == set()
+    assert found("") == everything
+    groups = page.query_selector_all("#groups a")
+    assert [group.inner_text() for group in groups] == [title.inner_text() for title in page.query_selector_all("h2")]
+    groups[-1].click()
+    assert page.evaluate("document.getElementById(location.hash.slice(1)).getBoundingClientRect().top") < 700
+
+
 def test_a_route_is_tried(echo_server: LiveServer, open_page: Open) -> None:
     page = open_page(echo_server, "/docs")
     page.click("#post_invocations > summary")

@@ -31,11 +31,12 @@ from tests.servers import ServerProcess, options, serve
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "monitoring"
 PICTURES = ROOT / "docs" / "images" / "monitoring"
-ROWS = ("traffic", "latency", "engine")
+ROWS = ("traffic", "latency", "requests", "engine", "servers")
 """Names of the pictures: one for each row of the dashboard."""
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 _UNITS = {"reqps": "requests/s", "s": "seconds", "percentunit": "", "short": ""}
+_SUFFIX = "suffix:"  # begins a unit of Grafana's that is written as it is
 _OPTIONS = ("option.kv_cache_gib=1", "option.max_rolling_batch_size=8")
 _CLIENTS = (2, 8, 16)
 _SECONDS = 25
@@ -59,11 +60,16 @@ def expression(query: str, interval: str) -> str:
     return query.replace("$__rate_interval", interval).replace("$instance", ".+")
 
 
-def configuration(target: str, interval: str, directory: Path) -> Path:
-    """Write the example's configuration for one server, which is scraped more often; the alerts lie beside it."""
+def configuration(target: str, interval: str, directory: Path, *more: str) -> Path:
+    """Write the example's configuration for a server, which is scraped more often; the alerts lie beside it.
+
+    Args:
+        more: other servers, with their addresses as instances.
+    """
     config = yaml.safe_load((EXAMPLES / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": interval, "evaluation_interval": interval}
     config["scrape_configs"][0]["static_configs"] = [{"targets": [target], "labels": {"instance": "localhost:8080"}}]
+    config["scrape_configs"][0]["static_configs"].append({"targets": [*more]})
     (directory / "alerts.yml").write_text((EXAMPLES / "alerts.yml").read_text())
     path = directory / "prometheus.yml"
     path.write_text(yaml.safe_dump(config))
@@ -105,7 +111,8 @@ def _draw(
     axes.set_title(panel["title"])
     axes.set_xlim(0, end - begin)
     axes.set_xlabel("seconds")
-    axes.set_ylabel(_UNITS[defaults["unit"]])
+    unit = defaults["unit"]
+    axes.set_ylabel(unit.removeprefix(_SUFFIX).strip() if unit.startswith(_SUFFIX) else _UNITS[unit])
     if defaults["unit"] == "percentunit":
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     elif panel["title"] == "Engines ready":
@@ -122,7 +129,7 @@ def _draw(
     if series:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, frameon=False)
     else:
-        axes.text(0.5, 0.5, "this engine does not report it", transform=axes.transAxes, ha="center")
+        axes.text(0.5, 0.5, panel["description"], transform=axes.transAxes, ha="center", wrap=True)
 
 
 def _load(server: ServerProcess) -> list[Mark]:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from handler.engines.echo import engine as echo
+from tests.adapter_files import write_adapter
 from tests.app.server import AppServer, serve
 from tests.app.serving.test_metrics import ASK, Reporter, dashboard_queries
 from tests.monitoring import panels
@@ -31,10 +32,20 @@ def server() -> Iterator[AppServer]:
 
 
 @pytest.fixture(scope="module")
-def scraper(server: AppServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """The example's configuration, but for the server's port, and more often."""
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppServer]:
+    """Two replicas, and an adapter."""
+    directory = tmp_path_factory.mktemp("several")
+    write_adapter(directory / "adapters" / "sql")
+    (directory / "serving.properties").write_text("option.enable_lora=true\noption.replicas=2\n")
+    with serve("--engine", "echo", "--properties", str(directory / "serving.properties")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def scraper(server: AppServer, several: AppServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """The example's configuration, but for the servers' ports, and more often."""
     directory = tmp_path_factory.mktemp("prometheus")
-    config = panels.configuration(f"127.0.0.1:{server.port}", "200ms", directory)
+    config = panels.configuration(f"127.0.0.1:{server.port}", "200ms", directory, f"127.0.0.1:{several.port}")
     with prometheus(config, directory) as found:
         yield found
 

@@ -131,10 +131,12 @@ function render(path, method, item) {
   const badge = el("span", { className: `method ${method}` }, method.toUpperCase());
   const panel = el("details", { className: "panel operation", id: operation.operationId },
     el("summary", {}, badge, el("code", {}, path), el("span", {}, operation.summary)));
+  panel.dataset.words = words(path, method, operation);
   panel.addEventListener("toggle", () => {
     if (!panel.open || panel.childElementCount > 1) return; // made when it is first wanted
     const request = shapes(operation.requestBody?.content["application/json"].schema);
     panel.append(el("div", { className: "body" },
+      ...(operation.description ? [el("p", {}, operation.description)] : []),
       ...(request.length ? [el("h3", {}, "Body"), ...request] : []),
       el("h3", {}, "Answers"), ...answers(operation),
       el("h3", {}, "Try it"), ...trial(path, method.toUpperCase(), item, operation)));
@@ -159,15 +161,44 @@ async function load() {
   $("raw").hidden = Boolean(api.security); // a browser opens links without the key
   $("version").textContent = `version ${api.info.version}`;
   $("description").textContent = api.info.description;
-  const groups = new Map();
+  const groups = new Map(api.tags.map(({ name }) => [name, []])); // in the document's order
   for (const [path, item] of Object.entries(api.paths)) {
     for (const method of ["get", "post", "delete"].filter((name) => item[name])) {
-      const tag = item[method].tags[0];
-      groups.set(tag, [...(groups.get(tag) ?? []), render(path, method, item)]);
+      groups.get(item[method].tags[0]).push(render(path, method, item));
     }
   }
-  for (const [tag, operations] of groups) $("api").append(el("h2", {}, tag), ...operations);
+  for (const { name, description } of api.tags) {
+    const id = `group-${name.toLowerCase().replace(/\W+/g, "-")}`;
+    $("groups").append(el("a", { href: `#${id}` }, name), " ");
+    $("api").append(el("section", { "aria-labelledby": id }, el("h2", { id }, name), el("p", {}, description), ...groups.get(name)));
+  }
+  $("find").hidden = false;
+  search();
 }
+
+/** Every word that a route may be looked for by: its path, sentence and group, and its body's fields. */
+function words(path, method, operation) {
+  const body = operation.requestBody?.content["application/json"]?.schema;
+  const names = (body?.anyOf ?? (body ? [body] : [])).flatMap((shape) => Object.keys(resolve(shape).properties ?? {}));
+  return [method, path, operation.summary, operation.description ?? "", ...operation.tags, ...names].join(" ").toLowerCase();
+}
+
+/** Show the routes that have all of the words, and the groups that have any of them. */
+function search() {
+  const wanted = $("query").value.toLowerCase().split(/\s+/).filter(Boolean);
+  let found = 0;
+  for (const section of document.querySelectorAll("#api section")) {
+    const panels = [...section.querySelectorAll("details.operation")];
+    for (const panel of panels) {
+      panel.hidden = !wanted.every((word) => panel.dataset.words.includes(word));
+      found += !panel.hidden;
+    }
+    section.hidden = panels.every((panel) => panel.hidden);
+  }
+  $("count").textContent = wanted.length ? `${found} route${found === 1 ? "" : "s"}` : "";
+}
+
+$("query").addEventListener("input", search);
 
 $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();

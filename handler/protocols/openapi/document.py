@@ -15,7 +15,7 @@ from handler.protocols.kernel.errors import FrontEndError
 from handler.protocols.kernel.schema.shapes import TEXT, Shape, ref
 from handler.protocols.kernel.schema.types import components_of, schema_of_type
 from handler.protocols.openapi import operations, sessions
-from handler.protocols.openapi.operations import PATH_PARAMETERS
+from handler.protocols.openapi.operations import GROUPS, INFERENCE, PATH_PARAMETERS
 from handler.protocols.registry import dialects, dialects_of
 
 _DESCRIPTION = (
@@ -77,10 +77,12 @@ def document(
                 if route.takes_calls:
                     sessions.add_calls(operation)
             paths.setdefault(route.path, _path_item(route.path))[method.lower()] = operation
+    used = {tag for item in paths.values() for name, one in item.items() if name != "parameters" for tag in one["tags"]}
     result: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "lmi-handler", "version": __version__, "description": _DESCRIPTION},
         "servers": [{"url": "/"}],
+        "tags": [{"name": name, "description": what} for name, what in GROUPS.items() if name in used],
         "paths": paths,
         "components": {"schemas": {**components(context), **(sessions.COMPONENTS if has_sessions else {})}},
     }
@@ -129,9 +131,9 @@ def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, A
     if known is not None:
         operation = _other(known)
     elif route.dialect is not None and method == "POST":
-        operation = _inference([DESCRIPTIONS[dialect.name] for dialect in dialects_of(route.dialect)])
+        operation = _inference(route.path, [DESCRIPTIONS[dialect.name] for dialect in dialects_of(route.dialect)])
     else:
-        operation = {"summary": route.path, "tags": ["Other"], "responses": {"200": {"description": "It succeeded"}}}
+        operation = {"summary": route.path, "tags": ["State"], "responses": {"200": {"description": "It succeeded"}}}
     if locked and known is not None and known.open:
         shared["security"] = []
     elif locked:
@@ -148,8 +150,8 @@ def _streams(dialects: Sequence[Description]) -> dict[str, Any]:
     }
 
 
-def _inference(dialects: Sequence[Description]) -> dict[str, Any]:
-    """Describe a route that takes any of these dialects; the first one names its tag."""
+def _inference(path: str, dialects: Sequence[Description]) -> dict[str, Any]:
+    """Describe a route that takes any of these dialects."""
     content = _streams(dialects)
     if whole := [dialect for dialect in dialects if dialect.answer]:
         content["application/json"] = {
@@ -158,10 +160,12 @@ def _inference(dialects: Sequence[Description]) -> dict[str, Any]:
         }
     if any(dialect.texts for dialect in dialects):
         content["text/plain"] = {"schema": {"type": "string"}}
-    titles = [dialect.title for dialect in dialects]
+    titles = ", ".join(dialect.title for dialect in dialects)
+    group, summary = INFERENCE.get(path, (next(iter(GROUPS)), f"Generate by {titles}"))
     return {
-        "tags": [titles[0] if titles else "Inference"],
-        "summary": f"Inference: {', '.join(titles)}",
+        "tags": [group],
+        "summary": summary,
+        "description": f"Takes bodies of {titles}.",
         "requestBody": {
             "required": True,
             "content": {

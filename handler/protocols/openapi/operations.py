@@ -1,4 +1,4 @@
-"""The server's own routes that are not for inference."""
+"""What the API's document says of routes: a sentence and a group for those of inference, all of the server's others."""
 
 from __future__ import annotations
 
@@ -98,54 +98,113 @@ _ADAPTERS: dict[tuple[str, str], Operation] = {
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/"): Operation(
-        "Page", "The chat page for browsers (Accept: text/html); for others whether the model can serve, as in TGI",
+        "Page", "Show the chat page to browsers; tell other clients whether the model can serve, as TGI does",
         {200: (_HTML, str, "<!doctype html>"),
          503: (_JSON, TgiError, UNHEALTHY)}, open=True,
     ),
-    ("GET", "/docs"): Operation("Page", "The document as a page", {200: (_HTML, str, "<!doctype html>")}, open=True),
+    ("GET", "/docs"): Operation("Page", "Show this page", {200: (_HTML, str, "<!doctype html>")}, open=True),
     ("GET", "/api-doc/openapi.json"): Operation(
-        "Page", "The API's document", {200: (_JSON, dict, {"openapi": "3.1.0"})}
+        "Page", "Describe all routes, as OpenAPI 3.1", {200: (_JSON, dict, {"openapi": "3.1.0"})}
     ),
     ("GET", "/ping"): Operation(
-        "State", "Whether the model can serve",
+        "State", "Whether the model can serve, as SageMaker and DJL Serving ask",
         {200: (_JSON, ModelState, {"status": "Healthy", "state": "ready"}),
          503: (_JSON, ModelState, {"status": "Unhealthy", "state": "loading"})}, open=True,
     ),
     ("GET", "/models"): Operation(
-        "State", "The model, as a list",
+        "State", "List the model, as DJL Serving lists its models",
         {200: (_JSON, Models,
                {"models": [{"modelName": "model", "modelUrl": None, "status": "READY"}]})},
     ),
     ("GET", "/models/{model}"): Operation(
-        "State", "The model, its queue and its workers",
+        "State", "Describe the model, its queue and its workers",
         {200: (_JSON, list[ModelVersions], [{"modelName": "model", "models": [_DESCRIBED]}]),
          404: _NO_MODEL},
     ),
     ("GET", "/metrics"): Operation(
-        "State", "Metrics in Prometheus' text format",
+        "State", "Export the metrics, in Prometheus' text format",
         {200: (_TEXT, str, "# TYPE lmi_active_sequences gauge\nlmi_active_sequences 0.0\n")},
     ),
     ("GET", "/execution-parameters"): Operation(
-        "State", "How batch transform should call the server",
+        "State", "Tell batch transform how to call the server",
         {200: (_JSON, ExecutionParameters,
                {"MaxConcurrentTransforms": 32, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": 3})},
     ),
     ("GET", "/v1/models"): Operation(
-        "OpenAI", "The model and its adapters; in Anthropic's form for a request with anthropic-version",
+        "OpenAI", "List the model and its adapters; in Anthropic's form for a request with anthropic-version",
         {200: (_JSON, OpenAiModels | AnthropicModels, {"object": "list", "data": [_MODEL_EXAMPLE]})},
         query={"limit": COUNT, "after_id": TEXT, "before_id": TEXT},
     ),
     ("GET", "/v1/models/{id}"): Operation(
-        "OpenAI", "The model or an adapter; in Anthropic's form for a request with anthropic-version",
+        "OpenAI", "Describe the model or an adapter; in Anthropic's form for a request with anthropic-version",
         {200: (_JSON, OpenAiModel | AnthropicModel, _MODEL_EXAMPLE),
          404: (_JSON, OpenAiError | AnthropicError, {"error": _NO_OPENAI_MODEL})},
     ),
     **_ADAPTERS,
     **{
-        (method, "/models/{model}" + path): operation._replace(answers={404: _FAILURES[404], **operation.answers})
+        (method, "/models/{model}" + path): operation._replace(
+            summary=f"{operation.summary}; DJL Serving's path, with the model",
+            answers={404: _FAILURES[404], **operation.answers},
+        )
         for (method, path), operation in _ADAPTERS.items()
     },
 }  # fmt: skip
+
+_SHAPED = "Generate, whole or as a stream; the body's fields choose the API"
+_TRITON_WHOLE, _TRITON_STREAM = (
+    "Generate a whole answer, as Triton's generate extension",
+    "Generate an answer as a stream of events, as Triton's extension",
+)
+_OF_VERSION = ", by the model's version"
+
+INFERENCE: dict[str, tuple[str, str]] = {
+    "/invocations": ("SageMaker and LMI", f"{_SHAPED}. SageMaker calls this route alone"),
+    "/predictions/{model}": ("SageMaker and LMI", f"{_SHAPED}. DJL Serving's path"),
+    "/predictions/{model}/{version}": ("SageMaker and LMI", f"{_SHAPED}. DJL Serving's path{_OF_VERSION}"),
+    "/models/{model}/invoke": ("SageMaker and LMI", f"{_SHAPED}. The path of multi-model endpoints"),
+    "/": ("TGI", "Answer at the root, as TGI, MindIE (option.root_schema) or text-embeddings-inference do"),
+    "/generate": ("TGI", "Generate a whole answer to `inputs`"),
+    "/generate_stream": ("TGI", "Generate an answer to `inputs` as a stream of events"),
+    "/v1/chat/completions": ("OpenAI", "Answer a chat: tools, images, structured output, whole or as a stream"),
+    "/v1/completions": ("OpenAI", "Continue a prompt, or several, or score them"),
+    "/v1/responses": ("OpenAI", "Answer by the Responses API, which agents speak"),
+    "/v1/responses/input_tokens": ("OpenAI", "Count the tokens of a request to /v1/responses without answering it"),
+    "/v1/embeddings": ("OpenAI", "Compute a vector for each text"),
+    "/v1/audio/transcriptions": ("OpenAI", "Write down what a clip says, in its language"),
+    "/v1/audio/translations": ("OpenAI", "Write down in English what a clip says"),
+    "/v1/messages": ("Anthropic", "Answer a conversation, as Anthropic's Messages API"),
+    "/v1/messages/count_tokens": ("Anthropic", "Count the tokens of a request to /v1/messages without answering it"),
+    "/v2/models/{model}/generate": ("Triton", _TRITON_WHOLE),
+    "/v2/models/{model}/generate_stream": ("Triton", _TRITON_STREAM),
+    "/v2/models/{model}/versions/{version}/generate": ("Triton", _TRITON_WHOLE + _OF_VERSION),
+    "/v2/models/{model}/versions/{version}/generate_stream": ("Triton", _TRITON_STREAM + _OF_VERSION),
+    "/embed": ("Text Embeddings Inference", "Compute a vector for each text, as a bare list"),
+    "/similarity": ("Text Embeddings Inference", "Compare a sentence with others"),
+    "/rerank": ("Text Embeddings Inference", "Order texts by how well they answer a query"),
+    "/predict": ("Text Embeddings Inference", "Label texts, or pairs of texts"),
+    "/v1/rerank": ("Cohere", "Order documents by how well they answer a query; the answer repeats them"),
+    "/v2/rerank": ("Cohere", "Order documents by how well they answer a query; the answer has their places"),
+    "/score": ("vLLM", "Score pairs of texts"),
+    "/v1/score": ("vLLM", "Score pairs of texts; the path with the version"),
+    "/pooling": ("vLLM", "Compute what the model's pooler returns"),
+    "/classify": ("vLLM", "Label texts, with each label's probability"),
+}
+"""Path of a route for inference -> its group and its sentence."""
+
+GROUPS: dict[str, str] = {
+    "SageMaker and LMI": "LMI's requests; a body's fields may also choose OpenAI's, Anthropic's or Triton's form",
+    "OpenAI": "The routes of OpenAI's SDKs, below /v1",
+    "Anthropic": "The routes of Anthropic's SDKs, below /v1",
+    "TGI": "The routes of Hugging Face's Text Generation Inference",
+    "Text Embeddings Inference": "The routes of Hugging Face's server of that name",
+    "Cohere": "The routes of Cohere's client",
+    "Triton": "NVIDIA Triton's generate extension, and its routes about the model",
+    "vLLM": "What vLLM's server has beside OpenAI's routes",
+    "Adapters": "LoRA adapters: register, describe, remove",
+    "State": "Health, the model, and metrics",
+    "Page": "What a browser shows",
+}
+"""Groups of routes in their order, with what each is."""
 
 PATH_PARAMETERS: dict[str, str] = {
     "model": "The model's name (option.model_name)",

@@ -72,7 +72,7 @@ _WHERE = "where option.responses_store keeps any"
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/responses/{response}"): Operation(
-        "OpenAI", f"A stored response, {_WHERE}",
+        "OpenAI", f"Show a stored response, {_WHERE}",
         {200: ("application/json", OpenAiResponse, {**_ANSWER, "store": True}), 404: _NONE},
     ),
     ("DELETE", "/v1/responses/{response}"): Operation(
@@ -81,7 +81,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
          404: _NONE},
     ),
     ("GET", "/v1/responses/{response}/input_items"): Operation(
-        "OpenAI", f"The input of a stored response, {_WHERE}",
+        "OpenAI", f"List the input of a stored response, {_WHERE}",
         {200: ("application/json", ResponseItems, _PAGE), 404: _NONE},
         query={"limit": COUNT, "order": TEXT, "after": TEXT},
     ),

@@ -131,20 +131,23 @@ _PIECES_EXAMPLE = [{"id": 28120, "text": "Hello", "start": 0, "stop": 5}]
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/info"): Operation(
-        "TGI", "What the server serves, and its limits", {200: (_JSON, TgiInfo, _INFO_EXAMPLE)}
+        "TGI", "Describe what the server serves, and its limits", {200: (_JSON, TgiInfo, _INFO_EXAMPLE)}
     ),
     ("GET", "/health"): Operation(
-        "TGI", "Whether the model can serve", {200: (_TEXT, str, ""), 503: _UNHEALTHY}, open=True
+        "TGI",
+        "Whether the model can serve, as TGI tells",
+        {200: (_TEXT, str, ""), 503: _UNHEALTHY},
+        open=True,
     ),
     ("POST", "/tokenize"): Operation(
         "TGI",
-        "A prompt's tokens: with their places in its bytes, or by a `prompt` or `messages` as vLLM has them",
+        "Split a prompt into tokens: with their places in its bytes, or by a `prompt` or `messages` as vLLM does",
         {200: (_JSON, list[TgiPiece] | VllmTokens, _PIECES_EXAMPLE)},
         body={"anyOf": [ref("TgiGenerateRequest"), *TOKENIZE_BODIES], "example": {"inputs": "Hello"}},
     ),
     ("POST", "/chat_tokenize"): Operation(
         "TGI",
-        "A chat's text as the model gets it, and its tokens",
+        "Lay a chat out as the model gets it, and split it into tokens",
         {200: (_JSON, TgiChatPieces, {"tokenize_response": _PIECES_EXAMPLE, "templated_text": "Hello"})},
         body={**ref("OpenAiChatRequest"), "example": {"messages": [{"role": "user", "content": "Hello"}]}},
     ),

@@ -81,13 +81,13 @@ _CONFIG: TritonConfig = {
 
 _OF_MODEL = {
     "": Operation(
-        "Triton", "The model, its inputs and outputs",
+        "Triton", "Describe the model, its inputs and outputs",
         {200: (_JSON, TritonMetadata, {"name": "model", "versions": ["1"], "platform": "openvino", "inputs": [_INPUT],
                                   "outputs": [{**_INPUT, "name": "text_output"}]}), 404: _UNKNOWN},
     ),
-    "/ready": Operation("Triton", "Whether the model can serve", {**_STATE, 404: _UNKNOWN}),
+    "/ready": Operation("Triton", "Whether this model can serve, as Triton's clients ask", {**_STATE, 404: _UNKNOWN}),
     "/config": Operation(
-        "Triton", "The model's configuration",
+        "Triton", "Show the model's configuration",
         {200: (_JSON, TritonConfig, _CONFIG), 404: _UNKNOWN},
     ),
 }  # fmt: skip
@@ -95,19 +95,19 @@ _OF_MODEL = {
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v2"): Operation(
         "Triton",
-        "The server, its version and extensions",
+        "Describe the server, its version and extensions",
         {200: (_JSON, TritonServer, {"name": "lmi-handler", "version": __version__, "extensions": ["generate"]})},
     ),
-    ("GET", "/v2/health/live"): Operation("Triton", "Whether the server runs", {200: (_TEXT, str, "")}),
-    ("GET", "/v2/health/ready"): Operation("Triton", "Whether the model can serve", {**_STATE}),
+    ("GET", "/v2/health/live"): Operation("Triton", "Whether the server runs, ready or not", {200: (_TEXT, str, "")}),
+    ("GET", "/v2/health/ready"): Operation("Triton", "Whether the server is ready for requests", {**_STATE}),
     ("POST", "/v2/repository/index"): Operation(
         "Triton",
-        "The model and its state, as a list",
+        "List the model and its state",
         {200: (_JSON, list[TritonState], [{"name": "model", "version": "1", "state": "READY"}])},
     ),
     **{
-        ("GET", f"/v2/models/{{model}}{version}{end}"): operation
-        for version in ("", "/versions/{version}")
+        ("GET", f"/v2/models/{{model}}{version}{end}"): operation._replace(summary=operation.summary + by)
+        for version, by in (("", ""), ("/versions/{version}", ", by its version"))
         for end, operation in _OF_MODEL.items()
     },
 }

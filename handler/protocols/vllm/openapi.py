@@ -86,25 +86,25 @@ _DOWN = (
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/detokenize"): Operation(
         "vLLM",
-        "The text of token ids",
+        "Turn token ids into text",
         {200: (_JSON, VllmText, {"prompt": "Hello"}), 400: _REFUSED},
         body=record({"tokens": listing(COUNT)}, {"model": TEXT}, example={"tokens": [28120]}),
     ),
     ("GET", "/version"): Operation(
         "vLLM",
-        "vLLM's version where it is the engine, else the server's",
+        "Tell vLLM's version where it is the engine, else the server's",
         {200: (_JSON, VllmVersion, {"version": "0.33.0"})},
     ),
     ("GET", "/tokenizer_info"): Operation(
         "vLLM",
-        "The model's tokenizer_config.json, under option.enable_tokenizer_info_endpoint=true",
+        "Show the model's tokenizer_config.json, under option.enable_tokenizer_info_endpoint=true",
         {
             200: (_JSON, dict[str, Any], {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>"}),
             404: _MISSING,
         },
     ),
     ("GET", "/load"): Operation(
-        "vLLM", "How many requests are being answered", {200: (_JSON, VllmLoad, {"server_load": 0})}
+        "vLLM", "Tell how many requests are being answered", {200: (_JSON, VllmLoad, {"server_load": 0})}
     ),
     ("POST", "/v1/load_lora_adapter"): Operation(
         "vLLM",

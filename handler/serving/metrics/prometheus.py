@@ -5,13 +5,15 @@ Labels are few: SageMaker turns each combination into a CloudWatch metric.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from handler.core.values import Finish
 from handler.engines.base import EngineStatistics
 from handler.engines.process.replica import ReplicaReport
 from handler.serving.metrics.histogram import Histogram
@@ -46,6 +48,7 @@ class Gauges:
         restarts: engines that were lost and started again.
         statistics: the engine's own report; None while it has made none.
         replicas: a report on each engine, where there are several.
+        adapters: names of the registered LoRA adapters.
     """
 
     queued: Callable[[], int]
@@ -54,6 +57,7 @@ class Gauges:
     restarts: Callable[[], int]
     statistics: Callable[[], EngineStatistics | None]
     replicas: Callable[[], Sequence[ReplicaReport]]
+    adapters: Callable[[], Sequence[str]] = tuple
 
     def engines(self) -> list[tuple[int, EngineStatistics]]:
         """Return the sequences and the report of each engine."""
@@ -78,6 +82,25 @@ class _Totals(Collector):
             for replica in replicas:
                 family.add_metric([str(replica.number)], value(replica))
             yield family
+
+
+class _Adapters(Collector):
+    """The registered LoRA adapters and their requests; nothing where there is none. One that is gone is forgotten."""
+
+    def __init__(self, names: Callable[[], Sequence[str]]) -> None:
+        self._names = names
+        self.num_requests: Counts[str] = Counts()
+
+    def collect(self) -> Iterator[Metric]:
+        if not (names := self._names()):
+            return
+        for gone in {*self.num_requests} - {*names}:
+            self.num_requests.pop(gone, None)  # two may look at a time
+        yield GaugeMetricFamily("lmi_adapters", "LoRA adapters that are registered", value=len(names))
+        family = CounterMetricFamily("lmi_adapter_requests", "Requests with a LoRA adapter", labels=["adapter"])
+        for name in names:
+            family.add_metric([name], self.num_requests[name])
+        yield family
 
 
 class _Captured(Collector):
@@ -139,6 +162,8 @@ class Metrics:
             _SECONDS,
             registry,
         )
+        self._adapters = _Adapters(gauges.adapters)
+        registry.register(self._adapters)
         self._vllm = VllmMetrics(registry, model_name, gauges.queued, gauges.engines)
         self._tgi = TgiMetrics(registry, gauges.queued, gauges.active) if tgi else None
 
@@ -157,13 +182,26 @@ class Metrics:
         self._vllm.first_token.observe(seconds)
 
     def count(
-        self, outcome: str, seconds: float, first: float, num_prompt_tokens: int, num_tokens: int, num_sequences: int
+        self,
+        outcome: str,
+        seconds: float,
+        first: float,
+        num_prompt_tokens: int,
+        num_tokens: int,
+        num_sequences: int,
+        *,
+        queue: float | None = None,
+        finish: Finish | None = None,
+        adapters: Iterable[str] = (),
     ) -> None:
         """Count a request that has ended.
 
         Args:
             seconds: from its acceptance to its end.
             first: from its acceptance to its first token, if any.
+            queue: seconds that it waited for the engine; None: it never reached it.
+            finish: why the last sequence ended.
+            adapters: names of the LoRA adapters of its prompts.
         """
         self._by_outcome[outcome].inc()
         self.duration.observe(seconds)
@@ -172,6 +210,9 @@ class Metrics:
             self.per_token.observe((seconds - first) / (num_tokens - 1))
         if (later := num_tokens - num_sequences) > 0:
             self._vllm.inter_token.observe((seconds - first) * num_sequences / later, later)
+        if queue is not None:
+            self._vllm.count(outcome, finish, queue, num_prompt_tokens, num_tokens)
+        self._adapters.num_requests.update(adapters)
         if self._tgi is not None and outcome == "ok":
             self._tgi.count_success(seconds)
 

@@ -102,7 +102,17 @@ class RequestStats:
         if self._metrics is not None:
             requests = self._parsed.requests if self._parsed is not None else ()
             sequences = sum(request.sampling.num_sequences for request in requests)
-            self._metrics.count(outcome, seconds, first, self.num_prompt_tokens, self.num_tokens, sequences)
+            self._metrics.count(
+                outcome,
+                seconds,
+                first,
+                self.num_prompt_tokens,
+                self.num_tokens,
+                sequences,
+                queue=self._started_at - self._encoded_at if self._started_at else None,
+                finish=finish,
+                adapters={request.adapter.name for request in requests if request.adapter is not None},
+            )
             if self._metrics.recorders:
                 record = self._record(outcome, finish, seconds, first)
                 for note in self._metrics.recorders:

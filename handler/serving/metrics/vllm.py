@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from handler.core.values import Finish
 from handler.engines.base import EngineStatistics
 from handler.serving.metrics.histogram import Histogram
 
@@ -24,6 +25,15 @@ _FIRST_TOKEN = (
 _INTER_TOKEN = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
+_QUEUE = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+_TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+"""vLLM's end at the model's context."""
+
+_REASONS = {"ok": "stop", "cancelled": "abort", "failed": "error"}
+"""A request's outcome -> its `finished_reason`, which is `length` where it was cut off."""
 
 
 class VllmMetrics(Collector):
@@ -63,6 +73,28 @@ class VllmMetrics(Collector):
             registry,
             labels,
         )
+        self._queue = Histogram(
+            "vllm:request_queue_time_seconds", "From the tokenized prompt to the engine", _QUEUE, registry, labels
+        )
+        self._prompt_tokens = Histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens of a request", _TOKENS, registry, labels
+        )
+        self._generated = Histogram(
+            "vllm:request_generation_tokens", "Tokens generated for a request", _TOKENS, registry, labels
+        )
+        self._ended = dict.fromkeys(("stop", "length", "abort", "error"), 0)
+
+    def count(self, outcome: str, finish: Finish | None, queue: float, num_prompt_tokens: int, num_tokens: int) -> None:
+        """Count a request that the engine got, at its end.
+
+        Args:
+            queue: seconds from the tokenized prompt to the engine.
+        """
+        self._queue.observe(queue)
+        self._prompt_tokens.observe(num_prompt_tokens)
+        self._generated.observe(num_tokens)
+        reason = "length" if outcome == "ok" and finish is Finish.LENGTH else _REASONS.get(outcome, "error")
+        self._ended[reason] += 1
 
     def collect(self) -> Iterator[Metric]:
         engines = self._engines()
@@ -89,3 +121,7 @@ class VllmMetrics(Collector):
                     family.add_metric((self._model_name, str(number)), value)
             if family.samples:
                 yield family
+        ended = counter("vllm:request_success", "Requests by why they ended", labels=(*_LABELS, "finished_reason"))
+        for reason, count in self._ended.items():
+            ended.add_metric((self._model_name, _FIRST, reason), count)
+        yield ended

@@ -7,6 +7,7 @@ import importlib
 import json
 import pkgutil
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from handler import protocols
 from handler.core.framing import dumps
+from handler.core.values import Task
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.description import parameters
 from handler.protocols.kernel.parameters import Parameter, Table
@@ -32,7 +34,8 @@ from handler.protocols.openapi.document import (
     components,
     document,
 )
-from handler.protocols.registry import INVOCATIONS, POOLED_ROUTES, ROUTES, DispatchByField, dialects
+from handler.protocols.openapi.operations import INFERENCE
+from handler.protocols.registry import INVOCATIONS, POOLED_ROUTES, ROUTES, DispatchByField, choose, dialects, routes
 from handler.protocols.tensors import inputs as tensors
 from tests.app.server import serve
 from tests.one_test import in_one_test
@@ -116,6 +119,24 @@ def test_the_server_has_every_route_that_is_described_and_no_other(echo_server: 
     for path, item in api["paths"].items():
         names = {one["name"] for one in item.get("parameters", [])}
         assert names == set(re.findall(r"\{(\w+)\}", path))
+
+
+@pytest.mark.parametrize("task", list(Task))
+def test_each_route_has_a_group_and_a_sentence_of_its_own(task: Task) -> None:
+    of_inference = {"/invocations": choose("auto", False, False, task), **routes("tgi", task)}
+    found = document(
+        [
+            *(DocumentedRoute(path, ["POST"], dialect) for path, dialect in of_inference.items()),
+            *(DocumentedRoute(path, [method]) for method, path in OPERATIONS),
+        ],
+        ECHO,
+        locked=False,
+    )
+    assert of_inference.keys() <= INFERENCE.keys()
+    operations = [one for item in found["paths"].values() for name, one in item.items() if name != "parameters"]
+    shared = [text for text, count in Counter(one["summary"] for one in operations).items() if count > 1]
+    assert not shared
+    assert {one["tags"][0] for one in operations} == {tag["name"] for tag in found["tags"]}
 
 
 def test_every_example_has_its_shape() -> None:

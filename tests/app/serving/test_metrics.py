@@ -16,6 +16,7 @@ from handler.engines.base import EngineRequest, EngineStatistics
 from handler.engines.echo import engine as echo
 from handler.engines.process import engine_loop
 from handler.serving.metrics.prometheus import REPLICA_FAMILIES
+from tests.adapter_files import write_adapter
 from tests.app.server import AppServer, serve
 from tests.parameter_matrix import section
 from tests.servers import http, wait_for
@@ -37,7 +38,12 @@ VLLM = {
     "vllm:num_requests_waiting": "gauge",
     "vllm:time_to_first_token_seconds": "histogram",
     "vllm:inter_token_latency_seconds": "histogram",
+    "vllm:request_queue_time_seconds": "histogram",
+    "vllm:request_prompt_tokens": "histogram",
+    "vllm:request_generation_tokens": "histogram",
+    "vllm:request_success": "counter",
 }
+ADAPTERS = {"lmi_adapters": "gauge", "lmi_adapter_requests": "counter"}
 REPORTED = {
     "vllm:kv_cache_usage_perc": "gauge",
     "vllm:prefix_cache_queries": "counter",
@@ -51,6 +57,7 @@ TGI = {
     "tgi_request_success": "counter",
     "tgi_request_duration": "histogram",
 }
+ENDED = ("stop", "length", "abort", "error")
 DASHBOARD = Path(__file__).parents[3] / "examples" / "monitoring" / "grafana-dashboard.json"
 NAMED = ("-o", "option.served_model_name=*,llama")
 ASK = {"inputs": "a b c", "parameters": {"max_new_tokens": 5}}
@@ -84,7 +91,10 @@ def value(metrics: Mapping[str, Metric], sample: str, **labels: str) -> float:
 
 def test_the_document_lists_every_metric() -> None:
     documented = re.findall(r"`((?:lmi_|vllm:|tgi_)\w+)", section("README.md#metrics"))
-    names = [f"{name}_total" if kind == "counter" else name for name, kind in {**OURS, **VLLM, **REPORTED}.items()]
+    names = [
+        f"{name}_total" if kind == "counter" else name
+        for name, kind in {**OURS, **VLLM, **REPORTED, **ADAPTERS}.items()
+    ]
     for kind, name, *_ in REPLICA_FAMILIES:
         names.append(f"lmi_replica_{name}_total" if kind is CounterMetricFamily else f"lmi_replica_{name}")
     captured = "lmi_captured_requests_total"  # tests/app/test_captured_requests.py
@@ -107,13 +117,35 @@ def test_an_engine_that_reports_nothing_has_none_of_its_metrics_and_tgis_are_an_
         assert value(scrape(server), "vllm:num_requests_running", model_name="model", engine="0") == 0
 
 
-def test_the_dashboard_names_only_metrics_that_there_are() -> None:
-    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
-    samples = {name + suffix for name, type in (OURS | VLLM | REPORTED).items() for suffix in suffixes[type]}
-    for query in dashboard_queries():
-        named = set(re.findall(r"[a-z_:]+(?=\{)", query))
-        assert named
-        assert named <= samples, query
+def test_the_dashboard_names_only_metrics_and_labels_that_there_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`instance` is Prometheus's own."""
+    write_adapter(tmp_path / "adapters" / "sql")
+    (tmp_path / "serving.properties").write_text("option.enable_lora=true\n")
+    several = ("--engine", "echo", "-o", "option.replicas=2", "--properties", str(tmp_path / "serving.properties"))
+    with serve(*several) as server:
+        labels = labels_of(server)
+    monkeypatch.setattr(echo, "load", Reporter)
+    with serve("--engine", "echo") as server:
+        wait_for(lambda: "vllm:num_preemptions" in scrape(server), 5, "no report")
+        labels |= labels_of(server)
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        for target in panel["targets"]:
+            query = target["expr"]
+            named = re.findall(r"([a-z_:]+)\{(\w+)", query)
+            assert named
+            grouped = [label for group in re.findall(r"by \((.+?)\)", query) for label in group.split(", ")]
+            shown = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+            for metric, matched in named:
+                assert metric in labels, query
+                assert {matched, *grouped, *shown} <= {*labels[metric], "instance"}, query
+
+
+def labels_of(server: AppServer) -> dict[str, set[str]]:
+    """The labels of each sample, by its name."""
+    samples = [sample for metric in scrape(server).values() for sample in metric.samples]
+    return {sample.name: {*sample.labels} for sample in samples}
 
 
 def test_vllms_metrics_have_its_labels(server: AppServer) -> None:
@@ -121,7 +153,7 @@ def test_vllms_metrics_have_its_labels(server: AppServer) -> None:
         if name in VLLM:
             assert metric.samples
             for sample in metric.samples:
-                labels = {key: text for key, text in sample.labels.items() if key != "le"}
+                labels = {key: text for key, text in sample.labels.items() if key not in ("le", "finished_reason")}
                 assert labels == {"model_name": "llama", "engine": "0"}
 
 
@@ -142,9 +174,40 @@ def test_a_request_counts_its_tokens_after_the_first_of_each_sequence(server: Ap
     assert grown("vllm:inter_token_latency_seconds_sum") == pytest.approx(
         n * (grown("lmi_request_duration_seconds_sum") - grown("lmi_time_to_first_token_seconds_sum")), abs=0.01
     )
+    assert grown("vllm:request_queue_time_seconds_count") == grown("vllm:request_prompt_tokens_count") == 1
+    assert (grown("vllm:request_prompt_tokens_sum"), grown("vllm:request_generation_tokens_sum")) == (3, 5 * n)
+    reasons = {reason: grown("vllm:request_success_total", finished_reason=reason) for reason in ENDED}
+    assert reasons == {"stop": 0, "length": 1, "abort": 0, "error": 0}
     assert grown("tgi_request_count_total") == 2  # the parser adds the suffix
     assert grown("tgi_request_success_total") == grown("tgi_request_duration_count") == 1
     assert server.metric("tgi_request_count") == value(after, "tgi_request_count_total")
+
+
+def test_a_request_that_ends_by_itself_or_is_given_up_counts_by_its_reason(server: AppServer) -> None:
+    def count(reason: str) -> float:
+        return value(scrape(server), "vllm:request_success_total", finished_reason=reason)
+
+    stopped, aborted = count("stop"), count("abort")
+    assert server.post({"inputs": "a b c", "parameters": {"stop": ["b"], "max_new_tokens": 9}}).status_code == 200
+    assert count("stop") == stopped + 1
+    long = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": 1_000_000}}
+    with http.stream("POST", server.url + "/invocations", json=long) as answer:
+        next(answer.iter_lines())
+    wait_for(lambda: count("abort") == aborted + 1, 5, "it is not given up")
+
+
+def test_requests_count_by_their_adapter(tmp_path: Path) -> None:
+    for name in ("sql", "idle"):
+        write_adapter(tmp_path / "adapters" / name)
+    (tmp_path / "serving.properties").write_text("option.llm_engine=echo\noption.enable_lora=true\n")
+    with serve("--properties", str(tmp_path / "serving.properties")) as server:
+        assert server.post({**ASK, "adapters": "sql"}).status_code == server.post(ASK).status_code == 200
+        metrics = scrape(server)
+        assert types(metrics) == OURS | VLLM | ADAPTERS
+        counts = [value(metrics, "lmi_adapter_requests_total", adapter=name) for name in ("sql", "idle")]
+        assert [value(metrics, "lmi_adapters"), *counts] == [2, 1, 0]
+        assert http.request("DELETE", f"{server.url}/adapters/sql").status_code == 200
+        assert "sql" not in http.get(server.url + "/metrics").text
 
 
 def test_requests_in_the_queue_and_in_the_engine() -> None:
