@@ -25,6 +25,7 @@ class UsageReader(AnswerReader):
         if tokens is not None:
             self.arrivals.pop()  # the event with `usage` has no token
             del self.arrivals[: self.num_heads]
+            del self.arrivals[tokens:]  # llama.cpp tells the finish reason in an event of its own
             missing = tokens - len(self.arrivals)
             self.arrivals.extend(self.arrivals[-1:] * missing)
         return super().verdict(expected_tokens)
@@ -43,14 +44,21 @@ class UsageChatReader(UsageReader):
     num_heads = 1
 
 
-class PeerText(Target):
-    """OpenAI's completions with the log-probability of each token, as LMI has it."""
+class Completions(Target):
+    """OpenAI's completions, text alone."""
 
     path: ClassVar[str] = "/v1/completions"
     reader: ClassVar[type[AnswerReader]] = UsageReader
 
     def body(self, prompt: str, tokens: int) -> dict[str, Any]:
-        return {**_WITH_USAGE, **_fixed(tokens), "prompt": prompt, "logprobs": 0}
+        return {**_WITH_USAGE, **_fixed(tokens), "prompt": prompt}
+
+
+class PeerText(Completions):
+    """The same with the log-probability of each token, as LMI has it."""
+
+    def body(self, prompt: str, tokens: int) -> dict[str, Any]:
+        return {**super().body(prompt, tokens), "logprobs": 0}
 
 
 class PeerChat(Target):

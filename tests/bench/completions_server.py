@@ -1,6 +1,6 @@
 """Stands in for `vllm serve`: its health and completions routes, with a child that is named as vLLM's core.
 
-python completions_server.py PORT TOGETHER      # TOGETHER: tokens in an event
+python completions_server.py PORT TOGETHER [apart]      # TOGETHER: tokens in an event; apart: the finish reason's event
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     together = 1
+    apart = False
 
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/health" else 404)
@@ -38,6 +39,8 @@ class Handler(BaseHTTPRequestHandler):
         for first in range(0, tokens, self.together):
             text = " a" * min(self.together, tokens - first)
             self._event({"choices": [{"index": 0, "text": text}]})
+        if self.apart:
+            self._event({"choices": [{"index": 0, "text": "", "finish_reason": "length"}]})
         self._event({"choices": [], "usage": {"completion_tokens": tokens}})
         self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
@@ -56,6 +59,7 @@ class Handler(BaseHTTPRequestHandler):
 def main() -> None:
 
     Handler.together = int(sys.argv[2])
+    Handler.apart = "apart" in sys.argv[3:]
     subprocess.Popen(["VLLM::EngineCore", "100"], executable=shutil.which("sleep"))
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
