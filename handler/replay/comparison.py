@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from handler.replay.answer import Answer
 from handler.replay.content import (
@@ -31,6 +31,7 @@ from handler.replay.traits import Traits
 
 NEAR = 0.25
 """Log-probabilities within this are nearly the same: other precisions and kernels move them by less than 0.1."""
+_RELATIVE_LOGPROB = 0.05  # of very improbable tokens
 _RELATIVE, _ABSOLUTE = 0.01, 1e-3  # of other numbers with fractions, such as embeddings
 _FRAMING = re.compile(r"[\s:,\[\]]*((data|event|id|retry) ?:[ \w.-]*[\s:]*)*(\[DONE\])?\s*")
 _DIGITS = re.compile(r"\d+")
@@ -253,14 +254,17 @@ def _said(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
 
 def _text_finding(old: _Documents, new: _Documents, places: Sequence[str], near: float) -> Finding:
     place = min(places, key=len)
-    parted = _parted(tokens_by_choice(old.values), tokens_by_choice(new.values))
-    is_tie = bool(parted) and all(one and other and is_near_tie(one, other, near) for _, one, other in parted)
+    before, after = tokens_by_choice(old.values), tokens_by_choice(new.values)
+    parted = [
+        part for choice in sorted(before.keys() & after.keys()) if (part := _parted(before[choice], after[choice]))
+    ]
+    is_tie = bool(parted) and all(part.is_tie(near) for part in parted)
     content = [_both(old.places[place], new.places[place])]
     change = ""
     if parted:
-        at, one, other = min(parted, key=lambda first: first[0])
-        change = f"first at token {at + 1}"
-        content += [f"{change}: {_said_token(one)} -> {_said_token(other)}"]
+        first = min(parted, key=lambda part: len(part.same))
+        change = f"first at token {len(first.same) + 1}"
+        content += [f"{change}: {_said_token(first.old)} -> {_said_token(first.new)}"]
     cls = Class.TIE if is_tie else Class.TEXT
     return Finding(cls, "text", without_indexes(place), change, "; ".join(content), learnable=False)
 
@@ -271,17 +275,26 @@ def _said_token(token: Token | None) -> str:
     return json.dumps(token.text, ensure_ascii=False) + ("" if token.logprob is None else f" ({token.logprob:.3f})")
 
 
-def _parted(
-    old: Mapping[int, list[Token]], new: Mapping[int, list[Token]]
-) -> list[tuple[int, Token | None, Token | None]]:
-    """Return where the two texts of each choice part: after how many tokens, and the two that differ."""
-    found = []
-    for choice in sorted(old.keys() & new.keys()):
-        for at, (one, other) in enumerate(zip_longest(old[choice], new[choice])):
-            if one is None or other is None or one.text != other.text:
-                found.append((at, one, other))
-                break
-    return found
+class Parted(NamedTuple):
+    """Where two texts part: the tokens before, as both sides have them, and the two that differ; None: the end."""
+
+    same: Sequence[tuple[Token, Token]]
+    old: Token | None
+    new: Token | None
+
+    def is_tie(self, near: float) -> bool:
+        """Whether it is a near tie, of models that found the tokens before it nearly as probable as each other."""
+        if self.old is None or self.new is None or not is_near_tie(self.old, self.new, near):
+            return False
+        return all(_is_near(one.logprob, other.logprob, _RELATIVE_LOGPROB, near) for one, other in self.same)
+
+
+def _parted(old: Sequence[Token], new: Sequence[Token]) -> Parted | None:
+    """Return where two texts of one choice part; None: they do not."""
+    for at, (one, other) in enumerate(zip_longest(old, new)):
+        if one is None or other is None or one.text != other.text:
+            return Parted(list(zip(old[:at], new[:at], strict=True)), one, other)
+    return None
 
 
 def is_near_tie(old: Token, new: Token, near: float) -> bool:
@@ -361,12 +374,15 @@ def _are_near(name: str, was: Sequence[Any], now: Sequence[Any], near: float) ->
         return False
     if all(isinstance(value, int | None) for value in (*was, *now)):
         return False
-    relative, absolute = (0.05, near) if name in LOGPROBS or name == "<name>" else (_RELATIVE, _ABSOLUTE)
-    return all(
-        one == other
-        or (one is not None and other is not None and math.isclose(one, other, rel_tol=relative, abs_tol=absolute))
-        for one, other in zip(was, now, strict=True)
-    )
+    of_tokens = name in LOGPROBS or name == "<name>"
+    relative, absolute = (_RELATIVE_LOGPROB, near) if of_tokens else (_RELATIVE, _ABSOLUTE)
+    return all(_is_near(one, other, relative, absolute) for one, other in zip(was, now, strict=True))
+
+
+def _is_near(one: float | None, other: float | None, relative: float, absolute: float) -> bool:
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=relative, abs_tol=absolute)
 
 
 def _numbers(values: Sequence[Any]) -> bool:

@@ -19,6 +19,7 @@ from handler.replay.targets.pace import Paced
 from handler.replay.traits import traits
 
 _AHEAD, _AHEAD_BYTES = 64, 8 * 1024 * 1024  # requests that are read at once
+_NO_SHADOW = "has no second answer: a shadow variant gets a share of the requests"
 _BEGINNING = 100  # requests that are looked at before the run
 
 
@@ -91,6 +92,9 @@ class Replay:
             self._advance()
 
     async def _one(self, number: int, request: Request) -> None:
+        if self._sides.target is None and request.other is None:
+            self._journal.skip(number, Unreadable(printable(request.id), _NO_SHADOW))
+            return
         old, new = await self._answers(number, request)
         wanted = traits(request, self._plan.greedy)
         again, other = self._again(request, old, new)

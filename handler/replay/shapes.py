@@ -12,7 +12,7 @@ from typing import Any
 from handler.replay.documents import NotJson, read_documents
 
 _ANY_OF = "any of"
-_NAMES = {list: "list", dict: "object"}
+_NAMES: Mapping[type, str] = {list: "list", dict: "object"}
 _TYPES = {str: "string", bool: "boolean", int: "number", float: "number", type(None): "null"}
 
 
@@ -142,4 +142,5 @@ def _object_differences(old: dict[str, Any], new: dict[str, Any], path: str, one
 
 
 def _name(shape: Any) -> str:
-    return "|".join(_NAMES.get(type(part)) or part for part in _alternatives(shape))
+    names = (part if isinstance(part, str) else _NAMES[type(part)] for part in _alternatives(shape))
+    return "|".join(names)

@@ -39,9 +39,7 @@ def _body(report: Mapping[str, Any]) -> Iterator[str]:
             cells = ["" if value is None else f"{value:,.1f}" for value in values.values()]
             yield f"<tr><td>{side}<td>{name}{_cells(cells)}</tr>"
     yield "</table>"
-    yield from _list(
-        "Not requests, left out", [f"{one['place']}: {one['reason']}" for one in report["unreadable"]["first"]]
-    )
+    yield from _list("Left out", [f"{one['place']}: {one['reason']}" for one in report["unreadable"]["first"]])
     yield from _list("Volatile, not compared", sorted(report["volatile"]))
     for name, example in report["examples"].items():
         yield f"<h2>{name}</h2><p>{_text(example['id'])}: {_text(example['request'])}</p>"

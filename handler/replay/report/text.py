@@ -49,7 +49,7 @@ def _times(times: Mapping[str, Any]) -> Iterator[list[str]]:
 def _notes(report: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     if count := report["unreadable"]["count"]:
-        yield f"not requests, left out: {count:,}"
+        yield f"left out: {count:,}"
         yield from (f"  {one['place']}: {one['reason']}" for one in report["unreadable"]["first"])
     for side, count in report["throttled"].items():
         if count:

@@ -15,6 +15,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from deploy.cli.main import main
+from handler.cli import main as lmi
 from handler.core.errors import ConfigError
 from handler.replay.request import Request
 from handler.replay.sources import open_requests
@@ -187,6 +188,11 @@ def test_a_capture_with_a_shadows_is_read_from_s3(account: Path, capsys: pytest.
     assert sum(one.other is not None for one in found) > 0
     keys = [item["Key"] for item in boto3.client("s3").list_objects_v2(Bucket="models", Prefix="captured/")["Contents"]]
     assert {"/".join(key.split("/")[:3]) for key in keys} == {"captured/chat/AllTraffic", "captured/chat/Shadow"}
+    output = account.with_name("replay")
+    recorded = ["--to", "recorded", "--against", "recorded", "--output", str(output)]
+    assert lmi(["replay", "s3://models/captured/", *recorded]) == 0
+    report = json.loads((output / "report.json").read_text())
+    assert 0 < report["classes"]["equal"]["requests"] == report["compared"] == 13 - report["unreadable"]["count"]
     with pytest.raises(ConfigError, match="there are no files to read"):
         open_requests("s3://models/nothing/")
     with pytest.raises(ConfigError, match="there is no such bucket"):

@@ -47,6 +47,17 @@ def test_a_near_tie(old: Token, new: Token, tie: bool) -> None:
     assert is_near_tie(old, new, NEAR) is tie
 
 
+@pytest.mark.parametrize(("before", "cls"), [(-0.1, Class.TIE), (-0.12, Class.TIE), (-0.9, Class.TEXT)])
+def test_a_near_tie_after_other_probabilities_is_none(before: float, cls: Class) -> None:
+    """By chance two models may be as sure of different tokens, but not of all tokens before."""
+
+    def said(first: float, text: str, logprob: float) -> Answer:
+        tokens = [{"text": "a", "log_prob": first}, {"text": text, "log_prob": logprob}]
+        return answer({"generated_text": f"a{text}", "details": {"tokens": tokens}})
+
+    assert class_between(said(-0.1, "b", -0.7), said(before, "c", -0.75)) is cls
+
+
 def test_tokens_are_read_in_each_api() -> None:
     native = {"token": {"id": 1, "text": "a", "log_prob": -0.5}, "top_tokens": [{"text": "b", "logprob": -1.0}]}
     details = {"details": {"tokens": [{"id": 1, "text": "a", "logprob": -0.5}], "top_tokens": [[]]}}
