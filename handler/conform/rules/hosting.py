@@ -249,15 +249,19 @@ def _keyed(server: Server) -> None:
 @rule("key.every-route", "Without a valid key, every POST route answers 401.", sources.OPENAI_ERRORS)
 async def key_every_route(server: Server) -> None:
     _keyed(server)
+    body = await server.body(tokens=2)
+    wrong = {"authorization": "Bearer wrong", "x-api-key": "wrong"}
+    let_in: dict[str, Answer] = {}
     for route in ROUTES:
         path = await server.filled(route)
-        body = await server.body(tokens=2)
         if (await server.post(path, body)).status in (404, 405, 501):
             continue
-        wrong = {"authorization": "Bearer wrong", "x-api-key": "wrong"}
         for headers in ({}, wrong):
             answer = await server.post(path, body, keyed=False, headers=headers)
-            expect(answer.status in (401, 403), f"status 401 without the key on {path}", answer)
+            if answer.status not in (401, 403):
+                let_in.setdefault(path, answer)
+    for answer in let_in.values():
+        raise Failed(f"status 401 without the key on {', '.join(let_in)}", answer)
 
 
 @rule("key.right", "With the key a request is answered.", sources.OPENAI_ERRORS)
