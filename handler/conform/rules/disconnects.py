@@ -103,15 +103,15 @@ async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> No
     if crowded < 1.5 * alone:
         skip(f"{server.asking.metrics} has no gauge of running requests, and a crowd does not slow the server down")
     gone = time.monotonic()
-    left = seconds - (gone - start) * alone / crowded  # what the crowd would take yet, were each alone
+    left = seconds - (gone - start) * alone / crowded  # what the crowd would take yet, were each alone: at least
     await asyncio.sleep(min(0.5, server.limits.abandoned))
     fast = math.sqrt(alone * crowded)
     after: list[float] = []
     while len(after) < 3:
-        if time.monotonic() > gone + 0.8 * left:
-            skip(f"answers of {seconds:.1f} s end too soon to see it")
         after.append(await one())
         if after[-1] <= fast:
+            if time.monotonic() > gone + 0.8 * left:
+                skip(f"answers of {seconds:.1f} s end too soon to see it")
             return
     until = gone + min(server.limits.patience, 2 * left * crowded / alone)
     while await one() > fast:

@@ -137,11 +137,10 @@ async def limits_long_stream(server: Server) -> None:
     body, seconds = await server.long_stream(1.25 * limit)
     if seconds < limit:
         skip(f"the longest answer here takes {seconds:.0f} s")
-    async with server.asking_for(await server.path(stream=True), body) as (_, task):
-        done, _ = await asyncio.wait([task], timeout=8 * limit)
-        if not done:
-            return  # it lasts
-        answer = task.result()
+    async with server.asking_for(await server.path(stream=True), body, 8 * limit) as (_, task):
+        answer = await task
+    if answer.failure == "timeout":
+        return  # it lasts
     expect(answer.ok, "a stream with an end", answer)
     if answer.seconds < limit:
         skip(f"the stream ended after {answer.seconds:.0f} s")
