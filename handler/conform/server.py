@@ -47,7 +47,7 @@ class Limits:
     connect: float = 0.25
     stop: float = 30.0
     abandoned: float = 5.0
-    patience: float = 120.0
+    patience: float = 100.0
     long: float = 15.0
     payload: int = 25_000_000
 
