@@ -20,7 +20,7 @@ _GAUGES = re.compile(
 )
 """Gauges of requests that engines compute, by the servers that have them."""
 
-_CROWD = 8
+_CROWD = 4
 """Abandoned requests, where only the server's speed can show them."""
 
 
