@@ -47,7 +47,7 @@ class Limits:
     connect: float = 0.25
     stop: float = 30.0
     abandoned: float = 5.0
-    patience: float = 120.0
+    patience: float = 100.0
     long: float = 15.0
     payload: int = 25_000_000
 
@@ -129,11 +129,17 @@ class Server:
         return await self.get(self.asking.metrics)
 
     @contextlib.asynccontextmanager
-    async def asking_for(self, path: str, body: Body) -> AsyncIterator[tuple[Connection, asyncio.Task[Answer]]]:
-        """Send a request, and yield its connection and the task that waits for its answer; cut it at the end."""
+    async def asking_for(
+        self, path: str, body: Body, timeout: float | None = None
+    ) -> AsyncIterator[tuple[Connection, asyncio.Task[Answer]]]:
+        """Send a request, and yield its connection and the task that waits for its answer; cut it at the end.
+
+        Args:
+            timeout: seconds for the answer, by default those of one that lasts.
+        """
         request, asked = self._request("POST", path, body, {}, True)
         connection = await connect(self.asking.url, self.limits.answer)
-        task = asyncio.ensure_future(connection.send(request, asked, self.limits.answer + self.limits.long))
+        task = asyncio.ensure_future(connection.send(request, asked, timeout or self.limits.answer + self.limits.long))
         try:
             yield connection, task
         finally:

@@ -20,7 +20,7 @@ _GAUGES = re.compile(
 )
 """Gauges of requests that engines compute, by the servers that have them."""
 
-_CROWD = 8
+_CROWD = 4
 """Abandoned requests, where only the server's speed can show them."""
 
 
@@ -85,10 +85,22 @@ async def _steady(server: Server) -> float:
 
 
 async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> None:
-    """See that a server that a crowd slows down is fast again when the crowd is gone.
+    """See twice that a server that a crowd slows down is fast again when the crowd is gone: times alone may deceive."""
+    found = [await _slow_after_a_crowd(server, path, body, seconds) for _ in range(2)]
+    if all(found):
+        raise Failed(
+            "the speed of before, once the clients have gone",
+            asked=f"POST {path}, {_CROWD} requests of {seconds:.0f} s, cut off while they ran",
+            got=found[-1],
+        )
+    if any(found):
+        skip("one trial of two says so: something else keeps the machine busy")
 
-    A server that is slow only until the crowd's answers would have ended has computed them; one that stays slow has
-    other work.
+
+async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: float) -> str:
+    """Return what shows that the answers of a crowd that went were computed; empty where it shows that they were not.
+
+    The server is slow then, and fast again later; one that stays slow has other work.
     """
 
     async def one() -> float:
@@ -103,25 +115,23 @@ async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> No
     if crowded < 1.5 * alone:
         skip(f"{server.asking.metrics} has no gauge of running requests, and a crowd does not slow the server down")
     gone = time.monotonic()
-    left = seconds - (gone - start) * alone / crowded  # what the crowd would take yet, were each alone
+    left = seconds - (gone - start) * alone / crowded  # what the crowd would take yet, were each alone: at least
     await asyncio.sleep(min(0.5, server.limits.abandoned))
     fast = math.sqrt(alone * crowded)
     after: list[float] = []
     while len(after) < 3:
-        if time.monotonic() > gone + 0.8 * left:
-            skip(f"answers of {seconds:.1f} s end too soon to see it")
         after.append(await one())
         if after[-1] <= fast:
-            return
+            if time.monotonic() > gone + 0.8 * left:
+                skip(f"answers of {seconds:.1f} s end too soon to see it")
+            return ""
     until = gone + min(server.limits.patience, 2 * left * crowded / alone)
     while await one() > fast:
         if time.monotonic() > until:
             skip("the server stays slow when the answers must have ended: something else keeps it busy")
-    raise Failed(
-        "the speed of before, once the clients have gone",
-        asked=f"POST {path}, {_CROWD} requests of {seconds:.0f} s, cut off while they ran",
-        got=f"an answer took {alone:.2f} s alone, {crowded:.2f} s beside them, {min(after):.2f} s when they were cut "
-        f"off; it was fast again {time.monotonic() - gone:.0f} s later",
+    return (
+        f"an answer took {alone:.2f} s alone, {crowded:.2f} s beside them, {min(after):.2f} s when they were cut off; "
+        f"it was fast again {time.monotonic() - gone:.0f} s later"
     )
 
 

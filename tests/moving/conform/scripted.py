@@ -112,7 +112,7 @@ class Scripted:
                 task.add_done_callback(lambda task: task.cancelled() or task.exception())  # clients may go
             await asyncio.wait([made, gone], return_when=asyncio.FIRST_COMPLETED)
             if not made.done() and self.breaks("disconnect.stream", "disconnect.whole"):
-                await self._pause(2000 if self.gauge else 150)  # the engine goes on
+                await self._pause(2000 if self.gauge else 100)  # the engine goes on
             made.cancel()
             gone.cancel()
             with contextlib.suppress(ConnectionError, asyncio.CancelledError):
