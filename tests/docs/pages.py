@@ -102,6 +102,23 @@ def section(text: str, heading: str) -> str:
     return "\n".join(below)
 
 
+def options_by_engine(text: str) -> dict[str, str]:
+    """Return a page for each engine of docs/options.md: those of all engines, then its own."""
+    tables = {"": text.partition("<!-- tables: begin -->")[2].partition("\n## ")[0]}
+    for heading in headings(text):
+        if heading.startswith("Only with "):
+            tables[heading.removeprefix("Only with ")] = section(text, heading)
+    rows = {name: [line for line in part.split("\n") if line.startswith("|")] for name, part in tables.items()}
+    found: dict[str, list[str]] = {}
+    for name in rows:
+        for engine in re.findall(r"\w+", name.replace(" and ", " ")):
+            found.setdefault(engine, list(rows[""])).extend(rows[name][2:])
+    wide = "---\nhide: [navigation, toc]\nsearch: {exclude: true}\n---\n"
+    return {
+        engine: f"{wide}# All options of {engine}\n{chr(10).join(lines)}\n" for engine, lines in sorted(found.items())
+    }
+
+
 def anchors(text: str) -> set[str]:
     """Return a page's anchors; a heading's second one has `-1`, as on GitHub."""
     found: dict[str, int] = {}

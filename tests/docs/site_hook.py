@@ -1,15 +1,24 @@
-"""MkDocs's hook: the repository's layout, GitHub's Markdown and anchors, and no asset from another server."""
+"""MkDocs's hook: the repository's layout, GitHub's Markdown and anchors, and no asset from another server.
+
+It adds a stylesheet, and a page of options for each engine, which the page of all options links to.
+"""
 
 import logging
 from pathlib import Path
 from typing import Any
 
 import pages  # beside this file
-from mkdocs.structure.files import File
+from mkdocs.structure.files import File, InclusionLevel
+
+STYLES = "assets/site.css"
+OPTIONS = "docs/options.md"
+FIRST = (OPTIONS, "docs/troubleshooting.md")
+"""What a search for a name or a message shows first."""
 
 
 def on_config(config: Any) -> None:
     config.mdx_configs["toc"]["slugify"] = pages.slug
+    config.extra_css.append(STYLES)
 
 
 def on_files(files: Any, config: Any) -> None:
@@ -23,9 +32,20 @@ def on_files(files: Any, config: Any) -> None:
         place = File(*arguments).dest_uri
         place = place.removeprefix("docs/") if name.startswith("docs/") else f"repository/{place}"
         files.append(File(*arguments, dest_uri=place))
+    files.append(File.generated(config, STYLES, content=Path(__file__).with_name("site.css").read_text()))
+    for engine, text in pages.options_by_engine((pages.ROOT / OPTIONS).read_text()).items():
+        page = File.generated(config, f"docs/options-{engine}.md", content=text, inclusion=InclusionLevel.NOT_IN_NAV)
+        page.dest_uri = page.dest_uri.removeprefix("docs/")
+        files.append(page)
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    if page.file.src_uri in FIRST:
+        page.meta["search"] = {"boost": 30}
+    if page.file.src_uri == OPTIONS:
+        engines = pages.options_by_engine(markdown)
+        links = ", ".join(f"[{engine}](options-{engine}.md)" for engine in engines)
+        markdown = markdown.replace("<!-- tables: begin -->", f"All options of one engine, to print: {links}.\n", 1)
     return str(pages.separate(markdown))
 
 

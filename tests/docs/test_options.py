@@ -8,7 +8,7 @@ from handler.config.engines import ENGINES
 from handler.config.options import SERVER_ENVIRONMENT
 from handler.config.options.lookup import find_option, key_of
 from handler.config.options.option import Gone
-from tests.docs.pages import ROOT, pages
+from tests.docs.pages import ROOT, options_by_engine, pages
 from tests.one_test import in_one_test
 
 EXCEPTIONS = {
@@ -70,3 +70,16 @@ def test_the_defaults_are_the_codes() -> None:
         option = find_option(name, "vllm")
         assert option is not None
         assert option.default == float(value.replace(",", "")), name
+
+
+def test_the_site_has_a_page_of_options_for_each_engine() -> None:
+    found = options_by_engine((ROOT / "docs" / "options.md").read_text())
+    assert found.keys() == ENGINES.keys()
+    names = {engine: re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE) for engine, page in found.items()}
+    for engine, here in names.items():
+        assert len(here) == len(set(here)) > 70
+        options = [find_option(name, engine) for name in here]
+        assert all(option is not None and not isinstance(option.parse, Gone) for option in options)
+    assert "option.enforce_eager" in names["vllm"]
+    assert "option.enforce_eager" not in names["trtllm"]
+    assert {"option.guide_timeout", "job_queue_size"} <= {*names["openvino"]}

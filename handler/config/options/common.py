@@ -184,7 +184,7 @@ class Options:
     audio_fetch_timeout: float = option(number(0.1, 600), 10.0, "seconds that fetching an audio clip may take")
     # how much at once
     max_rolling_batch_size: int = option(integer(1, 4096), 32, "sequences in the engine at once", "option.max_num_seqs", by_engine={"vllm": 256, "trtllm": 256, "openai": 256})
-    job_queue_size: int = option(integer(1), 1000, "requests that may wait; others get 503, 429 or 529, by dialect", prefix="")
+    job_queue_size: int = option(integer(1), 1000, "requests that may wait; others get 503, 429 or 529, by API", prefix="")
     batch_size: int = option(integer(1, 4096), 1, "dynamic batching: requests in a batch", "max_dynamic_batch_size", prefix="")
     max_batch_delay: int = option(integer(0, 3_600_000), 100, "dynamic batching: milliseconds to wait for a full batch", prefix="")
     max_request_size: int = option(integer(1), 67_108_864, "bytes of a request body; longer ones get 413", prefix="")

@@ -113,7 +113,7 @@ def dialects() -> str:
         (dialect, ", ".join(_joined(routes, names)), ", ".join(_joined(fields, names)))
         for dialect, names in DIALECTS.items()
     )
-    return table(("dialect", "routes of its own (POST)", "field of the body at `/invocations`"), rows)
+    return table(("API", "routes of its own (POST)", "field of the body at `/invocations`"), rows)
 
 
 def operations() -> str:
