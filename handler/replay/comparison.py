@@ -34,6 +34,8 @@ NEAR = 0.25
 _RELATIVE_LOGPROB = 0.05  # of very improbable tokens
 _RELATIVE, _ABSOLUTE = 0.01, 1e-3  # of other numbers with fractions, such as embeddings
 _FRAMING = re.compile(r"[\s:,\[\]]*((data|event|id|retry) ?:[ \w.-]*[\s:]*)*(\[DONE\])?\s*")
+_COMMENT = re.compile(r"^:[^\r\n]*(\r\n|\n){1,2}", re.MULTILINE)
+"""Of an event stream, with the empty line behind it."""
 _DIGITS = re.compile(r"\d+")
 _USAGE = re.compile(r"\.(\w*usage|generated_tokens|\w+_tokens|\w+_token_count)\b(?!\[)")
 _FINISH = {"finish_reason", "stop_reason", "stop_sequence"}
@@ -174,7 +176,9 @@ def _cuts(old: _Documents, new: _Documents) -> Iterator[Finding]:
 
 
 def _numberless(glue: Sequence[str]) -> list[str]:
-    return [_DIGITS.sub("0", text) for text in glue]
+    """Return the text around documents without numbers, and without comments: a busy server's signs of life."""
+    texts = (_COMMENT.sub("", text) if text.startswith(":") or "\n:" in text else text for text in glue)
+    return [_DIGITS.sub("0", text) for text in texts]
 
 
 def framing_text(text: str) -> str:

@@ -117,6 +117,16 @@ def test_sampled_answers_may_differ_in_what_they_need() -> None:
     assert findings(answer(text), answer({**text, "more": 1}), SAMPLED, seen)
 
 
+@pytest.mark.parametrize("comment", [":\n\n", ": still there 1\n\n"])
+def test_signs_of_life_in_an_event_stream_are_no_difference(comment: str) -> None:
+    events = [f'data: {{"text": "{text}"}}\n\n' for text in "abc"]
+    old = Answer(200, "text/event-stream", "".join(events).encode())
+    for at in range(4):
+        new = old._replace(body="".join([*events[:at], comment, *events[at:]]).encode())
+        assert findings(old, new, GREEDY, Seen()) == []
+        assert findings(new, old, GREEDY, Seen()) == []
+
+
 def chunks(*texts: str, tokens: int) -> Answer:
     """A streamed chat."""
     events = [{"choices": [{"index": 0, "delta": {"content": text}}], "usage": None} for text in texts]
