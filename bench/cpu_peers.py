@@ -69,7 +69,7 @@ def starts(given: argparse.Namespace) -> dict[str, Start]:
     """Names of the servers -> how each is started."""
     places = max(given.clients)
     context = given.tokens + _TOKENS_A_WORD * given.prompt_words + _MARGIN
-    found = {OURS: lambda: _ours(given.model, given.options)}
+    found: dict[str, Start] = {OURS: lambda: _ours(given.model, given.options)}
     if given.llama:
         llama = [str(given.llama), "--model", str(model_files.locate(given.model).path), "--alias", MODEL]
         llama += ["--threads", str(os.cpu_count()), "--parallel", str(places), "--ctx-size", str(places * context)]
