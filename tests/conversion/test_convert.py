@@ -58,7 +58,7 @@ def converter(monkeypatch: pytest.MonkeyPatch) -> Converter:
 def source(tmp_path: Path) -> Path:
     directory = tmp_path / "checkpoint"
     directory.mkdir()
-    (directory / "config.json").write_text('{"model_type": "llama"}')
+    (directory / "config.json").write_text('{"model_type": "gpt_neox"}')
     (directory / "model.safetensors").write_bytes(b"weights")
     (directory / "tokenizer.json").write_text("{}")
     return directory
@@ -103,7 +103,7 @@ def test_a_changed_file_is_converted_again(converter: Converter, source: Path, c
 def test_a_changed_config_of_the_same_size_and_time_counts(converter: Converter, source: Path, cache: Path) -> None:
     before, config = convert(source, cache), source / "config.json"
     times = config.stat()
-    config.write_text(config.read_text().replace("llama", "gemma"))
+    config.write_text(config.read_text().replace("neox", "bird"))
     os.utime(config, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert convert(source, cache) != before
 

@@ -1,4 +1,4 @@
-"""Table of all options, from one file a group: common, engines, vLLM, TensorRT-LLM, OpenAI's API, foreign names."""
+"""Table of all options, from one file a group: common, engines, OpenVINO, vLLM, TensorRT-LLM, OpenAI's API, foreign names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from handler.config.options.common import Options
 from handler.config.options.engines import ECHO, GPU, GUIDED, MEDIA
 from handler.config.options.foreign import ENVIRONMENT, FOREIGN, JAVA, SERVER_ENVIRONMENT
 from handler.config.options.openai import OPENAI
+from handler.config.options.openvino import OPENVINO
 from handler.config.options.option import Option, declared
 from handler.config.options.trtllm import TRTLLM
 from handler.config.options.vllm import VLLM
@@ -14,7 +15,7 @@ __all__ = ["COMMON", "ENVIRONMENT", "KNOWN", "OPTIONS", "SERVER_ENVIRONMENT", "O
 
 COMMON = declared(Options)
 
-OPTIONS = (*COMMON, *ECHO, *GUIDED, *MEDIA, *GPU, *VLLM, *TRTLLM, *OPENAI, *JAVA, *FOREIGN)
+OPTIONS = (*COMMON, *ECHO, *GUIDED, *MEDIA, *GPU, *OPENVINO, *VLLM, *TRTLLM, *OPENAI, *JAVA, *FOREIGN)
 
 KNOWN: dict[str, list[Option]] = {}
 """Options by name and alias; two engines may have different options of one name."""

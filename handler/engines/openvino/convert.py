@@ -1,7 +1,8 @@
 """Fetches a hub's models for OpenVINO; converts Hugging Face checkpoints to OpenVINO directories, once.
 
-OpenVINO GenAI reads its own format and some GGUF files, but no safetensors. The converter (optimum-intel with torch)
-is a large optional extra, needed once a model. It runs in a process of its own, which frees its memory.
+OpenVINO GenAI reads its own format and some GGUF files, but no safetensors. Language models of some families are
+converted here (`decoder`). The converter of all others (optimum-intel with torch) is a large optional extra, needed
+once a model. Each runs in a process of its own, which frees its memory.
 """
 
 from __future__ import annotations
@@ -17,13 +18,19 @@ from handler.core.errors import ConfigError
 from handler.core.values import Task
 from handler.engines.huggingface import hub
 from handler.engines.huggingface.image_tokens import no_images
-from handler.engines.model_cache import fingerprint, make_once, run_converter
+from handler.engines.model_cache import NEEDED, fingerprint, make_once, run_converter
+from handler.engines.openvino.decoder.config import FAMILIES, UnknownDecoder, read_decoder
+from handler.engines.openvino.decoder.convert import check_weights
+from handler.engines.openvino.decoder.weights import Quantization
 from handler.engines.openvino.ir_files import parts, whisper_parts
 from handler.engines.openvino.pooling.bert_graph import has_bert_config
 
 log = logging.getLogger(__name__)
 
 RECIPE = b"1"  # part of every fingerprint: change it with CONVERTER
+OWN_RECIPE = "own 1"  # likewise, with what OWN_CONVERTER writes
+
+OWN_CONVERTER = "import sys; from handler.engines.openvino.decoder.convert import main; main(*sys.argv[1:], {}, {})"
 
 # Not `optimum-cli`: it offers fp32 (twice the size of a bf16 checkpoint), fp16 (rounds its small weights) or,
 # with no format given, int8 from 1e9 parameters on. An empty OVConfig keeps the checkpoint's own type.
@@ -83,7 +90,8 @@ def download(model_id: str, revision: str | None) -> Path:
             f"name a file of GGUF with its name: {model_id}/FILE.gguf"
         )
     fetched = any(directory.glob("*.safetensors"))  # and maybe converted too
-    if not fetched and not has_bert_config(directory) and not converter_is_installed():
+    here = has_bert_config(directory) or _is_known(directory)
+    if not fetched and not here and not converter_is_installed():
         raise ConfigError(
             f"{model_id} has to be converted for OpenVINO, which needs: pip install 'lmi-handler[convert]'; "
             "then start again. The hub's owner OpenVINO has models that need no conversion. "
@@ -98,19 +106,22 @@ def conversion(model_id: str) -> str:
         return ""
     there = "is" if converter_is_installed() else "is not"
     return (
-        "unless the hub has it in OpenVINO's format, it is converted once, into the cache; that needs "
-        f"pip install 'lmi-handler[convert]' (6 GB with torch), which {there} here"
+        "unless the hub has it in OpenVINO's format, it is converted once, into the cache; of other families than "
+        f"{FAMILIES} that needs pip install 'lmi-handler[convert]' (6 GB with torch), which {there} here"
     )
 
 
 fetch = partial(hub.fetch, download=download, is_name=hub.is_hub_reference)
 
 
-def convert(source: Path, cache: Path, task: Task = Task.GENERATION) -> Path:
+def convert(source: Path, cache: Path, task: Task = Task.GENERATION, quantization: Quantization | None = None) -> Path:
     """Return the OpenVINO directory of `source` below `cache`, converting it where there is none yet."""
-    check_converter(source, cache, task)
-    needed: Sequence[str]
-    if task is Task.TRANSCRIPTION:
+    check_converter(source, cache, task, quantization)
+    needed: Sequence[str] = NEEDED
+    why_not = unknown(source, task)
+    if not why_not:
+        script, by = OWN_CONVERTER.format(*(quantization or (0, 0))), "without torch"
+    elif task is Task.TRANSCRIPTION:
         script = CONVERTER.replace("TASK", _EXPORTS[task])
         needed = [f"{part}.xml" for part in whisper_parts()]
     elif task is Task.GENERATION:
@@ -119,27 +130,71 @@ def convert(source: Path, cache: Path, task: Task = Task.GENERATION) -> Path:
         needed = [f"{part}.xml" for part in parts(vision=vision)]
     else:
         script, needed = POOLING_CONVERTER.replace("TASK", _EXPORTS[task]), ("openvino_model.xml", "tokenizer.json")
+    if why_not:
+        by = f"by optimum-intel, as {why_not}"
 
     def make(directory: Path, lock: int) -> None:
-        log.info("converting %s to OpenVINO's format, once; this takes minutes", source)
+        log.info("converting %s to OpenVINO's format, once, %s; this may take minutes", source, by)
         run_converter(script, source, directory, lock, needed)
 
-    return make_once(_target(source, cache, task), make)
+    return make_once(_target(source, cache, task, quantization), make)
 
 
-def check_converter(source: Path, cache: Path, task: Task = Task.GENERATION) -> None:
-    """Raise ConfigError where `source` has not been converted and the converter is not installed."""
-    if not converter_is_installed() and not _target(source, cache, task).is_dir():
+def check_converter(
+    source: Path, cache: Path, task: Task = Task.GENERATION, quantization: Quantization | None = None
+) -> None:
+    """Check that `source` has been converted, or can be.
+
+    Raises:
+        ConfigError: it needs a converter that is not installed, or cannot be quantized, or its weights do not fit.
+    """
+    if _target(source, cache, task, quantization).is_dir():
+        return
+    why_not = unknown(source, task)
+    if not why_not:
+        check_weights(source, read_decoder(source))
+    elif quantization is not None:
+        raise ConfigError(f"option.quantize: {source} cannot be quantized here, as {why_not}; leave it out")
+    elif not converter_is_installed():
         raise ConfigError(
-            f"{source} has to be converted first, which needs: pip install 'lmi-handler[convert]'; then start again"
+            f"{source} has to be converted first, which needs: pip install 'lmi-handler[convert]'; then start again "
+            f"(no conversion without it, as {why_not})"
         )
+
+
+def unknown(source: Path, task: Task = Task.GENERATION) -> str:
+    """Say why a checkpoint cannot be converted without optimum-intel; "" where it can.
+
+    Raises:
+        ConfigError: its config.json is broken.
+    """
+    if task is not Task.GENERATION:
+        return "it generates no text"
+    if not any(source.glob("*.safetensors")):
+        return "it has no safetensors"
+    try:
+        read_decoder(source)
+    except UnknownDecoder as error:
+        return str(error)
+    return ""
+
+
+def _is_known(descriptions: Path) -> bool:
+    """Whether a model of which only the descriptions are here can be converted without optimum-intel."""
+    try:
+        read_decoder(descriptions)
+    except UnknownDecoder:
+        return False
+    return True
 
 
 def converter_is_installed() -> bool:
     return bool(find_spec("optimum") and find_spec("optimum.intel"))  # the second alone would raise
 
 
-def _target(source: Path, cache: Path, task: Task) -> Path:
+def _target(source: Path, cache: Path, task: Task, quantization: Quantization | None) -> Path:
     files = sorted(path for path in source.iterdir() if path.is_file())
     recipe = RECIPE if task is Task.GENERATION else b"1 " + _EXPORTS[task].encode()
+    if not unknown(source, task):
+        recipe = f"{OWN_RECIPE} {quantization or ''}".encode()
     return cache / fingerprint(recipe, files, read=["config.json"])

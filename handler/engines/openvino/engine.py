@@ -36,6 +36,7 @@ from handler.engines.openvino.model import (
     eos_ids,
     load_whisper_tokenizer,
     prepare_model,
+    quantization_of,
 )
 from handler.engines.openvino.pipeline import TOKENS_PER_STEP, make_pipeline, make_scorer, properties
 from handler.engines.openvino.pooling.engine import OpenVinoPooling
@@ -287,7 +288,8 @@ def _is_one_token(output: Output) -> bool:
 
 
 def prepare(model_id: str | None, config: EngineConfig) -> Path:
-    return prepare_model(model_id, config.options.dtype, config.task, config.options.pooling)
+    options = config.options
+    return prepare_model(model_id, options.dtype, config.task, options.pooling, quantization_of(config))
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

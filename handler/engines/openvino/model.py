@@ -24,11 +24,15 @@ from handler.engines.huggingface.whisper import WhisperTokenizer, whisper_ids
 from handler.engines.model_cache import UnknownLayout
 from handler.engines.openvino import gguf
 from handler.engines.openvino.convert import check_converter, convert
+from handler.engines.openvino.decoder.weights import Quantization
 from handler.engines.openvino.gguf_weights import exact_model, writable
 from handler.engines.openvino.ir_files import check_directory, context_of, is_vision, parts, whisper_parts
 from handler.engines.openvino.pooling.bert_graph import is_bert
 
 log = logging.getLogger("handler.engine")
+
+_ALREADY = "has its weights in a form of its own; only Hugging Face checkpoints are quantized: leave it out"
+_NO_GENERATION = "is no model for text generation; others are not quantized: leave it out"
 
 _GENERATING = (Task.GENERATION, Task.TRANSCRIPTION)
 
@@ -40,14 +44,20 @@ _PART = 1 << 15  # characters of a part of a long text: the tokenizer holds the 
 _SMALL_GGUF = 256 << 20
 
 
-def prepare_model(model_id: str | None, dtype: str, task: Task = Task.GENERATION, pooling: str = "auto") -> Path:
+def prepare_model(
+    model_id: str | None,
+    dtype: str,
+    task: Task = Task.GENERATION,
+    pooling: str = "auto",
+    quantization: Quantization | None = None,
+) -> Path:
     """Check the model's files, and return them or their cached conversion."""
-    model = find_model(model_id or model_files.DEMO, task, pooling)
+    model = find_model(model_id or model_files.DEMO, task, pooling, quantization)
     cache = model_files.cache_directory() / "converted"
     if model.kind == "openvino" or (task not in _GENERATING and is_bert(model.path)):
         return model.path
     if model.kind == "huggingface":
-        return convert(model.path, cache, task)
+        return convert(model.path, cache, task, quantization)
     if model.kind == "gguf" and dtype == "fp32":
         return exact_model(model.path, cache, "f32")
     if model.kind == "gguf" and model.path.stat().st_size <= _SMALL_GGUF:
@@ -60,10 +70,13 @@ def prepare_model(model_id: str | None, dtype: str, task: Task = Task.GENERATION
 
 def check(model_id: str | None, config: EngineConfig) -> None:
     """See `engines.check`."""
+    quantization = quantization_of(config)
     is_demo = config.task is Task.GENERATION and model_id in (None, model_files.DEMO)
+    if is_demo and quantization is not None:
+        raise ConfigError(f"option.quantize: the demo model {_ALREADY}")
     if is_demo or hub.is_hub_reference(model_id) or hub.is_fetched(model_id):
         return
-    model = find_model(model_id or model_files.DEMO, config.task, config.options.pooling)
+    model = find_model(model_id or model_files.DEMO, config.task, config.options.pooling, quantization)
     if config.options.enable_prefix_caching and model.path.is_dir() and not no_images(model.path):
         raise ConfigError(
             "option.enable_prefix_caching: OpenVINO GenAI's prefix cache could take one image for another: "
@@ -71,7 +84,22 @@ def check(model_id: str | None, config: EngineConfig) -> None:
         )
 
 
-def find_model(model_id: str, task: Task = Task.GENERATION, pooling: str = "auto") -> model_files.Model:
+def quantization_of(config: EngineConfig) -> Quantization | None:
+    """Return what `option.quantize` and `option.group_size` ask for.
+
+    Raises:
+        ConfigError: the latter has no effect.
+    """
+    options = config.options.engine_options
+    quantize, group = options.get("quantization"), options.get("group_size")
+    if group is not None and quantize != "int4":
+        raise ConfigError("option.group_size is for option.quantize=int4: in 8 bits a row is one group; leave it out")
+    return None if quantize is None else Quantization(8, 0) if quantize == "int8" else Quantization(4, group or 64)
+
+
+def find_model(
+    model_id: str, task: Task = Task.GENERATION, pooling: str = "auto", quantization: Quantization | None = None
+) -> model_files.Model:
     """Check the files of `option.model_id`, and whether they can be converted where they must be.
 
     Raises:
@@ -81,6 +109,8 @@ def find_model(model_id: str, task: Task = Task.GENERATION, pooling: str = "auto
     if task is not Task.GENERATION and model_id == model_files.DEMO:
         raise ConfigError(f"option.task={task.value}: the demo model generates text; name another by option.model_id")
     model = model_files.locate(model_id)
+    if quantization is not None and (model.kind != "huggingface" or pools):
+        raise ConfigError(f"option.quantize: {model.path} {_NO_GENERATION if pools else _ALREADY}")
     if pools:
         _check_pooling(model, task, pooling)
     if task is Task.TRANSCRIPTION and model.kind == "gguf":
@@ -88,7 +118,7 @@ def find_model(model_id: str, task: Task = Task.GENERATION, pooling: str = "auto
     if model.kind == "huggingface":
         check_checkpoint(model.path)
         if not pools or not is_bert(model.path):
-            check_converter(model.path, model_files.cache_directory() / "converted", task)
+            check_converter(model.path, model_files.cache_directory() / "converted", task, quantization)
     if model.kind == "openvino":
         names = whisper_parts() if task is Task.TRANSCRIPTION else parts(vision=is_vision(model.path))
         check_directory(model.path, names[:1] if pools else names)

@@ -58,7 +58,9 @@ def test_a_checkpoint_without_the_extra_is_refused_with_the_command(
 
     monkeypatch.setattr(conversion, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'lmi-handler\[convert\]'"):
-        conversion.convert(make(tmp_path / "hf", "config.json", "model.safetensors"), tmp_path / "cache")
+        directory = make(tmp_path / "hf", "config.json", "model.safetensors")
+        (directory / "config.json").write_text("{}")
+        conversion.convert(directory, tmp_path / "cache")
 
 
 def test_a_fetch_that_fails_leaves_nothing_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

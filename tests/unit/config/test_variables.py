@@ -83,7 +83,7 @@ def value(config: Config, name: str) -> Any:
             {"HF_API_TOKEN": "hf_a", "HF_TOKEN": "hf_b"},
             "environment variables HF_API_TOKEN and HF_TOKEN contradict each",
         ),
-        ({"QUANTIZE": "awq"}, "environment variable QUANTIZE: option.quantize is for vllm and trtllm; the engine here"),
+        ({"QUANTIZE": "awq"}, "environment variable QUANTIZE: option.quantize=awq: must be one of int8, int4"),
         (
             {"HF_TASK": "fill-mask"},
             "environment variable HF_TASK: option.task=fill-mask: must be one of auto, text_embedding",

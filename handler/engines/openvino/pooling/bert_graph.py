@@ -5,18 +5,15 @@ The computation is that of transformers' models of these names (arXiv 1810.04805
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from handler.config import model_files
-from handler.core.errors import ConfigError
+from handler.engines.huggingface.tensors import Tensors
 
 _FAMILIES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta."}
 """Model types with the prefix of their tensors' names in a model with a head."""
-
-_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
 
 
 def is_bert(model: Path) -> bool:
@@ -48,37 +45,17 @@ def bert_graph(model: Path) -> Any:
 
 
 class _Tensors:
-    """The tensors of a directory's safetensors files, read when they are asked for, as float32.
-
-    Format: 8 bytes with the header's length, the header in JSON, the tensors. github.com/huggingface/safetensors.
-    """
+    """A checkpoint's tensors by transformers' names."""
 
     def __init__(self, model: Path) -> None:
-        self._model = model
-        self._places: dict[str, tuple[Path, int, Mapping[str, Any]]] = {}
-        for path in sorted(model.glob("*.safetensors")):
-            with path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            self._places |= {_newer(name): (path, 8 + length, one) for name, one in header.items()}
+        self._tensors = Tensors(model)
+        self._names = {_newer(name): name for name in self._tensors}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places
+        return name in self._names
 
     def __getitem__(self, name: str) -> Any:
-        import numpy
-
-        if name not in self._places:
-            raise ConfigError(f"{self._model}: its safetensors have no tensor {name}")
-        path, start, one = self._places[name]
-        if one["dtype"] not in _TYPES:
-            raise ConfigError(f"{path}: {name} is of type {one['dtype']}, of {', '.join(_TYPES)}")
-        first, end = one["data_offsets"]
-        data = numpy.memmap(path, numpy.uint8, "r", start + first, (end - first,)).view(_TYPES[one["dtype"]])
-        if one["dtype"] == "BF16":  # the upper half of float32
-            data = (data.astype(numpy.uint32) << 16).view(numpy.float32)
-        return data.astype(numpy.float32).reshape(one["shape"])
+        return self._tensors[self._names.get(name, name)]
 
 
 def _newer(name: str) -> str:

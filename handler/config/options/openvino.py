@@ -1,0 +1,20 @@
+"""Options of OpenVINO's engine alone."""
+
+from __future__ import annotations
+
+from handler.config.options.option import Option, one_of
+
+_OPENVINO = ("openvino",)
+
+GROUP_SIZES = (32, 64, 128)
+"""Weights of a row that share a scale and a zero point."""
+
+
+def _group_size(text: str) -> int:
+    return int(one_of(*map(str, GROUP_SIZES))(text))
+
+
+OPENVINO = (
+    Option("option.quantize", "quantization", one_of("int8", "int4"), None, "bits of a checkpoint's weights, which this server quantizes when it converts it (documents: models): int8, or int4 with a zero point for each group; embeddings and the last matrix keep 8", ("option.quantization",), engines=_OPENVINO),
+    Option("option.group_size", "group_size", _group_size, None, "weights that share a scale with option.quantize=int4: 32, 64 or 128 (by default 64); a matrix whose rows it does not divide gets the next smaller one", engines=_OPENVINO),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Language models of the Llama, Qwen and Gemma families: their checkpoints as OpenVINO's graphs, without torch."""

@@ -1,0 +1,314 @@
+"""What config.json says of a language model of the Llama, Qwen and Gemma families, and what of it is known here.
+
+The defaults and rules are those of transformers' configuration classes of these names. What is not known here raises
+`UnknownDecoder` with its name, before a weight is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from handler.config import model_files
+from handler.core.errors import ConfigError
+from handler.engines.openvino.decoder.rotary import ROPE_TYPES, Rotary
+
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+"""Names of config.json with ours."""
+
+_MAX_HEAD = 512  # numbers; the CPU plugin's paged attention was tried with 16 to 256
+
+
+class UnknownDecoder(Exception):
+    """The model computes something that is not known here; the text says what."""
+
+
+@dataclass(frozen=True)
+class _Family:
+    """How a model type differs from Llama.
+
+    Attributes:
+        architecture: its class with a head for the next token.
+        defaults: of config.json.
+        biases: parts whose biases it has whatever config.json says; None where config.json says it.
+        head_norms: queries and keys are normalized.
+        is_gemma: norms multiply by `1 + weight`, embeddings are scaled.
+        four_norms: the outputs of attention and feed-forward network are normalized too.
+    """
+
+    architecture: str
+    defaults: Mapping[str, Any]
+    biases: tuple[str, ...] | None = None
+    head_norms: bool = False
+    is_gemma: bool = False
+    four_norms: bool = False
+
+
+_PLAIN = {"hidden_act": "silu", "tie_word_embeddings": False}
+_WINDOWS = {**_PLAIN, "sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28}
+_GEMMA = {"head_dim": 256, "tie_word_embeddings": True}
+_GEMMA2 = {**_GEMMA, "query_pre_attn_scalar": 256, "sliding_window": 4096, "hidden_activation": "gelu_pytorch_tanh"}
+
+_FAMILIES = {
+    "llama": _Family("LlamaForCausalLM", {**_PLAIN, "max_position_embeddings": 2048}),
+    "mistral": _Family(
+        "MistralForCausalLM",
+        {**_PLAIN, "num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131_072},
+        biases=(),
+    ),
+    "ministral": _Family(
+        "MinistralForCausalLM",
+        {**_PLAIN, "num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131_072},
+        biases=(),
+    ),
+    "qwen2": _Family("Qwen2ForCausalLM", {**_WINDOWS, "max_position_embeddings": 32_768}, biases=("q", "k", "v")),
+    "qwen3": _Family(
+        "Qwen3ForCausalLM", {**_WINDOWS, "head_dim": 128, "max_position_embeddings": 32_768}, head_norms=True
+    ),
+    "gemma": _Family(
+        "GemmaForCausalLM",
+        {**_GEMMA, "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 8192},
+        is_gemma=True,
+    ),
+    "gemma2": _Family(
+        "Gemma2ForCausalLM",
+        {
+            **_GEMMA2,
+            "max_position_embeddings": 8192,
+            "final_logit_softcapping": 30.0,
+            "attn_logit_softcapping": 50.0,
+        },
+        is_gemma=True,
+        four_norms=True,
+    ),
+    "gemma3_text": _Family(
+        "Gemma3ForCausalLM",
+        {**_GEMMA2, "max_position_embeddings": 131_072},
+        head_norms=True,
+        is_gemma=True,
+        four_norms=True,
+    ),
+}
+
+FAMILIES = "Llama, Mistral, Qwen2, Qwen3 and Gemma"
+"""For messages."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one layer has of its own; `window` is the number of tokens that it attends to, None for all."""
+
+    window: int | None
+    rotary: Rotary
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A model's computation. Sizes count numbers.
+
+    Attributes:
+        scale: what products of queries and keys are multiplied by.
+        attention_biases: matrices of the attention that have biases.
+        logit_cap: logits are bent into its range by tanh; None where not.
+    """
+
+    model_type: str
+    vocabulary: int
+    size: int
+    inner_size: int
+    heads: int
+    key_heads: int
+    head_size: int
+    layers: tuple[Layer, ...]
+    epsilon: float
+    activation: str
+    scale: float
+    attention_biases: tuple[str, ...]
+    mlp_bias: bool
+    head_norms: bool
+    is_gemma: bool
+    four_norms: bool
+    tied: bool
+    logit_cap: float | None
+
+
+def read_decoder(model: Path) -> Decoder:
+    """Read config.json.
+
+    Raises:
+        UnknownDecoder: something in it is not known here.
+        ConfigError: a value is missing or impossible.
+    """
+    path = model / "config.json"
+    given = model_files.read_json(path)
+    family = _family(given)
+    return _Reader(path, {**family.defaults, **_present(given)}, family).read()
+
+
+def _present(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave nulls out, except where null has a meaning of its own."""
+    null = ("sliding_window", "final_logit_softcapping", "attn_logit_softcapping")
+    return {name: value for name, value in given.items() if value is not None or name in null}
+
+
+def _family(given: Mapping[str, Any]) -> _Family:
+    model_type = given.get("model_type")
+    family = _FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise UnknownDecoder(f"its model_type is {model_type}; known are {', '.join(_FAMILIES)}")
+    named = given.get("architectures")
+    architecture = named[0] if isinstance(named, list) and named else family.architecture
+    if architecture != family.architecture:
+        raise UnknownDecoder(f"it is a {architecture}; of {model_type} only {family.architecture} is known")
+    for name in ("quantization_config", "compression_config"):
+        if given.get(name):
+            raise UnknownDecoder(f"its weights are quantized ({name})")
+    if given.get("auto_map"):
+        raise UnknownDecoder("it brings code of its own (auto_map)")
+    return family
+
+
+class _Reader:
+    def __init__(self, path: Path, values: Mapping[str, Any], family: _Family) -> None:
+        self._path, self._values, self._family = path, values, family
+
+    def read(self) -> Decoder:
+        for name in ("attn_logit_softcapping", "use_bidirectional_attention"):
+            if self._values.get(name):
+                raise self._wrong(f"{name} is {self._values[name]}, which OpenVINO's paged attention does not have")
+        size, heads = self._whole("hidden_size"), self._whole("num_attention_heads")
+        key_heads = self._whole("num_key_value_heads", heads)
+        head_size = self._whole("head_dim", size // heads)
+        if heads % key_heads or head_size % 2 or head_size > _MAX_HEAD:
+            raise self._wrong(f"{heads} heads of {head_size} numbers, and {key_heads} for keys, do not fit together")
+        num_layers = self._whole("num_hidden_layers")
+        scale = self._number("query_pre_attn_scalar", head_size) ** -0.5 if self._family.four_norms else head_size**-0.5
+        return Decoder(
+            model_type=str(self._values["model_type"]),
+            vocabulary=self._whole("vocab_size"),
+            size=size,
+            inner_size=self._whole("intermediate_size"),
+            heads=heads,
+            key_heads=key_heads,
+            head_size=head_size,
+            layers=tuple(self._layers(num_layers, head_size)),
+            epsilon=self._number("rms_norm_eps", 1e-6),
+            activation=self._activation(),
+            scale=scale,
+            attention_biases=self._biases(),
+            mlp_bias=self._values["model_type"] == "llama" and self._flag("mlp_bias"),
+            head_norms=self._family.head_norms,
+            is_gemma=self._family.is_gemma,
+            four_norms=self._family.four_norms,
+            tied=self._flag("tie_word_embeddings"),
+            logit_cap=self._logit_cap(),
+        )
+
+    def _biases(self) -> tuple[str, ...]:
+        if self._family.biases is not None:
+            return self._family.biases
+        return ("q", "k", "v", "o") if self._flag("attention_bias") else ()
+
+    def _logit_cap(self) -> float | None:
+        cap = self._values.get("final_logit_softcapping")
+        return None if cap is None or not self._family.four_norms else self._number("final_logit_softcapping", 0)
+
+    def _activation(self) -> str:
+        name = self._values["hidden_activation" if self._family.four_norms else "hidden_act"]
+        if self._values["model_type"] == "gemma" and name == "gelu":  # Gemma's first files mean the other one
+            name = self._values.get("hidden_activation", "gelu_pytorch_tanh")
+        if name not in _ACTIVATIONS:
+            raise UnknownDecoder(f"its activation is {name}; known are {', '.join(_ACTIVATIONS)}")
+        return _ACTIVATIONS[name]
+
+    def _layers(self, count: int, head_size: int) -> list[Layer]:
+        kinds = self._kinds(count)
+        window = self._whole("sliding_window") if "sliding_attention" in kinds else None
+        rotary = {kind: self._rotary(kind, head_size) for kind in set(kinds)}
+        return [Layer(window if kind == "sliding_attention" else None, rotary[kind]) for kind in kinds]
+
+    def _kinds(self, count: int) -> Sequence[str]:
+        """Return the layers' kinds, by transformers' names."""
+        model_type, window = self._values["model_type"], self._values.get("sliding_window")
+        if model_type in ("llama", "gemma"):
+            return ["full_attention"] * count
+        if (given := self._values.get("layer_types")) is not None and model_type != "mistral":
+            if not isinstance(given, list) or len(given) != count:
+                raise self._wrong(f"layer_types names no kind for each of {count} layers")
+            if unknown := set(map(str, given)) - {"full_attention", "sliding_attention"}:
+                raise UnknownDecoder(f"its layer_types has {', '.join(sorted(unknown))}")
+            slides = "sliding_attention" in given and model_type in ("qwen2", "qwen3")
+            if slides and not self._flag("use_sliding_window"):
+                raise self._wrong("layer_types has sliding_attention, and use_sliding_window is not true")
+            return given
+        if model_type in ("mistral", "ministral"):
+            first, period = (0, count + 1) if window is not None else (count, 1)
+        elif model_type in ("qwen2", "qwen3"):
+            slides = self._flag("use_sliding_window") and window is not None
+            first, period = (self._whole("max_window_layers", least=0) if slides else count), count + 1
+        else:
+            first, period = 0, 2 if model_type == "gemma2" else self._whole("sliding_window_pattern", 6)
+        near = (index >= first and (index + 1) % period != 0 for index in range(count))
+        return ["sliding_attention" if is_near else "full_attention" for is_near in near]
+
+    def _rotary(self, kind: str, head_size: int) -> Rotary:
+        import numpy as np
+
+        values, parameters = self._values, self._rope_parameters(kind)
+        rotary = Rotary(head_size, parameters, self._whole("max_position_embeddings"))
+        if rotary.kind not in ROPE_TYPES:
+            raise UnknownDecoder(f"its rope_type is {rotary.kind}; known are {', '.join(ROPE_TYPES)}")
+        partial = parameters.get("partial_rotary_factor", values.get("partial_rotary_factor", 1))
+        if partial != 1:
+            raise UnknownDecoder(f"its partial_rotary_factor is {partial}")
+        try:
+            with np.errstate(all="ignore"):
+                frequencies, factor = rotary.frequencies()
+            usable = math.isfinite(factor) and bool(abs(frequencies).max() < math.inf)
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+            raise self._wrong(f"{rotary.kind} rotary positions cannot be computed: {error!r}") from None
+        if not usable:
+            raise self._wrong(f"{rotary.kind} rotary positions are no numbers")
+        return rotary
+
+    def _rope_parameters(self, kind: str) -> dict[str, Any]:
+        """Return the parameters of a kind of layer, in either form that transformers has written."""
+        values, is_gemma3 = self._values, self._values["model_type"] == "gemma3_text"
+        slides = is_gemma3 and kind == "sliding_attention"
+        given = values.get("rope_parameters") or {}
+        if not isinstance(given, dict) or not isinstance(values.get("rope_scaling") or {}, dict):
+            raise self._wrong("rope_parameters and rope_scaling must be objects")
+        if any(isinstance(one, dict) for one in given.values()):
+            given = given.get(kind) or {}
+        elif slides:
+            given = {}
+        if slides:
+            return {"rope_theta": values.get("rope_local_base_freq", 1e4), **given}
+        theta = values.get("rope_theta", 1e6 if is_gemma3 else 1e4)
+        return {"rope_theta": theta, **given, **(values.get("rope_scaling") or {})}
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def _whole(self, name: str, default: int | None = None, least: int = 1) -> int:
+        value = self._values.get(name, default)
+        if type(value) is not int or value < least:
+            raise self._wrong(f"{name} must be a whole number of at least {least}, not {value!r}")
+        return value
+
+    def _number(self, name: str, default: float) -> float:
+        value = self._values.get(name, default)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise self._wrong(f"{name} must be a positive number, not {value!r}")
+        return float(value)
+
+    def _flag(self, name: str) -> bool:
+        value = self._values.get(name, False)
+        if not isinstance(value, bool):
+            raise self._wrong(f"{name} must be true or false, not {value!r}")
+        return value
+
+    def _wrong(self, what: str) -> ConfigError:
+        return ConfigError(f"{self._path}: {what}")
