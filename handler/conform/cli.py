@@ -134,8 +134,8 @@ def _conform(arguments: argparse.Namespace) -> int:
     status = int(any(result.verdict == "failed" for result in results))
     for path in arguments.output:
         status |= _write(path, json.dumps(found, indent=1) + "\n" if path.suffix == ".json" else text)
-    print(text, end="", flush=True)
     print(report.total(results), file=sys.stderr, flush=True)
+    print(text, end="", flush=True)
     return status
 
 
