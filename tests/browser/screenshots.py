@@ -14,17 +14,18 @@ from tests.browser.conftest import chromium
 from tests.browser.test_answers import Chat, call
 from tests.servers import serve
 
-ANSWER = """A string is a sequence, so a **slice** with the step -1 reverses it:
+ANSWER = r"""A string is a sequence, so a **slice** with the step -1 reverses it:
 
 ```python
 def reverse(text: str) -> str:
-    return text[::-1]
+    return text[::-1]  # a slice
 ```
 
-| text | reversed |
-|---|---|
-| `abc` | `cba` |
-| `level` | `level` |
+| Way | Code | Time for $n$ characters |
+|---|---|---|
+| slice | `text[::-1]` | $O(n)$, one copy |
+| join | `"".join(reversed(text))` | $O(n)$, slower by a constant |
+| sum | `for c in text: out = c + out` | up to $\sum_{i=1}^{n} i = \frac{n(n+1)}{2}$ |
 """
 
 
@@ -37,37 +38,32 @@ def chat(browser: Browser, url: str, width: int, height: int, scheme: Any) -> It
     page.close()
 
 
+def ask(chat: Chat, question: str, answer: str) -> None:
+    chat.ask(question)
+    chat.feed(answer)
+    chat.end()
+
+
 def main(directory: Path) -> None:
-    with serve("--engine", "echo") as server, sync_playwright() as playwright:
+    with (
+        serve("--engine", "echo", "-o", "option.model_name=SmolLM2-1.7B-Instruct") as server,
+        sync_playwright() as driver,
+    ):
         server.wait_ready()
-        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        with chat(browser, server.url, 390, 844, "light") as phone:
-            phone.page.screenshot(path=directory / "start-390.png")
+        browser = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        with chat(browser, server.url, 1280, 800, "light") as desktop:
+            for question in ("Name the capital of France.", "Give me three tips for better sleep."):
+                ask(desktop, question, "Done.")
+                desktop.page.click("#clear")
+            ask(desktop, "Write a Python function that reverses a string.", ANSWER)
+            desktop.page.screenshot(path=directory / "chat-1280.png")
         with chat(browser, server.url, 390, 844, "dark") as phone:
             phone.ask("What is the weather in Paris?")
             phone.feed({"reasoning": "The user wants the weather.\nI call the tool."})
             phone.feed(call(0, "get_weather", '{"city": "Paris"}', id="call_a"))
             phone.end("tool_calls")
             phone.page.click("summary:has-text('Thought')")
-            phone.page.screenshot(path=directory / "thoughts-and-tools-390.png")
-        with chat(browser, server.url, 768, 1024, "dark") as tablet:
-            tablet.ask("Write a Python function that reverses a string.")
-            tablet.feed(ANSWER[:120])
-            tablet.page.screenshot(path=directory / "mid-stream-768.png")
-        with chat(browser, server.url, 1280, 800, "light") as desktop:
-            desktop.ask("Write a Python function that reverses a string.")
-            desktop.feed(ANSWER)
-            desktop.end()
-            desktop.ask("And in Rust?")
-            desktop.feed("In Rust, a string is UTF-8, so")
-            desktop.end(finish=None)
-            desktop.page.screenshot(path=directory / "answer-and-failure-1280.png")
-        with chat(browser, server.url, 2560, 1300, "dark") as large:
-            large.ask("Write a Python function that reverses a string.")
-            large.feed(ANSWER)
-            large.end()
-            large.page.click("#tab-javascript")
-            large.page.screenshot(path=directory / "answer-2560.png")
+            phone.page.screenshot(path=directory / "reasoning-and-tools-390.png")
         browser.close()
 
 

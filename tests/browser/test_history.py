@@ -219,3 +219,20 @@ def test_two_tabs_lose_nothing(echo_server: LiveServer, open_page: Open) -> None
     _, text = file(first, lambda: first.click("#chats-json"))
     questions = [[each["question"] for each in kept["exchanges"]] for kept in json.loads(text)["chats"]]
     assert sorted(questions) == [["A", "B", "C"], ["A", "B", "D"]]
+
+
+def test_a_name_is_written_while_an_answer_comes(chat: Chat) -> None:
+    """The list is drawn again each time that a chat is kept: not under the reader's hands."""
+    page = chat.page
+    chat.ask("More?")
+    choose(page, "Weather", "Rename")
+    page.keyboard.type("S")
+    chat.end()
+    page.keyboard.type("un")
+    page.keyboard.press("Enter")
+    listed(page, "Sun", "Reverse a *string*")
+    page.click("#chats >> text=Reverse")
+    page.click("#chats >> text=Sun")
+    until(page, "document.querySelectorAll('.turn').length == 4")
+    page.evaluate("location.hash = '#chat-nothing'")
+    until(page, "document.getElementById('toast').textContent.includes('it is no longer kept')")

@@ -35,9 +35,9 @@ function body(messages) {
 const messages = () => chat.exchanges.flatMap((exchange) => exchange.messages);
 
 /** Files take megabytes: only their beginnings are shown. */
-const shortened = (request) => JSON.parse(JSON.stringify(request, (_, value) => (isFile(value) ? `${value.slice(0, 60)}…` : value)));
+const shortened = (request) => JSON.parse(JSON.stringify(request, (name, value) => (isFile(name, value) ? `${value.slice(0, 60)}…` : value)));
 
-const isFile = (value) => typeof value === "string" && value.length > 1000 && /^[\w+/=:;,-]+$/.test(value);
+const isFile = (name, value) => ["url", "data"].includes(name) && typeof value === "string" && value.length > 1000;
 
 function showSample() {
   const base = new URL(".", location.href).href.replace(/\/$/, "");
@@ -237,6 +237,12 @@ async function open(id) {
   }
 }
 
+/** Show the chat that the address names. */
+function openNamed() {
+  const id = /^#chat-(\w+)$/.exec(location.hash)?.[1];
+  if (id && id !== chat.id) open(id);
+}
+
 /** A chat was changed in another tab, or got another name here. */
 async function changedElsewhere(id) {
   const edited = $("log").querySelector(".turn.user textarea") !== null;
@@ -300,7 +306,7 @@ $("stop").addEventListener("click", () => {
   if (!ON_TOUCH) $("prompt").focus();
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || $("key-dialog").open || uncover()) return;
+  if (event.key !== "Escape" || $("key-dialog").open || $("chat-menu").matches(":popover-open") || uncover()) return;
   running?.abort();
 });
 $("clear").addEventListener("click", () => {
@@ -341,7 +347,5 @@ watch(() => {
   attachments.offer();
   showSample();
 });
-panel.begin({ open, rename, changed: changedElsewhere }).then(() => {
-  const id = /^#chat-(\w+)$/.exec(location.hash)?.[1];
-  if (id && !chat.exchanges.length) open(id);
-});
+panel.begin({ open, rename, changed: changedElsewhere }).then(openNamed);
+addEventListener("hashchange", openNamed);

@@ -79,9 +79,10 @@ function isAnswer(answer) {
 
 /** The chat; raises an error if it is not what `save` keeps. */
 export function checked(chat) {
-  const exchanges = chat?.exchanges;
+  if (!chat) throw new Error("This chat cannot be read: it is no longer kept.");
+  const { exchanges } = chat;
   const whole =
-    isText(chat?.id) && isText(chat.title) && isText(chat.system) && Number.isInteger(chat.revision) && Array.isArray(exchanges) &&
+    isText(chat.id) && isText(chat.title) && isText(chat.system) && Number.isInteger(chat.revision) && Array.isArray(exchanges) &&
     exchanges.every((exchange) => {
       if (!isRecord(exchange) || !(exchange.question === null || isText(exchange.question))) return false;
       return Array.isArray(exchange.media) && exchange.media.every(isMedium) && isAnswer(exchange.answer);

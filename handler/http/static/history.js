@@ -83,9 +83,15 @@ function item(head) {
   return entry;
 }
 
+const entryOf = (id) => [...$("chats").children].find(({ dataset }) => dataset.id === id);
+
 function render() {
+  const focused = document.activeElement;
+  if ($("chats").contains(focused) && focused.matches("input")) return; // a name is being written
   const found = chats.search(heads, $("chats-search").value);
+  const { id } = focused.closest?.("#chats li")?.dataset ?? {};
   $("chats").replaceChildren(...found.map(item));
+  if (id) entryOf(id)?.querySelector(`.${focused.className}`)?.focus();
   $("chats-none").textContent = heads.length ? "No chat has these words." : "Chats that you have are kept here, in this browser.";
   $("chats-none").hidden = found.length > 0;
   $("chats-all").hidden = heads.length === 0;
@@ -104,10 +110,10 @@ function showMenu(id, beside) {
   menu.querySelector("button").focus();
 }
 
-/** Do something with the chosen chat, and say what went wrong. */
-function onChosen(name, act) {
+/** Do something with the chosen chat, or with all, and say what went wrong. */
+function onClick(name, act) {
   $(name).addEventListener("click", async () => {
-    $("chat-menu").hidePopover();
+    if ($("chat-menu").contains($(name))) $("chat-menu").hidePopover();
     try {
       await act(chosen);
     } catch (error) {
@@ -117,7 +123,7 @@ function onChosen(name, act) {
 }
 
 function renameInPlace(id) {
-  const entry = [...$("chats").children].find(({ dataset }) => dataset.id === id);
+  const entry = entryOf(id);
   const head = heads.find((one) => one.id === id);
   if (!entry || !head) return;
   const field = element("input", { type: "text", value: named(head), maxLength: 200 });
@@ -131,8 +137,9 @@ function renameInPlace(id) {
       const kept = await actions.rename(id, title).catch((error) => tell(chats.problem(error)));
       if (kept === null) tell(`${UNREADABLE}: it keeps its name.`);
     }
+    field.remove();
     await refresh();
-    [...$("chats").children].find(({ dataset }) => dataset.id === id)?.querySelector(".open").focus();
+    entryOf(id)?.querySelector(".open").focus();
   };
   field.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" && event.key !== "Escape") return;
@@ -160,15 +167,14 @@ async function remove(ids, text) {
 
 const titleOf = (id) => named(heads.find((head) => head.id === id) ?? {});
 
-onChosen("chat-rename", renameInPlace);
-onChosen("chat-json", async (id) => chats.exportJson(titleOf(id), [await chats.load(id)]));
-onChosen("chat-markdown", async (id) => chats.exportMarkdown(chats.checked(await chats.load(id))));
-onChosen("chat-delete", (id) => remove([id], `Deleted “${titleOf(id)}”.`));
+onClick("chat-rename", renameInPlace);
+onClick("chat-json", async (id) => chats.exportJson(titleOf(id), [await chats.load(id)]));
+onClick("chat-markdown", async (id) => chats.exportMarkdown(chats.checked(await chats.load(id))));
+onClick("chat-delete", (id) => remove([id], `Deleted “${titleOf(id)}”.`));
 
-$("chats-json").addEventListener("click", async () => {
-  chats.exportJson("chats", await Promise.all(heads.map(({ id }) => chats.load(id))));
+onClick("chats-json", async () => {
+  const all = await Promise.all(heads.map(({ id }) => chats.load(id)));
+  chats.exportJson("chats", all.filter(Boolean));
 });
-$("chats-delete").addEventListener("click", () => {
-  remove(heads.map(({ id }) => id), heads.length === 1 ? "Deleted the chat." : `Deleted ${heads.length} chats.`);
-});
+onClick("chats-delete", () => remove(heads.map(({ id }) => id), heads.length === 1 ? "Deleted the chat." : `Deleted ${heads.length} chats.`));
 $("chats-search").addEventListener("input", render);
