@@ -176,7 +176,7 @@ def _unknown(origin: str, key: str, engine: str) -> str | None:
     if find_option(key, engine) is not None:
         return None
     unknown = unknown_variable(origin) if origin.startswith("SERVING_") else unknown_option(key, engine)
-    return f"{unknown.message}; its container drops such a name without a word"
+    return f"{unknown.message}; its container silently drops such a name"
 
 
 def _refusal(key: str, value: str, engine: str) -> str:

@@ -119,6 +119,11 @@ def options_by_engine(text: str) -> dict[str, str]:
     }
 
 
+def prose(text: str) -> str:
+    """Return a page without its code, comments and the targets of its links."""
+    return _COMMENT.sub("", _LINK_TEXT.sub(r"\1", _CODE.sub("", without_code(text))))
+
+
 def anchors(text: str) -> set[str]:
     """Return a page's anchors; a heading's second one has `-1`, as on GitHub."""
     found: dict[str, int] = {}

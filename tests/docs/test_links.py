@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.docs.pages import ROOT, anchors, bars, links, outside_assets, pages, section, separate, slug
+from tests.docs.pages import ROOT, anchors, bars, lines, links, outside_assets, pages, section, separate, slug
 from tests.one_test import in_one_test
 
 INDEX = "docs/README.md"
@@ -82,6 +82,17 @@ def test_every_page_of_docs_is_two_clicks_from_the_index() -> None:
     near |= {page for folder in near if folder.endswith("/README.md") for page in followed(folder)}
     far = {page for page in pages() if page.startswith("docs/")} - near - {INDEX}
     assert not far, f"link from {INDEX}, or from the README.md of their folder: {', '.join(sorted(far))}"
+
+
+@in_one_test("page", pages())
+def test_tables_have_empty_lines_around_them(page: str) -> None:
+    """GitHub reads a line below a table as its next row, and a second table's head too."""
+    kinds = [(line.text, line.kind == "text" and line.text.startswith("|")) for line in lines(text(page))]
+    below = [row for (_, above), (row, inside) in pairwise(kinds) if above and not inside and row.strip()]
+    assert [row for row in below if not row.startswith("<!--")] == []
+    heads = [row for (row, inside), (line, _) in pairwise(kinds[1:]) if inside and re.fullmatch(r"\|(:?-+:?\|)+", line)]
+    above = [(before, row) for (before, table), (row, _) in pairwise(kinds) if table and row in heads]
+    assert above == []
 
 
 @in_one_test("task", TASKS)

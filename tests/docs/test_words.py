@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.docs.pages import MAX_WORDS, ROOT, pages, sentences
+from tests.docs.pages import MAX_WORDS, ROOT, pages, prose, sentences
 from tests.one_test import in_one_test
 
 BANNED = {
@@ -22,6 +22,27 @@ BANNED = {
     r"\bcontract [a-z_/]+\.md\b": "state the fact, with its public source",
 }
 """Expressions, and what to write in their place."""
+
+OF_PAGES = {
+    r"\bheed(s|ed)?\b": "use, apply",
+    r"\bamid\b": "among, during",
+    r"\bfor ever\b": "forever",
+    r"\bin company\b": "beside others",
+    r"\bwithout a word\b": "silently",
+    r"\blies?\b(?! (on|to)\b)": "is, are",
+    r"\bcomes? again\b": "retry",
+    r"\bas ever\b": "as before",
+    r"\bnobody asked\b": "unrequested",
+    r"\bat hand\b": "available",
+    r"\bwhoever\b": "anybody who",
+    r"\bstands? (there|here|twice)\b": "is there, is duplicate",
+    r"\b(is|are) no (json|object|number|directory|vulnerability|plain|whole|block|item|tool|text)\b": "is not a",
+    r"\bdialects?\b": "API: a dialect is in the code",
+    r"\b(which|what) nobody\b": "turn the sentence around",
+}
+"""Expressions of pages alone, which the code's comments and messages may have."""
+ABOUT_CODE = ("docs/structure.md", "docs/glossary.md", "CONTRIBUTING.md", "CHANGELOG.md")
+"""Pages whose words are the code's, or of the past."""
 
 CODE = ("handler", "deploy")
 
@@ -42,6 +63,17 @@ def test_no_page_comment_or_message_has_a_banned_word(word: str) -> None:
         for match in expression.finditer(text)
     }
     assert places == set(), BANNED[word]
+
+
+@in_one_test("word", OF_PAGES)
+def test_no_page_for_users_reads_like_a_translation(word: str) -> None:
+    places = {
+        f"{name}: {match[0]}"
+        for name in pages()
+        if name not in ABOUT_CODE and not name.startswith("handler/")
+        for match in re.finditer(word, prose((ROOT / name).read_text()), re.IGNORECASE)
+    }
+    assert places == set(), OF_PAGES[word]
 
 
 @in_one_test("page", pages())

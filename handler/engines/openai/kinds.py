@@ -63,7 +63,7 @@ KINDS = {
     "dynamo": Kind(
         "nvidia",
         {
-            "logit_bias": "Dynamo drops it without a word",
+            "logit_bias": "Dynamo silently drops it",
             "bad_sequences": "Dynamo refuses bad_words",
         },
         {"top_logprobs": 5},
