@@ -57,9 +57,9 @@ def test_a_checkpoint_without_the_extra_is_refused_with_the_command(
     from handler.engines.openvino import convert as conversion
 
     monkeypatch.setattr(conversion, "find_spec", lambda name: None)
+    directory = make(tmp_path / "hf", "config.json", "model.safetensors")
+    (directory / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"pip install 'lmi-handler\[convert\]'"):
-        directory = make(tmp_path / "hf", "config.json", "model.safetensors")
-        (directory / "config.json").write_text("{}")
         conversion.convert(directory, tmp_path / "cache")
 
 
