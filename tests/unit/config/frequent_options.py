@@ -103,7 +103,7 @@ ROWS = (
         "LoRA adapters",
         {"vllm.enable_lora": True, "vllm.max_loras": 4, "vllm.max_lora_rank": 16},
     ),
-    Row("option.adapters", "adapters", _NOTE, warning="LoRA adapters lie in the model's directory adapters"),
+    Row("option.adapters", "adapters", _NOTE, warning="LoRA adapters are in the model's directory adapters"),
     Row(
         "option.lmcache_config_file",
         "FILE",

@@ -186,7 +186,7 @@ def test_what_lmi_s_other_handlers_read_is_refused_with_its_reason(option: str, 
 @in_one_test(
     ("line", "why"),
     [
-        ("option.adapters=adapters", "LoRA adapters lie in the model's directory adapters"),
+        ("option.adapters=adapters", "LoRA adapters are in the model's directory adapters"),
         ("option.max_new_tokens=100", "the server reads it from each request's parameters"),
     ],
 )
