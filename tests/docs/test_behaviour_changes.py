@@ -76,7 +76,7 @@ UNNAMED = {
     "engine where no option names one": _LOADER + "test_engine_choice_without_contradiction",
     "`option.tensor_parallel_degree`": _LOADER + "test_more_devices_than_the_engine_uses_are_refused",
     "a degree of 2 on 4 GPUs": "tests/unit/serving/test_replica_places.py::test_devices",
-    "a name that nobody knows": "tests/unit/config/test_lmi_files.py::test_names_that_nobody_has_get_one_line_together",
+    "an unknown name": "tests/unit/config/test_lmi_files.py::test_names_that_nobody_has_get_one_line_together",
     "reasoning in chats": (
         "tests/unit/protocols/assistant/test_reasoning.py::"
         "test_by_default_reasoning_is_apart_where_the_template_shows_it"
