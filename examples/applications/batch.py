@@ -87,7 +87,7 @@ async def run(path: Path, output: BinaryIO, concurrency: int) -> int:
                 output.write(json.dumps(line).encode() + b"\n")
                 output.flush()
                 counts["answered"] += 1
-            except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # also an answer that is no JSON
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # also an answer that is not JSON
                 words = error.response.text if isinstance(error, httpx.HTTPStatusError) else ""
                 print(f"{id}: {error!r} {words}", file=sys.stderr)
                 counts["failed"] += 1

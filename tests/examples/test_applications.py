@@ -19,6 +19,7 @@ from tests.app.server import AppServer, serve
 from tests.environment import clean_environment
 from tests.examples.programs import APPLICATIONS, EXAMPLES, ROOT, finished, load, run
 from tests.examples.scripted import speaking
+from tests.examples.test_frameworks import FRAMEWORKS
 from tests.servers import PATIENCE, http, options, wait_for
 from tests.unit.engines.pooling.models import write_model
 
@@ -53,7 +54,8 @@ def slow() -> Iterator[AppServer]:
 
 
 def test_every_program_is_tested_and_short() -> None:
-    assert sorted(APPLICATIONS.glob("*.py")) == sorted([RAG, AGENT, BATCH, LOAD_TEST])
+    assert sorted(APPLICATIONS.glob("*.py")) == sorted([RAG, AGENT, BATCH, LOAD_TEST, *FRAMEWORKS])
+    assert all(len(path.read_text().splitlines()) <= 40 for path in FRAMEWORKS)
     lengths = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.rglob("*.py")}
     assert {name: length for name, length in lengths.items() if length > 120} == {}
 
