@@ -1,7 +1,8 @@
 """Compare our server on a CPU with llama.cpp's server and vLLM's, in turns: tokens a second, times to the first token.
 
-All get OpenAI's completions, streamed, greedy, of equal length. Each server is started with as many threads as the
-machine has cores. It prints two tables, then one line of JSON. Run it with nothing else on the machine:
+All get OpenAI's completions, streamed, greedy, of equal length. Each server has as many threads as this process may use
+cores: `taskset -c 0` compares CPU time where other work disturbs. It prints two tables, then one line of JSON. Run it
+with nothing else on the machine:
 
     python bench/cpu_peers.py --llama PATH/llama-server [--vllm PATH/vllm --vllm-model DIRECTORY] [--model FILE.gguf]
 
@@ -72,7 +73,14 @@ def starts(given: argparse.Namespace) -> dict[str, Start]:
     found: dict[str, Start] = {OURS: lambda: _ours(given.model, given.options)}
     if given.llama:
         llama = [str(given.llama), "--model", str(model_files.locate(given.model).path), "--alias", MODEL]
-        llama += ["--threads", str(os.cpu_count()), "--parallel", str(places), "--ctx-size", str(places * context)]
+        llama += [
+            "--threads",
+            str(len(os.sched_getaffinity(0))),
+            "--parallel",
+            str(places),
+            "--ctx-size",
+            str(places * context),
+        ]
         found[LLAMA] = lambda: _peer(llama)
     if given.vllm:
         if not given.vllm_model:

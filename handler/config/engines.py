@@ -14,6 +14,7 @@ class EngineEntry(NamedTuple):
         isolated: runs in a process of its own; a thread is enough where a step costs nothing.
         pools: computes embeddings, scores and classifications too.
         transcribes: writes what an audio clip says.
+        caches_prefixes: reuses the KV cache of equal prompt beginnings by default.
         spreads: can spread a model over several devices, as every GPU engine can and no CPU engine.
     """
 
@@ -23,12 +24,15 @@ class EngineEntry(NamedTuple):
     pools: bool = False
     transcribes: bool = False
     spreads: bool = False
+    caches_prefixes: bool = False
 
 
 ENGINES = {
-    "openvino": EngineEntry("openvino_genai", "pip install 'lmi-handler[cpu]'", pools=True, transcribes=True),
-    "trtllm": EngineEntry("tensorrt_llm", "pip install tensorrt-llm", spreads=True),
-    "vllm": EngineEntry("vllm", "pip install vllm", pools=True, transcribes=True, spreads=True),
+    "openvino": EngineEntry(
+        "openvino_genai", "pip install 'lmi-handler[cpu]'", pools=True, transcribes=True, caches_prefixes=True
+    ),
+    "trtllm": EngineEntry("tensorrt_llm", "pip install tensorrt-llm", spreads=True, caches_prefixes=True),
+    "vllm": EngineEntry("vllm", "pip install vllm", pools=True, transcribes=True, spreads=True, caches_prefixes=True),
     "openai": EngineEntry("aiohttp", "pip install 'lmi-handler[openai]'"),
     "echo": EngineEntry(None, "", isolated=False, pools=True, transcribes=True),
 }

@@ -47,7 +47,7 @@ def start_engine(config: Config, spec: Spec) -> EngineSupervisor | ReplicaSet:
         return started[0]
     follows = config.enable_prefix_caching
     if follows is None:  # as the engine does
-        follows = ENGINES[spec.engine].spreads
+        follows = ENGINES[spec.engine].caches_prefixes
     patience = max(config.engine_timeout * _SILENT, _LEAST_PATIENCE)
     return ReplicaSet(started, config.max_rolling_batch_size, follows_prompts=follows, patience=patience)
 
