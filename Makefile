@@ -32,7 +32,7 @@ $(BIN)/uv:
 	$(BIN)/pip install --disable-pip-version-check --quiet 'uv<1'
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/uv
-	@echo "installing into $(VENV) (0.4 GB, about half a minute) ..."
+	@echo "installing into $(VENV) (0.5 GB, about half a minute) ..."
 	$(INSTALL) $(BIN)/python --compile-bytecode --editable '.[cpu,deploy]'
 	@touch $@
 

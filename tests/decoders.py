@@ -93,7 +93,8 @@ def write_checkpoint(directory: Path, name: str, kind: str = "F32", num_files: i
     if num_files == 1:
         write_safetensors(directory / "model.safetensors", tensors, kind)
         return directory
-    names, place = [*tensors], {}
+    names = [*tensors]
+    place: dict[str, str] = {}
     for index in range(num_files):
         file = f"model-{index + 1:05}-of-{num_files:05}.safetensors"
         place |= dict.fromkeys(names[index::num_files], file)

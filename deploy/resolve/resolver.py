@@ -42,6 +42,8 @@ _CPU_ENGINES = [name for name, engine in ENGINES.items() if not engine.spreads]
 _PRECISIONS: dict[str, Precision] = {
     "fp8": "fp8",
     "bitsandbytes": "int4",
+    "int4": "int4",
+    "int8": "int8",
     "awq": "int4",  # option.quantize: what it makes of the weights
     "fp16": "fp16",
     "float16": "fp16",

@@ -138,3 +138,12 @@ def test_a_file_of_another_layout_is_still_served_as_it_is_read(
     assert "its weights will be rounded" in caplog.text
     with pytest.raises(ConfigError, match="does not use all weights"):
         converted(source, tmp_path / "cache", "fp32", monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "fp32"])
+def test_kinds_of_weights_that_genai_does_not_read_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    write_small(tmp_path / "small.gguf", Kind.Q5_0)
+    with pytest.raises(ConfigError, match=r"does not read all of its kinds of weights, which are F32, Q5_0"):
+        converted(tmp_path / "small.gguf", tmp_path / "cache", dtype, monkeypatch)

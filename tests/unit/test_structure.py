@@ -38,7 +38,7 @@ ONLY_IN_HANDLER = {
     "gguf": {"engines/openvino"},
     "vllm": {"engines/vllm"},
     "tensorrt_llm": {"engines/trtllm"},
-    "transformers": {"engines/huggingface"},
+    "transformers": {"engines/huggingface", "engines/openvino/decoder"},
     "huggingface_hub": {"engines/huggingface/hub"},
     "prometheus_client": {"serving/metrics"},
     "opentelemetry": {"serving/metrics/tracing"},

@@ -22,6 +22,8 @@ from handler.engines.openvino.gguf_graph import replace_weights
 
 log = logging.getLogger(__name__)
 
+_UNREADABLE = "gguf_tensor_to_f16 failed"  # GenAI's message of a kind of weights that its reader lacks
+
 RECIPE = "2"  # part of every fingerprint: change it with the conversion
 SCRIPT = "import sys; from handler.engines.openvino.gguf_weights import main; main(*sys.argv[1:], weights={!r})"
 
@@ -78,7 +80,15 @@ def main(source: str, target: str, weights: str) -> None:
         print(error, file=sys.stderr)
         sys.exit(UNKNOWN_LAYOUT)
     except (MemoryError, RuntimeError) as error:
+        if _UNREADABLE in str(error):
+            sys.exit(f"OpenVINO GenAI does not read all of its kinds of weights, which are {_kinds(source)}")
         sys.exit(f"{type(error).__name__}: {error}")
+
+
+def _kinds(source: str) -> str:
+    from gguf import GGUFReader
+
+    return ", ".join(sorted({tensor.tensor_type.name for tensor in GGUFReader(source).tensors}))
 
 
 def write_model(source: Path, target: Path, weights: str) -> None:

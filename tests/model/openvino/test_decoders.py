@@ -37,7 +37,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config(**options: Any) -> EngineConfig:
-    engine_options = {name: options.pop(name) for name in ("quantization", "group_size") if name in options}
+    names = options.keys() & {"quantization", "group_size"}
+    engine_options: dict[str, Any] = {name: options.pop(name) for name in names}
     return EngineConfig(Config(dtype="fp32", engine_options=engine_options, **options))
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from handler.engines.huggingface.tensors import Tensors, as_float32
 
 _CHUNK = 1 << 24  # weights that are quantized at a time
+_CUT = 0.9  # part of a group's range; further ones bring little more (measured)
 _LEAST_SCALE = 2.0**-14  # f16's smallest number of full precision
 
 
@@ -84,14 +85,34 @@ def _packed(numbers: Any) -> Any:
 def quantize(groups: Any, bits: int) -> tuple[Any, Any, Any]:
     """Return whole numbers, zero points and scales (float16) of groups of weights, which lie in the last dimension.
 
-    A group's range always has 0 in it, so that its zero point is one of its numbers.
+    With 4 bits a group's range is cut by a tenth where the sum of the squared errors is then less, as it often is.
     """
     import numpy as np
 
+    whole = _quantize(groups, bits, 1)
+    if bits == 8:
+        return whole
+    cut = _quantize(groups, bits, _CUT)
+    nearer = _error(groups, cut) < _error(groups, whole)
+    return tuple(np.where(nearer, one, other) for one, other in zip(cut, whole, strict=True))
+
+
+def _quantize(groups: Any, bits: int, part: float) -> tuple[Any, Any, Any]:
+    """Quantize with a part of each group's range, which always has 0 in it: the zero point is one of the numbers."""
+    import numpy as np
+
     most = (1 << bits) - 1
-    low = np.minimum(groups.min(-1, keepdims=True), 0)
-    high = np.maximum(groups.max(-1, keepdims=True), 0)
+    low = np.minimum(groups.min(-1, keepdims=True), 0) * part
+    high = np.maximum(groups.max(-1, keepdims=True), 0) * part
     scale = np.maximum((high - low) / most, _LEAST_SCALE).astype(np.float16)
     zero = np.rint(-low / scale).clip(0, most)
     numbers = np.rint(groups / scale.astype(np.float32) + zero).clip(0, most)
     return numbers.astype(np.uint8), zero.astype(np.uint8), scale
+
+
+def _error(groups: Any, quantized: tuple[Any, Any, Any]) -> Any:
+    import numpy as np
+
+    numbers, zero, scale = quantized
+    restored = (numbers.astype(np.float32) - zero) * scale.astype(np.float32)
+    return np.square(restored - groups).sum(-1, keepdims=True)

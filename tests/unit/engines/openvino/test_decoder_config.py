@@ -157,20 +157,21 @@ def test_other_files_beside_the_index_are_not_read(tmp_path: Path) -> None:
     check_weights(tmp_path, read_decoder(tmp_path))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_quantized_weight_is_half_a_step_off_at_most(bits: int) -> None:
+@pytest.mark.parametrize(("bits", "most"), [(4, 1.6), (8, 0.6)])
+def test_a_quantized_weight_is_near(bits: int, most: float) -> None:
+    """Within half a step, and the scale's rounding; with 4 bits the ends of a range may be cut by a tenth."""
     random = np.random.RandomState(0)
-    rows = random.standard_normal((40, 3, 32)).astype(np.float32) * 10.0 ** random.randint(-3, 2, (40, 3, 1))
+    rows = random.standard_normal((40, 3, 32)).astype(np.float32)
+    rows *= 10.0 ** random.randint(-2, 2, (40, 3, 1)).astype(np.float32)
     rows[0] = 0
     rows[1] = np.abs(rows[1]) + 5
-    numbers, zero, scale = quantize(rows.astype(np.float32), bits)
-    assert numbers.max() <= 2**bits - 1
+    numbers, zero, scale = quantize(rows, bits)
+    assert numbers.max() == 2**bits - 1
     steps = scale.astype(np.float32)
-    # Half a step for the number, half a one for the zero point, and the scale's own rounding.
     error = np.abs((numbers.astype(np.float32) - zero) * steps - rows)
-    assert (error <= steps * 1.02 + 2**bits * steps * 2**-11).all()
-    assert error.mean() < 0.3 * steps.mean()
     assert (error[0] == 0).all()
+    assert (error <= most * steps).all()
+    assert np.sqrt(np.square(error).mean()) < 0.31 * np.sqrt(np.square(steps).mean())
 
 
 # -- the engine ----------------------------------------------------------------------------------------------------
