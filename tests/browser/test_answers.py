@@ -606,9 +606,9 @@ def test_the_theme_is_kept_and_rules_both_pages(chat: Chat) -> None:
 
 def test_an_adapter_is_chosen(echo_server: LiveServer, open_page: Open) -> None:
     page = open_page(echo_server)
-    names = [{"id": "model", "parent": None}, {"id": "sql", "parent": "model"}, {"id": "<b>", "parent": "model"}]
+    own = {"id": "model", "parent": None, "root": "SmolLM2-135M-Instruct"}
+    names = [own, {"id": "sql", "parent": "model"}, {"id": "<b>", "parent": "model"}]
     page.route("**/v1/models", lambda route: route.fulfill(json={"data": names}))
-    page.route("**/info", lambda route: route.fulfill(json={"model_id": "/opt/models/SmolLM2-135M-Instruct/"}))
     page.reload()
     chat = Chat(page)
     shown = "[...document.querySelectorAll('#model option')].map((option) => option.textContent)"

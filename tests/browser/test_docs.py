@@ -24,6 +24,8 @@ def test_every_operation_is_there_and_opens(echo_server: LiveServer, open_page: 
         panel.wait_for_selector("form button")
     row = page.locator("#post_invocations tr", has=page.locator("th", has_text="top_p")).first
     assert "number | null ≥ 0, ≤ 1" in row.text_content()
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 def test_a_search_leaves_the_routes_that_have_all_its_words(echo_server: LiveServer, open_page: Open) -> None:

@@ -78,6 +78,7 @@ def test_a_chat_with_the_demo_model(model_server: LiveServer, open_page: Open, s
     seen = page.evaluate("seen")
     assert len(seen) >= 5  # it grew token by token
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(seen))
+    assert page.inner_text("#model-name").startswith("SmolLM2-135M-Instruct")
     body = {
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "temperature": 0,

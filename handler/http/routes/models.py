@@ -69,7 +69,7 @@ class ModelRoutes:
             "object": "model",
             "created": int(model.started_at),
             "owned_by": "lmi-handler",
-            "root": model.config.model_name if parent is None else id,
+            "root": id if parent else model.context.source or model.config.model_name,
             "parent": parent,
             "max_model_len": self._max_tokens,
             "input_modalities": ["text", *taken_media(model.context)],

@@ -17,6 +17,13 @@ const FIELDS = {
   stop: [{ type: "text", placeholder: "none", autocomplete: "off" }, "The answer ends before this text.", "(one string)"],
 };
 
+/** By id: the other fields, as people call them, and what they do. */
+const OTHERS = {
+  "p-system": ["System message", "Stands before the chat, and tells the model who it is and how to answer."],
+  "p-more": ["More fields", "Fields of the request that have no input here, such as tools or response_format, as a JSON object."],
+  "p-stream": ["streaming", "The answer is shown as it is written. Without it, it comes whole at the end."],
+};
+
 /** By name, what a preset fills in; the other fields of `PRESET` are emptied. */
 const PRESETS = {
   Balanced: { temperature: "0.7", top_p: "0.9" },
@@ -90,6 +97,10 @@ export function parameters() {
   return { ...found, ...moreFields() };
 }
 
+for (const [id, [name, text]] of Object.entries(OTHERS)) {
+  $(id).setAttribute("aria-describedby", `t-${id}`);
+  document.querySelector(`label[for=${id}]`).after(...help(`t-${id}`, name, text));
+}
 $("fields").replaceWith(...Object.entries(FIELDS).map(field));
 $("p-preset").append(...[...Object.keys(PRESETS), OWN].map((name) => element("option", {}, name)));
 $("p-preset").lastChild.hidden = true; // it is what the fields say, no choice

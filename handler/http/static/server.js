@@ -63,18 +63,18 @@ function show(texts) {
 /** Name the model, its engine, its context, its device and replicas. */
 async function describe() {
   const [{ modelName }] = (await (await request("models")).json()).models;
-  const [[{ models: [details] }], { data }, info] = await Promise.all(
-    [`models/${encodeURIComponent(modelName)}`, "v1/models", "info"].map(async (path) => (await request(path)).json()),
+  const [[{ models: [details] }], { data }] = await Promise.all(
+    [`models/${encodeURIComponent(modelName)}`, "v1/models"].map(async (path) => (await request(path)).json()),
   );
   const [group] = details.workerGroups;
-  const context = data.find(({ id }) => id === modelName)?.max_model_len;
-  server.takes = data.find(({ id }) => id === modelName)?.input_modalities ?? ["text"];
-  const own = ownName(modelName, info.model_id);
+  const listed = data.find(({ id }) => id === modelName);
+  server.takes = listed?.input_modalities ?? ["text"];
+  const own = (modelName === DEFAULT_NAME && listed?.root) || modelName;
   show({
     "model-name": own,
     "s-model": own,
     "s-engine": details.engine,
-    "s-context": context?.toLocaleString("en") ?? "–",
+    "s-context": listed?.max_model_len?.toLocaleString("en") ?? "–",
     "s-device": group.device.deviceType,
     "s-replicas": String(group.maxWorkers),
   });
@@ -83,12 +83,6 @@ async function describe() {
   const names = new Map([[modelName, own], ...adapters.map((id) => [id, id])]);
   offer(names);
   choose(names);
-}
-
-/** Where the server's name for its model says nothing, the last part of where it came from. */
-function ownName(name, source) {
-  const last = (source ?? "").replace(/[\\/]+$/, "").split(/[\\/]/).pop();
-  return name === DEFAULT_NAME && last ? last : name;
 }
 
 /** A list to choose from, where adapters are loaded. */

@@ -77,6 +77,7 @@ class ServerContext:
         most_tokens: tokens of prompt and answer together that the model takes; None until it has been loaded.
         chat_template: the model's own chat template; "" without one.
         model_names: names that requests may give the model, its own first; "*" among them allows any name.
+        source: the last part of where the model came from; "" where there is none, as with echo.
         fingerprint: the `system_fingerprint` of answers.
         tool_format: a `Format` of `assistant/`, that of `option.tool_parser_plugin`, which comes before
             `option.tool_call_parser`; or None.
@@ -107,6 +108,7 @@ class ServerContext:
     most_tokens: Callable[[], int | None] = lambda: None
     chat_template: str = ""
     model_names: Sequence[str] = ("model",)
+    source: str = ""
     fingerprint: str = "lmi"
     tool_format: Any = None
     response_template: Any = None

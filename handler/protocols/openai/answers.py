@@ -264,7 +264,11 @@ class TranscriptDone(TypedDict):
 
 
 class OpenAiModel(TypedDict):
-    """The model or an adapter; `parent` is what an adapter was made for, `input_modalities` what messages may have."""
+    """The model or an adapter.
+
+    `root` is the last part of where the model came from, `parent` what an adapter was made for, and `input_modalities`
+    what messages may have.
+    """
 
     id: str
     object: Literal["model"]

@@ -38,7 +38,7 @@ _MODEL_EXAMPLE: OpenAiModel = {
     "object": "model",
     "created": 1760000000,
     "owned_by": "lmi-handler",
-    "root": "model",
+    "root": "SmolLM2-135M-Instruct",
     "parent": None,
     "max_model_len": 8192,
     "input_modalities": ["text"],

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from handler import __version__, engines
 from handler.config.config import Config
-from handler.config.model_files import embedding_prompts, label_names, tokenizer_config
+from handler.config.model_files import DEMO, DEMO_MEMBER, embedding_prompts, label_names, tokenizer_config
 from handler.core.media import MEDIA
 from handler.core.values import Task
 from handler.engines.base import NO_MEDIA
@@ -43,6 +43,7 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         generation=generation,
         adapters=adapters,
         model_names=tuple(filter(None, names)),
+        source=_source(config.model_id) if spec.config.model else "",
         fingerprint=f"lmi-{__version__}-{spec.engine}",
         response_template=template,
         task=spec.config.task,
@@ -58,3 +59,8 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         max_media=max_media,
         tokenizer_config=tokenizer_config(Path(shown)) if shown and config.enable_tokenizer_info_endpoint else {},
     )
+
+
+def _source(model_id: str | None) -> str:
+    """Return what people call a model: the last part of its path or address."""
+    return PurePath(DEMO_MEMBER).stem if model_id in (None, DEMO) else PurePath(model_id).name
