@@ -35,6 +35,8 @@ from tests.moving.replay.double import (
 )
 from tests.process_tree import alive, descendants
 from tests.servers import PATIENCE, wait_for
+from tests.unit.replay.sources.captured import line as line_of
+from tests.unit.replay.sources.captured import part, write
 
 
 @pytest.fixture
@@ -206,6 +208,24 @@ def test_answers_are_compared_with_the_recorded_ones(answered: Path) -> None:
     with serving(Server(spoilt)) as url:
         assert replay(answered, url, "recorded") == 1
     assert classes(answered) == {0: "equal", 1: "text", 2: "shape", 3: "lost"}
+
+
+def test_a_shadows_answer_is_taken_only_where_it_is_named(tmp_path: Path) -> None:
+    """A server that is named is asked, but for an event whose request was not captured."""
+    path, answer = tmp_path / "llm", part(b'{"generated_text": "a"}', "OUTPUT")
+    other = part(b'{"generated_text": "b"}', "OUTPUT")
+    body = part(json.dumps({**NATIVE, "n": 0}).encode(), "INPUT")
+    write(path / "AllTraffic/2026/11/24/10/a.jsonl", [line_of("e0", body, answer), line_of("e1", None, answer)])
+    write(path / "Shadow/2026/11/24/10/a.jsonl", [line_of("e0", None, other), line_of("e1", None, answer)])
+    server = Server({0: set_in(0, to={"generated_text": "a"})})
+    with serving(server) as url:
+        assert replay(path, url, "recorded") == 0
+        assert len(server.asked) == 1
+        assert replay(path, "recorded", url, "--restart") == 1
+        assert len(server.asked) == 3  # a difference is asked for once more
+        assert replay(path, "recorded", "recorded", "--restart") == 1
+        assert len(server.asked) == 3
+    assert classes(path) == {0: "text", 1: "equal"}
 
 
 def test_an_endpoint_of_sagemaker_answers_as_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

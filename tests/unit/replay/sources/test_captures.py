@@ -99,7 +99,7 @@ def test_two_answers_need_no_request_and_one_needs_it(tmp_path: Path) -> None:
     write(tmp_path / "llm/AllTraffic/2026/11/24/10/a.jsonl", [line("e1", None, output), line("e2", None, output)])
     write(tmp_path / "llm/shadow/2026/11/24/10/a.jsonl", [line("e1", None, output)])
     requests, unreadable = found(tmp_path)
-    assert [(request.id, request.body) for request in requests] == [("e1", b"")]
+    assert [(request.id, request.body, bool(request.unsendable)) for request in requests] == [("e1", b"", True)]
     assert requests[0].other == Recorded(0, "application/json", b"[]")
     assert [one.reason for one in unreadable] == [
         "outputs alone were captured (no endpointInput): there is nothing to send"
