@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from handler.conform.dialects import PROFILES
+from handler.core.command_line import positive
 from handler.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from handler.conform.process import Lifetime
     from handler.conform.run import Plan, Result
 
-PROFILES = ("sagemaker", "lmi-0.28", "lmi-0.38", "tgi", "openai", "anthropic", "triton")
 _DESCRIPTION = """\
 Check that a server keeps what SageMaker, and the API that you name, promise to clients. Each rule
 passes, fails (the report says what was asked and got), or is not asked (the report says why).
@@ -75,14 +76,14 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--ready",
-        type=_seconds,
+        type=positive,
         default=600.0,
         metavar="S",
         help="seconds until /ping must say 200 (default %(default)g)",
     )
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=positive,
         default=60.0,
         metavar="S",
         help="seconds that one answer may take (default %(default)g)",
@@ -211,13 +212,3 @@ def _path(text: str) -> str:
     if not text.startswith("/") or not text.isascii() or not text.isprintable() or " " in text:
         raise argparse.ArgumentTypeError(f"{text}: must be a path, as /server/metrics")
     return text
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be a number above 0")
-    return value

@@ -7,6 +7,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from handler.core.command_line import positive
+
 _OUTPUT = Path("lmi-replay")
 _DESCRIPTION = """Send recorded requests to a server, and compare its answers with another server's, or with the
 recorded ones. Each request gets a class: equal, tie (near ties of log-probabilities, numbers that are nearly the
@@ -48,14 +50,14 @@ def add_parser(commands: Any) -> None:
         "--concurrency", type=_count, metavar="N", help="requests at once (default 1; at the recorded pace at most 256)"
     )
     pace.add_argument(
-        "--recorded-pace", nargs="?", type=_positive, const=1.0, metavar="FACTOR", help="send at the recorded times"
+        "--recorded-pace", nargs="?", type=positive, const=1.0, metavar="FACTOR", help="send at the recorded times"
     )
     pace.add_argument(
-        "--timeout", type=_positive, default=600.0, metavar="S", help="until an answer is lost (default %(default)s)"
+        "--timeout", type=positive, default=600.0, metavar="S", help="until an answer is lost (default %(default)s)"
     )
     pace.add_argument(
         "--patience",
-        type=_positive,
+        type=positive,
         default=120.0,
         metavar="S",
         help="with a busy server (429, 503, throttled), which is asked again and less often (default %(default)s)",
@@ -63,7 +65,7 @@ def add_parser(commands: Any) -> None:
     compare = parser.add_argument_group("comparison")
     compare.add_argument(
         "--near",
-        type=_positive,
+        type=positive,
         default=0.25,
         metavar="LOGPROB",
         help="largest difference of two log-probabilities that are nearly the same (default %(default)s)",
@@ -132,10 +134,3 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 10_000:
         raise argparse.ArgumentTypeError("must be a whole number from 1 to 10000")
     return int(text)
-
-
-def _positive(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < (value := float(text)) < float("inf"):
-            return value
-    raise argparse.ArgumentTypeError("must be a number above 0")

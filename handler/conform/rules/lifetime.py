@@ -8,11 +8,9 @@ import time
 from handler.conform import sources
 from handler.conform.exchange import Answer
 from handler.conform.process import Start, Stop
-from handler.conform.rule import Failed, expect, rule, skip
+from handler.conform.rule import SAGEMAKER, Failed, expect, rule, skip
 from handler.conform.server import PROMPT, Server
 from handler.core.errors import ConfigError
-
-SAGEMAKER = ("sagemaker",)
 
 
 async def watch_start(server: Server, seconds: float) -> None:

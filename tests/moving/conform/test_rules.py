@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from handler.cli import main
+from handler.conform.dialects import PROFILES
 from handler.conform.process import Command, Container
-from handler.conform.rule import PROFILES, RULES
+from handler.conform.rule import RULES
 from handler.conform.run import Plan, Result, run
 from handler.conform.server import Asking, Limits
 from handler.core.errors import ConfigError
