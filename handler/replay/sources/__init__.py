@@ -11,7 +11,7 @@ from handler.replay.request import Request, Unreadable
 from handler.replay.sources import batch, capture, captures, har, request_lines
 from handler.replay.sources.database import with_unique_ids
 from handler.replay.sources.files import BROKEN, File, find, lines
-from handler.replay.sources.json_members import Member, NotAnObject, members
+from handler.replay.sources.json_members import Malformed, Member, members
 from handler.replay.sources.s3 import SCHEME
 
 KINDS = """\
@@ -99,7 +99,7 @@ def _kind(file: File) -> str:
 def _kind_of_line(text: str) -> str:
     try:
         found: Mapping[str, Member] = members(text)
-    except NotAnObject:
+    except Malformed:
         return ""
     kinds = {
         "capture": capture.is_line,

@@ -16,7 +16,7 @@ from handler.core.errors import ConfigError
 from handler.core.recorded_headers import path_without_credentials, without_credentials
 from handler.replay.request import Recorded, Request, Unreadable
 from handler.replay.sources import files, har, open_requests
-from handler.replay.sources.json_members import NotAnObject, members
+from handler.replay.sources.json_members import Malformed, members
 from tests.unit.replay.sources.captured import asked, write
 
 JSON = {"content-type": "application/json"}
@@ -231,7 +231,7 @@ def test_members_have_their_values_and_their_text(value: dict[str, Any], indent:
 @given(_OBJECTS, st.integers(0))
 def test_what_is_cut_is_no_object(value: dict[str, Any], at: int) -> None:
     text = json.dumps(value)
-    with pytest.raises(NotAnObject):
+    with pytest.raises(Malformed):
         members(text[: at % len(text)])
 
 
