@@ -19,7 +19,7 @@ from handler.replay.targets.pace import Paced
 from handler.replay.traits import traits
 
 _AHEAD, _AHEAD_BYTES = 64, 8 * 1024 * 1024  # requests that are read at once
-_NO_SHADOW = "has no second answer: a shadow variant gets a share of the requests"
+_NO_SHADOW = "has no answer of the shadow variant, which gets a share of the requests"
 _BEGINNING = 100  # requests that are looked at before the run
 
 

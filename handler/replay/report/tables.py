@@ -58,7 +58,7 @@ def notes(report: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         yield f"left out: {count:,}", [f"{one['place']}: {one['reason']}" for one in report["unreadable"]["first"]]
     for side, count in report["throttled"].items():
         if count:
-            yield f"the {side} was busy; requests sent again: {count:,}", []
+            yield f"the {side} was busy; retries: {count:,}", []
     if volatile := report["volatile"]:
         yield "volatile, not compared", sorted(volatile)
 

@@ -55,7 +55,7 @@ def _keep(known: sqlite3.Connection, file: File) -> Iterator[Unreadable]:
                 yield Unreadable(line.place, str(error))
                 continue
             if row is not None and known.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?)", row).rowcount == 0:
-                yield Unreadable(line.place, f"custom_id {row[0]!r} was answered before, and that line counts")
+                yield Unreadable(line.place, f"custom_id {row[0]!r} has an earlier answer, which is used")
     finally:
         known.execute("COMMIT")
 

@@ -34,7 +34,7 @@ _FIND = """INSERT INTO due SELECT e.rowid, o.rowid FROM events e
 """Whose hour is over, in the order in which they came; a shadow's event goes with its serving variant's."""
 
 _ONE = "SELECT id, place, at, headers, input, answered, type, output FROM events WHERE rowid = ?"
-_NOTHING_TO_SEND = "outputs alone were captured (no endpointInput): there is nothing to send"
+_NOTHING_TO_SEND = "only the output was captured (no endpointInput), so there is nothing to send"
 _DONE = "DELETE FROM events WHERE rowid IN (SELECT mine FROM due UNION ALL SELECT theirs FROM due)"
 
 
@@ -98,7 +98,7 @@ def _keep(events: sqlite3.Connection, variant: int, hour: int, file: File) -> It
             if isinstance(found, Unreadable):
                 yield found
             elif not _put(events, variant, hour, found):
-                yield Unreadable(found.place, f"the event {found.id} was captured before, and that line counts")
+                yield Unreadable(found.place, f"the event {found.id} has an earlier line, which is used")
     finally:
         events.execute("COMMIT")
 

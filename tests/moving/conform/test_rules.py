@@ -189,7 +189,7 @@ def test_a_command_that_no_rule_stops_is_ended_by_sigterm(tmp_path: Path) -> Non
 
 def test_a_command_that_ends_at_once_says_so() -> None:
     plan = Plan(Asking(f"http://127.0.0.1:{free_port()}"), ["sagemaker"], ready=20)
-    with pytest.raises(ConfigError, match="the server ended before it was ready"):
+    with pytest.raises(ConfigError, match="the server exited before it was ready"):
         run(plan, Command("false"), lambda result: None)
 
 

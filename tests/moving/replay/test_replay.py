@@ -159,7 +159,7 @@ def test_a_killed_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert classes(path)[5] == "text"
     assert report(path)["compared"] == total
     assert report(path)["unreadable"]["count"] == 1  # type: ignore[index]
-    assert f"goes on after {done}" in capsys.readouterr().err
+    assert f"continuing after {done}" in capsys.readouterr().err
 
 
 def test_a_killed_run_leaves_no_server_behind(tmp_path: Path) -> None:
