@@ -104,6 +104,7 @@ class Replay:
         wanted = traits(request, self._plan.greedy)
         again, other = self._again(old, new)
         real = await self._noise.real(request, wanted, old, new, again, other)
+        self._journal.keep_volatile(self._noise.learnt)
         found = [one._replace(cls=Class.EQUAL) if one.name in self._plan.expected else one for one in real]
         result = outcome(number, found, old, new)
         example = Example(request, old, new, found)
