@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from handler.bench.report.arguments import add_arguments, draw, print_result
+from handler.core.command_line import positive
 from handler.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def add_parser(commands: Any) -> None:
         "--requests", type=_count, default=4, metavar="N", help="closed loop: of each client (default %(default)s)"
     )
     load.add_argument(
-        "--seconds", type=_positive, metavar="S", help="go on for S seconds instead (open loop: default 10)"
+        "--seconds", type=positive, metavar="S", help="go on for S seconds instead (open loop: default 10)"
     )
     arrivals.add_argument("--rate", type=_rates, metavar="R,R,...", help="open loop instead: requests a second")
     load.add_argument("--constant", action="store_true", help="open loop: evenly spaced, not at random times")
@@ -64,7 +64,7 @@ def add_parser(commands: Any) -> None:
     load.add_argument("--prompt-words", type=_count, default=48, metavar="N", help="(default %(default)s)")
     load.add_argument(
         "--timeout",
-        type=_positive,
+        type=positive,
         default=120.0,
         metavar="S",
         help="until a request counts as failed (default %(default)s)",
@@ -152,13 +152,6 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _positive(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if (value := float(text)) > 0:
-            return value
-    raise argparse.ArgumentTypeError("must be a number above 0")
-
-
 def _counts(text: str) -> list[int]:
     try:
         return [_count(part) for part in text.split(",")]
@@ -167,4 +160,4 @@ def _counts(text: str) -> list[int]:
 
 
 def _rates(text: str) -> list[float]:
-    return [_positive(part) for part in text.split(",")]
+    return [positive(part) for part in text.split(",")]

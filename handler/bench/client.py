@@ -104,6 +104,41 @@ class AnswerReader(HttpReader):
                 self.arrivals.append(self._now)
 
 
+class BodyReader(HttpReader):
+    """Keeps an answer: status, headers, body, and when its pieces came.
+
+    Attributes:
+        headers: names in lower case; values of one name are joined by a comma.
+        pieces: when parts of the body came.
+    """
+
+    max_bytes: ClassVar[int] = 64 << 20
+    """The largest body that is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.headers: dict[str, str] = {}
+        self.body = bytearray()
+        self.pieces = array("d")
+
+    @property
+    def status(self) -> int:
+        return int(self._parser.get_status_code())
+
+    # -- what httptools calls ------------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
+
+    def on_body(self, body: bytes) -> None:
+        self.pieces.append(self._now)
+        self.body += body
+        if len(self.body) > self.max_bytes:
+            self.refused = f"over {self.max_bytes >> 20} MiB"
+
+
 Address: TypeAlias = tuple[str, int, ssl.SSLContext | None]
 """Host, port, and how to check certificates; None: plain HTTP."""
 

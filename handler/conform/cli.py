@@ -8,19 +8,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from handler.conform.dialects import PROFILES
+from handler.core.command_line import positive
 from handler.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from handler.conform.process import Lifetime
     from handler.conform.run import Plan, Result
 
-PROFILES = ("sagemaker", "lmi-0.28", "lmi-0.38", "tgi", "openai", "anthropic", "triton")
 _DESCRIPTION = """\
-Check that a server keeps what SageMaker, and the API that you name, promise to clients. Each rule
-passes, fails (the report says what was asked and got), or is not asked (the report says why).
-Results come on standard error, and at the end a report in Markdown on standard output. The key of
-a server is read from LMI_API_KEY. Exit status: 0 if no rule failed, 1 if one did, 2 if nothing
-could be asked."""
+Test a server against the public contracts of SageMaker and of the APIs that you name. Each rule
+passes, fails (the report says what was sent and received), or is not asked (the report says why).
+Results go to standard error, and a report in Markdown to standard output at the end. LMI_API_KEY
+holds the server's key. Exit status: 0 if no rule failed, 1 if one did, 2 if nothing could run."""
 _EXAMPLE = """examples:
   lmi conform http://127.0.0.1:8080
   lmi conform http://127.0.0.1:8080 --profile sagemaker --profile lmi-0.38 --output report.md
@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
     """Add `conform` to `lmi`'s subcommands."""
     parser = commands.add_parser(
         "conform",
-        help="check a server against SageMaker's, LMI's and others' contracts",
+        help="test a server against the contracts of SageMaker, LMI and others",
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
         action="append",
         choices=PROFILES,
         metavar="NAME",
-        help="whose rules: sagemaker (the platform's, and the default), or an API's: lmi-0.28, lmi-0.38, tgi, openai, "
+        help="the contract: sagemaker (the platform's, and the default), or an API's: lmi-0.28, lmi-0.38, tgi, openai, "
         "anthropic, triton; may be given again",
     )
     parser.add_argument(
@@ -53,47 +53,47 @@ def add_parser(commands: Any) -> None:
         "--adapter",
         default="",
         metavar="NAME=DIRECTORY",
-        help="a LoRA adapter in a directory as the server sees it; needed for the rules of adapters",
+        help="a LoRA adapter and its directory on the server; needed for the rules about adapters",
     )
     parser.add_argument(
         "--metrics",
         type=_path,
         default="/metrics",
         metavar="PATH",
-        help="where its metrics are, as MetricsEndpointPath tells SageMaker (default %(default)s)",
+        help="the path of its metrics, as in SageMaker's MetricsEndpointPath (default %(default)s)",
     )
     end = parser.add_mutually_exclusive_group()
     end.add_argument(
         "--command",
         metavar="COMMAND",
-        help="the command that starts the server at URL; needed for the rules of start and stop, ended by SIGTERM",
+        help="the command that starts the server at URL, which SIGTERM ends; needed for the rules about start and stop",
     )
     end.add_argument(
         "--container",
         metavar="NAME",
-        help="the container at URL, which runs (docker or podman); needed for the rules of stop, which end it",
+        help="the running container at URL (docker or podman), which SIGTERM ends; needed for the rules about stop",
     )
     parser.add_argument(
         "--ready",
-        type=_seconds,
+        type=positive,
         default=600.0,
         metavar="S",
-        help="seconds until /ping must say 200 (default %(default)g)",
+        help="seconds within which /ping must answer 200 (default %(default)g)",
     )
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=positive,
         default=60.0,
         metavar="S",
         help="seconds that one answer may take (default %(default)g)",
     )
-    parser.add_argument("--slow", action="store_true", help="also ask the rules that take minutes")
+    parser.add_argument("--slow", action="store_true", help="also run rules that take minutes")
     parser.add_argument(
         "--rule",
         action="append",
         default=[],
         metavar="RULE",
-        help="ask only this rule (stream.chunked) or group (stream); may be given again",
+        help="run only this rule (stream.chunked) or group (stream); may be given again",
     )
     parser.add_argument(
         "--skip", action="append", default=[], metavar="RULE", help="leave out this rule or group; may be given again"
@@ -108,9 +108,9 @@ def add_parser(commands: Any) -> None:
         metavar="FILE",
         help="save the report, as .md or .json; may be given again",
     )
-    report.add_argument("--list", action="store_true", help="print the rules with their sources, and ask nothing")
+    report.add_argument("--list", action="store_true", help="print the rules with their sources, and run none")
     report.add_argument(
-        "--compare", nargs="+", type=Path, metavar="FILE", help="print saved JSON reports side by side, and ask nothing"
+        "--compare", nargs="+", type=Path, metavar="FILE", help="print saved JSON reports side by side, and run no rule"
     )
     parser.set_defaults(run=_conform)
 
@@ -211,13 +211,3 @@ def _path(text: str) -> str:
     if not text.startswith("/") or not text.isascii() or not text.isprintable() or " " in text:
         raise argparse.ArgumentTypeError(f"{text}: must be a path, as /server/metrics")
     return text
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be a number above 0")
-    return value

@@ -110,6 +110,7 @@ AT_INVOCATIONS = (
 """What `/invocations` may take; the first that is answered is used."""
 
 OF_PROFILE = {"lmi-0.28": LMI, "lmi-0.38": LMI, "tgi": TGI, "openai": CHAT, "anthropic": MESSAGES, "triton": TRITON}
+PROFILES = ("sagemaker", *OF_PROFILE)
 
 
 def text_of(value: Any) -> str | None:

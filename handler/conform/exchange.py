@@ -5,49 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from handler.bench import client
-from handler.bench.client import AnswerReader
+from handler.bench.client import AnswerReader, BodyReader
 
-MAX_ANSWER = 8 << 20
-"""Bytes of an answer that are kept; a longer one is cut off."""
-
+_STREAMS = ("text/event-stream", "application/jsonlines", "application/x-ndjson")
 _SHOWN = 240
 """Characters of a body in a report."""
 
 
-class Recorder(AnswerReader):
-    """Keeps what a measurement throws away: status, headers, body, and when its pieces came."""
+class Recorder(BodyReader, AnswerReader):
+    """Keeps an answer, and when the lines or events of a stream came."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.headers: dict[str, str] = {}
-        self.body = bytearray()
-        self.pieces = array("d")
-        self._streams = False
-
-    @property
-    def status(self) -> int:
-        return int(self._parser.get_status_code())
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
-        if key == "content-type":
-            self._streams = text.startswith(("text/event-stream", "application/jsonlines", "application/x-ndjson"))
+    max_bytes: ClassVar[int] = 8 << 20
 
     def on_body(self, body: bytes) -> None:
-        self.pieces.append(self._now)
-        self.body += body[: MAX_ANSWER - len(self.body)]
-        if len(self.body) == MAX_ANSWER:
-            self.refused = "too long"
-        if self._streams:  # others may be long without a line
-            super().on_body(body)
+        super().on_body(body)
+        if self.headers.get("content-type", "").startswith(_STREAMS):  # others may be long without a line
+            AnswerReader.on_body(self, body)
 
 
 @dataclass(frozen=True)
@@ -56,7 +34,8 @@ class Answer:
 
     Attributes:
         asked: the request in a line, for a report; keys are left out.
-        failure: why there is no whole answer: `timeout`, `connection cut`, `not HTTP`, `refused`; empty: it is whole.
+        failure: why there is no whole answer: `timeout`, `connection cut`, `not HTTP`, `over 8 MiB`,
+            `refused`; empty: it is whole.
         pieces: seconds after the request's first byte at which parts of the body came.
         arrivals: the same for the lines or events of a stream.
     """

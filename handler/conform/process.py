@@ -158,7 +158,7 @@ class Container(Lifetime):
             why = "; ".join(told) or f"it needs {' or '.join(_ENGINES)}"
             raise ConfigError(f"lmi conform: --container {self._name}: {why}")
         if words != "true":
-            raise ConfigError(f"lmi conform: --container {self._name}: it does not run; start it, then ask")
+            raise ConfigError(f"lmi conform: --container {self._name}: it is not running; start it first")
 
     async def has_ended(self) -> bool:
         """One that its engine has removed has, too."""

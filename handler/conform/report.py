@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from handler import __version__
-from handler.conform.rule import PROFILES, RULES
+from handler.conform.dialects import PROFILES
+from handler.conform.rule import RULES
 from handler.conform.run import Plan, Result
 from handler.core.errors import ConfigError
 

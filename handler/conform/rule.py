@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from handler.conform.dialects import PROFILES, text_of
 from handler.conform.exchange import Answer
 
 if TYPE_CHECKING:
     from handler.conform.server import Server
 
-PROFILES = ("sagemaker", "lmi-0.28", "lmi-0.38", "tgi", "openai", "anthropic", "triton")
+SAGEMAKER = ("sagemaker",)
 LMI = ("lmi-0.28", "lmi-0.38")
 
 
@@ -99,6 +100,19 @@ async def expect_details(server: Server, **parameters: Any) -> tuple[Answer, dic
     expect(isinstance(details, dict), "details", answer)
     assert isinstance(details, dict)
     return answer, details
+
+
+async def stop_word(server: Server) -> tuple[str, str]:
+    """Return the text of a greedy answer, and its third word, which can stop it.
+
+    Raises:
+        NotAsked: it has too few words, or that one stands in the first two.
+    """
+    text = text_of(expect_answer(await server.generate(tokens=16)).value) or ""
+    words = text.split()
+    if len(words) < 4 or words[2] in "".join(words[:2]):
+        skip(f"no word of {text!r} can stop it")
+    return text, words[2]
 
 
 def skip(why: str) -> NoReturn:

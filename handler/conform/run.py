@@ -95,7 +95,7 @@ async def _run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], o
         if lifetime is not None:
             await _begin(first, plan.ready)
         if (answer := await first.get("/")).failure and not answer.status:
-            raise ConfigError(f"lmi conform: nobody answers at {plan.asking.url}: {answer.got}")
+            raise ConfigError(f"lmi conform: no server answers at {plan.asking.url}: {answer.got}")
         for rule, profile in rules_of(plan):
             result = await _ask(rule, servers[profile], plan)
             results.append(result)
@@ -108,7 +108,9 @@ async def _run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], o
 
 async def _begin(server: Server, seconds: float) -> None:
     if server.lifetime is not None and server.lifetime.ours and (await server.get("/ping")).status:
-        raise ConfigError(f"lmi conform: somebody answers at {server.asking.url} before --command is run")
+        raise ConfigError(
+            f"lmi conform: a server already answers at {server.asking.url}; stop it, or leave out --command"
+        )
     await watch_start(server, seconds)
 
 
@@ -119,7 +121,7 @@ async def _ask(rule: Rule, server: Server, plan: Plan) -> Result:
         return Result(rule, server.profile, verdict, wanted, asked, got, time.monotonic() - start)
 
     if named(rule, plan.left_out):
-        return result("not asked", "left out: --skip")
+        return result("not asked", "left out by --skip")
     limit = _RULE * (10 if plan.asking.slow else 1)
     try:
         await asyncio.wait_for(rule.check(server), limit)

@@ -150,9 +150,9 @@ class Server:
         self, method: str, path: str, body: Body | bytes | None, headers: Mapping[str, str], keyed: bool
     ) -> tuple[bytes, str]:
         data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        given = {"host": self._where.netloc, "content-length": str(len(data))} if data or method == "POST" else {
-            "host": self._where.netloc
-        }  # fmt: skip
+        given = {"host": self._where.netloc}
+        if data or method == "POST":
+            given["content-length"] = str(len(data))
         if body is not None:
             given["content-type"] = "application/json"
         if keyed and self.asking.key:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import math
 import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NoReturn
@@ -48,6 +50,14 @@ class Parser(argparse.ArgumentParser):
         known = [*map(str, action.choices)]
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{_hint(str(value), known)} (choose from "
                                              f"{', '.join(map(repr, known))})")  # fmt: skip
+
+
+def positive(text: str) -> float:
+    """Read an argument that is a finite number above 0."""
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError("must be a number above 0")
 
 
 def _unknown(words: Sequence[str], command: argparse.ArgumentParser) -> str:

@@ -7,15 +7,16 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from handler.core.command_line import positive
+
 _OUTPUT = Path("lmi-replay")
 _DESCRIPTION = """Send recorded requests to a server, and compare its answers with another server's, or with the
-recorded ones. Each request gets a class: equal, tie (near ties of log-probabilities, numbers that are nearly the
-same), text, shape (fields and types), framing, status, lost. What is volatile, such as ids, is learnt: one side is
-asked again.
+recorded ones. Each request gets a class: equal, tie (near ties of log-probabilities, nearly equal numbers), text,
+shape (fields and types), framing, status, lost. Volatile values, such as ids, are found by asking one side again.
 
-TARGET is http://HOST:PORT, sagemaker:NAME[/COMPONENT], recorded, or serve:ARGUMENTS, which are those of `lmi serve`: it
-is started, and stopped at the end. Ends with status 1 when a class has more requests than --allow grants it. Prints
-nothing of a body without --show. A run that was killed goes on when the same command is given again."""
+TARGET is http://HOST:PORT, sagemaker:NAME[/COMPONENT], recorded, or serve:ARGUMENTS, a `lmi serve` that is started
+with these arguments and stopped at the end. Exit status: 1 if a class has more requests than --allow permits. Bodies
+are not printed without --show. To continue a run that was killed, give the same command again."""
 
 
 def add_parser(commands: Any) -> None:
@@ -32,53 +33,70 @@ def add_parser(commands: Any) -> None:
         help="a file, a directory or s3://BUCKET/PREFIX/: SageMaker's data capture, OpenAI's batch files, HAR, or "
         "lines of {path, headers, body}",
     )
-    parser.add_argument("--to", type=_target, required=True, metavar="TARGET", help="the server that is on trial")
+    parser.add_argument("--to", type=_target, required=True, metavar="TARGET", help="the server under test")
     parser.add_argument(
-        "--against", type=_target, default="recorded", metavar="TARGET", help="its reference (default %(default)s)"
+        "--against", type=_target, default="recorded", metavar="TARGET", help="the reference (default %(default)s)"
     )
     parser.add_argument(
-        "--noise", type=_target, metavar="TARGET", help="ask this one again, in the place of the reference: its twin"
+        "--noise",
+        type=_target,
+        metavar="TARGET",
+        help="the server to ask again instead of the reference, such as a twin of it",
     )
     for side in ("to", "against", "noise"):
         parser.add_argument(
-            f"--key-{side}", metavar="VARIABLE", help=f"environment variable with the key of --{side}'s server"
+            f"--key-{side}",
+            metavar="VARIABLE",
+            help=f"the environment variable that holds the key of --{side}'s server",
         )
     pace = parser.add_argument_group("pace")
     pace.add_argument(
-        "--concurrency", type=_count, metavar="N", help="requests at once (default 1; at the recorded pace at most 256)"
+        "--concurrency",
+        type=_count,
+        metavar="N",
+        help="requests in flight at most (default 1; with --recorded-pace 256)",
     )
     pace.add_argument(
-        "--recorded-pace", nargs="?", type=_positive, const=1.0, metavar="FACTOR", help="send at the recorded times"
+        "--recorded-pace",
+        nargs="?",
+        type=positive,
+        const=1.0,
+        metavar="FACTOR",
+        help="send at the recorded times, or FACTOR times as fast",
     )
     pace.add_argument(
-        "--timeout", type=_positive, default=600.0, metavar="S", help="until an answer is lost (default %(default)s)"
+        "--timeout",
+        type=positive,
+        default=600.0,
+        metavar="S",
+        help="seconds to wait for an answer (default %(default)s)",
     )
     pace.add_argument(
         "--patience",
-        type=_positive,
+        type=positive,
         default=120.0,
         metavar="S",
-        help="with a busy server (429, 503, throttled), which is asked again and less often (default %(default)s)",
+        help="seconds to retry a request of a busy server: 429, 503, throttled (default %(default)s)",
     )
     compare = parser.add_argument_group("comparison")
     compare.add_argument(
         "--near",
-        type=_positive,
+        type=positive,
         default=0.25,
         metavar="LOGPROB",
-        help="largest difference of two log-probabilities that are nearly the same (default %(default)s)",
+        help="the largest difference between log-probabilities that count as nearly equal (default %(default)s)",
     )
     compare.add_argument(
         "--greedy",
         action="store_true",
-        help="compare all texts: all requests are decoded greedily, even those that do not say so",
+        help="treat all requests as decoded greedily, and compare all texts",
     )
     compare.add_argument(
         "--expect",
         action="append",
         default=[],
         metavar="DIFFERENCE",
-        help="one that is known, by its name in the report, such as 'value $.system_fingerprint': it is counted, and "
+        help="a known difference, by its name in the report, such as 'value $.system_fingerprint': it is counted, but "
         "decides no class; may be given again",
     )
     compare.add_argument(
@@ -87,7 +105,7 @@ def add_parser(commands: Any) -> None:
         action="append",
         default=[],
         metavar="CLASS=PERCENT",
-        help="of the requests; may be given again (default: tie=100, others 0)",
+        help="how many of the requests may have a class; may be given again (default: tie=100, others 0)",
     )
     report = parser.add_argument_group("report")
     report.add_argument(
@@ -97,8 +115,8 @@ def add_parser(commands: Any) -> None:
         metavar="DIRECTORY",
         help="the journal, report.json and report.html (default %(default)s)",
     )
-    report.add_argument("--restart", action="store_true", help="forget an earlier run in that directory")
-    report.add_argument("--show", action="store_true", help="show what was asked and answered in the examples")
+    report.add_argument("--restart", action="store_true", help="discard an earlier run in that directory")
+    report.add_argument("--show", action="store_true", help="show requests and answers in the examples")
     parser.set_defaults(run=_replay)
 
 
@@ -132,10 +150,3 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 10_000:
         raise argparse.ArgumentTypeError("must be a whole number from 1 to 10000")
     return int(text)
-
-
-def _positive(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < (value := float(text)) < float("inf"):
-            return value
-    raise argparse.ArgumentTypeError("must be a number above 0")

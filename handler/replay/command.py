@@ -37,10 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
     what = _what(arguments)
     journal = Journal(arguments.output, what, restart=arguments.restart)
     if journal.num_done:
-        print(f"lmi replay: goes on after {journal.num_done:,} requests of {arguments.output}", file=sys.stderr)
+        print(f"lmi replay: continuing after {journal.num_done:,} requests in {arguments.output}", file=sys.stderr)
     if not has_validator():
         print(
-            "lmi replay: without jsonschema (pip install jsonschema), schemas are not checked, only JSON",
+            "lmi replay: jsonschema is not installed (pip install jsonschema); answers are checked for JSON only",
             file=sys.stderr,
         )
     noise, progress = Noise(arguments.near), Progress(journal)
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         progress.close()
         journal.close()
-        print("lmi replay: stopped; the same command goes on from here", file=sys.stderr)
+        print("lmi replay: stopped; give the same command again to continue", file=sys.stderr)
         return _INTERRUPTED
     progress.close()
     journal.finish()
@@ -60,9 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace, read: Sequence[Request]) -> None:
     """Raise ConfigError if the beginning of the recording lacks what the arguments need."""
     if not read:
-        raise ConfigError(f"lmi replay: {arguments.requests}: no request can be read in its beginning")
+        raise ConfigError(f"lmi replay: {arguments.requests}: no request can be read at its beginning")
     if arguments.to == RECORDED and all(one.other is None for one in read):
-        raise ConfigError("lmi replay: --to recorded: the recording has no second answers; they are a shadow variant's")
+        raise ConfigError("lmi replay: --to recorded: the recording has no answers of a shadow variant")
     if arguments.recorded_pace and all(one.at is None for one in read):
         raise ConfigError("lmi replay: --recorded-pace: the recording has no times")
     if arguments.against == RECORDED and all(one.answer is None for one in read):
@@ -124,7 +124,7 @@ def _report(arguments: argparse.Namespace, what: dict[str, Any], journal: Journa
         (arguments.output / name).write_text(text, "utf-8")
     print(f"\nwritten: {', '.join(str(arguments.output / name) for name in files)}")
     if report["beyond"]:
-        print(f"beyond what --allow grants: {', '.join(report['beyond'])}")
+        print(f"more than --allow permits: {', '.join(report['beyond'])}")
     if not report["compared"]:
         print("no request was compared")
     return int(bool(report["beyond"]) or not report["compared"])

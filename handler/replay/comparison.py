@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 from handler.replay.answer import Answer
 from handler.replay.content import (
     ARGUMENTS,
     LOGPROBS,
     TEXTS,
-    Token,
     cut_of,
     name_of,
     scalars_by_place,
-    tokens_by_choice,
     values_by_place,
     without_indexes,
 )
@@ -27,11 +24,9 @@ from handler.replay.documents import NotJson, read_documents
 from handler.replay.findings import Class, Finding
 from handler.replay.schema import fits
 from handler.replay.shapes import differences, frames, merged, shape
+from handler.replay.tokens import NEAR, RELATIVE_LOGPROB, Token, is_near, is_number, parted_at, tokens_by_choice
 from handler.replay.traits import Traits
 
-NEAR = 0.25
-"""Log-probabilities within this are nearly the same: other precisions and kernels move them by less than 0.1."""
-_RELATIVE_LOGPROB = 0.05  # of very improbable tokens
 _RELATIVE, _ABSOLUTE = 0.01, 1e-3  # of other numbers with fractions, such as embeddings
 _FRAMING = re.compile(r"[\s:,\[\]]*((data|event|id|retry) ?:[ \w.-]*[\s:]*)*(\[DONE\])?\s*")
 _COMMENT = re.compile(r"^:[^\r\n]*(\r\n|\n){1,2}", re.MULTILINE)
@@ -260,7 +255,7 @@ def _text_finding(old: _Documents, new: _Documents, places: Sequence[str], near:
     place = min(places, key=len)
     before, after = tokens_by_choice(old.values), tokens_by_choice(new.values)
     parted = [
-        part for choice in sorted(before.keys() & after.keys()) if (part := _parted(before[choice], after[choice]))
+        part for choice in sorted(before.keys() & after.keys()) if (part := parted_at(before[choice], after[choice]))
     ]
     is_tie = bool(parted) and all(part.is_tie(near) for part in parted)
     content = [_both(old.places[place], new.places[place])]
@@ -277,47 +272,6 @@ def _said_token(token: Token | None) -> str:
     if token is None:
         return "the end"
     return json.dumps(token.text, ensure_ascii=False) + ("" if token.logprob is None else f" ({token.logprob:.3f})")
-
-
-class Parted(NamedTuple):
-    """Where two texts part: the tokens before, as both sides have them, and the two that differ; None: the end."""
-
-    same: Sequence[tuple[Token, Token]]
-    old: Token | None
-    new: Token | None
-
-    def is_tie(self, near: float) -> bool:
-        """Whether it is a near tie, of models that found the tokens before it nearly as probable as each other."""
-        if self.old is None or self.new is None or not is_near_tie(self.old, self.new, near):
-            return False
-        return all(_is_near(one.logprob, other.logprob, _RELATIVE_LOGPROB, near) for one, other in self.same)
-
-
-def _parted(old: Sequence[Token], new: Sequence[Token]) -> Parted | None:
-    """Return where two texts of one choice part; None: they do not."""
-    for at, (one, other) in enumerate(zip_longest(old, new)):
-        if one is None or other is None or one.text != other.text:
-            return Parted(list(zip(old[:at], new[:at], strict=True)), one, other)
-    return None
-
-
-def is_near_tie(old: Token, new: Token, near: float) -> bool:
-    """Whether two models that differ by rounding could choose either of the two tokens.
-
-    A side that tells the other's token among its alternatives says so itself. Without any, two tokens that are nearly
-    as probable as each other have nearly the same log-probability, and less than about one half each.
-    """
-    if old.logprob is None or new.logprob is None:
-        return False
-    gaps = []
-    if new.text in old.others:
-        gaps.append(old.logprob - old.others[new.text])
-    if old.text in new.others:
-        gaps.append(new.logprob - new.others[old.text])
-    if gaps:
-        return all(gap <= near for gap in gaps)
-    most = -math.log1p(math.exp(-near))
-    return abs(old.logprob - new.logprob) <= near and max(old.logprob, new.logprob) <= most
 
 
 def _parsed(values: Sequence[Any]) -> list[Any]:
@@ -379,18 +333,12 @@ def _are_near(name: str, was: Sequence[Any], now: Sequence[Any], near: float) ->
     if all(isinstance(value, int | None) for value in (*was, *now)):
         return False
     of_tokens = name in LOGPROBS or name == "<name>"
-    relative, absolute = (_RELATIVE_LOGPROB, near) if of_tokens else (_RELATIVE, _ABSOLUTE)
-    return all(_is_near(one, other, relative, absolute) for one, other in zip(was, now, strict=True))
-
-
-def _is_near(one: float | None, other: float | None, relative: float, absolute: float) -> bool:
-    if one is None or other is None:
-        return one is other
-    return math.isclose(one, other, rel_tol=relative, abs_tol=absolute)
+    relative, absolute = (RELATIVE_LOGPROB, near) if of_tokens else (_RELATIVE, _ABSOLUTE)
+    return all(is_near(one, other, relative, absolute) for one, other in zip(was, now, strict=True))
 
 
 def _numbers(values: Sequence[Any]) -> bool:
-    return all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values)
+    return all(value is None or is_number(value) for value in values)
 
 
 def _schemas(old: _Documents, new: _Documents, traits: Traits) -> Iterator[Finding]:

@@ -42,16 +42,6 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 """A field's name; others are a client's or a model's words, as in a completion's `top_logprobs`."""
 
 
-class Token(NamedTuple):
-    """Args:
-    others: log-probabilities of tokens that stood to choice, by their text.
-    """
-
-    text: str
-    logprob: float | None
-    others: Mapping[str, float]
-
-
 def scalars_by_place(documents: list[Any]) -> dict[str, list[Any]]:
     """Return all scalars of an answer, in order, by place."""
     found: dict[str, list[Any]] = {}
@@ -88,7 +78,7 @@ def _walk(value: Any, place: str, found: dict[str, list[Any]]) -> None:
     if isinstance(value, dict):
         if value.get("type") == "tool_use" and "input" in value:
             value = {**value, "input": orjson.dumps(value["input"], option=orjson.OPT_SORT_KEYS).decode()}
-        parts = [(f"{place}.{_public(name)}", part) for name, part in value.items()]
+        parts = [(f"{place}.{public_name(name)}", part) for name, part in value.items()]
     else:
         item = f"{place}[]"
         parts = [(_item(part, place) if isinstance(part, dict) else item, part) for part in value]
@@ -107,7 +97,8 @@ def _item(part: dict[str, Any], of: str) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _public(name: str) -> str:
+def public_name(name: str) -> str:
+    """Return a field's name, or a label for what may be content."""
     return name if _NAME.fullmatch(name) else "<name>"
 
 
@@ -162,73 +153,3 @@ def _events(text: str) -> int:
 
 def _counts(values: list[Any]) -> Iterator[int]:
     return (value for value in values if isinstance(value, int) and not isinstance(value, bool))
-
-
-# -- tokens ----------------------------------------------------------------------------------------------------------
-
-
-def tokens_by_choice(documents: list[Any]) -> dict[int, list[Token]]:
-    """Return the generated tokens of each choice, where the answer has them."""
-    found: dict[int, list[Token]] = {}
-    for document in documents:
-        for number, answer in enumerate(document if isinstance(document, list) else [document]):
-            if isinstance(answer, dict):
-                for choice, token in _tokens(answer):
-                    found.setdefault(number + choice, []).append(token)
-    return found
-
-
-def _tokens(answer: Mapping[str, Any]) -> Iterator[tuple[int, Token]]:
-    if isinstance(token := answer.get("token"), dict):  # a stream of LMI or TGI
-        yield 0, _native(token, answer.get("top_tokens"))
-        return
-    details = answer.get("details")
-    if isinstance(details, dict) and isinstance(tokens := details.get("tokens"), list):
-        top = details.get("top_tokens")
-        for at, token in enumerate(tokens):
-            if isinstance(token, dict):
-                yield 0, _native(token, top[at] if isinstance(top, list) and at < len(top) else None)
-    choices = answer.get("choices")
-    for place, choice in enumerate(choices if isinstance(choices, list) else ()):
-        if not isinstance(choice, dict) or not isinstance(logprobs := choice.get("logprobs"), dict):
-            continue
-        index = choice.get("index")
-        for token in _of_chat(logprobs) if "content" in logprobs else _of_completion(logprobs):
-            yield index if isinstance(index, int) else place, token
-
-
-def _native(token: Mapping[str, Any], top: Any) -> Token:
-    return Token(str(token.get("text")), _logprob(token), _others(top))
-
-
-def _of_chat(logprobs: Mapping[str, Any]) -> Iterator[Token]:
-    content = logprobs["content"]
-    for token in content if isinstance(content, list) else ():
-        if isinstance(token, dict):
-            yield Token(str(token.get("token")), _logprob(token), _others(token.get("top_logprobs")))
-
-
-def _of_completion(logprobs: Mapping[str, Any]) -> Iterator[Token]:
-    texts, numbers, tops = (logprobs.get(name) for name in ("tokens", "token_logprobs", "top_logprobs"))
-    for at, text in enumerate(texts if isinstance(texts, list) else ()):
-        number = numbers[at] if isinstance(numbers, list) and at < len(numbers) else None
-        top = tops[at] if isinstance(tops, list) and at < len(tops) else None
-        others = {name: value for name, value in top.items() if _is_number(value)} if isinstance(top, dict) else {}
-        yield Token(str(text), number if _is_number(number) else None, others)
-
-
-def _logprob(token: Mapping[str, Any]) -> float | None:
-    value = token.get("logprob", token.get("log_prob"))
-    return value if _is_number(value) else None
-
-
-def _others(top: Any) -> dict[str, float]:
-    found = {}
-    for other in top if isinstance(top, list) else ():
-        if isinstance(other, dict) and (logprob := _logprob(other)) is not None:
-            found[str(other.get("text", other.get("token")))] = logprob
-    return found
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -75,6 +75,12 @@ class Journal:
         part.write_bytes(orjson.dumps({one.value: value for one, value in self.summary.examples.items()}))
         part.replace(self._examples)
 
+    def keep_volatile(self, learnt: Mapping[str, str]) -> None:
+        """Keep what is new of what a run has learnt to be volatile."""
+        if new := {name: learnt[name] for name in learnt.keys() - self.summary.volatile.keys()}:
+            self.summary.volatile |= new
+            self._write({"volatile": new})
+
     def finish(self) -> None:
         self._write({"complete": True})
         self.close()
@@ -122,6 +128,8 @@ class Journal:
                 )
             case {"complete": True}:
                 raise self._taken("a complete run")
+            case {"volatile": dict(learnt)}:
+                self.summary.volatile |= learnt
             case [int(number), str(place), str(reason)]:
                 self.summary.skip(Unreadable(place, reason))
                 self._mark(number)

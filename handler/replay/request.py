@@ -27,7 +27,8 @@ class Request(NamedTuple):
         path: with the query, as `/v1/chat/completions`.
         headers: names in lower case; no credentials.
         at: seconds since the epoch, where recorded.
-        other: a shadow variant's answer to the same event: then nothing is sent.
+        other: a shadow variant's answer to the same event.
+        unsendable: why it cannot be sent; empty: it can.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Request(NamedTuple):
     at: float | None = None
     answer: Recorded | None = None
     other: Recorded | None = None
+    unsendable: str = ""
 
 
 class Unreadable(NamedTuple):

@@ -19,7 +19,7 @@ from handler.replay.targets.pace import Paced
 from handler.replay.traits import traits
 
 _AHEAD, _AHEAD_BYTES = 64, 8 * 1024 * 1024  # requests that are read at once
-_NO_SHADOW = "has no second answer: a shadow variant gets a share of the requests"
+_NO_SHADOW = "has no answer of the shadow variant, which gets a share of the requests"
 _BEGINNING = 100  # requests that are looked at before the run
 
 
@@ -36,6 +36,11 @@ class Sides:
     target: Paced | None
     reference: Paced | None = None
     noise: Paced | None = None
+
+    @property
+    def are_asked(self) -> bool:
+        """Whether anything is sent."""
+        return any(side is not None for side in (self.target, self.reference, self.noise))
 
 
 @dataclass(frozen=True)
@@ -92,13 +97,14 @@ class Replay:
             self._advance()
 
     async def _one(self, number: int, request: Request) -> None:
-        if self._sides.target is None and request.other is None:
-            self._journal.skip(number, Unreadable(printable(request.id), _NO_SHADOW))
+        if reason := self._why_not(request):
+            self._journal.skip(number, Unreadable(printable(request.id), reason))
             return
         old, new = await self._answers(number, request)
         wanted = traits(request, self._plan.greedy)
-        again, other = self._again(request, old, new)
+        again, other = self._again(old, new)
         real = await self._noise.real(request, wanted, old, new, again, other)
+        self._journal.keep_volatile(self._noise.learnt)
         found = [one._replace(cls=Class.EQUAL) if one.name in self._plan.expected else one for one in real]
         result = outcome(number, found, old, new)
         example = Example(request, old, new, found)
@@ -106,10 +112,14 @@ class Replay:
             self._journal.keep_example(result.cls, describe(example, result.cls, self._plan.show))
         self._journal.add(result)
 
+    def _why_not(self, request: Request) -> str:
+        """Return why a request cannot be compared; empty: it can."""
+        if self._sides.target is None and request.other is None:
+            return _NO_SHADOW
+        return request.unsendable if self._sides.are_asked else ""
+
     async def _answers(self, number: int, request: Request) -> tuple[Answer, Answer]:
         """Ask both sides: at once at a recorded pace, else one after the other, each first in every other request."""
-        if request.other is not None:
-            return recorded(request.answer), recorded(request.other)
 
         async def old() -> Answer:
             return await _ask(self._sides.reference, request, request.answer)
@@ -126,13 +136,12 @@ class Replay:
         answer = await old()
         return answer, await new()
 
-    def _again(self, request: Request, old: Answer, new: Answer) -> tuple[Ask | None, Answer]:
+    def _again(self, old: Answer, new: Answer) -> tuple[Ask | None, Answer]:
         """Return how to ask one side again, and what it answered before."""
         sides = self._sides
-        side = sides.noise or (None if request.other is not None else sides.reference)
-        if side is not None:
+        if (side := sides.noise or sides.reference) is not None:
             return side.ask, old
-        if sides.target is not None and request.other is None:
+        if sides.target is not None:
             return sides.target.ask, new
         return None, old
 

@@ -74,7 +74,11 @@ class Histogram:
 
 
 class Summary:
-    """Counts of a run."""
+    """Counts of a run.
+
+    Attributes:
+        volatile: the classes of what one side changes by itself, by path and name.
+    """
 
     def __init__(self) -> None:
         self.classes: Counter[Class] = Counter()
@@ -84,6 +88,7 @@ class Summary:
         self.num_unreadable = 0
         self.unreadable: list[Unreadable] = []
         self.examples: dict[Class, dict[str, Any]] = {}
+        self.volatile: dict[str, str] = {}
 
     @property
     def num_compared(self) -> int:

@@ -6,9 +6,8 @@ import re
 from typing import Any
 
 from handler.conform import sources
-from handler.conform.dialects import text_of
 from handler.conform.exchange import Answer
-from handler.conform.rule import expect, expect_answer, rule, skip
+from handler.conform.rule import expect, expect_answer, rule, stop_word
 from handler.conform.server import PROMPT, Server
 
 ANTHROPIC = ("anthropic",)
@@ -125,13 +124,10 @@ async def error(server: Server) -> None:
 
 @rule("anthropic.stop", "A stop sequence ends the text, and stop_sequence names it.", sources.ANTHROPIC, ANTHROPIC)
 async def stop(server: Server) -> None:
-    text = text_of(expect_answer(await server.generate(tokens=16)).value)
-    words = text.split() if text else []
-    if len(words) < 4 or words[2] in "".join(words[:2]):
-        skip(f"no word of {text!r} can stop it")
-    answer = expect_answer(await server.generate(tokens=16, more={"stop_sequences": [words[2]]}))
+    _, word = await stop_word(server)
+    answer = expect_answer(await server.generate(tokens=16, more={"stop_sequences": [word]}))
     found = (answer.object.get("stop_reason"), answer.object.get("stop_sequence"))
-    expect(found == ("stop_sequence", words[2]), f"stop_sequence {words[2]!r}", answer)
+    expect(found == ("stop_sequence", word), f"stop_sequence {word!r}", answer)
 
 
 @rule("anthropic.system", "system may be a string or blocks.", sources.ANTHROPIC, ANTHROPIC)

@@ -18,13 +18,27 @@ _LONG = 3_000_000
 """Words, more than contexts hold."""
 
 
-async def _refuses(server: Server, data: bytes) -> Answer:
+async def _refuses(server: Server, data: bytes) -> None:
     """Send a bad body; the next good one must be answered."""
     answer = await server.post(await server.path(), data)
     expect(answer.refused, "a status of 400 to 499", answer)
+    await _expect_alive(server, answer)
+
+
+async def _survives(server: Server, data: bytes) -> None:
+    """Send a doubtful body, which may be refused or answered; the next good one must be answered."""
+    answer = await server.post(await server.path(), data)
+    _expect_refused_or_answered(answer)
+    await _expect_alive(server, answer)
+
+
+def _expect_refused_or_answered(answer: Answer) -> None:
+    expect(answer.refused or answer.ok, "an answer, or a status of 400 to 499", answer)
+
+
+async def _expect_alive(server: Server, before: Answer) -> None:
     after = await server.generate(tokens=2)
-    expect(after.ok, f"an answer to a good request after {answer.asked}", after)
-    return answer
+    expect(after.ok, f"an answer to a good request after {before.asked}", after)
 
 
 @rule("bad.not-json", "A body that is not JSON is refused.", sources.HTTP)
@@ -51,18 +65,14 @@ async def not_utf_8(server: Server) -> None:
 @rule("bad.surrogate", "Half of a surrogate pair is refused or answered, and does not fail the server.", sources.JSON)
 async def surrogate(server: Server) -> None:
     data = json.dumps(await server.body("one \ufffd two")).encode().replace(b"\\ufffd", b"\\ud800")
-    answer = await server.post(await server.path(), data)
-    expect(answer.refused or answer.ok, "an answer, or a status of 400 to 499", answer)
+    await _survives(server, data)
 
 
 @rule("bad.deep", f"JSON of {_DEEP:,} levels is refused or answered, and does not fail the server.", sources.JSON)
 async def deep(server: Server) -> None:
     data = json.dumps(await server.body()).encode()
     nested = b'{"a":' * _DEEP + b"1" + b"}" * _DEEP
-    answer = await server.post(await server.path(), data[:-1] + b', "conform": ' + nested + b"}")
-    expect(answer.refused or answer.ok, "an answer, or a status of 400 to 499", answer)
-    after = await server.generate(tokens=2)
-    expect(after.ok, "an answer to a good request afterwards", after)
+    await _survives(server, data[:-1] + b', "conform": ' + nested + b"}")
 
 
 @rule("bad.no-prompt", "A body without its prompt is refused.", sources.HTTP)
@@ -94,14 +104,12 @@ async def parameter_range(server: Server) -> None:
     "bad.parameter-huge", "A limit of 10^30 tokens is refused or reached, and does not fail the server.", sources.HTTP
 )
 async def parameter_huge(server: Server) -> None:
-    data = json.dumps(change(await server.body(), (await server.dialect()).tokens, 10**30)).encode()
-    async with server.asking_for(await server.path(), json.loads(data)) as (_, task):
+    body = change(await server.body(), (await server.dialect()).tokens, 10**30)
+    async with server.asking_for(await server.path(), body) as (_, task):
         done, _ = await asyncio.wait([task], timeout=min(5.0, server.limits.answer))
         if done:
-            answer = task.result()
-            expect(answer.refused or answer.ok, "an answer, or a status of 400 to 499", answer)
-    after = await server.generate(tokens=2)
-    expect(after.ok, "an answer to a good request afterwards", after)
+            _expect_refused_or_answered(task.result())
+    await _expect_alive(server, task.result())
 
 
 @rule("bad.too-long", "A prompt that is longer than the model's context is refused.", sources.HTTP)

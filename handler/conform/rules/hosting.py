@@ -10,10 +10,9 @@ import time
 from handler.conform import sources
 from handler.conform.dialects import Body
 from handler.conform.exchange import Answer, connect
-from handler.conform.rule import Failed, expect, expect_answer, rule, skip
+from handler.conform.rule import SAGEMAKER, Failed, expect, expect_answer, rule, skip
 from handler.conform.server import PROMPT, Server
 
-SAGEMAKER = ("sagemaker",)
 _BUSY = 8
 """Streams at once that keep a server busy."""
 

@@ -8,11 +8,9 @@ import time
 from handler.conform import sources
 from handler.conform.exchange import Answer
 from handler.conform.process import Start, Stop
-from handler.conform.rule import Failed, expect, rule, skip
+from handler.conform.rule import SAGEMAKER, Failed, expect, rule, skip
 from handler.conform.server import PROMPT, Server
 from handler.core.errors import ConfigError
-
-SAGEMAKER = ("sagemaker",)
 
 
 async def watch_start(server: Server, seconds: float) -> None:
@@ -28,11 +26,11 @@ async def watch_start(server: Server, seconds: float) -> None:
     await lifetime.start()
     while not (answer := await server.get("/ping", timeout=server.limits.ping)).ok:
         if await lifetime.has_ended():
-            raise ConfigError("lmi conform: the server ended before it was ready; it may have said why, above")
+            raise ConfigError("lmi conform: the server exited before it was ready; see its output above")
         if answer.status == 404 and await _is_ready(server):
             return  # it has no /ping
         if time.monotonic() > deadline:
-            raise ConfigError(f"lmi conform: /ping says no 200 after {seconds:.0f} s (--ready): {answer.got}")
+            raise ConfigError(f"lmi conform: /ping did not answer 200 within {seconds:.0f} s (--ready): {answer.got}")
         if answer.status and early is None:
             early = await _infer(server)
         await asyncio.sleep(0.05)
@@ -60,7 +58,7 @@ async def _infer(server: Server) -> Answer:
 
 def _started(server: Server) -> Start:
     if server.lifetime is None or server.lifetime.started is None:
-        skip("start the server by --command")
+        skip("needs --command, which starts the server")
     return server.lifetime.started
 
 
@@ -74,7 +72,7 @@ async def start_ready(server: Server) -> None:
 async def start_early(server: Server) -> None:
     answer = _started(server).early
     if answer is None:
-        skip("the port was closed until it was ready")
+        skip("the port was closed until the server was ready")
     expect(answer.status >= 500 or answer.failure or answer.ok, "a status of 500 to 599", answer)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from handler.conform import sources
 from handler.conform.exchange import Answer
-from handler.conform.rule import LMI, expect, expect_answer, expect_details, rule, skip
+from handler.conform.rule import LMI, expect, expect_answer, expect_details, rule, stop_word
 from handler.conform.server import PROMPT, Server
 
 _0_28, _0_38 = ("lmi-0.28",), ("lmi-0.38",)
@@ -161,14 +161,11 @@ async def inputs_list(server: Server) -> None:
 
 @rule("lmi.stop", "stop_sequences (0.38: stop) ends an answer.", sources.LMI_SCHEMA, LMI)
 async def stop(server: Server) -> None:
-    text = str(expect_answer(await server.generate(tokens=16)).object.get("generated_text"))
-    words = text.split()
-    if len(words) < 4 or words[2] in "".join(words[:2]):
-        skip(f"no word of {text!r} can stop it")
+    text, word = await stop_word(server)
     name = "stop_sequences" if server.profile == "lmi-0.28" else "stop"
-    answer = expect_answer(await server.generate(tokens=16, more={"parameters": {name: [words[2]]}}))
-    found = str(answer.object.get("generated_text"))
-    expect(words[3] not in found.partition(words[2])[2] and len(found) < len(text), f"text up to {words[2]!r}", answer)
+    answer = expect_answer(await server.generate(tokens=16, more={"parameters": {name: [word]}}))
+    found, following = str(answer.object.get("generated_text")), text.split()[3]
+    expect(following not in found.partition(word)[2] and len(found) < len(text), f"text up to {word!r}", answer)
 
 
 @rule("lmi.chat", "messages at /invocations are a chat, with choices and usage.", sources.LMI_CHAT, LMI)

@@ -7,7 +7,7 @@ from typing import Any
 from handler.conform import sources
 from handler.conform.dialects import piece_of, text_of
 from handler.conform.exchange import Answer
-from handler.conform.rule import expect, expect_answer, rule, skip
+from handler.conform.rule import expect, expect_answer, rule, stop_word
 from handler.conform.server import PROMPT, Server
 
 OPENAI = ("openai",)
@@ -164,13 +164,10 @@ async def unknown_model(server: Server) -> None:
 
 @rule("openai.stop", "A stop sequence ends the text and is not part of it.", sources.OPENAI_CHAT, OPENAI)
 async def stop(server: Server) -> None:
-    text = text_of(expect_answer(await server.generate(tokens=16)).value)
-    words = text.split() if text else []
-    if len(words) < 4 or words[2] in "".join(words[:2]):
-        skip(f"no word of {text!r} can stop it")
-    for value in (words[2], [words[2]]):
+    _, word = await stop_word(server)
+    for value in (word, [word]):
         answer = expect_answer(await server.generate(tokens=16, more={"stop": value}))
-        expect(words[2] not in str(text_of(answer.value)), f"text before {words[2]!r}", answer)
+        expect(word not in str(text_of(answer.value)), f"text before {word!r}", answer)
         expect(_choice(answer.object).get("finish_reason") == "stop", "the finish_reason stop", answer)
 
 

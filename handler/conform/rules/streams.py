@@ -8,7 +8,7 @@ from handler.conform import sources
 from handler.conform.dialects import change, piece_of, text_of
 from handler.conform.exchange import Answer
 from handler.conform.rule import Failed, expect, expect_answer, rule, skip
-from handler.conform.server import Server
+from handler.conform.server import PROMPT, Server
 
 _ENOUGH = 0.05
 """Seconds of a stream whose pace can be seen."""
@@ -86,7 +86,7 @@ async def same_text(server: Server) -> None:
     text = text_of(whole.value)
     expect(text is not None, "a whole answer with text", whole)
     pieces = "".join(map(piece_of, answer.events))
-    wanted = (text or "").removeprefix("one two three four five six seven eight")
+    wanted = (text or "").removeprefix(PROMPT)
     expect(
         pieces.strip() in (wanted.strip(), (text or "").strip()),
         f"pieces that make {text!r}; they make {pieces!r}",

@@ -7,7 +7,7 @@ from typing import Any
 from handler.conform import sources
 from handler.conform.dialects import piece_of
 from handler.conform.exchange import Answer
-from handler.conform.rule import expect, expect_answer, expect_details, rule, skip
+from handler.conform.rule import expect, expect_answer, expect_details, rule, stop_word
 from handler.conform.rules.hosting import samples
 from handler.conform.server import PROMPT, Server
 
@@ -133,12 +133,9 @@ async def stream_validation(server: Server) -> None:
 
 @rule("tgi.stop", "A stop sequence ends the text and is part of it.", sources.TGI, TGI)
 async def stop(server: Server) -> None:
-    text = expect_answer(await server.generate(tokens=16)).object.get("generated_text")
-    words = text.split() if isinstance(text, str) else []
-    if len(words) < 4 or words[2] in "".join(words[:2]):
-        skip(f"no word of {text!r} can stop it")
-    answer, found = await expect_details(server, stop=[words[2]], max_new_tokens=16)
-    expect(str(answer.object.get("generated_text")).endswith(words[2]), f"text that ends with {words[2]!r}", answer)
+    _, word = await stop_word(server)
+    answer, found = await expect_details(server, stop=[word], max_new_tokens=16)
+    expect(str(answer.object.get("generated_text")).endswith(word), f"text that ends with {word!r}", answer)
     expect(found.get("finish_reason") == "stop_sequence", "the finish_reason stop_sequence", answer)
 
 

@@ -32,7 +32,7 @@ def document(run: Mapping[str, Any], summary: Summary, noise: Noise, allowed: Ma
             "first": [{"place": one.place, "reason": one.reason} for one in summary.unreadable],
         },
         "throttled": dict(summary.throttled),
-        "volatile": dict(noise.learnt),
+        "volatile": dict(summary.volatile),
         "asked_again": noise.asked,
         "times_ms": {
             side: {

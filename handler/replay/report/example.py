@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 from handler.replay.answer import Answer
 from handler.replay.comparison import framing_text
+from handler.replay.content import public_name
 from handler.replay.documents import NotJson, read_documents
 from handler.replay.findings import Class
 from handler.replay.summary import Example
 
 _MAX_LINES = 400  # of each side: a diff takes time by their product
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
 def describe(example: Example, cls: Class, show: bool) -> dict[str, Any]:
@@ -58,7 +57,7 @@ class Labels:
     def of(self, value: Any) -> Any:
         """Return the value with labels in the place of its scalars."""
         if isinstance(value, dict):
-            return {name if _NAME.fullmatch(name) else "<name>": self.of(part) for name, part in value.items()}
+            return {public_name(name): self.of(part) for name, part in value.items()}
         if isinstance(value, list):
             return [self.of(part) for part in value]
         return value if value is None else self.label(value)

@@ -11,7 +11,7 @@ from handler.replay.request import Request, Unreadable
 from handler.replay.sources import batch, capture, captures, har, request_lines
 from handler.replay.sources.database import with_unique_ids
 from handler.replay.sources.files import BROKEN, File, find, lines
-from handler.replay.sources.json_members import Member, NotAnObject, members
+from handler.replay.sources.json_members import Malformed, Member, members
 from handler.replay.sources.s3 import SCHEME
 
 KINDS = """\
@@ -52,7 +52,7 @@ def _of_kind(argument: str, files: Sequence[File]) -> Iterator[Request | Unreada
         if kind == "batch" or kind == "answers":
             return _batch(argument, files)
     where = f"{files[0].name} is" if len(files) == 1 else f"its files ({files[0].name} and others) are"
-    raise ConfigError(f"{argument}: {where} of no kind that is known:\n{KINDS}")
+    raise ConfigError(f"{argument}: {where} of no known kind; known are:\n{KINDS}")
 
 
 def _batch(argument: str, files: Sequence[File]) -> Iterator[Request | Unreadable]:
@@ -62,7 +62,7 @@ def _batch(argument: str, files: Sequence[File]) -> Iterator[Request | Unreadabl
     kinds = [(file, _kind(file)) for file in files]
     requests = [file for file, kind in kinds if kind == "batch"]
     if not requests:
-        raise ConfigError(f"{argument}: has the answers of a batch alone: name the file of its requests")
+        raise ConfigError(f"{argument}: has only the answers of a batch; name the file of its requests")
     return _with_others(kinds, batch.read(requests, [file for file, kind in kinds if kind == "answers"]))
 
 
@@ -71,7 +71,7 @@ def _with_others(
 ) -> Iterator[Request | Unreadable]:
     for file, kind in kinds:
         if kind not in ("batch", "answers"):
-            yield Unreadable(file.name, "it is neither a batch's requests nor its answers")
+            yield Unreadable(file.name, "it has neither a batch's requests nor its answers")
     yield from found
 
 
@@ -99,7 +99,7 @@ def _kind(file: File) -> str:
 def _kind_of_line(text: str) -> str:
     try:
         found: Mapping[str, Member] = members(text)
-    except NotAnObject:
+    except Malformed:
         return ""
     kinds = {
         "capture": capture.is_line,

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from urllib.parse import urlsplit
 
-from handler.core.recorded_headers import path_without_credentials
 from handler.replay.request import Recorded, Request, Unreadable
-from handler.replay.sources.bodies import BadBody, from_member
 from handler.replay.sources.database import database
+from handler.replay.sources.fields import from_member, is_status, path_of, split_url
 from handler.replay.sources.files import File, lines
-from handler.replay.sources.json_members import ABSENT, Member, NotAnObject, members
+from handler.replay.sources.json_members import ABSENT, Malformed, Member, members
 
 _JSON = "application/json"
-
-
-class BadLine(ValueError):
-    """A line that is not as a batch has it; says which field is wrong."""
 
 
 def is_request(found: Mapping[str, Member]) -> bool:
@@ -43,7 +37,7 @@ def read(requests: Sequence[File], answers: Sequence[File]) -> Iterator[Request 
                     continue
                 try:
                     yield _request(known, members(line.text))
-                except (NotAnObject, BadLine) as error:
+                except Malformed as error:
                     yield Unreadable(line.place, str(error))
 
 
@@ -57,11 +51,11 @@ def _keep(known: sqlite3.Connection, file: File) -> Iterator[Unreadable]:
                 continue
             try:
                 row = _answer(members(line.text))
-            except (NotAnObject, BadLine) as error:
+            except Malformed as error:
                 yield Unreadable(line.place, str(error))
                 continue
             if row is not None and known.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?)", row).rowcount == 0:
-                yield Unreadable(line.place, f"custom_id {row[0]!r} was answered before, and that line counts")
+                yield Unreadable(line.place, f"custom_id {row[0]!r} has an earlier answer, which is used")
     finally:
         known.execute("COMMIT")
 
@@ -72,48 +66,34 @@ def _answer(found: Mapping[str, Member]) -> tuple[str, int, bytes] | None:
     if response.value is None:
         return None
     if not isinstance(response.value, dict):
-        raise BadLine("response: must be an object, or null")
+        raise Malformed("response: must be an object, or null")
     status = response.value.get("status_code", 0)
-    if isinstance(status, bool) or not isinstance(status, int) or not 0 <= status < 1000:
-        raise BadLine("response.status_code: must be HTTP's status")
-    return id, status, _body(members(response.text).get("body", ABSENT), "response.body")
+    if not is_status(status):
+        raise Malformed("response.status_code: must be HTTP's status")
+    return id, status, from_member(members(response.text).get("body", ABSENT), "response.body")
 
 
 def _request(known: sqlite3.Connection, found: Mapping[str, Member]) -> Request:
     id, url = _id(found), found.get("url", ABSENT).value
     method = found.get("method", Member("POST", "")).value
     if method != "POST":
-        raise BadLine(f"method: must be POST, not {str(method)[:20]!r}")
-    if not isinstance(url, str) or not (path := _path(url)).startswith("/"):
-        raise BadLine("url: must be a path, as /v1/chat/completions")
+        raise Malformed(f"method: must be POST, not {str(method)[:20]!r}")
+    if not isinstance(url, str) or not (parts := split_url(url, "url")).path.startswith("/"):
+        raise Malformed("url: must be a path, as /v1/chat/completions")
     if not isinstance(found.get("body", ABSENT).value, dict):
-        raise BadLine("body: must be an object")
+        raise Malformed("body: must be an object")
     row = known.execute("SELECT status, body FROM answers WHERE id = ?", (id,)).fetchone()
     answer = None if row is None else Recorded(row[0], _JSON, row[1])
-    return Request(id, path, {"content-type": _JSON}, _body(found["body"], "body"), answer=answer)
+    body = from_member(found["body"], "body")
+    return Request(id, path_of(parts), {"content-type": _JSON}, body, answer=answer)
 
 
 def _id(found: Mapping[str, Member]) -> str:
     id = found.get("custom_id", ABSENT).value
     if not isinstance(id, str) or not id:
-        raise BadLine("custom_id: must be a string that is not empty")
+        raise Malformed("custom_id: must be a string that is not empty")
     try:
         id.encode()
     except UnicodeEncodeError:
-        raise BadLine("custom_id: has half of a surrogate pair, which is no text") from None
+        raise Malformed("custom_id: has half of a surrogate pair, which is no text") from None
     return id
-
-
-def _path(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise BadLine("url: is no URL") from None
-    return path_without_credentials(parts.path + (f"?{parts.query}" if parts.query else ""))
-
-
-def _body(member: Member, name: str) -> bytes:
-    try:
-        return from_member(member)
-    except BadBody as error:
-        raise BadLine(f"{name}: {error}") from None

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from handler.replay.request import Recorded, Unreadable
-from handler.replay.sources.bodies import BadBody, from_base64, from_text
+from handler.replay.sources.fields import from_base64, from_text
 from handler.replay.sources.files import Line
-from handler.replay.sources.json_members import ABSENT, Member, NotAnObject, members
+from handler.replay.sources.json_members import ABSENT, Malformed, Member, members
 from handler.replay.sources.times import seconds
 
 PATH = "/invocations"
@@ -33,10 +33,6 @@ class Event(NamedTuple):
     output: Recorded | None
 
 
-class BadEvent(ValueError):
-    """A line that is not as SageMaker writes it; says where."""
-
-
 def is_line(found: Mapping[str, Member]) -> bool:
     """Whether a line is one of a capture."""
     return "captureData" in found
@@ -46,7 +42,7 @@ def event(line: Line) -> Event | Unreadable:
     """Read a line."""
     try:
         return _event(line.place, members(line.text))
-    except (NotAnObject, BadEvent) as error:
+    except Malformed as error:
         return Unreadable(line.place, str(error))
 
 
@@ -54,15 +50,15 @@ def _event(place: str, found: Mapping[str, Member]) -> Event:
     data = found.get("captureData", ABSENT).value
     about = found.get("eventMetadata", ABSENT).value or {}
     if not isinstance(data, dict):
-        raise BadEvent("captureData: must be an object")
+        raise Malformed("captureData: must be an object")
     if not isinstance(about, dict):
-        raise BadEvent("eventMetadata: must be an object")
+        raise Malformed("eventMetadata: must be an object")
     given, answered = data.get("endpointInput"), data.get("endpointOutput")
     if given is None and answered is None:
-        raise BadEvent("captureData: has neither endpointInput nor endpointOutput")
+        raise Malformed("captureData: has neither endpointInput nor endpointOutput")
     id = about.get("eventId") or place
     if not isinstance(id, str):
-        raise BadEvent("eventMetadata.eventId: must be a string")
+        raise Malformed("eventMetadata.eventId: must be a string")
     headers = _headers(about)
     body = None
     if given is not None:
@@ -93,14 +89,11 @@ def _headers(about: Mapping[str, Any]) -> dict[str, str]:
 def _part(part: Any, name: str) -> tuple[str, bytes]:
     """Return content type and body."""
     if not isinstance(part, dict):
-        raise BadEvent(f"{name}: must be an object")
+        raise Malformed(f"{name}: must be an object")
     encoding = part.get("encoding", "JSON")
     if not isinstance(encoding, str) or encoding not in _READERS:
-        raise BadEvent(f"{name}.encoding: must be one of {', '.join(_READERS)}, not {str(encoding)[:40]!r}")
+        raise Malformed(f"{name}.encoding: must be one of {', '.join(_READERS)}, not {str(encoding)[:40]!r}")
     content_type = part.get("observedContentType") or ""
     if not isinstance(content_type, str):
-        raise BadEvent(f"{name}.observedContentType: must be a string")
-    try:
-        return content_type, _READERS[encoding](part.get("data"))
-    except BadBody as error:
-        raise BadEvent(f"{name}.data: {error}") from None
+        raise Malformed(f"{name}.observedContentType: must be a string")
+    return content_type, _READERS[encoding](part.get("data"), f"{name}.data")

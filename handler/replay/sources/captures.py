@@ -34,6 +34,7 @@ _FIND = """INSERT INTO due SELECT e.rowid, o.rowid FROM events e
 """Whose hour is over, in the order in which they came; a shadow's event goes with its serving variant's."""
 
 _ONE = "SELECT id, place, at, headers, input, answered, type, output FROM events WHERE rowid = ?"
+_NOTHING_TO_SEND = "only the output was captured (no endpointInput), so there is nothing to send"
 _DONE = "DELETE FROM events WHERE rowid IN (SELECT mine FROM due UNION ALL SELECT theirs FROM due)"
 
 
@@ -97,7 +98,7 @@ def _keep(events: sqlite3.Connection, variant: int, hour: int, file: File) -> It
             if isinstance(found, Unreadable):
                 yield found
             elif not _put(events, variant, hour, found):
-                yield Unreadable(found.place, f"the event {found.id} was captured before, and that line counts")
+                yield Unreadable(found.place, f"the event {found.id} has an earlier line, which is used")
     finally:
         events.execute("COMMIT")
 
@@ -129,11 +130,20 @@ def _event(events: sqlite3.Connection, number: int) -> Event:
 
 
 def _request(mine: Event, theirs: Event | None) -> Request | Unreadable:
-    """Return the request of an event. With two answers nothing is sent, and neither needs the request's body."""
+    """Return the request of an event; one without a body may still have two answers to compare."""
     other = None if theirs is None else theirs.output
     whole = mine.output is not None and other is not None
     body = mine.input if mine.input is not None or theirs is None else theirs.input
     if body is None and not whole:
-        return Unreadable(mine.place, "outputs alone were captured (no endpointInput): there is nothing to send")
+        return Unreadable(mine.place, _NOTHING_TO_SEND)
     headers = {**(theirs.headers if theirs else {}), **mine.headers}
-    return Request(mine.id, PATH, headers, body or b"", at=mine.at, answer=mine.output, other=other if whole else None)
+    return Request(
+        mine.id,
+        PATH,
+        headers,
+        body or b"",
+        at=mine.at,
+        answer=mine.output,
+        other=other if whole else None,
+        unsendable=_NOTHING_TO_SEND if body is None else "",
+    )

@@ -29,7 +29,7 @@ def database(*statements: str) -> Iterator[sqlite3.Connection]:
 
 
 def with_unique_ids(found: Iterable[Request | Unreadable]) -> Iterator[Request | Unreadable]:
-    """Yield each id once. A request whose id came before is told as unreadable: a run could not tell them apart."""
+    """Yield each id once. Another request with the same id is unreadable: a run could not tell them apart."""
     with database("CREATE TABLE ids (id TEXT PRIMARY KEY) WITHOUT ROWID") as ids:
         for item in found:
             if isinstance(item, Request):
@@ -39,6 +39,6 @@ def with_unique_ids(found: Iterable[Request | Unreadable]) -> Iterator[Request |
                     yield Unreadable(repr(item.id), "the id has half of a surrogate pair, which is no text")
                     continue
                 if not new:
-                    yield Unreadable(item.id, "a request with this id came before, and counts")
+                    yield Unreadable(item.id, "an earlier request has this id, and is used")
                     continue
             yield item

@@ -6,13 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
-from handler.core.recorded_headers import path_without_credentials, without_credentials
+from handler.core.recorded_headers import without_credentials
 from handler.replay.request import Recorded, Request, Unreadable
-from handler.replay.sources.bodies import BadBody, from_base64, from_text
+from handler.replay.sources.fields import from_base64, from_text, is_status, path_of, split_url
 from handler.replay.sources.files import BROKEN, MAX_LINE, File, reason
-from handler.replay.sources.json_members import NotAnObject, members
+from handler.replay.sources.json_members import Malformed, members
 from handler.replay.sources.times import seconds
 
 BEGIN = re.compile(rb'\s*\{\s*"log"\s*:\s*\{')
@@ -24,10 +23,6 @@ _ENTRIES = re.compile(rb'"entries"\s*:\s*\Z')
 _PIECE = 1 << 18
 _MOST_KEPT = 256  # bytes before the entries in which the array's name is looked for
 _DEPTH_OF_ENTRIES = 2  # of their array: in `log`, in the document
-
-
-class BadEntry(ValueError):
-    """An entry that is no request to send; says why."""
 
 
 class NoBody(Exception):
@@ -55,7 +50,7 @@ def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
                 left_out[str(error)] += 1
             except UnicodeDecodeError:
                 yield Unreadable(place, "it is not UTF-8")
-            except (NotAnObject, BadEntry) as error:
+            except Malformed as error:
                 yield Unreadable(place, str(error))
         if left_out:
             kinds = ", ".join(f"{method} {count}" for method, count in sorted(left_out.items()))
@@ -163,10 +158,10 @@ class _Scanner:
 def _request(place: str, entry: Mapping[str, Any]) -> Request:
     request = entry.get("request")
     if not isinstance(request, dict):
-        raise BadEntry("request: must be an object")
+        raise Malformed("request: must be an object")
     method, url = request.get("method"), request.get("url")
     if not isinstance(method, str) or not isinstance(url, str):
-        raise BadEntry("request: method and url must be strings")
+        raise Malformed("request: method and url must be strings")
     data = request.get("postData")
     if data is None:
         raise NoBody(method.upper()[:10])
@@ -175,20 +170,17 @@ def _request(place: str, entry: Mapping[str, Any]) -> Request:
         headers.setdefault("content-type", data["mimeType"])
     body = _content(data, "request.postData")
     if body is None:
-        raise BadEntry("request.postData: has no text: what saved it keeps no bodies of forms")
+        raise Malformed("request.postData: has no text: what saved it keeps no bodies of forms")
     return Request(
         place, _path(url), headers, body, method.upper(), seconds(entry.get("startedDateTime")), _answer(entry)
     )
 
 
 def _path(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise BadEntry("request.url: is no URL") from None
+    parts = split_url(url, "request.url")
     if parts.scheme not in ("http", "https"):
-        raise BadEntry(f"request.url: has the scheme {parts.scheme[:20]!r}, not http or https")
-    return path_without_credentials((parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
+        raise Malformed(f"request.url: has the scheme {parts.scheme[:20]!r}, not http or https")
+    return path_of(parts)
 
 
 def _headers(request: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -203,7 +195,7 @@ def _answer(entry: Mapping[str, Any]) -> Recorded | None:
     if not isinstance(response, dict):
         return None
     status, content = response.get("status"), response.get("content")
-    if isinstance(status, bool) or not isinstance(status, int) or not 0 < status < 1000:
+    if not status or not is_status(status):
         return None  # 0: it was blocked, or broke off
     if not isinstance(content, dict):
         return None
@@ -218,15 +210,12 @@ def _answer(entry: Mapping[str, Any]) -> Recorded | None:
 
 def _content(content: Any, name: str) -> bytes | None:
     if not isinstance(content, dict):
-        raise BadEntry(f"{name}: must be an object")
+        raise Malformed(f"{name}: must be an object")
     text, encoding = content.get("text"), content.get("encoding")
     if text is None:
         return None
-    try:
-        if encoding is None or encoding == "":
-            return from_text(text)
-        if encoding == "base64":
-            return from_base64(text)
-    except BadBody as error:
-        raise BadEntry(f"{name}.text: {error}") from None
-    raise BadEntry(f"{name}.encoding: must be base64, not {str(encoding)[:20]!r}")
+    if encoding is None or encoding == "":
+        return from_text(text, f"{name}.text")
+    if encoding == "base64":
+        return from_base64(text, f"{name}.text")
+    raise Malformed(f"{name}.encoding: must be base64, not {str(encoding)[:20]!r}")

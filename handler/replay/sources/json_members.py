@@ -20,41 +20,41 @@ class Member(NamedTuple):
 ABSENT = Member(None, "null")
 
 
-class NotAnObject(ValueError):
-    """The text is no JSON object; says why."""
+class Malformed(ValueError):
+    """Something recorded that is not as its kind has it; says which field is wrong."""
 
 
 def members(text: str) -> dict[str, Member]:
     """Read a JSON object. Of a name that comes twice the last one counts.
 
     Raises:
-        NotAnObject: it is something else, is cut off, or nests too deeply.
+        Malformed: it is something else, is cut off, or nests too deeply.
     """
     try:
         return _members(text)
-    except NotAnObject:
+    except Malformed:
         raise
     except RecursionError:
-        raise NotAnObject("it nests too deeply") from None
+        raise Malformed("it nests too deeply") from None
     except (ValueError, StopIteration) as error:
-        raise NotAnObject(f"it is not JSON: {str(error)[:100] or 'a value is missing'}") from None
+        raise Malformed(f"it is not JSON: {str(error)[:100] or 'a value is missing'}") from None
 
 
 def _members(text: str) -> dict[str, Member]:
     at = _after_space(text, 0)
     if text[at : at + 1] != "{":
-        raise NotAnObject("it is not a JSON object" if text[at:] else "it is empty")
+        raise Malformed("it is not a JSON object" if text[at:] else "it is empty")
     found: dict[str, Member] = {}
     at = _after_space(text, at + 1)
     if text[at : at + 1] == "}":
         return _ended(text, at + 1, found)
     while True:
         if text[at : at + 1] != '"':
-            raise NotAnObject("it is not JSON: it ends early, or a name is missing")
+            raise Malformed("it is not JSON: it ends early, or a name is missing")
         name, at = _DECODER.raw_decode(text, at)
         at = _after_space(text, at)
         if text[at : at + 1] != ":":
-            raise NotAnObject("it is not JSON: it ends early, or a colon is missing")
+            raise Malformed("it is not JSON: it ends early, or a colon is missing")
         begin = _after_space(text, at + 1)
         value, end = _DECODER.raw_decode(text, begin)
         found[name] = Member(value, text[begin:end])
@@ -63,13 +63,13 @@ def _members(text: str) -> dict[str, Member]:
         if mark == "}":
             return _ended(text, at + 1, found)
         if mark != ",":
-            raise NotAnObject("it is not JSON: it ends early, or a comma is missing")
+            raise Malformed("it is not JSON: it ends early, or a comma is missing")
         at = _after_space(text, at + 1)
 
 
 def _ended(text: str, at: int, found: dict[str, Member]) -> dict[str, Member]:
     if _after_space(text, at) != len(text):
-        raise NotAnObject("it is not JSON: something follows the object")
+        raise Malformed("it is not JSON: something follows the object")
     return found
 
 

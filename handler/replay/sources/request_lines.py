@@ -7,17 +7,13 @@ from typing import Any
 
 from handler.core.recorded_headers import path_without_credentials, without_credentials
 from handler.replay.request import Recorded, Request, Unreadable
-from handler.replay.sources.bodies import BadBody, from_base64, from_member
+from handler.replay.sources.fields import from_base64, from_member, is_status
 from handler.replay.sources.files import File, Line, lines
-from handler.replay.sources.json_members import ABSENT, Member, NotAnObject, members
+from handler.replay.sources.json_members import ABSENT, Malformed, Member, members
 from handler.replay.sources.times import seconds
 
 _FIELDS = ("id", "at", "method", "path", "headers", "body", "body_base64", "answer")
 _METHODS = ("POST", "GET", "PUT", "PATCH", "DELETE")
-
-
-class BadLine(ValueError):
-    """A line that is no request; says which field is wrong."""
 
 
 def is_line(found: Mapping[str, Member]) -> bool:
@@ -35,16 +31,16 @@ def read(files: list[File]) -> Iterator[Request | Unreadable]:
 def _request(line: Line) -> Request | Unreadable:
     try:
         return _read(line.place, members(line.text))
-    except (NotAnObject, BadLine) as error:
+    except Malformed as error:
         return Unreadable(line.place, str(error))
 
 
 def _read(place: str, found: dict[str, Member]) -> Request:
     if unknown := found.keys() - set(_FIELDS):
-        raise BadLine(f"{sorted(unknown)[0]!r} is unknown; a line has {', '.join(_FIELDS)}")
+        raise Malformed(f"{sorted(unknown)[0]!r} is unknown; a line has {', '.join(_FIELDS)}")
     path = found.get("path", ABSENT).value
     if not isinstance(path, str) or not path.startswith("/"):
-        raise BadLine("path: must be a string that begins with /, as /invocations")
+        raise Malformed("path: must be a string that begins with /, as /invocations")
     return Request(
         _text(found, "id", place),
         path_without_credentials(path),
@@ -61,14 +57,14 @@ def _text(found: Mapping[str, Member], name: str, default: str) -> str:
     if value is None or value == "":
         return default
     if not isinstance(value, str):
-        raise BadLine(f"{name}: must be a string")
+        raise Malformed(f"{name}: must be a string")
     return value
 
 
 def _method(found: Mapping[str, Member]) -> str:
     method = _text(found, "method", "POST").upper()
     if method not in _METHODS:
-        raise BadLine(f"method: must be one of {', '.join(_METHODS)}")
+        raise Malformed(f"method: must be one of {', '.join(_METHODS)}")
     return method
 
 
@@ -76,7 +72,7 @@ def _at(found: Mapping[str, Member]) -> float | None:
     value = found.get("at", ABSENT).value
     at = seconds(value)
     if value is not None and at is None:
-        raise BadLine("at: must be a number of seconds since 1970, or a time in ISO 8601")
+        raise Malformed("at: must be a number of seconds since 1970, or a time in ISO 8601")
     return at
 
 
@@ -85,18 +81,16 @@ def _headers(found: Mapping[str, Member]) -> dict[str, str]:
     if value is None:
         return {"content-type": "application/json"}
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise BadLine("headers: must be an object of strings")
+        raise Malformed("headers: must be an object of strings")
     return without_credentials(value.items())
 
 
 def _body(found: Mapping[str, Member], of: str) -> bytes:
     if "body" in found and "body_base64" in found:
-        raise BadLine(f"{of}body and {of}body_base64: only one of them can be the body")
-    name = "body_base64" if "body_base64" in found else "body"
-    try:
-        return from_base64(found[name].value) if name == "body_base64" else from_member(found.get(name, ABSENT))
-    except BadBody as error:
-        raise BadLine(f"{of}{name}: {error}") from None
+        raise Malformed(f"{of}body and {of}body_base64: only one of them can be the body")
+    if "body_base64" in found:
+        return from_base64(found["body_base64"].value, f"{of}body_base64")
+    return from_member(found.get("body", ABSENT), f"{of}body")
 
 
 def _answer(found: Mapping[str, Member]) -> Recorded | None:
@@ -104,12 +98,12 @@ def _answer(found: Mapping[str, Member]) -> Recorded | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise BadLine("answer: must be an object")
+        raise Malformed("answer: must be an object")
     status = value.get("status", 0)
-    if isinstance(status, bool) or not isinstance(status, int) or not 0 <= status < 1000:
-        raise BadLine("answer.status: must be HTTP's status, or 0 where it is not known")
+    if not is_status(status):
+        raise Malformed("answer.status: must be HTTP's status, or 0 where it is not known")
     answer = members(found["answer"].text)
     content_type = value.get("content_type", "")
     if not isinstance(content_type, str):
-        raise BadLine("answer.content_type: must be a string")
+        raise Malformed("answer.content_type: must be a string")
     return Recorded(status, content_type, _body(answer, "answer."))

@@ -6,16 +6,14 @@ import asyncio
 import re
 import time
 import urllib.parse
-from array import array
 from collections.abc import Iterator
 
-from handler.bench.client import Connection, HttpReader, address, opened
+from handler.bench.client import BodyReader, Connection, address, opened
 from handler.core.errors import ConfigError
 from handler.replay.answer import BUSY, Answer, lost, times_of
 from handler.replay.request import Request
 from handler.replay.targets.base import Attempt
 
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
 _PAUSE = 0.05  # seconds after a failed connection, so that a dead server is not asked as fast as the loop turns
 _OURS = {
     "accept-encoding",
@@ -37,31 +35,20 @@ _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _PATH = re.compile(r"/[\x21-\x7e]*")
 
 
-class BodyReader(HttpReader):
-    """Keeps status, content type and body, and when its pieces came."""
+class _Reader(BodyReader):
+    """Reads an answer that may end with its connection.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._pieces: list[bytes] = []
-        self._size = 0
-        self._until_close = True
-        self._retry_after = ""
-        self.content_type = ""
-        self.arrivals = array("d")
-        self.begun = False
+    Attributes:
+        begun: whether anything came.
+    """
 
-    @property
-    def status(self) -> int:
-        return int(self._parser.get_status_code())
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(self._pieces)
+    begun = False
 
     @property
     def retry_after(self) -> float:
         """Seconds; 0: none, or a date."""
-        return float(self._retry_after) if self._retry_after.isdecimal() else 0.0
+        text = self.headers.get("retry-after", "")
+        return float(text) if text.isdecimal() else 0.0
 
     def feed(self, data: bytes, now: float) -> None:
         self.begun = True
@@ -69,24 +56,8 @@ class BodyReader(HttpReader):
 
     def closed(self) -> None:
         """End an answer of HTTP/1.0, whose length nobody told."""
-        self.complete = self.complete or (bool(self.arrivals) and self._until_close)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name == b"content-type":
-            self.content_type = value.decode("latin-1")
-        elif name == b"retry-after":
-            self._retry_after = value.decode("latin-1").strip()
-        elif name in (b"content-length", b"transfer-encoding"):
-            self._until_close = False
-
-    def on_body(self, body: bytes) -> None:
-        self._size += len(body)
-        if self._size > MAX_ANSWER_BYTES:
-            self.refused = f"over {MAX_ANSWER_BYTES >> 20} MiB"
-            return
-        self._pieces.append(body)
-        self.arrivals.append(self._now)
+        has_length = "content-length" in self.headers or "transfer-encoding" in self.headers
+        self.complete = self.complete or (bool(self.pieces) and not has_length)
 
 
 class HttpTarget:
@@ -104,7 +75,7 @@ class HttpTarget:
         self._host, self._prefix = where.netloc.rpartition("@")[2], where.path.rstrip("/")
         self._authorization = f"authorization: Bearer {key}\r\n" if key else ""
         self._timeout = timeout
-        self._idle: list[Connection[BodyReader]] = []
+        self._idle: list[Connection[_Reader]] = []
 
     async def open(self) -> None:
         """Connect for the first request, so that a wrong URL or certificate is told at once."""
@@ -139,8 +110,8 @@ class HttpTarget:
         while self._idle:
             self._idle.pop().close()
 
-    async def _connect(self) -> Connection[BodyReader]:
-        return await opened(lambda: Connection(BodyReader), self._address, self._timeout)
+    async def _connect(self) -> Connection[_Reader]:
+        return await opened(lambda: Connection(_Reader), self._address, self._timeout)
 
     def _encode(self, request: Request) -> bytes:
         path = self._prefix + request.path
@@ -163,9 +134,9 @@ def _header_lines(request: Request) -> Iterator[str]:
         yield f"{name}: {value}\r\n"
 
 
-def _attempt(reader: BodyReader, error: str, start: float) -> Attempt:
+def _attempt(reader: _Reader, error: str, start: float) -> Attempt:
     if error:
         return Attempt(lost(error))
-    times = times_of(start, reader.arrivals, time.monotonic())
-    answer = Answer(reader.status, reader.content_type, reader.body, times=times)
+    times = times_of(start, reader.pieces, time.monotonic())
+    answer = Answer(reader.status, reader.headers.get("content-type", ""), bytes(reader.body), times=times)
     return Attempt(answer, answer.status in BUSY, reader.retry_after)

@@ -59,5 +59,5 @@ def _key(variable: str | None) -> str:
     if variable is None:
         return ""
     if not (key := os.environ.get(variable, "").strip()):
-        raise ConfigError(f"lmi replay: the environment variable {variable}, which is to hold a key, is not set")
+        raise ConfigError(f"lmi replay: the environment variable {variable} for the key is not set")
     return key

@@ -13,11 +13,11 @@ from deploy.client.aws.failures import FROM_AWS, failure
 from deploy.client.aws.runtime import Runtime, Timeouts
 from deploy.client.errors import ModelBusy, NotStarted, RequestFailed, Unreachable
 from deploy.client.retry import IMPATIENT
+from handler.bench.client import BodyReader
 from handler.core.errors import ConfigError
 from handler.replay.answer import Answer, lost, times_of
 from handler.replay.request import Request
 from handler.replay.targets.base import Attempt
-from handler.replay.targets.http import MAX_ANSWER_BYTES
 from handler.replay.traits import traits
 
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
@@ -115,8 +115,8 @@ def _read(parts: Iterator[bytes], until: float) -> tuple[list[bytes], list[float
         now = time.monotonic()
         if now > until:
             raise _TooLong("timeout")
-        if (size := size + len(part)) > MAX_ANSWER_BYTES:
-            raise _TooLong(f"over {MAX_ANSWER_BYTES >> 20} MiB")
+        if (size := size + len(part)) > BodyReader.max_bytes:
+            raise _TooLong(f"over {BodyReader.max_bytes >> 20} MiB")
         pieces.append(part)
         arrivals.append(now)
     return pieces, arrivals

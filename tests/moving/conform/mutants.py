@@ -85,6 +85,16 @@ def refusals(change: Callable[[Reply], object]) -> Mutate:
     return mutate
 
 
+def all_of(*mutations: Mutate) -> Mutate:
+    """Make several changes."""
+
+    def mutate(request: Request, reply: Reply) -> None:
+        for mutation in mutations:
+            mutation(request, reply)
+
+    return mutate
+
+
 def field(name: str, value: Any) -> Callable[[Reply], object]:
     """Set a field of a reply."""
     return lambda reply: setattr(reply, name, value)
@@ -228,11 +238,16 @@ def _no_such(request: Request, reply: Reply) -> None:
         reply.status = 200
 
 
+def _without_expiry(reply: Reply) -> None:
+    """In the header of SageMaker's sessions, and in that of LMI's."""
+    for name in ("X-Amzn-SageMaker-New-Session-Id", "X-Amzn-SageMaker-Session-Id"):
+        reply.headers[name] = "an-id-alone"
+
+
 def _metric_names(reply: Reply) -> None:
     reply.value = reply.value.replace(b"tgi_", b"our_")
 
 
-_SESSION = "X-Amzn-SageMaker-New-Session-Id"
 _TEXT = b'"type": "text"'
 _FULL = b'"return_full_text": true'
 
@@ -270,16 +285,19 @@ MUTANTS |= {
     "bad.parameter-huge": having(b"0" * 30, status(500)),
     "bad.too-long": _long,
     "bad.told": having(b'"many"', field("value", b"")),
-    "sessions.open": having(b"NEW_SESSION", header(_SESSION, "an-id-alone")),
+    "sessions.open": having(b"NEW_SESSION", _without_expiry),
     "sessions.close": having(b"CLOSE", field("headers", {})),
     "adapters.register": at("/adapters", status(500), method="POST"),
     "adapters.delete-unknown": at("/adapters/conform-has-no-such-adapter", status(200), method="DELETE"),
     "lmi.whole": whole(put("id", to=1)),
     "lmi.details": whole(drop("details", "inputs")),
     "lmi.async-details": whole(drop("details", "prefill")),
-    "lmi.tokens": whole(drop("details", "tokens", 0, "log_prob")),
+    "lmi.tokens": all_of(*(whole(drop("details", "tokens", 0, name)) for name in ("log_prob", "logprob"))),
     "lmi.generated-tokens": whole(put("details", "generated_tokens", to=7)),
-    "lmi.finish-reason": whole(put("details", "finish_reason", to="max_tokens")),
+    "lmi.finish-reason": all_of(
+        whole(put("details", "finish_reason", to="max_tokens")),
+        events(put(-1, "details", "finish_reason", to="max_tokens")),
+    ),
     "lmi.default-length": _by_default_20,
     "lmi.full-text": having(_FULL, lambda reply: put("generated_text", to="x")(reply.value)),
     "lmi.line": events(put(0, "index", to=0)),

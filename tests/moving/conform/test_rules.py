@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from handler.cli import main
+from handler.conform.dialects import PROFILES
 from handler.conform.process import Command, Container
-from handler.conform.rule import PROFILES, RULES
+from handler.conform.rule import RULES
 from handler.conform.run import Plan, Result, run
 from handler.conform.server import Asking, Limits
 from handler.core.errors import ConfigError
@@ -33,6 +34,14 @@ SHORT = replace(LIMITS, whole=1.0, ping=0.3, abandoned=0.3, stop=3.0)
 
 KEYED = ("key.every-route", "key.right", "key.ping")
 LIFETIME = [rule for rule in RULES if rule.startswith(("start.", "stop."))]
+
+BREAKABLE = [
+    (rule.id, profile)
+    for rule in RULES.values()
+    for profile in rule.profiles[: 1 if rule.profiles == PROFILES else None]
+    if rule.id not in LIFETIME
+]
+"""Rules with the profiles that may ask them in another way; those of all profiles ask alike."""
 
 
 @contextlib.contextmanager
@@ -69,9 +78,8 @@ def test_a_rule_is_a_sentence_with_a_source() -> None:
         assert {*rule.profiles} <= {*PROFILES}, rule.id
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in LIFETIME])
-def test_a_server_that_breaks_a_rule_fails_it(rule: str) -> None:
-    profile = RULES[rule].profiles[0]
+@pytest.mark.parametrize(("rule", "profile"), BREAKABLE)
+def test_a_server_that_breaks_a_rule_fails_it(rule: str, profile: str) -> None:
     server = Scripted(rule, profile, key="a-key" if rule in KEYED else "")
     result = ask(server, profile, rule, limits=SHORT, slow=True)[rule]
     assert result.verdict == "failed", result
@@ -188,7 +196,7 @@ def test_a_command_that_no_rule_stops_is_ended_by_sigterm(tmp_path: Path) -> Non
 
 def test_a_command_that_ends_at_once_says_so() -> None:
     plan = Plan(Asking(f"http://127.0.0.1:{free_port()}"), ["sagemaker"], ready=20)
-    with pytest.raises(ConfigError, match="the server ended before it was ready"):
+    with pytest.raises(ConfigError, match="the server exited before it was ready"):
         run(plan, Command("false"), lambda result: None)
 
 

@@ -35,6 +35,8 @@ from tests.moving.replay.double import (
 )
 from tests.process_tree import alive, descendants
 from tests.servers import PATIENCE, wait_for
+from tests.unit.replay.sources.captured import line as line_of
+from tests.unit.replay.sources.captured import part, write
 
 
 @pytest.fixture
@@ -106,8 +108,9 @@ def test_nothing_of_a_body_is_printed_unless_it_is_to_be_shown(
         written = [capsys.readouterr().out, *(path.read_text() for path in out.iterdir())]
         assert not [text for text in written for word in (*WORDS, "secret") if word in text]
         replay(requests, new, old, "--restart", "--show")
-    assert "secret words" in capsys.readouterr().out
-    assert "secret words" in (out / "report.html").read_text()
+    for shown in (capsys.readouterr().out, (out / "report.html").read_text().replace("&quot;", '"')):
+        assert "secret words" in shown
+        assert 'request: {"n": 0, "inputs": "x"}' in shown
 
 
 def test_a_busy_server_is_asked_again_and_counted_apart(requests: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +118,8 @@ def test_a_busy_server_is_asked_again_and_counted_apart(requests: Path, capsys: 
         assert replay(requests, url, url, "--concurrency", "4") == 0
     assert set(classes(requests).values()) == {"equal"}
     assert sum(report(requests)["throttled"].values()) == 3  # type: ignore[attr-defined]
-    assert "was busy" in capsys.readouterr().out
+    for shown in (capsys.readouterr().out, (requests.parent / "out" / "report.html").read_text()):
+        assert "was busy" in shown
 
 
 def test_the_run_goes_on_when_a_server_dies(requests: Path) -> None:
@@ -155,7 +159,7 @@ def test_a_killed_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert classes(path)[5] == "text"
     assert report(path)["compared"] == total
     assert report(path)["unreadable"]["count"] == 1  # type: ignore[index]
-    assert f"goes on after {done}" in capsys.readouterr().err
+    assert f"continuing after {done}" in capsys.readouterr().err
 
 
 def test_a_killed_run_leaves_no_server_behind(tmp_path: Path) -> None:
@@ -206,6 +210,24 @@ def test_answers_are_compared_with_the_recorded_ones(answered: Path) -> None:
     with serving(Server(spoilt)) as url:
         assert replay(answered, url, "recorded") == 1
     assert classes(answered) == {0: "equal", 1: "text", 2: "shape", 3: "lost"}
+
+
+def test_a_shadows_answer_is_taken_only_where_it_is_named(tmp_path: Path) -> None:
+    """A server that is named is asked, but for an event whose request was not captured."""
+    path, answer = tmp_path / "llm", part(b'{"generated_text": "a"}', "OUTPUT")
+    other = part(b'{"generated_text": "b"}', "OUTPUT")
+    body = part(json.dumps({**NATIVE, "n": 0}).encode(), "INPUT")
+    write(path / "AllTraffic/2026/11/24/10/a.jsonl", [line_of("e0", body, answer), line_of("e1", None, answer)])
+    write(path / "Shadow/2026/11/24/10/a.jsonl", [line_of("e0", None, other), line_of("e1", None, answer)])
+    server = Server({0: set_in(0, to={"generated_text": "a"})})
+    with serving(server) as url:
+        assert replay(path, url, "recorded") == 0
+        assert len(server.asked) == 1
+        assert replay(path, "recorded", url, "--restart") == 1
+        assert len(server.asked) == 3  # a difference is asked for once more
+        assert replay(path, "recorded", "recorded", "--restart") == 1
+        assert len(server.asked) == 3
+    assert classes(path) == {0: "text", 1: "equal"}
 
 
 def test_an_endpoint_of_sagemaker_answers_as_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from handler.replay.answer import Answer
-from handler.replay.comparison import NEAR, Seen, findings, is_near_tie
-from handler.replay.content import Token, scalars_by_place, tokens_by_choice, values_by_place
+from handler.replay.comparison import Seen, findings
+from handler.replay.content import scalars_by_place, values_by_place
 from handler.replay.documents import NotJson, read_documents
 from handler.replay.findings import Class, class_of
 from handler.replay.noise import Noise
 from handler.replay.report.example import describe
 from handler.replay.request import Request
 from handler.replay.summary import Example, Histogram
+from handler.replay.tokens import NEAR, Token, is_near_tie, tokens_by_choice
 from handler.replay.traits import Traits, traits
 
 GREEDY, SAMPLED = Traits(True), Traits(False)

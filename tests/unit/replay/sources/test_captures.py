@@ -99,10 +99,10 @@ def test_two_answers_need_no_request_and_one_needs_it(tmp_path: Path) -> None:
     write(tmp_path / "llm/AllTraffic/2026/11/24/10/a.jsonl", [line("e1", None, output), line("e2", None, output)])
     write(tmp_path / "llm/shadow/2026/11/24/10/a.jsonl", [line("e1", None, output)])
     requests, unreadable = found(tmp_path)
-    assert [(request.id, request.body) for request in requests] == [("e1", b"")]
+    assert [(request.id, request.body, bool(request.unsendable)) for request in requests] == [("e1", b"", True)]
     assert requests[0].other == Recorded(0, "application/json", b"[]")
     assert [one.reason for one in unreadable] == [
-        "outputs alone were captured (no endpointInput): there is nothing to send"
+        "only the output was captured (no endpointInput), so there is nothing to send"
     ]
 
 
@@ -130,7 +130,7 @@ BAD = {
     line("x", part(b"{}", "INPUT")).replace('"x"', "7"): "eventMetadata.eventId: must be a string",
     line("x", part(b"{}", "INPUT")).replace('"{}"', r'"\ud800"'): "has half of a surrogate pair",
     '{"captureData": ' + "[" * 100_000: "it nests too deeply",
-    asked("good"): "the event good was captured before, and that line counts",
+    asked("good"): "the event good has an earlier line, which is used",
     asked("good") + " {}": "something follows the object",
     '{"captureData": {}, "x": ' + "9" * 5000 + "}": "",
 }

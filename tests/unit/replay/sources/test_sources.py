@@ -16,7 +16,7 @@ from handler.core.errors import ConfigError
 from handler.core.recorded_headers import path_without_credentials, without_credentials
 from handler.replay.request import Recorded, Request, Unreadable
 from handler.replay.sources import files, har, open_requests
-from handler.replay.sources.json_members import NotAnObject, members
+from handler.replay.sources.json_members import Malformed, members
 from tests.unit.replay.sources.captured import asked, write
 
 JSON = {"content-type": "application/json"}
@@ -61,7 +61,7 @@ def test_lines_of_requests(tmp_path: Path) -> None:
         ('{"path": "/", "answer": {"status": true}}', "answer.status: must be"),
         ('{"path": "/", "answer": {"body_base64": 1}}', "answer.body_base64: is not a string"),
         ('{"path": "/", "id": 1}', "id: must be a string"),
-        ('{"path": "/", "id": "ok"}', "a request with this id came before"),
+        ('{"path": "/", "id": "ok"}', "an earlier request has this id"),
         ('{"path": "/", "id": "\\ud800"}', "the id has half of a surrogate pair"),
     ],
 )
@@ -95,7 +95,7 @@ def test_a_batch_with_its_answers_beside_it(tmp_path: Path) -> None:
             Recorded(400, "application/json", b'{"error": 1}'),
             None,
         ]
-        assert "custom_id 'a' was answered before" in told.reason
+        assert "custom_id 'a' has an earlier answer" in told.reason
 
 
 def test_bad_lines_of_a_batch(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_bad_lines_of_a_batch(tmp_path: Path) -> None:
     ]
     requests, unreadable = found(write(tmp_path / "job.jsonl", lines))
     assert [one.id for one in requests] == ["a"]
-    reasons = ("came before", "custom_id: must", "method: must be POST", "url: must be a path", "body: must be")
+    reasons = ("an earlier request", "custom_id: must", "method: must be POST", "url: must be a path", "body: must be")
     assert [reason for one, reason in zip(unreadable, reasons, strict=True) if reason not in one.reason] == []
 
 
@@ -231,7 +231,7 @@ def test_members_have_their_values_and_their_text(value: dict[str, Any], indent:
 @given(_OBJECTS, st.integers(0))
 def test_what_is_cut_is_no_object(value: dict[str, Any], at: int) -> None:
     text = json.dumps(value)
-    with pytest.raises(NotAnObject):
+    with pytest.raises(Malformed):
         members(text[: at % len(text)])
 
 
@@ -266,7 +266,7 @@ def test_a_line_that_is_too_long_is_passed_by(tmp_path: Path, monkeypatch: pytes
 )
 def test_a_file_of_no_kind_says_what_kinds_there_are(tmp_path: Path, content: bytes, name: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match="of no kind that is known:\nSageMaker's data capture"):
+    with pytest.raises(ConfigError, match="of no known kind; known are:\nSageMaker's data capture"):
         open_requests(str(tmp_path / name))
 
 
