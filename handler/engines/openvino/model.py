@@ -94,7 +94,7 @@ def quantization_of(config: EngineConfig) -> Quantization | None:
     quantize, group = options.get("quantization"), options.get("group_size")
     if group is not None and quantize != "int4":
         raise ConfigError("option.group_size is for option.quantize=int4: in 8 bits a row is one group; leave it out")
-    return None if quantize is None else Quantization(8, 0) if quantize == "int8" else Quantization(4, group or 64)
+    return None if quantize is None else Quantization(8, 0) if quantize == "int8" else Quantization(4, group or 32)
 
 
 def find_model(
