@@ -147,7 +147,7 @@ def make_parser(*, flags: bool = True) -> Parser:
 
 
 def _add_access(serve: argparse.ArgumentParser) -> None:
-    access = serve.add_argument_group("access", "who may speak to the server, and how (documents: serving)")
+    access = serve.add_argument_group("access", "who may call the server, and how (documents: serving)")
     access.add_argument(
         "--api-key",
         dest="keys",

@@ -51,7 +51,7 @@ def _json(path: Path) -> Content:
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise SpecError(f"{path}: is no JSON: {error}") from None
+        raise SpecError(f"{path}: is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise SpecError(f"{path}: must be a JSON object")
     return content
@@ -173,7 +173,7 @@ def _hub_content(content: Content, file: str, number: int) -> Source:
     try:
         document = json.loads(content["HubContentDocument"])
     except (ValueError, TypeError, RecursionError) as error:
-        raise SpecError(f"{file}: HubContentDocument is no JSON: {error}") from None
+        raise SpecError(f"{file}: HubContentDocument is not JSON: {error}") from None
     made = _jumpstart(document if isinstance(document, dict) else {}, file, number)
     return replace(made, region=_region(str(content.get("HubContentArn", ""))))
 

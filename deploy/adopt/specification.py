@@ -72,7 +72,7 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     """
     name = wishes.name or source.name
     if not name:
-        raise SpecError("the file names no endpoint", "Say the deployment's name: --name NAME.")
+        raise SpecError("the file names no endpoint", "Give the deployment's name: --name NAME.")
     beside = name != source.name
     if not beside:
         refuse_owned(source)
@@ -192,7 +192,7 @@ def _served(source: Source, variant: Json, bases: Sequence[Json]) -> tuple[dict[
 def _role(source: Source, model: Json, wishes: Wishes) -> str:
     role = wishes.role or model.get("ExecutionRoleArn") or source.config.get("ExecutionRoleArn")
     if not role:
-        raise SpecError("no execution role is known", "Say its ARN: --role ARN.")
+        raise SpecError("no execution role is known", "Give its ARN: --role ARN.")
     return str(role)
 
 

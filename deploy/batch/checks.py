@@ -13,7 +13,7 @@ from deploy.errors import DeployError, NotAllowed
 from deploy.preflight.check import Check, error, ok, warning
 from deploy.resolve.decision import Decision
 from deploy.s3.prefix import Prefix, check_region
-from deploy.s3.upload import human
+from deploy.s3.upload import counted, human
 from deploy.s3.uri import bucket_and_key
 from deploy.spec import Spec
 
@@ -70,12 +70,13 @@ def _input(aws: Aws, spec: Spec, decision: Decision) -> Iterator[Check]:
     there = inputs(aws, batch.input)
     full = [item for item in there if item.size]
     if not full:
-        says = f"{batch.input}: " + (f"{len(there)} objects, all empty" if there else "there is no object")
+        says = f"{batch.input}: " + (f"{counted(len(there), 'object')}, all empty" if there else "there is no object")
         yield error("input", says, "Give --input an object of JSON lines, or a prefix of such objects.")
         return
-    yield ok("input", f"{batch.input}: {len(full)} objects, {human(sum(item.size for item in full))}")
+    yield ok("input", f"{batch.input}: {counted(len(full), 'object')}, {human(sum(item.size for item in full))}")
     if len(full) < (count := spec.instance.count):
-        says = f"{len(full)} objects for {count} instances: one instance reads a whole object, and the others idle"
+        says = f"{counted(len(full), 'object')} for {counted(count, 'instance')}: "
+        says += "one instance reads an object, the others idle"
         yield warning("input", says, "Split the objects, or give a smaller --count.")
     if compressed := [item.key for item in full if item.key.endswith(_COMPRESSED)]:
         says = f"{compressed[0]} seems to be compressed, and {len(compressed) - 1} more"
@@ -102,7 +103,7 @@ def _lines(aws: Aws, spec: Spec, bucket: str, there: Sequence[Input]) -> Iterato
                 "Raise batch.payload_mb (at most 100; times batch.concurrency at most 100), or shorten the line.",
             )
     if unread:
-        says = f"{unread} objects are too large to be read here: a line above {amounts(spec)[1]} MB fails its file"
+        says = f"{counted(unread, 'object')} too large to read here: a line above {amounts(spec)[1]} MB fails its file"
         yield warning("input", says)
 
 

@@ -21,6 +21,7 @@ from deploy.errors import Failed, NotThere, Refused
 from deploy.operations import logs
 from deploy.resources.names import TAG_DEPLOYMENT, TRANSFORM_LOGS, job_prefix
 from deploy.resources.resource import Kind
+from deploy.s3.upload import counted
 
 EVERY = 30.0
 """Seconds between two polls."""
@@ -174,7 +175,7 @@ def _phase(aws: Aws, job: Mapping[str, Any], total: int) -> str:
         return {"Completed": "done"}.get(job["TransformJobStatus"], "ended")
     if "TransformStartTime" not in job:
         return "finding instances, loading the model"
-    return f"{len(_answers(aws, job))} of {total} files are done" if total else "transforming"
+    return f"{len(_answers(aws, job))} of {counted(total, 'file')} done" if total else "transforming"
 
 
 def _answers(aws: Aws, job: Mapping[str, Any]) -> list[str]:
@@ -192,7 +193,7 @@ def _failure(aws: Aws, job: Mapping[str, Any]) -> Failed:
     if lines:
         hints += ["The log's end:", *(f"  {line}" for line in lines[-10:])]
     if uris := _answers(aws, job):
-        hints += [f"{len(uris)} files are done all the same.", *where(uris, output_of(job))]
+        hints += [f"{counted(len(uris), 'file')} done all the same.", *where(uris, output_of(job))]
     return Failed(f"{_key(job['TransformJobName'])}: {reason}", "\n".join(hint for hint in hints if hint))
 
 

@@ -87,7 +87,7 @@ def body_of(arguments: argparse.Namespace) -> Any:
     if not parameters:
         return body
     if not isinstance(body, dict):
-        raise DeployError("-p: the body is no JSON object")
+        raise DeployError("-p: the body is not a JSON object")
     if "inputs" not in body:  # other schemas have parameters beside the prompt
         return {**body, **parameters}
     return {**body, "parameters": {**body.get("parameters", {}), **parameters}}

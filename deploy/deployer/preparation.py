@@ -22,7 +22,7 @@ from deploy.resolve.resolver import resolve
 from deploy.resources.build import resources, warnings
 from deploy.resources.resource import Json, Kind, Resource
 from deploy.s3.parts import object_sender
-from deploy.s3.upload import WORKERS, UploadPlan, UploadProgress, plan_upload, upload
+from deploy.s3.upload import WORKERS, UploadPlan, UploadProgress, counted, plan_upload, upload
 from deploy.spec import Spec
 from deploy.spec.components import servers
 from deploy.spec.options import ADVICE, options_problems, problems_error
@@ -204,8 +204,8 @@ def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
     ]
     if planned.missing and serves and users:
         raise Refused(
-            f"model.path is not what {live.deployment} serves from {model.upload}: {len(planned.missing)} files are "
-            f"new or changed, e.g. {planned.missing[0]}",
+            f"model.path is not what {live.deployment} serves from {model.upload}: "
+            f"{counted(len(planned.missing), 'file')} new or changed, e.g. {planned.missing[0]}",
             "Write another prefix into model.upload (as s3://bucket/model-2/): the endpoint is then updated to it, and "
             "can be rolled back to the old files.",
         )
@@ -226,7 +226,7 @@ def _refuse_foreign(aws: Aws, planned: UploadPlan, live: Live) -> None:
         raise Refused(
             f"{planned.prefix} is also another's: {sorted(users)[0]}"
             + (f", and {len(users) - 1} more" if len(users) > 1 else "")
-            + f"; {len(planned.missing)} files would be new or changed there, e.g. {planned.missing[0]}",
+            + f"; {counted(len(planned.missing), 'file')} would be new or changed there, e.g. {planned.missing[0]}",
             "Write another prefix into model.upload, as s3://bucket/model-2/.",
         )
 

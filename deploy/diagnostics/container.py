@@ -119,7 +119,7 @@ CONTAINER = (
         (
             r"(ContainerStartupHealthCheckTimeout|container_startup_health_check_timeout|ModelDataDownloadTimeout)\w*.*env",
         ),
-        "Timeouts are no variables of the container: take them out of environment and set timeouts.startup and "
+        "Timeouts are not variables of the container: take them out of environment and set timeouts.startup and "
         "timeouts.download (seconds, 60 to 3600).",
     ),
     Cause(
@@ -130,7 +130,7 @@ CONTAINER = (
     ),
     Cause(
         "no GPU",
-        (r"no NVIDIA driver in sight", r"Found no NVIDIA driver", r"No CUDA GPUs are available"),
+        (r"no NVIDIA driver (?:is visible|in sight)", r"Found no NVIDIA driver", r"No CUDA GPUs are available"),
         "The container sees no GPU: take an instance.type with one, give a component some (components.accelerators),"
         " or take a CPU engine in the CPU image (options.llm_engine: openvino).",
     ),

@@ -65,7 +65,7 @@ def _pod_notes(spec: Spec) -> list[str]:
     if spec.routing != "least_outstanding" or "routing" in spec.model_fields_set:
         sentences.append("routing: no place here; a Service chooses a pod for each connection, at random.")
     if spec.tags:
-        sentences.append("tags: no place here; they are of AWS's resources.")
+        sentences.append("tags: they belong to AWS's resources and have no place here.")
     if spec.scaling is not None:
         sentences.append(f"scaling needs {ACTIVE} and {QUEUED} as metrics of pods (prometheus-adapter) in the cluster.")
     return sentences

@@ -51,7 +51,7 @@ def check_signature(authorization: str | None, region: str | None) -> str:
         raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")
     signed = _SIGNED.fullmatch(authorization)
     if signed is None:
-        raise ApiError(403, "IncompleteSignature", "The Authorization header is no Signature Version 4.")
+        raise ApiError(403, "IncompleteSignature", "The Authorization header is not of Signature Version 4.")
     return _region(signed[1], region, "InvalidSignatureException")
 
 
@@ -86,7 +86,7 @@ def check_token(authorization: str | None, region: str | None, now: datetime) ->
         raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")
     scheme, _, token = authorization.partition(" ")
     if scheme != "Bearer" or not token.startswith(TOKEN_PREFIX):
-        raise _access_denied(f"this route wants Authorization: Bearer {TOKEN_PREFIX}...")
+        raise _access_denied(f"this route needs Authorization: Bearer {TOKEN_PREFIX}...")
     try:
         url = base64.b64decode(token.removeprefix(TOKEN_PREFIX), validate=True).decode()
         query = {name: values[0] for name, values in parse_qs(url.partition("?")[2]).items()}

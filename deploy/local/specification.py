@@ -212,7 +212,7 @@ def _model(server: Spec, store: Path | None, who: str) -> dict[str, str]:
         return {"SAGEMAKER_MODEL_PATH": os.devnull, "OPTION_MODEL_ID": model.id}
     if model.directory is not None:
         if not model.directory.is_dir():
-            raise SpecError(f"{who}model.path: {model.path} is no directory here")
+            raise SpecError(f"{who}model.path: {model.path} is not a directory here")
         return {"SAGEMAKER_MODEL_PATH": str(model.directory.resolve())}
     if store is None:
         raise SpecError(

@@ -139,7 +139,7 @@ def _compare(content_type: Callable[[str], str], accepts: tuple[str, str]) -> tu
     text = "; ".join(f"{accept} gives {answer}" for accept, answer in got.items())
     followed = len(set(got.values())) == len(accepts)
     if not followed:
-        text += " (a container that heeds no Accept, as the handler does not, tells nothing)"
+        text += " (a container that ignores Accept, as this handler does, tells nothing)"
     return f"{'reaches the container' if followed else 'changes nothing'}: {text}", {"content_types": got}
 
 

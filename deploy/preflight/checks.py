@@ -189,7 +189,7 @@ def _network(context: Context) -> Check | None:
     if len(vpcs) > 1:
         return error(
             "network",
-            f"subnets and security groups are of several VPCs: {', '.join(sorted(vpcs))}",
+            f"subnets and security groups belong to several VPCs: {', '.join(sorted(vpcs))}",
             "Take network.subnets and network.security_groups of one VPC.",
         )
     zones = {subnet["AvailabilityZone"] for subnet in subnets}

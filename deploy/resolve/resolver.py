@@ -167,7 +167,7 @@ def find_size(spec: Spec, aws: Aws | None = None, hub: Hub | None = None) -> Mod
         return ModelSize(model.shape, "model.shape")
     if model.directory is not None:
         if not model.directory.is_dir():
-            raise SpecError(f"model.path: {model.path} is no directory here")
+            raise SpecError(f"model.path: {model.path} is not a directory here")
         return ModelSize(shape_in_directory(model.directory, notes), "its files", tuple(notes))
     if model.s3 is not None:
         return ModelSize(_readable_shape(aws, model.s3, notes), "its files in S3", tuple(notes))
@@ -257,7 +257,7 @@ def _choose(
         if need is None:
             raise SpecError(
                 "instance.type: auto needs the model's size, which is not known here",
-                "Name a type (instance.type: ml.g6e.xlarge), or say model.shape: {parameters: 8.03e9, layers: 32, "
+                "Name a type (instance.type: ml.g6e.xlarge), or set model.shape: {parameters: 8.03e9, layers: 32, "
                 "kv_heads: 8, head_dim: 128}, which stands in the model's config.json.",
             )
         chosen = cheapest(fits)

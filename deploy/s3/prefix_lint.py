@@ -90,7 +90,9 @@ def list_directory(directory: Path) -> Listing:
         Refused: it is no directory.
     """
     if not directory.is_dir():
-        raise Refused(f"{directory} is no directory", "model.path is the directory that holds config.json and weights.")
+        raise Refused(
+            f"{directory} is not a directory", "model.path is the directory that holds config.json and weights."
+        )
     files: list[Entry] = []
     left_out: list[tuple[str, str]] = []
     findings: list[Finding] = []
@@ -196,7 +198,7 @@ def lint_layout(entries: Sequence[Entry]) -> Iterator[Finding]:
                 yield Finding(Level.ERROR, entry.name, f"a name above {_LONGEST} bytes", "Rename it.")
         if entry.name.endswith(_ARCHIVES):
             yield Finding(
-                Level.WARNING, entry.name, "an archive, which nobody unpacks", "Put what is in it there instead."
+                Level.WARNING, entry.name, "an archive, which nothing unpacks", "Put what is in it there instead."
             )
 
 
@@ -217,7 +219,7 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) 
         return  # a GGUF file has everything
     if "config.json" not in top:
         below = [name for name in sizes if name.endswith("/config.json")]
-        advice = f"It lies in {PurePosixPath(below[0]).parent}/: give that directory." if below else "Add it."
+        advice = f"It is in {PurePosixPath(below[0]).parent}/: give that directory." if below else "Add it."
         yield Finding(Level.ERROR, "config.json", "missing", advice)
         return
     if not top & set(_TOKENIZERS) and "openvino_tokenizer.xml" not in top:

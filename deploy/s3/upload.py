@@ -58,8 +58,10 @@ class UploadPlan:
     def __str__(self) -> str:
         to_send = f"{len(self.missing)} to send ({human(self.size_to_send)})" if self.missing else "all there"
         if self.changed:
-            to_send += f", in the place of {len(self.changed)} objects with other content, e.g. {self.changed[0]}"
-        return f"{len(self.files)} files, {human(self.size)}, {to_send}"
+            to_send += (
+                f", in the place of {counted(len(self.changed), 'object')} with other content, e.g. {self.changed[0]}"
+            )
+        return f"{counted(len(self.files), 'file')}, {human(self.size)}, {to_send}"
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,11 @@ def upload(
         pool.shutdown(cancel_futures=True)
     _verify(aws, planned)
     return UploadResult(str(planned.prefix), len(planned.missing), len(planned.files) - len(planned.missing))
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number of things: `1 file`, `2 files`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def human(size: int) -> str:

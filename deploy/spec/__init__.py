@@ -185,4 +185,4 @@ class Spec(Section):
         priorities = [str(pool.priority or place) for place, pool in enumerate(pools, 1)]
         for what, said in ("type", types), ("priority", priorities):
             if twice := {item for item in said if said.count(item) > 1}:
-                yield f"instance.pools[].{what}: {', '.join(sorted(twice))} stands there twice"
+                yield f"instance.pools[].{what}: {', '.join(sorted(twice))} is given twice"

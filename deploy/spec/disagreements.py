@@ -66,9 +66,9 @@ def _beside(spec: Spec) -> Iterator[str]:
         if spec.region not in (None, region):
             yield f"reservation: is in {region}, and the endpoint in {spec.region}"
         if spec.instance.pools:
-            yield "reservation: is of one instance type; name it in instance.type in place of instance.pools"
+            yield "reservation: belongs to one instance type; name it in instance.type in place of instance.pools"
         if spec.instance.type == "auto":
-            yield "reservation: is of one instance type; name it in instance.type"
+            yield "reservation: belongs to one instance type; name it in instance.type"
     if spec.shadow is None:
         return
     if spec.instance.variant == "Shadow":
@@ -122,7 +122,7 @@ def _partitions(spec: Spec) -> Iterator[str]:
         elif layouts and (other := [kind for kind in kinds if kind not in there]):
             yield f"{field}: {other[0]} is not in {place} ({', '.join(there)})"
         if kinds and item.accelerators != 1:
-            yield f"{field}: a partition is of one accelerator, and accelerators is {item.accelerators}"
+            yield f"{field}: a partition has one accelerator, and accelerators is {item.accelerators}"
 
 
 def _partition_types(fields: Mapping[str, Any]) -> Iterator[str]:
@@ -142,7 +142,7 @@ def _specifications(spec: Spec, item: Component) -> Iterator[str]:
         yield f"{place}: needs instance.pools, which name the types"
         return
     if twice := {str(kind) for kind in types if types.count(kind) > 1}:
-        yield f"{place}: {', '.join(sorted(twice))} stands there twice"
+        yield f"{place}: {', '.join(sorted(twice))} is given twice"
     for kind in types:
         if kind is None:
             yield f"{place}: InstanceType must be given"

@@ -62,4 +62,4 @@ def guest_contradictions(spec: Spec) -> Iterator[str]:
     }
     for path, given in theirs.items():
         if given:
-            yield f"{path} is of the endpoint {spec.endpoint}: it stands in the file of that endpoint's deployment"
+            yield f"{path} is of the endpoint {spec.endpoint}: it belongs in the file of that endpoint's deployment"

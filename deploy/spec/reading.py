@@ -109,7 +109,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     def construct_scalar(self, node: yaml.ScalarNode) -> Any:
         if _HALF.search(str(node.value)):
             raise SpecError(
-                f"line {node.start_mark.line + 1}: {ascii(node.value)[1:-1]} is no text: it has {_SURROGATE}"
+                f"line {node.start_mark.line + 1}: {ascii(node.value)[1:-1]} is not text: it has {_SURROGATE}"
             )
         return super().construct_scalar(node)
 
@@ -118,7 +118,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
         for key, _ in node.value:
             line = key.start_mark.line + 1
             if key.value in names and key.tag != "tag:yaml.org,2002:merge":
-                raise SpecError(f"{key.value} stands there twice, in lines {names[key.value]} and {line}")
+                raise SpecError(f"{key.value} is given twice, in lines {names[key.value]} and {line}")
             names[key.value] = line
         return dict(super().construct_mapping(node, deep))
 

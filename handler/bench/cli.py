@@ -53,34 +53,46 @@ def add_parser(commands: Any) -> None:
         help="closed loop: clients at once (default 1,8,32)",
     )
     load.add_argument(
-        "--requests", type=_count, default=4, metavar="N", help="closed loop: of each client (default %(default)s)"
+        "--requests",
+        type=_count,
+        default=4,
+        metavar="N",
+        help="closed loop: requests a client (default %(default)s)",
     )
-    load.add_argument(
-        "--seconds", type=positive, metavar="S", help="go on for S seconds instead (open loop: default 10)"
-    )
+    load.add_argument("--seconds", type=positive, metavar="S", help="run for S seconds instead (open loop: default 10)")
     arrivals.add_argument("--rate", type=_rates, metavar="R,R,...", help="open loop instead: requests a second")
     load.add_argument("--constant", action="store_true", help="open loop: evenly spaced, not at random times")
-    load.add_argument("--tokens", type=_count, default=128, metavar="N", help="of every answer (default %(default)s)")
-    load.add_argument("--prompt-words", type=_count, default=48, metavar="N", help="(default %(default)s)")
+    load.add_argument("--tokens", type=_count, default=128, metavar="N", help="in each answer (default %(default)s)")
+    load.add_argument(
+        "--prompt-words", type=_count, default=48, metavar="N", help="in each prompt (default %(default)s)"
+    )
     load.add_argument(
         "--timeout",
         type=positive,
         default=120.0,
         metavar="S",
-        help="until a request counts as failed (default %(default)s)",
+        help="seconds until a request counts as failed (default %(default)s)",
     )
     load.add_argument(
-        "--processes", type=_count, default=2, metavar="N", help="of the load generator (default %(default)s)"
+        "--processes",
+        type=_count,
+        default=2,
+        metavar="N",
+        help="processes of the load generator (default %(default)s)",
     )
     load.add_argument(
-        "--repeat", type=_count, default=3, metavar="N", help="medians are of so many (default %(default)s)"
+        "--repeat",
+        type=_count,
+        default=3,
+        metavar="N",
+        help="repetitions; their medians are shown (default %(default)s)",
     )
     load.add_argument(
         "--quiet",
         type=float,
         default=0.2,
         metavar="CORES",
-        help="a repetition during which other processes took more is made again (default %(default)s)",
+        help="repeat a measurement during which other processes kept more CPU cores busy (default %(default)s)",
     )
     add_arguments(parser, _PICTURE)
     parser.add_argument(

@@ -42,7 +42,7 @@ def file_values(config: Config, model: Path | None) -> dict[str, Any]:
         model: the model's directory or file; None where there is none.
 
     Raises:
-        ConfigError: as `directory`; or the file holds no JSON object.
+        ConfigError: as `directory`; or the file does not hold a JSON object.
     """
     file = _file(config, model)
     return {} if file is None else read_json(file)

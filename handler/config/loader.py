@@ -217,7 +217,7 @@ def _of_unknown(unknown: Iterable[Unknown], environ: Mapping[str, str], problems
         else:
             dropped.append(one.origin if one.key in one.origin else f"{one.key} ({one.origin})")
     if dropped:
-        yield _without(", ".join(dropped), f"nobody knows the name; {_UNKNOWN_OPTIONS}=error refuses such names")
+        yield _without(", ".join(dropped), f"the name is not known; {_UNKNOWN_OPTIONS}=error refuses such names")
 
 
 def _idle(
@@ -260,7 +260,7 @@ def _without_effect(
     """Warn of options without effect here; those of other engines that cannot be ignored are problems."""
     idle: dict[str, list[str]] = {}
     is_named = named_engine((setting for _, setting in chosen), "")
-    by_default = "" if is_named else ", as option.llm_engine names none"
+    by_default = "" if is_named else " by default (option.llm_engine)"
     for option, setting in chosen:
         has_field = option.field is not None or option.argument
         if (java and option.of_java) or (has_field and (not option.engines or engine in option.engines)):
@@ -320,7 +320,7 @@ def _coarser(config: Config) -> Iterator[str]:
 
 
 def _lost(key: str, config: Config) -> str:
-    return f"without effect here: {key} ({config.where(key)}); LMI's async mode does not heed it (option.async_mode)"
+    return f"without effect here: {key} ({config.where(key)}); LMI's async mode ignores it (option.async_mode)"
 
 
 def _value(option: Option, engine: str, chosen: Mapping[str, _Chosen], problems: list[Problem]) -> Any:

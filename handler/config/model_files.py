@@ -190,7 +190,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of a model directory; empty where the file is missing.
 
     Raises:
-        ConfigError: the file holds no JSON object.
+        ConfigError: the file does not hold a JSON object.
     """
     if not path.is_file():
         return {}
@@ -199,7 +199,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds no JSON object")
+        raise ConfigError(f"{path} does not hold a JSON object")
     return value
 
 
@@ -219,5 +219,5 @@ def chat_template(config: Config) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{config.where(key)}: {key}={given}: {error}") from None
     if not text:
-        raise ConfigError(f"{config.where(key)}: {key}={given[:200]}: is no template, and no file with one")
+        raise ConfigError(f"{config.where(key)}: {key}={given[:200]}: is neither a template nor a file with one")
     return text

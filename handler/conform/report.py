@@ -100,7 +100,7 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
         except ValueError:
             raise ConfigError(f"lmi conform: {path} is not JSON: give reports that --output FILE.json wrote") from None
         if not isinstance(report, dict) or not {"conform", "title", "results"} <= set(report):
-            raise ConfigError(f"lmi conform: {path} is no report: give those that --output FILE.json wrote")
+            raise ConfigError(f"lmi conform: {path} is not a report: give those that --output FILE.json wrote")
         reports.append(report)
     return reports
 

@@ -54,8 +54,8 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
         raise ConfigError("this image serves models; it has no `train`")
     if flags.command not in (None, "serve"):
         raise ConfigError(
-            f"{flags.command!r} is no command: an image is run with `serve`, nothing, or flags of it; to run another "
-            "program in it, use docker run --entrypoint"
+            f"{flags.command!r} is not a command: run the image with `serve`, with nothing, or with its flags; "
+            "to run another program in it, use docker run --entrypoint"
         )
     engine = [f"option.llm_engine={flags.engine}"] if flags.engine else []
     name, text = ("--port", flags.port) if flags.port is not None else (_BIND, environ.get(_BIND, str(_PORT)))

@@ -41,7 +41,9 @@ def check(driver: Driver | None, environ: Mapping[str, str], compat: Path = _COM
     if image is None:
         return Check(_describe(driver, environ) if driver else "")
     if driver is None:
-        return Check(f"CUDA {_text(image)} in the image, and no NVIDIA driver in sight: the GPU engines will not start")
+        return Check(
+            f"CUDA {_text(image)} in the image, but no NVIDIA driver is visible: the GPU engines will not start"
+        )
     line = f"{_describe(driver, environ)}; CUDA {_text(image)} in the image"
     if driver.cuda >= image:
         return Check(line)

@@ -20,7 +20,7 @@ _SECONDS = 5
 
 _ADVICE = {
     "AccessDeniedException": ": the execution role needs secretsmanager:GetSecretValue on it (kms:Decrypt on its key)",
-    "ResourceNotFoundException": ": there is none of this name in that account and region",
+    "ResourceNotFoundException": ": no secret has this name in that account and region",
     "DecryptionFailure": ": the execution role needs kms:Decrypt on its key",
 }
 
@@ -79,7 +79,7 @@ def _token(arn: str, text: str) -> str:
         try:
             members = json.loads(text)
         except ValueError:
-            raise ConfigError(f"the secret {arn} begins like JSON and is none") from None
+            raise ConfigError(f"the secret {arn} looks like JSON, but is not valid JSON") from None
         text = members.get(TOKEN, next(iter(members.values()), "") if len(members) == 1 else "")
         if not isinstance(text, str) or not text:
             raise ConfigError(f"the secret {arn} is a JSON object without a text {TOKEN}")

@@ -155,7 +155,7 @@ def supervise(
                 return _stop(child, port, signal.Signals(received.si_signo).name, drain, end)
             status = _reap(child)
             if status is None and watch.is_lost():
-                log.error("DJL Serving has lost its worker and starts no other: DJL Serving is started again")
+                log.error("DJL Serving has lost its worker and starts no new one: restarting DJL Serving")
                 _kill(child)
                 os.waitpid(child, 0)
                 child = _start(command, environ)
@@ -229,7 +229,7 @@ def _waiting(port: int) -> int:
     try:
         return sum(connection.waits(_QUIET) for connection in connections(port))
     except OSError as error:
-        log.warning("the kernel does not tell of connections (%s): answers are not waited for", error)
+        log.warning("the kernel does not report connections (%s): answers are not waited for", error)
         return 0
 
 

@@ -173,7 +173,7 @@ def _refusals(url: str, bucket: str, prefix: str) -> Iterator[None]:
             why = f"the bucket is in {region}: set AWS_REGION={region}"
         raise ConfigError(f"{url} cannot be fetched: {why} ({given}). {_CURE}") from None
     except ParamValidationError:
-        raise ConfigError(f"{url}: {bucket!r} is no name of a bucket; {_FORM}") from None
+        raise ConfigError(f"{url}: {bucket!r} is not the name of a bucket; {_FORM}") from None
     except (NoCredentialsError, PartialCredentialsError) as error:
         why = f"there are no AWS credentials here ({type(error).__name__})"
         raise ConfigError(f"{url} cannot be fetched: {why}: give the container a role. {_CURE}") from None
@@ -232,7 +232,7 @@ def _listed(client: Any, url: str, bucket: str, prefix: str, only: Sequence[str]
         raise ConfigError(f"{url}: {_empty(client, bucket, prefix)}")
     for one in found:
         if not _stays_within(one.name):
-            raise ConfigError(f"{url}: the object {one.key!r} is no file of a directory")
+            raise ConfigError(f"{url}: the object {one.key!r} is not a file in a directory")
     names = [one.name for one in found]
     if not only and not any(fnmatch(name, mark) for name in names if "/" not in name for mark in _MODEL):
         first = ", ".join(dict.fromkeys(name.partition("/")[0] + ("/" if "/" in name else "") for name in names[:8]))

@@ -39,7 +39,7 @@ def _refusal(answer: HttpResponse, phrase: str) -> bytes:
 
 
 def _invalid() -> bytes:
-    return _refusal(SERVER.whole(BadRequest("this is no valid HTTP request")), "Bad Request")
+    return _refusal(SERVER.whole(BadRequest("this is not a valid HTTP request")), "Bad Request")
 
 
 def _too_large() -> bytes:

@@ -83,7 +83,7 @@ class ValueReply(Reply):
         return b"".join([self._changed(part) for part in _parts(data, self._framing)])
 
     def _changed(self, part: bytes) -> bytes:
-        """Change a part without its framing; what is no JSON is the stream's own end."""
+        """Change a part without its framing; what is not JSON is the stream's own end."""
         framing = self._framing
         try:
             value = loads(part)

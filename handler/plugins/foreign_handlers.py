@@ -62,7 +62,7 @@ def refuse_foreign_handlers(path: Path | None, *, called: StandIn | None = None)
     if found:
         raise ConfigError(
             *(
-                f"{path}, line {line}: {name} is of AWS's vLLM image and is not called here: {instead}"
+                f"{path}, line {line}: {name} belongs to AWS's vLLM image and is not called here: {instead}"
                 for line, name, instead in found
             )
         )

@@ -47,7 +47,7 @@ class UsersParser:
             wrong = next((event for event in events if not isinstance(event, _EVENTS)), None)
             if wrong is None:
                 return events
-            log.error("option.tool_parser_plugin: %s returned a %s, which is no event", name, type(wrong).__name__)
+            log.error("option.tool_parser_plugin: %s returned a %s, which is not an event", name, type(wrong).__name__)
         except Exception:
             log.exception("option.tool_parser_plugin: %s failed; the rest of the answer is text", name)
         self._parser = None

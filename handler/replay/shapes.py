@@ -20,7 +20,7 @@ def body_shape(body: str) -> dict[str, Any]:
     """Return the shape of a body.
 
     `frames` are those of its first JSON document, of all between, and of its last one; `glue` is the text before them,
-    between them (each different one once) and after them. A body that is no JSON has its text alone.
+    between them (each different one once) and after them. A body that is not JSON has its text alone.
     """
     try:
         documents = read_documents(body.encode())

@@ -221,7 +221,7 @@ class Preprocessor:
             return self._input_of(None)
         adapter = self._adapter(headers)
         if adapter is None:
-            with contextlib.suppress(ServingError):  # what is no JSON may be for the model's own
+            with contextlib.suppress(ServingError):  # what is not JSON may be for the model's own
                 adapter = self._adapter_in(self._read_value(body, headers))
         return self._input_of(adapter)
 

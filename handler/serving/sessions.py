@@ -231,7 +231,7 @@ def sessions_root(config: Config) -> Path | None:
             return None
     existing = next(path for path in (root, *root.parents) if os.path.exists(path))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        _refuse(config, root, f"{existing} is no directory that can be written")
+        _refuse(config, root, f"{existing} is not a directory that can be written to")
         return None
     return root
 

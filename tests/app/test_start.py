@@ -34,7 +34,7 @@ def test_a_script_for_awss_vllm_image_that_cannot_be_called_is_refused(tmp_path:
     (tmp_path / "model.py").write_text("from model_hosting_container_standards.sagemaker import bootstrap\n")
     for more in ((), ("--check",)):
         told = refused_start("--properties", str(tmp_path / "serving.properties"), *more)
-        assert f"{tmp_path}/model.py, line 1: bootstrap is of AWS's vLLM image and is not called here" in told
+        assert f"{tmp_path}/model.py, line 1: bootstrap belongs to AWS's vLLM image and is not called here" in told
 
 
 def test_a_taken_port_is_refused_before_anything_is_loaded() -> None:

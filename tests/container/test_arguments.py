@@ -32,7 +32,7 @@ def test_sagemaker_names_the_port() -> None:
     ("argv", "environ", "message"),
     [
         (["train"], {}, "this image serves models; it has no `train`"),
-        (["bash"], {}, "'bash' is no command"),
+        (["bash"], {}, "'bash' is not a command"),
         (["serve", "--tp-size", "2"], {}, "unrecognized arguments: --tp-size 2"),
         (["serve"], {"SAGEMAKER_BIND_TO_PORT": "eighty"}, "SAGEMAKER_BIND_TO_PORT=eighty: must be a number"),
         (["serve", "--port", 5000 * "9"], {}, "must be a number from 1 to 65535"),

@@ -54,7 +54,7 @@ def test_driver_is_read_from_nvml() -> None:
 def test_without_driver_and_cuda_there_is_nothing_to_say(tmp_path: Path) -> None:
     assert check(None, {}, tmp_path) == Check("")
     assert check(NEW, {}, tmp_path).line == "GPUs visible: 1; driver 580.95.05 with CUDA 13.0"
-    assert "no NVIDIA driver in sight" in check(None, {"CUDA_VERSION": "13.1.0.036"}, tmp_path).line
+    assert "no NVIDIA driver is visible" in check(None, {"CUDA_VERSION": "13.1.0.036"}, tmp_path).line
 
 
 def test_too_old_a_driver_is_refused_with_the_ami_that_has_a_newer_one(tmp_path: Path) -> None:

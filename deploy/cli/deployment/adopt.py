@@ -20,7 +20,7 @@ from deploy.resolve.ecr import ECR_URI
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("adopt", help="write the file of an endpoint that somebody else made")
+    parser = commands.add_parser("adopt", help="write the specification of an endpoint that somebody else made")
     parser.add_argument("endpoint", nargs="?", metavar="ENDPOINT", help="the endpoint's name")
     parser.add_argument(
         "--file",
@@ -103,7 +103,7 @@ def _print_policy(arguments: argparse.Namespace) -> int:
     if arguments.endpoint is None:
         raise SpecError("--policy: a file needs no permission", "Leave it out.")
     if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", arguments.endpoint):
-        raise SpecError(f"{arguments.endpoint}: is no name of an endpoint")
+        raise SpecError(f"{arguments.endpoint}: is not the name of an endpoint")
     aws = Aws(arguments.region)
     print(json.dumps(reading_policy(arguments.endpoint, aws.region, aws.partition), indent=2))
     return 0

@@ -102,7 +102,7 @@ def _numbers(kind: type[int] | type[float]) -> Any:
         except ValueError:
             values = []
         if not values or any(not 0 < item <= 10_000 for item in values):
-            raise argparse.ArgumentTypeError("must be numbers above 0, with commas between")
+            raise argparse.ArgumentTypeError("must be numbers above 0, separated by commas")
         return values
 
     return parse

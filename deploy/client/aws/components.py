@@ -43,6 +43,6 @@ def _is_adapter(client: Any, name: str) -> bool:
 
 
 def _cannot_list(error: RequestFailed, endpoint_name: str) -> RequestFailed:
-    error.args = (f"{endpoint_name} wants an inference component named, and they cannot be listed: {error}",)
+    error.args = (f"{endpoint_name} needs the name of an inference component, and they cannot be listed: {error}",)
     error.advice = "Name one: component=, or --component."
     return error

@@ -42,7 +42,7 @@ class Reader(Protocol):
 class JsonValues:
     """Reads JSON values: one a line, over several lines, or without line ends.
 
-    An object or array ends with its last bracket, any other value with its line. A value that is no JSON is its text.
+    An object or array ends with its last bracket, any other value with its line. A value that is not JSON is its text.
     """
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ LARGEST_FILE = 16 << 20
 
 _LARGEST = 100_000_000
 _MOST_LAYERS = 4096
-_ADVICE = "Say model.shape in the specification."
+_ADVICE = "Set model.shape in the specification."
 
 
 def parse(name: str, content: bytes) -> dict[str, Any]:
@@ -27,9 +27,9 @@ def parse(name: str, content: bytes) -> dict[str, Any]:
     except RecursionError:
         raise SpecError(f"the model's {name} is nested too deep", _ADVICE) from None
     except ValueError as error:
-        raise SpecError(f"the model's {name} is no JSON: {error}", _ADVICE) from None
+        raise SpecError(f"the model's {name} is not JSON: {error}", _ADVICE) from None
     if not isinstance(value, dict):
-        raise SpecError(f"the model's {name} is no JSON object", _ADVICE)
+        raise SpecError(f"the model's {name} is not a JSON object", _ADVICE)
     return value
 
 

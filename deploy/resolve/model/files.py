@@ -67,6 +67,6 @@ def json_file(files: Files, name: str) -> dict[str, Any] | None:
     if size > LARGEST_FILE:
         raise SpecError(
             f"the model's {name} has {size / 1e6:.0f} MB, more than the {LARGEST_FILE / 1e6:.0f} MB that are read",
-            "Say model.shape in the specification.",
+            "Set model.shape in the specification.",
         )
     return parse(name, files.read(name, 0, size) if size else b"")

@@ -116,7 +116,7 @@ def _shape(metadata: dict[str, Any], weights: Counter[int], size: int) -> Shape:
         value = metadata.get(f"{of}.{name}", default)
         value = max(value, default=0) if isinstance(value, list) else value
         if not isinstance(value, int) or not 0 <= value <= 1 << 31:
-            raise SpecError(f"the .gguf file: {of}.{name}: {value!r} is no number that a model can have")
+            raise SpecError(f"the .gguf file: {of}.{name}: {value!r} is not a number that a model can have")
         return value
 
     layers, heads = number("block_count"), number("attention.head_count")

@@ -81,7 +81,7 @@ def _tensors(files: Files, name: str, bits: int) -> Contents:
         if tensor == "__metadata__":
             continue
         if not isinstance(said, Mapping):
-            raise SpecError(f"{name}: the header's {tensor[:100]!r} is no object")
+            raise SpecError(f"{name}: the header's {tensor[:100]!r} is not an object")
         number, span = _numbers(name, tensor, said, size - 8 - length)
         parameters += _weights(tensor, str(said.get("dtype")), number, bits)
         end = max(end, span)
@@ -106,9 +106,9 @@ def _header(files: Files, name: str, size: int) -> tuple[Mapping[str, Any], int]
     try:
         header = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise SpecError(f"{name}: the header is no JSON: {type(error).__name__}") from None
+        raise SpecError(f"{name}: the header is not JSON: {type(error).__name__}") from None
     if not isinstance(header, dict):
-        raise SpecError(f"{name}: the header is no JSON object")
+        raise SpecError(f"{name}: the header is not a JSON object")
     return header, length
 
 

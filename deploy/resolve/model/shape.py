@@ -66,7 +66,7 @@ def read_shape(files: Files, notes: list[str] | None = None, gguf: str | None = 
         gguf: the GGUF file to take.
 
     Raises:
-        SpecError: config.json is no JSON, or lacks something.
+        SpecError: config.json is not JSON, or lacks something.
     """
     notes = [] if notes is None else notes
     if gguf is not None or "config.json" not in files.sizes:

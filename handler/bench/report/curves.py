@@ -82,7 +82,7 @@ def curve_of(document: Mapping[str, Any], name: str = "") -> Curve:
         ValueError: the document is of neither command.
     """
     if not ("levels" in document or ("results" in document and "plan" in document)):
-        raise ValueError("is no result of `lmi bench` or `lmi deploy bench`")
+        raise ValueError("is not a result of `lmi bench` or `lmi deploy bench`")
     try:
         values = document["levels"] if "levels" in document else document["results"]
         is_open = "rate" in values[0]
@@ -91,7 +91,7 @@ def curve_of(document: Mapping[str, Any], name: str = "") -> Curve:
     except KeyError as error:
         raise ValueError(f"lacks the field {error}") from None
     except (AttributeError, IndexError, TypeError) as error:
-        raise ValueError(f"is no result of `lmi bench` or `lmi deploy bench`: {error}") from None
+        raise ValueError(f"is not a result of `lmi bench` or `lmi deploy bench`: {error}") from None
 
 
 def read_curves(paths: Sequence[Path]) -> list[Curve]:
@@ -116,12 +116,12 @@ def _read(path: Path, name: str) -> Curve:
         except ValueError:
             document = json.loads(lines.rpartition("\n")[2])
         if not isinstance(document, dict):
-            raise ValueError("is no JSON object")
+            raise ValueError("is not a JSON object")
         return curve_of(document, name)
     except OSError as error:
         raise ConfigError(f"--compare: {path}: {error.strerror}") from None
     except json.JSONDecodeError:
-        raise ConfigError(f"--compare: {path}: its last line is no JSON") from None
+        raise ConfigError(f"--compare: {path}: its last line is not JSON") from None
     except ValueError as error:
         raise ConfigError(f"--compare: {path}: {error}") from None
 

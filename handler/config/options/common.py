@@ -59,7 +59,7 @@ def _parser(known: Collection[str], vllm: Collection[str], remedy: str) -> Calla
 
     def parse(text: str) -> str:
         if text in vllm:
-            raise ValueError(f"is a form of vLLM's that is not read here: {remedy}")
+            raise ValueError(f"is a format of vLLM's that is not supported here: {remedy}")
         return one_of(*known)(text)
 
     return parse
@@ -164,8 +164,8 @@ class Options:
     unknown_parameters: str = option(one_of("report", "refuse"), "report", "unknown parameters: report them in x-lmi-ignored-parameters, or refuse the request")
     # sessions
     enable_stateful_sessions: bool | None = option(_switch, None, "stateful sessions (sessions.md); by default on in the schema of LMI's async mode, else off, as in LMI's and AWS's images")
-    sessions_expiration: int = option(integer(1, 10**9), 1200, "seconds that a session lives")
-    sessions_max: int = option(integer(1, 10**6), 10000, "sessions that may be open; beyond, NEW_SESSION gets 503")
+    sessions_expiration: int = option(integer(1, 10**9), 1200, "lifetime of a session, in seconds")
+    sessions_max: int = option(integer(1, 10**6), 10000, "sessions open at once; one more gets 503")
     sessions_path: str | None = option(path, None, "directory of the sessions' directories; by default /dev/shm/sagemaker_sessions, in memory")
     # stored responses (wire/responses.md)
     responses_store: str = option(path, "off", "where responses, and threads of Anthropic's, are stored for later requests: off, memory, or a directory, whose file survives a restart (wire/responses.md); each instance, and in memory each worker of DJL Serving, has its own")
@@ -202,7 +202,7 @@ class Options:
     client_timeout: float = option(number(0.1), 120.0, "seconds that a client may take to send its body, or to read nothing of its stream, before its connection is closed")
     keep_alive_timeout: float = option(number(1), 75.0, "seconds that an HTTP connection may be idle between two requests; set it above the load balancer's own limit (usually 60), which would otherwise use a closed connection")
     # the rest
-    engine_isolation: str = option(one_of("auto", "process", "thread"), "auto", "place of the engine; auto: a process, for echo a thread")
+    engine_isolation: str = option(one_of("auto", "process", "thread"), "auto", "where the engine runs; auto: in a process, echo in a thread")
     log_prompts: bool = option(boolean, False, "write prompts to the log")
     capture_requests: str | None = option(path, None, "a directory into which requests and their answers are written, for `lmi replay` (capture.md): with all that clients send, except keys; by default none")
     capture_percent: float = option(number(0, 100), 100.0, "percentage of the requests that option.capture_requests writes, chosen at random")

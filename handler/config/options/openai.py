@@ -10,13 +10,13 @@ _OPENAI = ("openai",)
 
 
 def urls(text: str) -> tuple[str, ...]:
-    """Parse addresses with commas between them."""
+    """Parse addresses separated by commas."""
     found = tuple(name.strip().rstrip("/") for name in text.split(","))
     for url in found:
         parts = urlsplit(url)
         is_whole = parts.hostname and parts.port != 0 and not (parts.query or parts.fragment)  # `port` may raise
         if parts.scheme not in ("http", "https") or not is_whole:
-            raise ValueError("must be http or https addresses with commas between them: http://host:8000/v1")
+            raise ValueError("must be http or https addresses separated by commas: http://host:8000/v1")
         if parts.username or parts.password:
             raise ValueError("must hold no password; the key is read from the variable OPENAI_API_KEY")
     return found

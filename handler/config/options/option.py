@@ -132,19 +132,19 @@ def path(text: str) -> str:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Parse names with commas between them."""
+    """Parse names separated by commas."""
     values = tuple(name.strip() for name in string(text).split(","))
     if not all(values):
-        raise ValueError("must be names with commas between them")
+        raise ValueError("must be names separated by commas")
     return values
 
 
 def hosts(text: str) -> tuple[str, ...]:
-    """Parse host names, each perhaps with a port, with commas between them or as a JSON list; * stands for any."""
+    """Parse host names, each perhaps with a port, separated by commas or as a JSON list; * stands for any."""
     given = read_json(text) if text.startswith('["') else text.split(",")
     values = [name.strip().lower() if isinstance(name, str) else "" for name in given]
     if not values or not all(_HOST.fullmatch(name) for name in values):
-        raise ValueError("must be host names, each perhaps with a port, with commas between them; or *")
+        raise ValueError("must be host names, each perhaps with a port, separated by commas; or *")
     return tuple(values)
 
 

@@ -19,7 +19,7 @@ def policy(text: str) -> str:
 
 def integers(text: str) -> list[int]:
     """Parse `[4096, 256]` or `4096,256`."""
-    rule = "must be whole numbers of at least 1, with commas between"
+    rule = "must be whole numbers of at least 1, separated by commas"
     try:
         values = json.loads(text if text.startswith("[") else f"[{text}]")
     except ValueError:
@@ -31,7 +31,7 @@ def integers(text: str) -> list[int]:
 
 def pytorch(text: str) -> str:
     if text != "pytorch":
-        raise ValueError("must be pytorch: TensorRT engines are not built any more")
+        raise ValueError("must be pytorch: TensorRT engines are no longer built")
     return text
 
 
@@ -48,16 +48,16 @@ TRTLLM = (
     Option("option.gather_generation_logits", "gather_generation_logits", boolean, None, "allow requests for the answer's logits", engines=_TRTLLM),
     Option("option.disable_flashinfer_sampling", "disable_flashinfer_sampling", boolean, None, "TorchSampler without FlashInfer's kernels", engines=_TRTLLM),
     # the KV cache
-    Option("option.kv_cache_free_gpu_mem_fraction", "free_gpu_memory_fraction", number(0, 1), None, "part of the GPU memory that is free after loading, for the KV cache", ("option.free_gpu_memory_fraction",), engines=_TRTLLM),
+    Option("option.kv_cache_free_gpu_mem_fraction", "free_gpu_memory_fraction", number(0, 1), None, "share of the GPU memory that is free after loading, for the KV cache", ("option.free_gpu_memory_fraction",), engines=_TRTLLM),
     Option("option.tokens_per_block", "tokens_per_block", integer(1), None, "tokens in a block of the KV cache", engines=_TRTLLM),
     Option("option.max_tokens", "kv_cache_max_tokens", integer(1), None, "tokens in the whole KV cache", engines=_TRTLLM),
     Option("option.kv_cache_dtype", "kv_cache_dtype", string, None, "precision of the KV cache: auto, fp8, nvfp4", engines=_TRTLLM),
     Option("option.host_cache_size", "host_cache_size", integer(0), None, "bytes of the host's memory for blocks that do not fit on the GPU", engines=_TRTLLM),
-    Option("option.max_attention_window", "max_attention_window", integers, None, "tokens that each layer attends to, with commas between; repeated over the layers", engines=_TRTLLM),
+    Option("option.max_attention_window", "max_attention_window", integers, None, "tokens that each layer attends to, separated by commas; repeated over the layers", engines=_TRTLLM),
     Option("option.sink_token_length", "sink_token_length", integer(0), None, "first tokens that stay within a sliding window", engines=_TRTLLM),
     Option("option.onboard_blocks", "onboard_blocks", boolean, None, "copy blocks back from the host's memory before use", engines=_TRTLLM),
-    Option("option.cross_kv_cache_fraction", "cross_kv_cache_fraction", number(0, 1), None, "part of the KV cache for cross attention", engines=_TRTLLM),
-    Option("option.secondary_offload_min_priority", "secondary_offload_min_priority", integer(0, 100), None, "least priority of blocks that go to the host's memory", engines=_TRTLLM),
+    Option("option.cross_kv_cache_fraction", "cross_kv_cache_fraction", number(0, 1), None, "share of the KV cache for cross attention", engines=_TRTLLM),
+    Option("option.secondary_offload_min_priority", "secondary_offload_min_priority", integer(0, 100), None, "lowest priority of blocks that go to the host's memory", engines=_TRTLLM),
     Option("option.event_buffer_max_size", "event_buffer_max_size", integer(0), None, "number of the KV cache's events to keep", engines=_TRTLLM),
     Option("option.enable_partial_reuse", "enable_partial_reuse", boolean, None, "also reuse a part of a block", engines=_TRTLLM),
     # scheduling and kernels
@@ -68,7 +68,7 @@ TRTLLM = (
     Option("option.attn_backend", "attn_backend", string, None, "attention kernels: TRTLLM, FLASHINFER, VANILLA", engines=_TRTLLM),
     Option("option.moe_backend", "moe_backend", string, None, "kernels for mixtures of experts: CUTLASS, TRTLLM, ...", engines=_TRTLLM),
     Option("option.use_cuda_graph", "use_cuda_graph", boolean, None, "record the GPU's work once and replay it", engines=_TRTLLM),
-    Option("option.cuda_graph_batch_sizes", "cuda_graph_batch_sizes", integers, None, "batch sizes to record, with commas between", engines=_TRTLLM),
+    Option("option.cuda_graph_batch_sizes", "cuda_graph_batch_sizes", integers, None, "batch sizes to record, separated by commas", engines=_TRTLLM),
     Option("option.cuda_graph_max_batch_size", "cuda_graph_max_batch_size", integer(1), None, "the largest batch size to record", engines=_TRTLLM),
     Option("option.cuda_graph_padding_enabled", "cuda_graph_padding", boolean, None, "fill batches up to a recorded size", engines=_TRTLLM),
     Option("option.load_format", "load_format", one_of("auto", "dummy"), None, "dummy: random weights, to measure with", engines=_TRTLLM),
@@ -82,7 +82,7 @@ TRTLLM = (
     Option("option.moe_cluster_parallel_size", "moe_cluster_parallel_size", integer(1), None, "number of GPU clusters for the experts", engines=_TRTLLM),
     Option("option.enable_attention_dp", "enable_attention_dp", boolean, None, "attention by request instead of by head", engines=_TRTLLM),
     # adapters, statistics
-    Option("option.lora_target_modules", "lora_target_modules", names, None, "modules that adapters change, by TensorRT-LLM's names, with commas between; by default those of attention and MLP", engines=_TRTLLM),
+    Option("option.lora_target_modules", "lora_target_modules", names, None, "modules that adapters change, by TensorRT-LLM's names, separated by commas; by default those of attention and MLP", engines=_TRTLLM),
     Option("option.iter_stats_max_iterations", "iter_stats_max_iterations", integer(1), None, "number of steps whose statistics are kept", engines=_TRTLLM),
     Option("option.request_stats_max_iterations", "request_stats_max_iterations", integer(1), None, "number of steps whose request statistics are kept", engines=_TRTLLM),
     Option("option.usage_stats", "usage_stats", boolean, False, "let TensorRT-LLM 1.3 and later report its use to NVIDIA; its own variables, such as DO_NOT_TRACK, still forbid it", engines=_TRTLLM),

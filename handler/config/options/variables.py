@@ -140,7 +140,7 @@ def of_vllms_variable(name: str, value: str) -> Own:
 
 
 def _joined(value: str) -> str:
-    """Write a JSON array of texts as our own options take it, with commas between."""
+    """Write a JSON array of texts as our own options take it, separated by commas."""
     try:
         found = read_json(value) if value.startswith("[") else None
     except ValueError:

@@ -19,7 +19,7 @@ def _quantization(text: str) -> str:
     """Parse a quantization, also by LMI's names; an installed vLLM checks its own."""
     if text == "marlin":
         raise ValueError(
-            "vLLM reads no checkpoints in Marlin's own format any more; serve a GPTQ or AWQ one, and leave it out: "
+            "vLLM no longer reads checkpoints in Marlin's own format; serve a GPTQ or AWQ one, and leave it out: "
             "vLLM chooses the kernel"
         )
     return text if text in BITSANDBYTES.values() else choice("vllm", "quantization")(text)

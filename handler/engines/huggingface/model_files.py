@@ -30,7 +30,7 @@ _MAX_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 
 
 def check_tokenizer(directory: Path) -> None:
-    """Raise ConfigError where the directory has no tokenizer, or a file beside it holds no JSON object."""
+    """Raise ConfigError where the directory has no tokenizer, or a file beside it does not hold a JSON object."""
     check_json(directory, *_JSON_FILES)
     own_code = model_files.read_json(directory / "tokenizer_config.json").get("auto_map")
     if not own_code and not any(any(directory.glob(name)) for name in _TOKENIZERS):
@@ -50,7 +50,7 @@ def check_checkpoint(directory: Path) -> None:
 
 
 def check_json(directory: Path, *names: str) -> None:
-    """Raise ConfigError where one of the files exists and holds no JSON object."""
+    """Raise ConfigError where one of the files exists and does not hold a JSON object."""
     for name in names:
         model_files.read_json(directory / name)
 

@@ -187,7 +187,7 @@ def _ranked(entry: Any, count: int) -> Alternatives:
 def _score(value: Any) -> float:
     """Check a log-probability, which JSON of other writers may have as text, or as no number at all."""
     if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError("a log-probability is no number")
+        raise ValueError("a log-probability is not a number")
     return float(value)
 
 

@@ -126,7 +126,7 @@ class Client:
         try:
             yield
         except self._untrusted as error:
-            detail = f"its certificate is of nobody that is known here: {error}"
+            detail = f"its certificate is not signed by anybody known here: {error}"
             raise Failed("cannot be trusted", detail, lasts=True) from None
         except self._unreachable as error:
             raise Failed("cannot be reached", str(error.os_error)) from None
@@ -301,7 +301,7 @@ def find_kind(urls: tuple[str, ...]) -> str:
     if len(set(kinds.values())) == 1:
         return next(iter(kinds.values()))
     said = log_words("; ".join([*(f"{url}: {kind}" for url, kind in kinds.items()), *reasons]), secrets())
-    problem = "the servers are of several kinds" if kinds else "a server has to run, and to say what it is"
+    problem = "the servers are of different kinds" if kinds else "a server has to run, and to say what it is"
     remedy = "Leave those of other kinds out" if kinds else f"Otherwise set option.base_url_kind to {', '.join(KINDS)}"
     raise ConfigError(f"option.base_url_kind=auto: {problem}: {said}. {remedy}")
 

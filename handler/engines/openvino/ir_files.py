@@ -94,5 +94,5 @@ def _bytes_needed(xml: Path) -> int:
     except expat.ExpatError as error:
         raise ConfigError(f"{xml} is cut short, or no XML: {error}") from None
     except ValueError:
-        raise ConfigError(f"{xml} is broken: the place of a constant is no number") from None
+        raise ConfigError(f"{xml} is broken: the place of a constant is not a number") from None
     return needed

@@ -111,7 +111,7 @@ def _speculation(options: Mapping[str, Any]) -> dict[str, Any]:
     if draft is None:
         return {}
     if "speculative_config" in options:
-        raise ConfigError("option.speculative_draft_model and option.speculative_config say the same thing twice")
+        raise ConfigError("option.speculative_draft_model and option.speculative_config set the same thing")
     degree = {"draft_tensor_parallel_size": size} if (size := options.get("draft_model_tp_size")) else {}
     tokens = options.get("num_speculative_tokens", 5)
     return {"speculative_config": {"model": draft, "num_speculative_tokens": tokens, **degree}}

@@ -34,7 +34,7 @@ def arguments(config: EngineConfig) -> dict[str, Any]:
         _config_file(config)
         return {}
     if file is not None:
-        raise ConfigError(f"{_AUTO} and {_FILE} say the same thing twice")
+        raise ConfigError(f"{_AUTO} and {_FILE} set the same thing")
     if options.get("engine_args", {}).get("enable_expert_parallel"):
         raise ConfigError(f"{_AUTO}: sizes no cache beside option.enable_expert_parallel=true; write {_FILE}")
     if config.options.replicas != "1":

@@ -58,7 +58,7 @@ class BeamToken(NamedTuple):
 
 
 _PREEMPTED = 3  # EngineCoreEventType.PREEMPTED in vllm/v1/engine/__init__.py
-_SPOILT = "its scores are no numbers any more"  # later requests share its cache, and would get the same
+_SPOILT = "its scores are no longer numbers"  # later requests share its cache, and would get the same
 
 
 class Results:

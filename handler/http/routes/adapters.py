@@ -138,7 +138,7 @@ def _query(scope: Scope) -> dict[str, str]:
     pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise BadRequest("a parameter stands twice in the query")
+        raise BadRequest("a parameter is given twice in the query")
     return values
 
 

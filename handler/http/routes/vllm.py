@@ -109,7 +109,7 @@ class VllmRoutes:
         if not isinstance(src, str) or not src:
             raise InvalidPayload("'lora_path' must be a non-empty string")
         if _flag(body, "is_3d_lora_weight"):
-            raise BadRequest("is_3d_lora_weight=true: the engines here tell it by the adapter's files")
+            raise BadRequest("is_3d_lora_weight=true: the engines here read that from the adapter's files")
         if name in self._model.context.model_names:
             raise BadRequest(f"The lora adapter {name!r} conflicts with a served base model.")
         there = any(entry.adapter.name == name for entry in adapters.registry)

@@ -68,7 +68,7 @@ class ApiKeys:
         route = next((route for route in routes if route.matches(scope)[0] is not Match.NONE), None)
         if route is None:
             return False
-        error = Unauthorized("this server wants a key: send the header Authorization: Bearer KEY, or x-api-key: KEY")
+        error = Unauthorized("this server needs a key: send the header Authorization: Bearer KEY, or x-api-key: KEY")
         answer = _answer(scope, [route, *_kin(route, routes)], error)
         await send_answer(scope, send, answer, CHALLENGE)
         return True

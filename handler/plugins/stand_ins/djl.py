@@ -185,7 +185,7 @@ def _numpy() -> Any:
 def decode(
     inputs: api.Input, content_type: str | None, key: str | None = None, require_csv_headers: bool = True
 ) -> Any:
-    """Read a body by its content type; what is no JSON becomes `{"inputs": …}`."""
+    """Read a body by its content type; what is not JSON becomes `{"inputs": …}`."""
     media = content_type or ""
     if not media:
         return inputs.get_as_json(key) if inputs.get_as_bytes(key) else {"inputs": ""}

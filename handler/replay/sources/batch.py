@@ -95,5 +95,5 @@ def _id(found: Mapping[str, Member]) -> str:
     try:
         id.encode()
     except UnicodeEncodeError:
-        raise Malformed("custom_id: has half of a surrogate pair, which is no text") from None
+        raise Malformed("custom_id: has half of a surrogate pair, which is not text") from None
     return id

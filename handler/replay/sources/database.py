@@ -36,7 +36,7 @@ def with_unique_ids(found: Iterable[Request | Unreadable]) -> Iterator[Request |
                 try:
                     new = ids.execute("INSERT OR IGNORE INTO ids VALUES (?)", (item.id,)).rowcount
                 except UnicodeEncodeError:
-                    yield Unreadable(repr(item.id), "the id has half of a surrogate pair, which is no text")
+                    yield Unreadable(repr(item.id), "the id has half of a surrogate pair, which is not text")
                     continue
                 if not new:
                     yield Unreadable(item.id, "an earlier request has this id, and is used")

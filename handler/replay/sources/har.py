@@ -113,7 +113,7 @@ class _Scanner:
     def end(self) -> Iterator[Unreadable]:
         """Tell how the document ended."""
         if not self._seen:
-            yield Unreadable(self._name, "log.entries is missing: it is no HAR")
+            yield Unreadable(self._name, "log.entries is missing: it is not a HAR file")
         elif self._depth:
             number = self._number + (self._entry is None)
             yield Unreadable(f"{self._name}: entry {number}", "the file ends early: it was cut off")

@@ -72,7 +72,7 @@ def _local(src: str, base: Path | None) -> Path:
     if path.is_absolute():
         return path
     if base is None:
-        raise BadRequest(f"src={src}: must be an absolute path: the model has no directory that it could lie in")
+        raise BadRequest(f"src={src}: must be an absolute path: the model has no directory that it could be in")
     return base / path
 
 
@@ -112,7 +112,7 @@ def _check_regular(src: str, file: Path) -> None:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:40]} is no number in JSON")
+        raise ValueError(f"{text[:40]} is not a number in JSON")
     return value
 
 
@@ -143,5 +143,5 @@ def adapters_in(homes: Iterable[Path]) -> dict[str, Path]:
     for home in homes:
         for name, path in adapters_of(home).items():
             if (other := adapters.setdefault(name, path)).resolve() != path.resolve():
-                raise ConfigError(f"the adapter {name} lies in two places: {other} and {path}")
+                raise ConfigError(f"the adapter {name} is in two places: {other} and {path}")
     return dict(sorted(adapters.items()))

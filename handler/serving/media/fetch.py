@@ -123,7 +123,7 @@ def read_file(url: str, kind: str, rules: MediaRules) -> bytes:
     if rules.directory is None:
         raise InvalidPayload("files are not read: option.allowed_local_media_path is not set")
     read = _read_url(url)
-    outside = InvalidPayload("it is no file below option.allowed_local_media_path")
+    outside = InvalidPayload("it is not a file below option.allowed_local_media_path")
     if read.raw_host not in (None, "", "localhost"):
         raise outside
     try:

@@ -95,7 +95,7 @@ def test_unknown_names_are_reported(slow_server: LiveServer) -> None:
     [
         (b"", "failed to parse the request JSON buffer: the body is empty"),
         (b'{"text_input"', "failed to parse the request JSON buffer: "),
-        (b'{"text_input":"a","text_input":"b"}', 'the key "text_input" stands twice'),
+        (b'{"text_input":"a","text_input":"b"}', 'the key "text_input" is there twice'),
         (b"[]", "attempt to get members for non-object"),
         (b"{}", "but missing required input(s) ['text_input']"),
         (b'{"text_input":7}', "Unable to parse 'text_input'"),

@@ -90,7 +90,7 @@ CASES: dict[str, tuple[Any, str]] = {
     "FTP": (by_url("ftp://a/b.wav"), ".audio_url must be an http, https, file or data URL"),
     "a private host": (by_url("http://169.254.169.254/a.wav"), ".audio_url: its host is not among"),
     "a data URL without base64": (by_url("data:audio/wav,abc"), "a data URL must be data:audio/...;base64,..."),
-    "outside of the folder": (by_url("file:///etc/passwd"), "it is no file below option.allowed_local_media_path"),
+    "outside of the folder": (by_url("file:///etc/passwd"), "it is not a file below option.allowed_local_media_path"),
     "video": ({"type": "video_url", "video_url": {"url": "http://a/"}}, "reads text, images and audio clips, no video"),
 }  # fmt: skip
 
@@ -122,7 +122,7 @@ def test_a_request_has_as_many_as_the_option_says(served: Served) -> None:
 
 def test_only_the_user_sends_clips(served: Served) -> None:
     answer = served[0].post(ask(TEXT, input_audio(), role="system"), CHAT)
-    assert "'input_audio' is not supported: audio clips stand in messages of the user" in answer.text
+    assert "'input_audio' is not supported: audio clips belong in messages of the user" in answer.text
 
 
 def test_fields_without_effect_are_named(served: Served) -> None:

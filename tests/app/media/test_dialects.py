@@ -117,14 +117,14 @@ def test_a_responses_items(served: tuple[LiveServer, Urls], kind: str) -> None:
     ("path", "body", "message"),
     [
         ("/v1/chat/completions", {"messages": [{"role": "system", "content": [{"type": "image_url"}]}]},
-         "messages[0].content[0]: 'image_url' is not supported: images stand in messages of the user"),
+         "messages[0].content[0]: 'image_url' is not supported: images belong in messages of the user"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "video_url"}]}]},
          "messages[0].content[0]: 'video_url' is not supported: the engine reads text, images and "
          "audio clips, no video"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "file"}]}]},
          "messages[0].content[0]: 'file' is not supported: the engine reads text, images and audio clips, no files"),
         ("/v1/chat/completions", {"messages": [{"role": "system", "content": [{"type": "input_audio"}]}]},
-         "messages[0].content[0]: 'input_audio' is not supported: audio clips stand in messages of the user"),
+         "messages[0].content[0]: 'input_audio' is not supported: audio clips belong in messages of the user"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "input_image"}]}]},
          "messages[0].content[0]: 'input_image' is not supported: write it as an 'image_url'"),
         ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
@@ -134,7 +134,7 @@ def test_a_responses_items(served: tuple[LiveServer, Urls], kind: str) -> None:
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": 1}]}]},
          "messages[0].content[0].image_url must be a URL"),
         ("/v1/messages", {"max_tokens": 1, "system": [anthropic("http://a/")], "messages": []},
-         "system[0]: 'image' is not supported: images stand in messages of the user"),
+         "system[0]: 'image' is not supported: images belong in messages of the user"),
         ("/v1/messages", {"max_tokens": 1, "messages": [
             {"role": "user", "content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}]}]},
          "messages[0].content[0].source: 'file' is not supported"),

@@ -24,7 +24,7 @@ from tests.servers import PATIENCE, LiveServer, options, wait_for
 CHAT = "/v1/chat/completions"
 NOT_PUBLIC = "its host has an address that is not public"
 NOT_LISTED = "its host is not among option.allowed_media_domains"
-OUTSIDE = "it is no file below option.allowed_local_media_path"
+OUTSIDE = "it is not a file below option.allowed_local_media_path"
 MANY_PIXELS = r"pixels; at most 1000000 in all \(option.max_image_pixels\)"
 _NAMES = {"inside.example": ["10.1.2.3"], "both.example": ["93.184.216.34", "127.0.0.1"], "six.example": ["::1"]}
 _real_public, _real_getaddrinfo = addresses.is_public, socket.getaddrinfo

@@ -137,8 +137,8 @@ def test_everything_else_is_locked(locked: LiveServer, method: str, path: str, h
     assert found.json() == {
         "code": 401,
         "type": "UnauthorizedException",
-        "message": "this server wants a key: send the header Authorization: Bearer KEY, or x-api-key: KEY",
-        "error": "this server wants a key: send the header Authorization: Bearer KEY, or x-api-key: KEY",
+        "message": "this server needs a key: send the header Authorization: Bearer KEY, or x-api-key: KEY",
+        "error": "this server needs a key: send the header Authorization: Bearer KEY, or x-api-key: KEY",
     }
     assert found.headers["x-request-id"]
 
@@ -205,7 +205,7 @@ def test_a_named_route_is_no_way_around(locked: LiveServer) -> None:
 def test_the_dialect_says_it_in_its_own_form() -> None:
     with serve("--engine", "echo", "-o", "option.tgi_compat=true", env={"LMI_API_KEY": "k"}) as server:
         assert server.post(ASK).json() == {
-            "error": "this server wants a key: send the header Authorization: Bearer KEY, or x-api-key: KEY",
+            "error": "this server needs a key: send the header Authorization: Bearer KEY, or x-api-key: KEY",
             "error_type": "authentication",
             "code": 401,
         }

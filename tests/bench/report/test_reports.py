@@ -142,10 +142,10 @@ RATES = served(1, kind="rate")
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("nonsense", "its last line is no JSON"),
-        ("[1]", "is no JSON object"),
-        ('{"a": 1}', "is no result of `lmi bench` or `lmi deploy bench`"),
-        ('{"levels": []}', "is no result of `lmi bench` or `lmi deploy bench`"),
+        ("nonsense", "its last line is not JSON"),
+        ("[1]", "is not a JSON object"),
+        ('{"a": 1}', "is not a result of `lmi bench` or `lmi deploy bench`"),
+        ('{"levels": []}', "is not a result of `lmi bench` or `lmi deploy bench`"),
         ('{"levels": [{"clients": 1}]}', "lacks the field 'tokens_per_second'"),
         (json.dumps(RATES), "the loads are of different kinds: a: clients at once, b: rates"),
         (None, "No such file"),

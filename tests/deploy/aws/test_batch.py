@@ -299,7 +299,7 @@ def test_a_file_that_fails_is_told_with_the_log_and_the_others(
     text = said(capsys)
     assert "ClientError: in/bad.jsonl: Bad HTTP status received from algorithm: 503" in text
     assert "The log's end: the engine has gone" in text
-    assert "1 files are done all the same. The answers are below s3://answers/out:" in text
+    assert "1 file done all the same. The answers are below s3://answers/out:" in text
     assert len(answered(cloud)) == len(LINES)
 
 
@@ -307,7 +307,7 @@ def test_a_file_that_fails_is_told_with_the_log_and_the_others(
     ("changes", "message"),
     [
         ({"batch": {**BATCH["batch"], "input": "s3://data/none/"}}, "s3://data/none/: there is no object"),
-        ({"batch": {**BATCH["batch"], "input": "s3://data/empty/"}}, "s3://data/empty/: 1 objects, all empty"),
+        ({"batch": {**BATCH["batch"], "input": "s3://data/empty/"}}, "s3://data/empty/: 1 object, all empty"),
         ({"batch": {**BATCH["batch"], "input": "s3://nobody-has-it/in/"}}, "there is no bucket nobody-has-it"),
         (
             {"batch": {**BATCH["batch"], "input": "s3://data/long/", "payload_mb": 1}},
@@ -374,7 +374,7 @@ def test_idle_instances_compressed_files_and_old_answers_are_told(
     cloud.policies[content["role"]] = [printed({**content, **changes}, "execution-role")]
     assert main(["batch", written(tmp_path, content, **changes), "--yes"]) == 0
     text = said(capsys)
-    assert "1 objects for 2 instances: one instance reads a whole object, and the others idle" in text
+    assert "1 object for 2 instances: one instance reads an object, the others idle" in text
     assert "zipped/1.jsonl.gz seems to be compressed" in text
     assert "s3://answers/out has 1 answers already, e.g. s3://answers/out/old.jsonl.out" in text
 

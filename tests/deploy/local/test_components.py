@@ -186,7 +186,7 @@ def test_adapters_are_those_of_their_component(tmp_path: Path) -> None:
         (
             {"model": {"id": "demo"}, "components": [{"name": "a"}, {"name": "a"}]},
             [],
-            "components: a stands there twice",
+            "components: a is given twice",
         ),
         (
             {"model": {"id": "demo"}, "components": [{"name": "a"}, {"name": "b", "memory_mb": 10**9}]},
@@ -206,7 +206,7 @@ def test_adapters_are_those_of_their_component(tmp_path: Path) -> None:
         (
             {"model": {"path": "/nowhere", "upload": "s3://models/x/"}, "components": [{"name": "a"}]},
             [],
-            "component a: model.path: /nowhere is no directory here",
+            "component a: model.path: /nowhere is not a directory here",
         ),
         (
             {"model": {"id": "demo"}, "components": [{"name": "a"}, {"name": "b", "options": {"max_tokens": "x"}}]},

@@ -122,8 +122,8 @@ ROWS = (
     Row("option.quantize", "awq", "quantization", {"vllm.quantization": "awq"}),
     Row("option.dtype", "fp16", "precision", {"dtype": "fp16", "vllm.dtype": "float16"}),
     Row("model_loading_timeout", "1800", _NOTE, warning="LMI reads option.model_loading_timeout alone"),
-    Row("adapter_ids", "['org/adapter']", _NOTE, warning="nobody knows the name"),
-    Row("adapter_names", "['one']", _NOTE, warning="nobody knows the name"),
+    Row("adapter_ids", "['org/adapter']", _NOTE, warning="the name is not known"),
+    Row("adapter_names", "['one']", _NOTE, warning="the name is not known"),
     Row(
         "option.limit_mm_per_prompt", '{"image": 4}', "images of a request", {"vllm.limit_mm_per_prompt": {"image": 4}}
     ),

@@ -49,7 +49,7 @@ def test_names_that_nobody_has_get_one_line_together(tmp_path: Path) -> None:
     assert found.warnings == (
         "without effect here: environment variable SERVING_KITCHEN, option.sing (environment variable OPTION_SING), "
         "adapter_ids (serving.properties, line 1), option.dance (serving.properties, line 2), -o option.xyzzy=2; "
-        "nobody knows the name; LMI_UNKNOWN_OPTIONS=error refuses such names",
+        "the name is not known; LMI_UNKNOWN_OPTIONS=error refuses such names",
     )
 
 
@@ -159,7 +159,7 @@ def test_8_bits_are_vllms(engine: str) -> None:
 
 def test_checkpoints_in_marlins_own_format_are_refused() -> None:
     (problem,) = read("option.quantize=marlin").problems
-    assert problem.message.startswith("vLLM reads no checkpoints in Marlin's own format any more; serve a GPTQ")
+    assert problem.message.startswith("vLLM no longer reads checkpoints in Marlin's own format; serve a GPTQ")
 
 
 def test_the_length_of_drafts_is_nothing_without_an_engine_that_was_built() -> None:

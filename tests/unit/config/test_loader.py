@@ -223,7 +223,7 @@ def test_several_names_have_commas_between_them() -> None:
     assert found.served_model_name == ("my-endpoint", "org/model", "*")
     assert config(env={"OPTION_SERVED_MODEL_NAME": "a"}).served_model_name == ("a",)
     assert config().served_model_name is None
-    assert "must be names with commas between them" in refused("option.served_model_name=a,,b")
+    assert "must be names separated by commas" in refused("option.served_model_name=a,,b")
 
 
 def test_tool_call_parsers_are_those_that_there_are() -> None:
@@ -232,5 +232,5 @@ def test_tool_call_parsers_are_those_that_there_are() -> None:
 
 @pytest.mark.parametrize("option", ["tool_call_parser", "reasoning_parser"])
 def test_a_parser_of_vllms_that_is_not_here_is_refused_with_a_remedy(option: str) -> None:
-    assert "is a form of vLLM's that is not read here: leave the option out" in refused(f"option.{option}=muse")
+    assert "is a format of vLLM's that is not supported here: leave the option out" in refused(f"option.{option}=muse")
     assert "must be one of auto, " in refused(f"option.{option}=kimi_k9")

@@ -94,7 +94,7 @@ def test_a_chat_template_is_a_text_or_a_file(tmp_path: Path) -> None:
     assert found("option.chat_template={% if x %}") == "{% if x %}"
     assert found(f"option.chat_template={tmp_path / 'own.jinja'}") == "{{ messages }}"
     assert found(properties=tmp_path / "serving.properties") == "{{ messages }}"
-    with pytest.raises(ConfigError, match="is no template, and no file with one"):
+    with pytest.raises(ConfigError, match="is neither a template nor a file with one"):
         found("option.chat_template=none.jinja")
     assert found("option.chat_template={{ x }}", "option.llm_engine=echo") is None  # and a warning says so
     echo = ("option.llm_engine=echo", f"option.echo_tokenizer={tmp_path}")

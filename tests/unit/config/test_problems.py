@@ -197,7 +197,7 @@ def test_what_is_no_secret_is_shown() -> None:
 
 def test_an_engine_that_nothing_names_is_told_as_such() -> None:
     reading = read_config(overrides=["option.max_loras=2"], environ={})
-    told = "option.max_loras is for vllm and trtllm; the engine here is openvino, as option.llm_engine names none"
+    told = "option.max_loras is for vllm and trtllm; the engine here is openvino by default (option.llm_engine)"
     assert told in str(reading.problems[0])
 
 

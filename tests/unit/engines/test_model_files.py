@@ -65,7 +65,7 @@ def test_a_whole_checkpoint_is_taken(tmp_path: Path) -> None:
     ("name", "change", "message"),
     [
         ("config.json", half, r"config\.json is not JSON: "),
-        ("config.json", lambda data: b"[]", r"config\.json holds no JSON object"),
+        ("config.json", lambda data: b"[]", r"config\.json does not hold a JSON object"),
         ("config.json", lambda data: b'{"\xff": 1}', r"config\.json is not JSON: 'utf-8' codec"),
         ("config.json", lambda data: b"[" * 100_000, r"config\.json is not JSON: "),
         ("tokenizer.json", half, r"tokenizer\.json is not JSON: "),
@@ -76,7 +76,7 @@ def test_a_whole_checkpoint_is_taken(tmp_path: Path) -> None:
         (SHARD, lambda data: data + b"x", r"model-1\.safetensors is broken: it holds"),
         (SHARD, lambda data: struct.pack("<Q", 4) + b"junk", r"safetensors is broken: its header"),
         (SHARD, gone, r"model-1\.safetensors is missing; model\.safetensors\.index\.json names it"),
-        ("model.safetensors.index.json", lambda data: b"[]", r"index\.json holds no JSON object"),
+        ("model.safetensors.index.json", lambda data: b"[]", r"index\.json does not hold a JSON object"),
     ],
 )
 def test_a_broken_checkpoint_is_refused_by_the_file_s_name(
@@ -141,7 +141,7 @@ def test_the_demo_model_s_directory_is_taken(demo_model: Path) -> None:
         ("xml", half, r"\.xml is cut short, or no XML: "),
         ("xml", empty, r"\.xml is cut short, or no XML: no element found"),
         ("xml", lambda data: b"<html></html>", r"\.xml is not an OpenVINO model: it begins with <html>, not <net>"),
-        ("xml", lambda data: data.replace(b'"8"', b'"x"'), r"\.xml is broken: the place of a constant is no number"),
+        ("xml", lambda data: data.replace(b'"8"', b'"x"'), r"\.xml is broken: the place of a constant is not a number"),
         ("bin", half, r"\.bin is cut short: it holds 10 bytes, openvino_\w+\.xml describes 20"),
         ("bin", empty, r"\.bin is cut short: it holds 0 bytes"),
         ("bin", gone, r"\.bin is missing, with the weights that openvino_\w+\.xml describes"),
@@ -169,7 +169,7 @@ def test_a_missing_graph_is_not_taken_for_another_kind_of_model(tmp_path: Path) 
     ("name", "data", "message"),
     [
         ("config.json", b"{x", r"config\.json is not JSON"),
-        ("generation_config.json", b"[1]", r"generation_config\.json holds no JSON object"),
+        ("generation_config.json", b"[1]", r"generation_config\.json does not hold a JSON object"),
         (
             "config.json",
             b'{"max_position_embeddings": "many"}',

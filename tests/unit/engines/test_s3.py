@@ -127,12 +127,12 @@ def test_a_second_start_downloads_what_has_changed_alone(bucket: str, capsys: py
         ),
         ("s3://{}/a", {"a/model.tar.gz": b"x"}, "but model.tar.gz. .* archives are not unpacked"),
         ("s3://{}/a.gguf", {"a.gguf": b"x"}, "is one object; name the prefix of the directory"),
-        ("s3://{}/a", {"a/config.json": b"{}", "a/../b": b"x"}, "'a/../b' is no file of a directory"),
-        ("s3://{}/a", {"a/config.json": b"{}", "a//b": b"x"}, "'a//b' is no file of a directory"),
+        ("s3://{}/a", {"a/config.json": b"{}", "a/../b": b"x"}, "'a/../b' is not a file in a directory"),
+        ("s3://{}/a", {"a/config.json": b"{}", "a//b": b"x"}, "'a//b' is not a file in a directory"),
         ("s3://{}/a/m*", {}, "write it as s3://BUCKET/PREFIX/"),
         ("s3:///a", {}, "write it as s3://BUCKET/PREFIX/"),
         ("s3://no-such-bucket-here/a", {}, f"there is no bucket no-such-bucket-here .NoSuchBucket.*{CURE}"),
-        ("s3://A b/a", {}, "'A b' is no name of a bucket; write it as s3://BUCKET/PREFIX/"),
+        ("s3://A b/a", {}, "'A b' is not the name of a bucket; write it as s3://BUCKET/PREFIX/"),
     ],
 )
 def test_what_is_no_model_is_refused_in_a_line(

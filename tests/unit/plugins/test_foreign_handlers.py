@@ -49,7 +49,7 @@ def test_functions_are_found_by_their_names(define: str, tmp_path: Path) -> None
         f"{define} custom_sagemaker_{kind}_handler(request):\n    pass\n" for kind in ("invocation", "ping")
     )
     path = tmp_path / "model.py"
-    is_of = "is of AWS's vLLM image and is not called here"
+    is_of = "belongs to AWS's vLLM image and is not called here"
     assert refusals(tmp_path, text) == [
         f"{path}, line 2: custom_sagemaker_invocation_handler {is_of}: {HANDLERS}",
         f"{path}, line 4: custom_sagemaker_ping_handler {is_of}: {PING}",
@@ -68,7 +68,7 @@ def test_functions_are_found_by_their_names(define: str, tmp_path: Path) -> None
 )
 def test_a_name_may_be_bound_in_other_ways(text: str, tmp_path: Path) -> None:
     (told,) = refusals(tmp_path, text + "\n" + FAIL)
-    assert "custom_sagemaker_ping_handler is of AWS's vLLM image" in told
+    assert "custom_sagemaker_ping_handler belongs to AWS's vLLM image" in told
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_name_may_be_bound_in_other_ways(text: str, tmp_path: Path) -> None:
 )
 def test_decorators_are_found_by_their_import(line: str, name: str, instead: str, called: bool, tmp_path: Path) -> None:
     (told,) = refusals(tmp_path, f"{line}\n{FAIL}")
-    assert f": {name} is of AWS's vLLM image" in told
+    assert f": {name} belongs to AWS's vLLM image" in told
     assert instead in told
     assert checked(tmp_path, f"{line}\n{FAIL}") == ([] if called else [told])
 
@@ -98,7 +98,7 @@ def test_decorators_are_found_by_their_import(line: str, name: str, instead: str
 def test_what_the_start_could_not_import_is_refused_before(module: str, name: str, tmp_path: Path) -> None:
     line = f"from {AWS}.{module} import {name}"
     (told,) = checked(tmp_path, line)
-    assert f"line 1: {name} is of AWS's vLLM image" in told
+    assert f"line 1: {name} belongs to AWS's vLLM image" in told
     with pytest.raises(ConfigError):
         find_handlers(tmp_path, {}, {})
 

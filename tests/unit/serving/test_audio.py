@@ -131,11 +131,11 @@ WRONG: dict[str, tuple[bytes, str, bool]] = {
         clip_file(numpy.zeros(61 * 16_000, numpy.float32), kind="OGG"), "the audio has 61 s; at most 60 s", False),
     "an MP3 too long": (
         clip_file(numpy.zeros(61 * 16_000, numpy.float32), kind="MP3"), "s; at most 60 s", False),
-    "NaN": (clip_file(NAN, subtype="FLOAT"), "the audio has samples that are no finite numbers", False),
+    "NaN": (clip_file(NAN, subtype="FLOAT"), "the audio has samples that are not finite numbers", False),
     "NaN at another rate": (
-        clip_file(NAN, 44_100, subtype="FLOAT"), "the audio has samples that are no finite numbers", False),
+        clip_file(NAN, 44_100, subtype="FLOAT"), "the audio has samples that are not finite numbers", False),
     "infinite": (
-        wav(numpy.full(99, numpy.inf, numpy.float32).tobytes(), bits=32, code=3), "no finite numbers", False),
+        wav(numpy.full(99, numpy.inf, numpy.float32).tobytes(), bits=32, code=3), "not finite numbers", False),
 }  # fmt: skip
 
 

@@ -208,7 +208,7 @@ def test_the_operators_length_is_the_most_of_any_answer(tmp_path: Path, chosen: 
     ("text", "said"),
     [
         ("{", "is not JSON"),
-        ("[]", "holds no JSON object"),
+        ("[]", "does not hold a JSON object"),
         ('{"temperature": "hot"}', 'generation_config.json: temperature="hot": must be a number of at least 0'),
         ('{"top_p": 1.5}', "top_p=1.5: must be a number of at least 0 and at most 1; correct it, or write option."),
         ('{"top_k": true}', "top_k=true: must be an integer"),

@@ -213,7 +213,11 @@ def _until(done: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize(
     ("path", "why"),
-    [("file", "{}/file is no directory that can be written"), ("file/x/y", "{}/file is no directory"), ("", "")],
+    [
+        ("file", "{}/file is not a directory that can be written to"),
+        ("file/x/y", "{}/file is not a directory"),
+        ("", ""),
+    ],
 )
 def test_a_path_is_checked_before_it_is_made(tmp_path: Path, path: str, why: str) -> None:
     (tmp_path / "file").write_text("")

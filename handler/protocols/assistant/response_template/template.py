@@ -167,7 +167,7 @@ class Field(NamedTuple):
         """
         if self.each:
             if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-                raise ValueError("is no list of objects")
+                raise ValueError("is not a list of objects")
             value = [apply(self.transform, {**groups, **item}) for item in value]
         elif self.transform is not None:
             value = apply(self.transform, {**groups, "content": value})

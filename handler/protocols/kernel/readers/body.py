@@ -83,7 +83,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         counts = Counter(name for name, _ in pairs)
-        raise ValueError(f"the key {show(counts.most_common(1)[0][0])} stands twice")
+        raise ValueError(f"the key {show(counts.most_common(1)[0][0])} is there twice")
     return value
 
 

@@ -26,7 +26,7 @@ def place(source: MediaSource) -> dict[str, Any]:
 
 
 def only_in(kind: str) -> str:
-    return f"{MEDIA[kind]} stand in messages of the user"
+    return f"{MEDIA[kind]} belong in messages of the user"
 
 
 def taken_media(context: ServerContext) -> list[str]:

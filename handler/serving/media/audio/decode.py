@@ -97,5 +97,5 @@ def _resampled(stream: Any, samples: Any) -> Any:
 
 def _finite(samples: Any) -> Any:
     if not numpy.isfinite(samples).all():
-        raise InvalidPayload("the audio has samples that are no finite numbers")
+        raise InvalidPayload("the audio has samples that are not finite numbers")
     return samples

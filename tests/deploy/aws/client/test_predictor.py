@@ -265,7 +265,7 @@ def test_no_component_yet(predictor: Predictor, aws: Double) -> None:
 
 def test_components_that_may_not_be_listed_must_be_named(predictor: Predictor, aws: Double) -> None:
     aws.answers = [NO_NAME, fails(400, "AccessDeniedException", "not authorized")]
-    with pytest.raises(Forbidden, match="e wants an inference component named") as caught:
+    with pytest.raises(Forbidden, match="e needs the name of an inference component") as caught:
         predictor.predict({})
     assert "--component" in caught.value.advice
 

@@ -420,7 +420,7 @@ def test_a_vpc(ready: Cloud) -> None:
 
     assert network(subnets, groups[0]) == Check("network", Verdict.OK, f"{vpcs[0]}, 2 zones")
     assert network(subnets[:1], groups[0]).says == "all subnets are in us-east-1a"
-    assert "of several VPCs" in network(subnets, groups[1]).says
+    assert "belong to several VPCs" in network(subnets, groups[1]).says
     assert network(["subnet-0123456789abcdef0"], groups[0]).verdict is Verdict.ERROR
 
 

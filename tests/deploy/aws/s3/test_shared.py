@@ -52,7 +52,7 @@ def test_changed_files_do_not_come_under_an_endpoint_that_serves(cloud: Cloud, b
     assert planned is not None
     assert planned.missing == ()
     (directory / "config.json").write_text("[]")
-    with pytest.raises(Refused, match=r"1 files are new or changed, e\.g\. config\.json") as raised:
+    with pytest.raises(Refused, match=r"1 file new or changed, e\.g\. config\.json") as raised:
         check_data(spec, aws(), look(aws(), NAME))
     assert "model.upload" in raised.value.advice
     elsewhere = spec.model_copy(update={"model": spec.model.model_copy(update={"upload": ELSEWHERE})})
@@ -66,7 +66,7 @@ def test_files_may_change_while_nothing_serves_them(cloud: Cloud, bucket: Any, s
     planned = check_data(spec, aws(), look(aws(), NAME))
     assert planned is not None
     assert planned.changed == ("config.json",)
-    assert "in the place of 1 objects with other content, e.g. config.json" in str(planned)
+    assert "in the place of 1 object with other content, e.g. config.json" in str(planned)
     up(wanted_of(PLAIN))
     cloud.sagemaker.things["endpoint", NAME].status = "Failed"
     assert check_data(spec, aws(), look(aws(), NAME)) is not None
@@ -137,12 +137,12 @@ def test_nothing_is_sent_where_another_deployment_s_model_loads_from(cloud: Clou
     planned = check_data(spec, aws(), look(aws(), NAME))  # the same files: two deployments of one model
     assert planned is not None
     (directory / "config.json").write_text("[]")
-    with pytest.raises(Refused, match=r"the deployment other sent files there, and 1 more; 1 files") as raised:
+    with pytest.raises(Refused, match=r"the deployment other sent files there, and 1 more; 1 file") as raised:
         check_data(spec, aws(), look(aws(), NAME))
     assert "another prefix into model.upload" in raised.value.advice
     (directory / "config.json").write_text("{}")
     (directory / "generation_config.json").write_text("{}")
-    with pytest.raises(Refused, match=rf"the model other loads from {TO}; 1 files"):
+    with pytest.raises(Refused, match=rf"the model other loads from {TO}; 1 file"):
         check_data(spec, aws(), look(aws(), NAME))
 
 

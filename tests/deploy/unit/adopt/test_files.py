@@ -149,9 +149,9 @@ def test_a_recommendation_with_image_and_variables_of_its_own(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", "must be a JSON object"),
-        ("[" * 100_000, "is no JSON"),
+        ("[" * 100_000, "is not JSON"),
         ({"a": 1}, "is none of the forms"),
         ({"PrimaryContainer": []}, "Model.PrimaryContainer: must be an object"),
         ({"PrimaryContainer": {"Environment": {"A": 1}}}, "Model.PrimaryContainer.Environment.A: must be a text"),
@@ -160,7 +160,7 @@ def test_a_recommendation_with_image_and_variables_of_its_own(tmp_path: Path) ->
         ({"Model": PLAIN.model, "Tags": [{"Key": "a"}]}, "Tags[0].Value: must be given"),
         ({"Model": 3}, "Model: must be an object"),
         ({"Models": 3}, "Models: must be an array"),
-        ({"HubContentDocument": "{"}, "HubContentDocument is no JSON"),
+        ({"HubContentDocument": "{"}, "HubContentDocument is not JSON"),
         (
             {**JUMPSTART, "inference_environment_variables": [3]},
             "inference_environment_variables[0]: must be an object",

@@ -160,8 +160,8 @@ OTHERS = {
     "a wrong type": Wire("text/event-stream", b'\n{"outputs":["a"]}\n{"outputs":["b"]}\n'),
     "another wrong type": Wire("application/json", b'event: x\ndata: {"outputs":["ab"]}\n\n'),
     "TGI's list": Wire("application/json", b'[{"generated_text":"ab","details":{"finish_reason":"length"}}]'),
-    "a line that is no JSON": Wire("application/json", b'not "JSON {\n{"text_output":"ab"}\n7\n"x"'),
-    "an event that is no JSON": Wire("text/event-stream", b'data: {oops\n\ndata: {"text_output":"ab"}\n\n'),
+    "a line that is not JSON": Wire("application/json", b'not "JSON {\n{"text_output":"ab"}\n7\n"x"'),
+    "an event that is not JSON": Wire("text/event-stream", b'data: {oops\n\ndata: {"text_output":"ab"}\n\n'),
     "nothing": Wire("application/jsonlines", b""),
     "white space": Wire("application/json", b" \n "),
     "cut within a value": Wire("application/jsonlines", b'{"token":{"text":"ab"}}\n{"token":{"te'),
@@ -182,8 +182,8 @@ def test_framings(name: str) -> None:
 
 
 def test_what_is_no_json_is_shown_as_it_is() -> None:
-    assert whole(OTHERS["a line that is no JSON"]) == [Raw('not "JSON {'), Token("ab"), Raw(7), Raw("x")]
-    assert whole(OTHERS["an event that is no JSON"]) == [Raw("{oops"), Token("ab")]
+    assert whole(OTHERS["a line that is not JSON"]) == [Raw('not "JSON {'), Token("ab"), Raw(7), Raw("x")]
+    assert whole(OTHERS["an event that is not JSON"]) == [Raw("{oops"), Token("ab")]
 
 
 @pytest.mark.parametrize("name", ["cut within a value", "cut within an event", "cut between"])
@@ -220,7 +220,7 @@ def test_any_borders_give_the_same_events(name: str, places: list[int]) -> None:
     st.sampled_from(["application/json", "text/event-stream"]),
 )
 def test_any_bytes_in_any_borders(body: bytes, places: list[int], content_type: str) -> None:
-    """Text that is no JSON may come in other pieces."""
+    """Text that is not JSON may come in other pieces."""
     (one, error), (other, likewise) = read(content_type, [body]), read(content_type, cut(body, places))
     _same((_joined(one), error), (_joined(other), likewise))
 

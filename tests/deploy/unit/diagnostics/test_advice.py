@@ -52,7 +52,7 @@ TABLE = [
      ["image.uri", "--provenance=false"]),
     (PING, ["cannot start: driver 535.1 with CUDA 12.2; CUDA 13.0 in the image: the driver is too old for it."],
      "driver", ["instance.ami"]),
-    (PING, ["CUDA 13.0 in the image, and no NVIDIA driver in sight: the GPU engines will not start"], "no GPU",
+    (PING, ["CUDA 13.0 in the image, but no NVIDIA driver is visible: the GPU engines will not start"], "no GPU",
      ["instance.type"]),
     (PING, ["cannot start: the secret arn:aws:secretsmanager:us-east-1:1:secret:hf cannot be read: AccessDenied"],
      "secret", ["model.token_secret"]),

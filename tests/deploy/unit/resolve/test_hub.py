@@ -187,13 +187,13 @@ def test_all_requests_for_a_model_have_one_time(double: HubDouble, monkeypatch: 
     [
         ((503, b"<html>busy</html>"), "127.0.0.1 answers with status 503"),
         ((404, b""), r"127.0.0.1 has no me/mine \(status 404\)"),
-        ((200, b"<html>"), "the model's list of files is no JSON"),
+        ((200, b"<html>"), "the model's list of files is not JSON"),
         ((200, b"[" * 100_000), "the model's list of files is nested too deep"),
         ((200, b" " * (17 << 20)), "has more than 16777216 bytes"),
         ((200, b'{"siblings": 7}'), ""),
         (
             (200, b'{"siblings": [7, {}, {"rfilename": 3}, {"rfilename": "config.json", "size": "big"}]}'),
-            "config.json is no JSON",
+            "config.json is not JSON",
         ),
     ],
 )
@@ -207,7 +207,7 @@ def test_a_hub_that_answers_nonsense(double: HubDouble, answer: tuple[int, bytes
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (b"{", r"The model's files on the hub do not tell its size: the model's config.json is no JSON"),
+        (b"{", r"The model's files on the hub do not tell its size: the model's config.json is not JSON"),
         (json.dumps(LLAMA | {"num_hidden_layers": -1}).encode(), "num_hidden_layers: -1 is no whole number"),
         (json.dumps(LLAMA | {"vocab_size": 10**300}).encode(), "is no whole number from 0 to 100000000"),
         (b'{"a": ' * 100_000, "is nested too deep"),

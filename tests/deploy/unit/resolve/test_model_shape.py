@@ -167,9 +167,9 @@ def test_a_directory_without_a_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", r"the model's config\.json is no JSON: "),
-        ("", r"the model's config\.json is no JSON: "),
-        ("[1]", r"the model's config\.json is no JSON object"),
+        ("{", r"the model's config\.json is not JSON: "),
+        ("", r"the model's config\.json is not JSON: "),
+        ("[1]", r"the model's config\.json is not a JSON object"),
         ("[" * 100_000, r"the model's config\.json is nested too deep"),
         (json.dumps(LLAMA_CONFIG | {"num_hidden_layers": -3}), "num_hidden_layers: -3 is no whole number from 0 to"),
         (json.dumps(LLAMA_CONFIG | {"num_hidden_layers": 10**9}), "num_hidden_layers: 1000000000 is no whole number"),

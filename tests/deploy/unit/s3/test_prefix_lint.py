@@ -55,7 +55,7 @@ def test_what_cannot_load_is_an_error(files: dict[str, str], place: str, says: s
 
 def test_a_model_one_directory_too_deep_says_where_it_is() -> None:
     findings = found({f"llama/{name}": text for name, text in GOOD.items()})
-    assert errors(findings)[0].advice == "It lies in llama/: give that directory."
+    assert errors(findings)[0].advice == "It is in llama/: give that directory."
 
 
 HUB = {"serving.properties": "engine=Python\noption.model_id = Qwen/Qwen3-8B\n", "model.py": "x = 1\n"}
@@ -137,7 +137,7 @@ def test_links_to_files_are_followed_and_others_refused(tmp_path: Path) -> None:
 
 
 def test_no_directory(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="is no directory"):
+    with pytest.raises(Refused, match="is not a directory"):
         list_directory(tmp_path / "none")
 
 

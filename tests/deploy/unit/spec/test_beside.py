@@ -64,7 +64,7 @@ COMPONENTS = {"components": [{"name": "chat"}]}
         ),
         ({"reservation": "llama", **NAMED}, "reservation: must be written as arn:aws:sagemaker:"),
         ({"reservation": PLAN, "region": "us-east-1", **NAMED}, "reservation: is in eu-west-1, and the endpoint in us"),
-        ({"reservation": PLAN}, "reservation: is of one instance type; name it in instance.type"),
+        ({"reservation": PLAN}, "reservation: belongs to one instance type; name it in instance.type"),
         (
             {"reservation": PLAN, **NAMED, "sagemaker": {"variant": {"CapacityReservationConfig": {}}}},
             "sagemaker.variant.CapacityReservationConfig: belongs to reservation",

@@ -171,7 +171,7 @@ def partition(kind: str) -> dict[str, Any]:
                 "components": [{"name": "chat", "accelerators": 2}],
                 "sagemaker": {"variant": PARTITIONED, "component": partition("mig-3g.40gb")},
             },
-            "a partition is of one accelerator, and accelerators is 2",
+            "a partition has one accelerator, and accelerators is 2",
         ),
         (
             {**MANAGED, "sagemaker": {"component": {"Specifications": [{"InstanceType": "ml.g6e.xlarge"}]}}},

@@ -204,8 +204,8 @@ def test_what_follows_from_a_wrong_section_alone_is_not_said(file: Path) -> None
     [
         ("", "FILE: is empty"),
         ("- a", "FILE: must be a mapping of names to values"),
-        (TEXT + "name: again\n", "FILE: name stands there twice, in lines 2 and 6"),
-        (TEXT + "instance: {count: 1, count: 2}\n", "FILE: count stands there twice, in lines 6 and 6"),
+        (TEXT + "name: again\n", "FILE: name is given twice, in lines 2 and 6"),
+        (TEXT + "instance: {count: 1, count: 2}\n", "FILE: count is given twice, in lines 6 and 6"),
     ],
 )
 def test_files_that_are_none(file: Path, text: str, said: str) -> None:
@@ -228,7 +228,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ("name", "--set name: must be NAME=VALUE, as instance.type=ml.g5.xlarge"),
         ("a..b=1", "--set a..b=1: must be NAME=VALUE, as instance.type=ml.g5.xlarge"),
         ("name.x=1", "--set name.x=1: name has no names below it"),
-        ("model.shape={a: 1, a: 2}", "--set model.shape={a: 1, a: 2}: a stands there twice, in lines 1 and 1"),
+        ("model.shape={a: 1, a: 2}", "--set model.shape={a: 1, a: 2}: a is given twice, in lines 1 and 1"),
     ],
 )
 def test_settings_that_are_none(file: Path, setting: str, said: str) -> None:
@@ -269,11 +269,11 @@ def test_numbers_without_end_are_refused(setting: str) -> None:
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        ('environment: {A: "\\ud800"}', "a.yaml: line 2: \\ud800 is no text"),
-        ('sagemaker: {variant: {"\\udc80": x}}', "a.yaml: line 2: \\udc80 is no text"),
+        ('environment: {A: "\\ud800"}', "a.yaml: line 2: \\ud800 is not text"),
+        ('sagemaker: {variant: {"\\udc80": x}}', "a.yaml: line 2: \\udc80 is not text"),
         (
             'sagemaker: {model: {PrimaryContainer: {ContainerHostname: "x\\ud800"}}}',
-            "a.yaml: line 2: x\\ud800 is no text",
+            "a.yaml: line 2: x\\ud800 is not text",
         ),
     ],
 )

@@ -133,7 +133,7 @@ def test_none_that_will_ever_serve_is_refused_by_name() -> None:
 
 def test_servers_of_several_kinds_are_refused_by_name() -> None:
     with listening(owner="vllm") as first, listening(owner="lmi-handler") as second:
-        with pytest.raises(ConfigError, match=r"of several kinds: .*: vllm; .*: lmi"):
+        with pytest.raises(ConfigError, match=r"of different kinds: .*: vllm; .*: lmi"):
             find_kind((first.url, second.url))
         second.models = status(503, "no")
         assert find_kind((first.url, second.url + "/")) == "vllm"

@@ -81,7 +81,7 @@ def test_without_the_options_nothing_is_set() -> None:
             [FILE],
             r"^-o option.lmcache_config_file=cache.yaml: there is no such file$",
         ),
-        ([AUTO, FILE], "say the same thing twice"),
+        ([AUTO, FILE], "set the same thing"),
         ([AUTO, "option.enable_expert_parallel=true"], "option.enable_expert_parallel=true"),
         ([AUTO, "option.replicas=2"], "option.replicas=1"),
     ],

@@ -238,7 +238,7 @@ def test_a_call_without_a_character_of_arguments_is_its_name() -> None:
     assert read(FORMATS["glm45"].make(TOOLS), rest, Finish.EOS)[-1] == ("time", "{}", True)
 
 
-# -- what is no JSON ---------------------------------------------------------------------------------------------
+# -- what is not JSON ---------------------------------------------------------------------------------------------
 
 WRONG = {
     "an invalid escape": '{"text": "\\x41"}',

@@ -270,7 +270,7 @@ def test_a_wrong_payload_is_refused(body: Any, wanted: str) -> None:
         (b"", "the body is empty"),
         (b"{", "not valid JSON"),
         (b'{"inputs":"a"} x', "Extra data"),
-        (b'{"inputs":"a","inputs":"b"}', '"inputs" stands twice'),
+        (b'{"inputs":"a","inputs":"b"}', '"inputs" is there twice'),
         (b'{"inputs":"a","parameters":{"temperature":NaN}}', "NaN is not a JSON number"),
         (b'{"inputs":"\\ud800"}', "lone surrogate"),
         (b'{"inputs":"\xff"}', "not UTF-8"),
