@@ -49,10 +49,6 @@ def lost(reason: str) -> Answer:
     return Answer(0, "", b"", reason)
 
 
-def recorded(answer: Recorded | None) -> Answer:
+def recorded(answer: Recorded) -> Answer:
     """Return a recording's answer as one of a target."""
-    if answer is None:
-        return lost("not recorded")
-    if answer.status in BUSY:
-        return lost("busy when it was recorded")
     return Answer(answer.status or 200, answer.content_type, answer.body)

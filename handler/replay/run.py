@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from handler.replay.answer import Answer, recorded
+from handler.replay.answer import BUSY, Answer, recorded
 from handler.replay.findings import Class
 from handler.replay.journal import Journal
 from handler.replay.noise import Ask, Noise
@@ -114,9 +114,16 @@ class Replay:
 
     def _why_not(self, request: Request) -> str:
         """Return why a request cannot be compared; empty: it can."""
-        if self._sides.target is None and request.other is None:
-            return _NO_SHADOW
-        return request.unsendable if self._sides.are_asked else ""
+        sides = self._sides
+        for side, answer, missing in (
+            (sides.reference, request.answer, "has no recorded answer"),
+            (sides.target, request.other, _NO_SHADOW),
+        ):
+            if side is None and answer is None:
+                return missing
+            if side is None and answer is not None and answer.status in BUSY:
+                return f"got {answer.status} of a busy server when it was recorded"
+        return request.unsendable if sides.are_asked else ""
 
     async def _answers(self, number: int, request: Request) -> tuple[Answer, Answer]:
         """Ask both sides: at once at a recorded pace, else one after the other, each first in every other request."""
@@ -147,7 +154,10 @@ class Replay:
 
 
 async def _ask(side: Paced | None, request: Request, answer: Recorded | None) -> Answer:
-    return recorded(answer) if side is None else await side.ask(request)
+    if side is not None:
+        return await side.ask(request)
+    assert answer is not None  # else the request was left out
+    return recorded(answer)
 
 
 class _Feed:
