@@ -32,7 +32,12 @@ def open_target(
     Args:
         key_variable: of the environment, whose value is sent as a bearer token.
         stack: stops a server that is started for this.
+
+    Raises:
+        ConfigError: it cannot be opened, or takes no key.
     """
+    if key_variable is not None and (name == RECORDED or name.startswith("sagemaker:")):
+        raise ConfigError(f"lmi replay: {name} takes no key, and {key_variable} is named for it")
     if name == RECORDED:
         return None
     return Paced(_target(name, _key(key_variable), timeout, concurrency, stack), patience)

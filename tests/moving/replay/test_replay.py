@@ -265,6 +265,8 @@ def test_targets_are_checked_first(requests: Path, capsys: pytest.CaptureFixture
     assert "the recording has no answers; name a server with --against" in capsys.readouterr().err
     assert replay(requests, "http://127.0.0.1:9", "http://127.0.0.1:9", "--recorded-pace") == 2
     assert "--recorded-pace: the recording has no times" in capsys.readouterr().err
+    assert replay(requests, "sagemaker:new", "http://127.0.0.1:9", "--key-to", "KEY") == 2
+    assert "sagemaker:new takes no key, and KEY is named for it" in capsys.readouterr().err
 
 
 def test_requests_go_at_the_recorded_pace(tmp_path: Path) -> None:
