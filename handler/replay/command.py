@@ -35,7 +35,11 @@ def run(arguments: argparse.Namespace) -> int:
     read, requests = beginning(open_requests(arguments.requests))
     _check(arguments, read)
     what = _what(arguments)
-    journal = Journal(arguments.output, what, restart=arguments.restart)
+    with contextlib.closing(Journal(arguments.output, what, restart=arguments.restart)) as journal:
+        return _replay(arguments, what, requests, journal)
+
+
+def _replay(arguments: argparse.Namespace, what: dict[str, Any], requests: Any, journal: Journal) -> int:
     if journal.num_done:
         print(f"lmi replay: continuing after {journal.num_done:,} requests in {arguments.output}", file=sys.stderr)
     if not has_validator():
@@ -49,7 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
             event_loop.run(_run(arguments, requests, journal, noise, progress))
     except KeyboardInterrupt:
         progress.close()
-        journal.close()
         print("lmi replay: stopped; give the same command again to continue", file=sys.stderr)
         return _INTERRUPTED
     progress.close()
