@@ -53,8 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
         print("lmi replay: stopped; give the same command again to continue", file=sys.stderr)
         return _INTERRUPTED
     progress.close()
+    status = _report(arguments, what, journal, noise)
     journal.finish()
-    return _report(arguments, what, journal, noise)
+    return status
 
 
 def _check(arguments: argparse.Namespace, read: Sequence[Request]) -> None:
@@ -121,7 +122,10 @@ def _report(arguments: argparse.Namespace, what: dict[str, Any], journal: Journa
     print(show(report))
     files = {"report.json": json.dumps({**report, **machine.describe()}, indent=1) + "\n", "report.html": page(report)}
     for name, text in files.items():
-        (arguments.output / name).write_text(text, "utf-8")
+        try:
+            (arguments.output / name).write_text(text, "utf-8")
+        except OSError as error:
+            raise ConfigError(f"lmi replay: --output {arguments.output}: {name}: {error.strerror}") from None
     print(f"\nwritten: {', '.join(str(arguments.output / name) for name in files)}")
     if report["beyond"]:
         print(f"more than --allow permits: {', '.join(report['beyond'])}")
