@@ -55,9 +55,9 @@ class _Reader(BodyReader):
         super().feed(data, now)
 
     def closed(self) -> None:
-        """End an answer of HTTP/1.0, whose length nobody told."""
+        """End an answer whose length nobody told, as of HTTP/1.0; it may be empty."""
         has_length = "content-length" in self.headers or "transfer-encoding" in self.headers
-        self.complete = self.complete or (bool(self.pieces) and not has_length)
+        self.complete = self.complete or (self.has_head and not has_length)
 
 
 class HttpTarget:
