@@ -228,6 +228,13 @@ def test_bodies_that_are_no_json_are_texts(body: bytes) -> None:
     assert class_between(Answer(200, "", body), Answer(200, "", body + b".")) is Class.TEXT
 
 
+def test_an_example_hides_a_content_type_that_is_none() -> None:
+    old, new = answer({"a": 1}, content_type="<script>secret"), answer({"a": 2})
+    example = Example(Request("1", "/invocations", {}, b"{}"), old, new, [])
+    assert "secret" not in json.dumps(describe(example, Class.TEXT, show=False))
+    assert "secret" in json.dumps(describe(example, Class.TEXT, show=True))
+
+
 def test_keep_alives_of_a_long_stream_are_read_in_linear_time() -> None:
     """Copied line by line, they would take hours."""
     body = b'{"a": 1}\n' + b": \n\n" * 1_500_000 + b'{"a": 2}'
