@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -113,7 +114,12 @@ async def _run(
 def _what(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what must be the same for a run to go on."""
     names = ("requests", "to", "against", "noise", "near", "greedy", "show", "expect")
-    return {name: getattr(arguments, name) for name in names}
+    return {name: _text(getattr(arguments, name)) for name in names}
+
+
+def _text(value: Any) -> Any:
+    """Return an argument as UTF-8 can write it: a file's name may be of other bytes."""
+    return os.fsencode(value).decode("utf-8", "replace") if isinstance(value, str) else value
 
 
 def _report(arguments: argparse.Namespace, what: dict[str, Any], journal: Journal, noise: Noise) -> int:
