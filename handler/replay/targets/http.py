@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 import time
 import urllib.parse
 from collections.abc import Iterator
@@ -81,6 +82,9 @@ class HttpTarget:
         """Connect for the first request, so that a wrong URL or certificate is told at once."""
         try:
             self._idle.append(await self._connect())
+        except ssl.SSLCertVerificationError as error:
+            advice = "SSL_CERT_FILE names a file of certificates to trust"
+            raise ConfigError(f"lmi replay: {self._url}: {error.verify_message}: {advice}") from None
         except (OSError, asyncio.TimeoutError) as error:
             raise ConfigError(f"lmi replay: cannot connect to {self._url}: {error or 'timeout'}") from None
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
+
 import pytest
 
 from handler.bench.client import MAX_HEAD, BodyReader, address
 from handler.conform.exchange import Recorder
 from handler.core.errors import ConfigError
-from handler.replay.targets.http import _Reader
+from handler.replay.targets.http import HttpTarget, _Reader
 from handler.replay.targets.opening import check_name
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -71,6 +74,18 @@ def test_a_body_may_be_longer_than_headers(reader: type[BodyReader | Recorder]) 
         one.feed(b"1\r\na\r\n" * 10000, 0.0)
     one.feed(b"0\r\n\r\n", 0.0)
     assert (one.complete, one.refused) == (True, "")
+
+
+def test_a_certificate_that_is_not_trusted_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_message = "self-signed certificate"
+
+    async def refuse(self: HttpTarget) -> None:
+        raise error
+
+    monkeypatch.setattr(HttpTarget, "_connect", refuse)
+    with pytest.raises(ConfigError, match="https://h: self-signed certificate: SSL_CERT_FILE names"):
+        asyncio.run(HttpTarget("https://h").open())
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://127.0.0.1:port", "http://[::1"])
