@@ -29,7 +29,12 @@ def test_an_informational_answer_is_not_the_answer() -> None:
     hints = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\ncontent-length: 9\r\n\r\n"
     assert not read(hints).complete
     reader = read(hints, hints + HEAD + b"content-length: 2\r\n\r\n{}", closed=False)
-    assert (reader.complete, reader.status, reader.body, reader.headers) == (True, 200, b"{}", {"content-length": "2"})
+    assert (reader.complete, reader.status, bytes(reader.body), reader.headers) == (
+        True,
+        200,
+        b"{}",
+        {"content-length": "2"},
+    )
 
 
 @pytest.mark.parametrize(
