@@ -22,6 +22,13 @@ R = TypeVar("R", bound="HttpReader")
 C = TypeVar("C", bound=asyncio.Protocol)
 
 
+MAX_HEAD = 1 << 18
+"""Bytes of an answer without one of its body: headers, trailers, informational answers."""
+
+_INFORMATIONAL = range(100, 200)
+"""Statuses of answers before the answer, such as 103 Early Hints (RFC 9110, section 15.2)."""
+
+
 class HttpReader:
     """Reads an HTTP response in any pieces; `complete` at its end. Subclasses read headers and body.
 
@@ -32,6 +39,8 @@ class HttpReader:
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._now = 0.0
+        self._unread = 0  # bytes since the body's last one
+        self.has_head = False
         self.complete = False
         self.keep_alive = True
         self.refused = ""
@@ -39,7 +48,10 @@ class HttpReader:
     def feed(self, data: bytes, now: float) -> None:
         """Read bytes that arrived at `now`. Raises `httptools.HttpParserError` if this is no HTTP."""
         self._now = now
+        self._unread += len(data)
         self._parser.feed_data(data)
+        if self._unread > MAX_HEAD and not self.complete:
+            self.refused = f"more than {MAX_HEAD >> 10} KiB of headers"
 
     def closed(self) -> None:
         """The server closed the connection in order."""
@@ -48,9 +60,15 @@ class HttpReader:
 
     def on_header(self, name: bytes, value: bytes) -> None: ...
 
-    def on_body(self, body: bytes) -> None: ...
+    def on_headers_complete(self) -> None:
+        self.has_head = self._parser.get_status_code() not in _INFORMATIONAL
+
+    def on_body(self, body: bytes) -> None:
+        self._unread = 0
 
     def on_message_complete(self) -> None:
+        if not self.has_head:
+            return
         self.complete = True
         self.keep_alive = self._parser.should_keep_alive()
 
@@ -64,7 +82,7 @@ class AnswerReader(HttpReader):
 
     def __init__(self) -> None:
         super().__init__()
-        self._rest = b""  # a line's beginning
+        self._rest = bytearray()  # a line's beginning
         self._last = b""
         self._events = False
         self.arrivals = array("d")
@@ -91,9 +109,14 @@ class AnswerReader(HttpReader):
             self._events = value.startswith(b"text/event-stream")
 
     def on_body(self, body: bytes) -> None:
+        super().on_body(body)
         if self._parser.get_status_code() != 200:
             return  # lines of an error are no tokens
-        *lines, self._rest = (self._rest + body).split(b"\n")
+        self._rest += body
+        if b"\n" not in body:
+            return
+        *lines, rest = bytes(self._rest).split(b"\n")
+        self._rest = bytearray(rest)
         for line in lines:
             if self._events:
                 if not line.startswith(b"data:"):
@@ -132,7 +155,13 @@ class BodyReader(HttpReader):
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
 
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if not self.has_head:
+            self.headers.clear()
+
     def on_body(self, body: bytes) -> None:
+        self._unread = 0
         self.pieces.append(self._now)
         self.body += body
         if len(self.body) > self.max_bytes:
@@ -145,11 +174,15 @@ Address: TypeAlias = tuple[str, int, ssl.SSLContext | None]
 
 def address(url: str) -> Address:
     """Return where a server listens. Raises ConfigError: it is no URL of one."""
-    where = urllib.parse.urlsplit(url)
+    try:
+        where = urllib.parse.urlsplit(url)
+        given = where.port
+    except ValueError as error:
+        raise ConfigError(f"{url!r} is not the URL of a server: {error}") from None
     if where.scheme not in ("http", "https") or not where.hostname:
         raise ConfigError(f"{url!r} is not the URL of a server; write it as http://host:port")
     secure = where.scheme == "https"
-    port = where.port or (443 if secure else 80)
+    port = given or (443 if secure else 80)
     return where.hostname, port, ssl.create_default_context() if secure else None
 
 

@@ -70,7 +70,7 @@ def markdown(report: Mapping[str, Any]) -> str:
 def line(result: Result) -> str:
     """Return one result for a terminal."""
     told = f"  {result.wanted}" if result.wanted else ""
-    return f"{result.verdict:9}  {result.profile:9}  {result.rule.id}{told}"
+    return _printable(f"{result.verdict:9}  {result.profile:9}  {result.rule.id}{told}")
 
 
 def total(results: Sequence[Result]) -> str:
@@ -131,7 +131,12 @@ def compare(reports: Sequence[Mapping[str, Any]]) -> str:
 
 def _plain(text: str) -> str:
     """Return foreign text so that Markdown's tables stay tables."""
-    return "".join(char if char.isprintable() else " " for char in text).replace("|", "\\|").replace("`", "'")
+    return _printable(text).replace("|", "\\|").replace("`", "'")
+
+
+def _printable(text: str) -> str:
+    """Return text without what a terminal obeys, and what UTF-8 cannot write."""
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _code(text: str) -> str:

@@ -20,6 +20,9 @@ __all__ = ["Plan", "Result", "rules", "run"]
 _RULE = 300.0
 """Seconds of one rule. `--slow` has ten times as many."""
 
+_UNREADABLE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What reading an answer raises that has a list where its API has an object, and the like."""
+
 
 Verdict: TypeAlias = Literal["passed", "failed", "not asked"]
 
@@ -116,6 +119,7 @@ async def _begin(server: Server, seconds: float) -> None:
 
 async def _ask(rule: Rule, server: Server, plan: Plan) -> Result:
     start = time.monotonic()
+    server.last = None
 
     def result(verdict: Verdict, wanted: str = "", asked: str = "", got: str = "") -> Result:
         return Result(rule, server.profile, verdict, wanted, asked, got, time.monotonic() - start)
@@ -133,4 +137,7 @@ async def _ask(rule: Rule, server: Server, plan: Plan) -> Result:
         return result("failed", f"an end within {limit:.0f} s")
     except OSError as error:
         return result("failed", "a connection", "", str(error))
+    except _UNREADABLE as error:
+        broken = Failed(f"an answer of its API's form ({type(error).__name__}: {error})", server.last)
+        return result("failed", broken.wanted, broken.asked, broken.got)
     return result("passed")

@@ -74,7 +74,11 @@ class Asking:
 
 
 class Server:
-    """The server under test, in the dialect of one profile."""
+    """The server under test, in the dialect of one profile.
+
+    Attributes:
+        last: the last answer to `ask`; None: there was none.
+    """
 
     def __init__(self, asking: Asking, profile: str, lifetime: Lifetime | None = None) -> None:
         self.asking = asking
@@ -86,6 +90,7 @@ class Server:
         self._dialect = OF_PROFILE.get(profile)
         self._rate = 0.0
         self._looking_up = asyncio.Lock()
+        self.last: Answer | None = None
 
     # -- plain requests ------------------------------------------------------------------------------------------
 
@@ -115,7 +120,8 @@ class Server:
             reason = "no connection in time" if isinstance(error, asyncio.TimeoutError) else "refused"
             return Answer(asked, failure=reason, seconds=time.monotonic() - start)
         try:
-            return await connection.send(request, asked, timeout)
+            self.last = await connection.send(request, asked, timeout)
+            return self.last
         finally:
             connection.close()
 

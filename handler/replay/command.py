@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -56,8 +57,9 @@ def _replay(arguments: argparse.Namespace, what: dict[str, Any], requests: Any, 
         print("lmi replay: stopped; give the same command again to continue", file=sys.stderr)
         return _INTERRUPTED
     progress.close()
+    status = _report(arguments, what, journal, noise)
     journal.finish()
-    return _report(arguments, what, journal, noise)
+    return status
 
 
 def _check(arguments: argparse.Namespace, read: Sequence[Request]) -> None:
@@ -115,7 +117,12 @@ async def _run(
 def _what(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what must be the same for a run to go on."""
     names = ("requests", "to", "against", "noise", "near", "greedy", "show", "expect")
-    return {name: getattr(arguments, name) for name in names}
+    return {name: _text(getattr(arguments, name)) for name in names}
+
+
+def _text(value: Any) -> Any:
+    """Return an argument as UTF-8 can write it: a file's name may be of other bytes."""
+    return os.fsencode(value).decode("utf-8", "replace") if isinstance(value, str) else value
 
 
 def _report(arguments: argparse.Namespace, what: dict[str, Any], journal: Journal, noise: Noise) -> int:
@@ -124,7 +131,10 @@ def _report(arguments: argparse.Namespace, what: dict[str, Any], journal: Journa
     print(show(report))
     files = {"report.json": json.dumps({**report, **machine.describe()}, indent=1) + "\n", "report.html": page(report)}
     for name, text in files.items():
-        (arguments.output / name).write_text(text, "utf-8")
+        try:
+            (arguments.output / name).write_text(text, "utf-8")
+        except OSError as error:
+            raise ConfigError(f"lmi replay: --output {arguments.output}: {name}: {error.strerror}") from None
     print(f"\nwritten: {', '.join(str(arguments.output / name) for name in files)}")
     if report["beyond"]:
         print(f"more than --allow permits: {', '.join(report['beyond'])}")

@@ -120,10 +120,11 @@ def findings(old: Answer, new: Answer, traits: Traits, seen: Seen, near: float =
 def _content_type(old: str, new: str) -> Iterator[Finding]:
     one, other = (re.sub(r"\s+", "", value).lower() for value in (old, new))
     if one and other and one != other:
-        yield Finding(Class.FRAMING, "content type", change=f"{_shown(old)} -> {_shown(new)}")
+        yield Finding(Class.FRAMING, "content type", change=f"{media_text(old)} -> {media_text(new)}")
 
 
-def _shown(value: str) -> str:
+def media_text(value: str) -> str:
+    """Return a content type, if it is one for sure."""
     return value if re.fullmatch(r"[\w/;=+. -]{1,80}", value) else "<other>"
 
 

@@ -45,17 +45,17 @@ def _by_lines(body: bytes) -> Documents:
     """Read at most one document a line: 20 times as fast as looking for the end of each."""
     values: list[Any] = []
     glue: list[str] = []
-    text = b""
+    text: list[bytes] = []
     for line in body.splitlines(keepends=True) if b"\n" in body.strip() else [body]:
         begin = _BEGIN_BYTES.search(line)
         if begin is None:
-            text += line
+            text.append(line)
             continue
         document = line[begin.start() :].rstrip()
         values.append(_bounded(orjson.loads(document), document))
-        glue.append((text + line[: begin.start()]).decode())
-        text = line[begin.start() + len(document) :]
-    return Documents(values, [*glue, text.decode()])
+        glue.append(b"".join([*text, line[: begin.start()]]).decode())
+        text = [line[begin.start() + len(document) :]]
+    return Documents(values, [*glue, b"".join(text).decode()])
 
 
 def _bounded(value: Any, text: str | bytes) -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from handler.replay.request import Unreadable
 from handler.replay.summary import Outcome, Summary
 
 _FLUSH = 0.5  # seconds
+_BEGIN = b'{"run":'
 
 
 class Journal:
@@ -29,7 +31,8 @@ class Journal:
         restart: forget an earlier run.
 
     Raises:
-        ConfigError: the directory holds another run, or one that is complete.
+        ConfigError: the directory holds another run, one that is complete, or one that another process does; later,
+            from all functions that write: the disk is full.
     """
 
     def __init__(self, directory: Path, run: Mapping[str, Any], *, restart: bool = False) -> None:
@@ -37,19 +40,19 @@ class Journal:
         self.summary = Summary()
         self._below = 0
         self._done: set[int] = set()
-        try:
+        self._flushed = 0.0
+        with self._told(), contextlib.ExitStack() as opened:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._file = opened.enter_context(self._path.open("ab"))
+            self._lock()
+            self._check_ours()
             if restart:
-                self._path.unlink(missing_ok=True)
+                os.truncate(self._path, 0)
                 self._examples.unlink(missing_ok=True)
             self._read(orjson.loads(orjson.dumps(run)))
-            self._file = self._path.open("ab")
-        except OSError as error:
-            raise ConfigError(f"lmi replay: --output {directory}: {error.strerror}") from None
-        if not self._path.stat().st_size:
-            self._write({"run": run})
-            self._file.flush()
-        self._flushed = time.monotonic()
+            if not self._path.stat().st_size:
+                self._write({"run": run})
+            opened.pop_all()
 
     @property
     def num_done(self) -> int:
@@ -72,8 +75,9 @@ class Journal:
     def keep_example(self, cls: Class, example: Mapping[str, Any]) -> None:
         self.summary.examples[cls] = dict(example)
         part = self._examples.with_suffix(".part")
-        part.write_bytes(orjson.dumps({one.value: value for one, value in self.summary.examples.items()}))
-        part.replace(self._examples)
+        with self._told():
+            part.write_bytes(orjson.dumps({one.value: value for one, value in self.summary.examples.items()}))
+            part.replace(self._examples)
 
     def keep_volatile(self, learnt: Mapping[str, str]) -> None:
         """Keep what is new of what a run has learnt to be volatile."""
@@ -86,13 +90,41 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        self._file.close()
+        with self._told():
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turn an error of the disk into a line that says where."""
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(f"lmi replay: --output {self._path.parent}: {error.strerror}") from None
+
+    def _lock(self) -> None:
+        """Keep other processes away until the file is closed."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"lmi replay: --output {self._path.parent}: another lmi replay writes there") from None
+        except OSError:  # a file system without locks
+            return
+
+    def _check_ours(self) -> None:
+        """Raise ConfigError if somebody else wrote the file: it would be cut off."""
+        with self._path.open("rb") as file:
+            if not _BEGIN.startswith(file.read(len(_BEGIN))):
+                name = self._path.name
+                raise ConfigError(
+                    f"lmi replay: {self._path.parent} holds a {name} of something else; give another --output"
+                )
 
     def _write(self, line: Any) -> None:
-        self._file.write(orjson.dumps(line) + b"\n")
-        if (now := time.monotonic()) > getattr(self, "_flushed", 0.0) + _FLUSH:
-            self._file.flush()
-            self._flushed = now
+        with self._told():
+            self._file.write(orjson.dumps(line) + b"\n")
+            if (now := time.monotonic()) > self._flushed + _FLUSH:
+                self._file.flush()
+                self._flushed = now
 
     def _mark(self, number: int) -> None:
         """Keep only numbers above the first one that is not done: as many as requests are in flight."""
@@ -102,8 +134,6 @@ class Journal:
             self._below += 1
 
     def _read(self, run: Any) -> None:
-        if not self._path.exists():
-            return
         whole = 0
         with self._path.open("rb") as lines:
             for line in lines:

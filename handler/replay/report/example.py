@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from handler.replay.answer import Answer
-from handler.replay.comparison import framing_text
+from handler.replay.comparison import framing_text, media_text
 from handler.replay.content import public_name
 from handler.replay.documents import NotJson, read_documents
 from handler.replay.findings import Class
@@ -73,7 +73,8 @@ def _lines(answer: Answer, labels: Labels | None) -> Iterator[str]:
         yield f"lost: {answer.lost}"
         return
     yield f"status {answer.status}"
-    yield f"content-type: {answer.content_type or 'unknown'}"
+    media = answer.content_type if labels is None else media_text(answer.content_type)
+    yield f"content-type: {media if answer.content_type else 'unknown'}"
     try:
         documents = read_documents(answer.body)
     except NotJson:

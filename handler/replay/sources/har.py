@@ -184,7 +184,8 @@ def _path(url: str) -> str:
 
 
 def _headers(request: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for pair in request.get("headers") or ():
+    pairs = request.get("headers")
+    for pair in pairs if isinstance(pairs, list) else ():
         if isinstance(pair, dict) and isinstance(pair.get("name"), str) and isinstance(pair.get("value"), str):
             yield pair["name"], pair["value"]
 
@@ -204,8 +205,14 @@ def _answer(entry: Mapping[str, Any]) -> Recorded | None:
         if content.get("size") != 0:
             return None
         body = b""
-    content_type = content.get("mimeType")
-    return Recorded(status, content_type if isinstance(content_type, str) else "", body)
+    return Recorded(status, _content_type(response, content), body)
+
+
+def _content_type(response: Mapping[str, Any], content: Mapping[str, Any]) -> str:
+    """Return the header, as browsers leave parameters out of `mimeType`; without the header, that."""
+    headers = {name.lower(): value for name, value in _headers(response)}
+    named = content.get("mimeType")
+    return headers.get("content-type") or (named if isinstance(named, str) else "")
 
 
 def _content(content: Any, name: str) -> bytes | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 import time
 import urllib.parse
 from collections.abc import Iterator
@@ -55,9 +56,9 @@ class _Reader(BodyReader):
         super().feed(data, now)
 
     def closed(self) -> None:
-        """End an answer of HTTP/1.0, whose length nobody told."""
+        """End an answer whose length nobody told, as of HTTP/1.0; it may be empty."""
         has_length = "content-length" in self.headers or "transfer-encoding" in self.headers
-        self.complete = self.complete or (bool(self.pieces) and not has_length)
+        self.complete = self.complete or (self.has_head and not has_length)
 
 
 class HttpTarget:
@@ -81,6 +82,9 @@ class HttpTarget:
         """Connect for the first request, so that a wrong URL or certificate is told at once."""
         try:
             self._idle.append(await self._connect())
+        except ssl.SSLCertVerificationError as error:
+            advice = "SSL_CERT_FILE names a file of certificates to trust"
+            raise ConfigError(f"lmi replay: {self._url}: {error.verify_message}: {advice}") from None
         except (OSError, asyncio.TimeoutError) as error:
             raise ConfigError(f"lmi replay: cannot connect to {self._url}: {error or 'timeout'}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 
 from handler.bench.server import lmi_serve
@@ -19,6 +20,8 @@ FORMS = "http://HOST:PORT, sagemaker:NAME[/COMPONENT], serve:ARGUMENTS or record
 def check_name(name: str) -> str:
     """Return the name of a target. Raises ValueError: it has no known form."""
     scheme, colon, rest = name.partition(":")
+    if scheme in ("http", "https") and re.search(r"[@?#]", rest):
+        raise ValueError("a URL with a user or a query is not taken, as reports name it: give the key by --key-to")
     if name == RECORDED or (colon and rest and scheme in ("http", "https", "sagemaker", "serve")):
         return name
     raise ValueError(f"{name}: must be {FORMS}")

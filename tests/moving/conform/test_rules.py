@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shlex
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from handler.conform.rule import RULES
 from handler.conform.run import Plan, Result, run
 from handler.conform.server import Asking, Limits
 from handler.core.errors import ConfigError
+from tests.doubles.http_thread import serving
 from tests.moving.conform.mutants import ELSEWHERE, MUTANTS
 from tests.moving.conform.scripted import Scripted
 from tests.ports import free_port
@@ -198,6 +201,35 @@ def test_a_command_that_ends_at_once_says_so() -> None:
     plan = Plan(Asking(f"http://127.0.0.1:{free_port()}"), ["sagemaker"], ready=20)
     with pytest.raises(ConfigError, match="the server exited before it was ready"):
         run(plan, Command("false"), lambda result: None)
+
+
+class Odd(BaseHTTPRequestHandler):
+    """Answers everything with JSON of no API, which a terminal obeys and UTF-8 cannot write."""
+
+    protocol_version = "HTTP/1.1"
+    body = json.dumps({"token": [1], "data": [{"id": "\ud800\x1b[31m"}], "error": "\ud800\x1b[31m"}).encode()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_response(200)
+        self.send_header("content-type", "application/jsonlines")
+        self.send_header("content-length", str(2 * len(self.body) + 1))
+        self.end_headers()
+        self.wfile.write(self.body + b"\n" + self.body)
+
+    do_GET = do_POST
+
+    def log_message(self, *words: object) -> None: ...
+
+
+def test_an_answer_of_no_form_breaks_its_rule_and_not_the_run(capfd: pytest.CaptureFixture[str]) -> None:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Odd)) as url:
+        assert main(["conform", url, "--profile", "lmi-0.38", "--rule", "lmi.last-line", "--rule", "lmi.stop"]) == 1
+    out, told = capfd.readouterr()
+    assert "failed     lmi-0.38   lmi.last-line  an answer of its API's form (AttributeError" in told
+    assert "lmi.stop" in told
+    assert "* asked: `POST /invocations" in out
+    assert "\x1b" not in out + told
 
 
 def test_a_rule_of_another_profile_names_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -269,6 +269,14 @@ def test_targets_are_checked_first(requests: Path, capsys: pytest.CaptureFixture
     assert "sagemaker:new takes no key, and KEY is named for it" in capsys.readouterr().err
 
 
+def test_the_recording_may_have_a_name_that_is_no_utf_8(answered: Path) -> None:
+    odd = answered.with_name("o\udcff.jsonl")
+    answered.rename(odd)
+    with serving(Server()) as url:
+        replay(odd, url, "recorded")
+    assert report(odd)["run"]["requests"] == f"{answered.parent}/o\ufffd.jsonl"  # type: ignore[index]
+
+
 def test_requests_go_at_the_recorded_pace(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     kinds = (CHAT, CHAT_STREAM)

@@ -228,6 +228,20 @@ def test_bodies_that_are_no_json_are_texts(body: bytes) -> None:
     assert class_between(Answer(200, "", body), Answer(200, "", body + b".")) is Class.TEXT
 
 
+def test_an_example_hides_a_content_type_that_is_none() -> None:
+    old, new = answer({"a": 1}, content_type="<script>secret"), answer({"a": 2})
+    example = Example(Request("1", "/invocations", {}, b"{}"), old, new, [])
+    assert "secret" not in json.dumps(describe(example, Class.TEXT, show=False))
+    assert "secret" in json.dumps(describe(example, Class.TEXT, show=True))
+
+
+def test_keep_alives_of_a_long_stream_are_read_in_linear_time() -> None:
+    """Copied line by line, they would take hours."""
+    body = b'{"a": 1}\n' + b": \n\n" * 1_500_000 + b'{"a": 2}'
+    found = read_documents(body)
+    assert (found.values, [len(one) for one in found.glue]) == ([{"a": 1}, {"a": 2}], [0, 6_000_001, 0])
+
+
 def test_an_example_has_nothing_that_a_terminal_obeys() -> None:
     request = Request("\x1b[2J", "/invocations", {}, b"{}")
     old, new = answer({"text": "\ud800\x1b[2J"}), Answer(200, "", b"\x1b[2J\n")

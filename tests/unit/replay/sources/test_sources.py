@@ -183,6 +183,18 @@ def test_bodies_in_base64_and_bodies_that_were_not_saved(tmp_path: Path) -> None
     ]
 
 
+def test_a_har_has_the_content_type_of_the_header(tmp_path: Path) -> None:
+    """Chromium's `mimeType` has no parameters."""
+    one = entry()
+    one["response"]["content"]["mimeType"] = "application/json"
+    headers = [[{"name": "Content-Type", "value": "application/json; charset=utf-8"}], [], None, 5]
+    entries = [{**one, "response": {**one["response"], "headers": value}} for value in headers]
+    (tmp_path / "a.har").write_text(json.dumps(har_of(*entries)))
+    requests, _ = found(tmp_path / "a.har")
+    types = [one.answer.content_type for one in requests if one.answer]
+    assert types == ["application/json; charset=utf-8", *["application/json"] * 3]
+
+
 def test_a_har_that_was_cut_off_has_its_first_entries(tmp_path: Path) -> None:
     text = json.dumps(har_of(entry(), entry()))
     (tmp_path / "a.har").write_text(text[: text.rindex("postData")])
