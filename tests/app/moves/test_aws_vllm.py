@@ -77,7 +77,12 @@ MIDDLEWARE_REASONS = [
         ".*stream.*",
     ),
     Reason(_PAGE, "`/ping`", ("content-type: None -> application/json", "(glue|text|documents): .*"), "ping"),
-    Reason(_PAGE, "`/v1/models`", (r"\$\.data\[\]\.permission: list -> absent",), "models"),
+    Reason(
+        _PAGE,
+        "`/v1/models`",
+        (r"\$\.data\[\]\.(permission: list -> absent|input_modalities: absent -> list)",),
+        "models",
+    ),
     Reason(
         _PAGE,
         "`error.code`",

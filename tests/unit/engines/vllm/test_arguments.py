@@ -119,7 +119,7 @@ def test_what_belongs_together() -> None:
     assert draft["speculative_config"] == {"model": "d", "num_speculative_tokens": 2}
     with pytest.raises(ConfigError, match=r"needs option\.speculative_draft_model"):
         arguments("option.num_speculative_tokens=2")
-    with pytest.raises(ConfigError, match="twice"):
+    with pytest.raises(ConfigError, match="set the same thing"):
         arguments("option.speculative_draft_model=d", 'option.speculative_config={"model": "d"}')
 
 

@@ -124,7 +124,7 @@ def test_an_end_that_is_none_is_an_error_of_that_request() -> None:
 
 
 def test_scores_that_are_no_numbers_end_the_engine() -> None:
-    with pytest.raises(RuntimeError, match="no numbers"):
+    with pytest.raises(RuntimeError, match="no longer numbers"):
         results(Pending(1)).read([said("1", 7, scores=scores([(7, float("nan"))]))])
 
 
