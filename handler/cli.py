@@ -158,7 +158,7 @@ def _add_access(serve: argparse.ArgumentParser) -> None:
         "can read it in ps: LMI_API_KEY=KEY,... in the environment is better",
     )
     access.add_argument("--ssl-certfile", type=Path, metavar="FILE", help="HTTPS, with this certificate chain (PEM)")
-    access.add_argument("--ssl-keyfile", type=Path, metavar="FILE", help="its private key, where it is in its own file")
+    access.add_argument("--ssl-keyfile", type=Path, metavar="FILE", help="its private key, if it is in a separate file")
     access.add_argument(
         "--allow-origin",
         dest="origins",

@@ -115,7 +115,7 @@ def _taken_out(name: str, value: str, found: Variables) -> bool:
         found.hub_token.append(name)
         return True
     if is_secret(name, value):
-        why = "a secret: whoever may describe the model can read it; give it to the container in another way"
+        why = "a secret: anybody who may describe the model can read it; give it to the container in another way"
         found.unmapped.append((f"{name}={HIDDEN}", why))
         return True
     return not value and name not in VARIABLES and not name.startswith(SM_VLLM)

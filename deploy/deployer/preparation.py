@@ -121,7 +121,7 @@ def compare_beside(preparation: Preparation, aws: Aws, live: Live, share: Share)
     own = spec.model_copy(update={"instance": spec.instance.model_copy(update={"count": share.count}), "scaling": None})
     uploaded = check_data(spec, aws, live)
     told = (
-        f"{share.percent} % of the requests are copied to the shadow, and its answers go nowhere",
+        f"{share.percent} % of the requests are copied to the shadow, and its answers are discarded",
         "AWS updates an endpoint by a new fleet of instances beside the old one, and needs that capacity and quota for "
         "a while",
     )

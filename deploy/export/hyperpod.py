@@ -49,7 +49,7 @@ def hyperpod_manifests(
     others = [note for note in notes(spec) if not note.startswith(_CAPTURE)]
     comments = [*others, *_notes(spec, decision)]
     if all(server.spec.model.token_secret is None for server in every):
-        return manifests, [*comments, "role: no place here; the operator's role reads S3 and pulls the image."]
+        return manifests, [*comments, "role: no equivalent here; the operator's role reads S3 and pulls the image."]
     # The operator takes only accounts with this label.
     account = service_account(spec, {"sagemaker.amazonaws.com/user-assignable": "true"})
     return [account, *manifests], [*comments, "role: it must trust the cluster's OIDC provider, to read the token."]
@@ -58,9 +58,11 @@ def hyperpod_manifests(
 def _notes(spec: Spec, decision: Decision) -> list[str]:
     sentences = ["/dev/shm has the cluster's default size: the operator mounts no volume into the server."]
     if isinstance(spec.routing, PrefixAware):
-        sentences.append("routing.prefix_length and routing.concurrency_threshold: no place here; HyperPod chooses.")
+        sentences.append(
+            "routing.prefix_length and routing.concurrency_threshold: no equivalent here; HyperPod chooses."
+        )
     if "update.batch_percent" in setting_paths(spec):
-        sentences.append("update.batch_percent: no place here; the operator replaces pods as it chooses.")
+        sentences.append("update.batch_percent: no equivalent here; the operator replaces pods as it chooses.")
     if len(spec.components) > 1:
         sentences.append("components: each becomes an endpoint of its own, called by the component's name.")
     if decision.download + decision.startup > _DEPLOYED:

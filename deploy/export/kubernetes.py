@@ -63,7 +63,7 @@ def _pod_notes(spec: Spec) -> list[str]:
     """Return what to know about pods: a sentence each."""
     sentences = ["role: the account's role must trust the cluster's OIDC provider, or bind it by EKS Pod Identity."]
     if spec.routing != "least_outstanding" or "routing" in spec.model_fields_set:
-        sentences.append("routing: no place here; a Service chooses a pod for each connection, at random.")
+        sentences.append("routing: no equivalent here; a Service chooses a pod for each connection, at random.")
     if spec.tags:
         sentences.append("tags: they belong to AWS's resources and have no place here.")
     if spec.scaling is not None:

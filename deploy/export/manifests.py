@@ -193,11 +193,13 @@ def smallest(decision: Decision, name: str) -> int | None:
 
 def notes(spec: Spec) -> list[str]:
     """Return a sentence for each setting that the format has no place for; in the file they are comments."""
-    sentences = [f"{path}: no place here; {_NOTED[path]}." for path in setting_paths(spec) if path in _NOTED]
+    sentences = [f"{path}: no equivalent here; {_NOTED[path]}." for path in setting_paths(spec) if path in _NOTED]
     if spec.update.policy == "blue_green":
-        sentences.append("update.policy: no place here for blue_green; pods are replaced in batches.")
+        sentences.append("update.policy: no equivalent here for blue_green; pods are replaced in batches.")
     if spec.components and "instance.count" in setting_paths(spec):
-        sentences.append("instance.count: no place here; the cluster's autoscaler adds nodes for the components' pods.")
+        sentences.append(
+            "instance.count: no equivalent here; the cluster's autoscaler adds nodes for the components' pods."
+        )
     return [*sentences, *pod_notes(spec)]
 
 

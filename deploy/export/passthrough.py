@@ -75,7 +75,7 @@ def pod_notes(spec: Spec) -> list[str]:
     if harm:
         told = "; ".join(f"{field}: {why}" for field, why in harm.items())
         raise Refused(f"this format has no place for {told}", "Leave it out, or deploy to SageMaker.")
-    return [f"{place}: no place here; it is a field of SageMaker's API." for place in places]
+    return [f"{place}: no equivalent here; it is a field of SageMaker's API." for place in places]
 
 
 def _within(place: str, field: str) -> bool:

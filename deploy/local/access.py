@@ -30,7 +30,7 @@ def check_signed(authorization: str | None, query: Mapping[str, str], region: st
         region: the required region; None: any.
 
     Raises:
-        ApiError: there is no signature, it is no Signature Version 4, has expired, or is for something else.
+        ApiError: there is no signature, it is not a Signature Version 4, has expired, or is for something else.
     """
     if authorization is None and "X-Amz-Signature" in query:
         return check_presigned(query, region, now)
@@ -45,7 +45,7 @@ def check_signature(authorization: str | None, region: str | None) -> str:
         region: the required region; None: any.
 
     Raises:
-        ApiError: there is no signature, it is no Signature Version 4, or it is for something else.
+        ApiError: there is no signature, it is not a Signature Version 4, or it is for something else.
     """
     if not authorization:
         raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")
@@ -59,7 +59,7 @@ def check_presigned(query: Mapping[str, str], region: str | None, now: datetime)
     """Return the region that a presigned URL is signed for: a signature in the query, not in a header.
 
     Raises:
-        ApiError: it is no Signature Version 4, has expired, or is for something else.
+        ApiError: it is not a Signature Version 4, has expired, or is for something else.
     """
     try:
         made = datetime.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
@@ -102,7 +102,7 @@ def check_token(authorization: str | None, region: str | None, now: datetime) ->
         raise _access_denied(f"the bearer token is made for {seconds} s; at most {_LONGEST} are allowed")
     if now > until:
         raise ApiError(
-            403, "ExpiredTokenException", f"The bearer token was good for {seconds} s from {made.isoformat()}."
+            403, "ExpiredTokenException", f"The bearer token was valid for {seconds} s from {made.isoformat()}."
         )
     return _region(scope, region, "AccessDeniedException")
 

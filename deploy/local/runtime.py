@@ -226,7 +226,7 @@ class Runtime:
         if len(body) > limits.body:  # versions of aiohttp differ by a byte in the limit
             raise _too_large(limits.body)
         if len(body) > limits.small_body:
-            log.warning("a body of %d bytes: some accounts and routers take %d only", len(body), limits.small_body)
+            log.warning("a body of %d bytes: some accounts and routers take at most %d", len(body), limits.small_body)
         return body
 
 

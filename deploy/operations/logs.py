@@ -51,7 +51,7 @@ def period(text: str) -> timedelta:
     """
     match = re.fullmatch(r"(\d+)([smhd])", text)
     if match is None:
-        raise DeployError(f"{text!r} is no period", "Write a number and s, m, h or d: 90s, 15m, 2h, 1d.")
+        raise DeployError(f"{text!r} is not a period", "Write a number and s, m, h or d: 90s, 15m, 2h, 1d.")
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 

@@ -108,7 +108,7 @@ def _role(context: Context) -> Check:
     arn = context.spec.role
     account = context.decision.account or context.aws.account()
     if arn.split(":")[4] != account:
-        return error("role", f"{arn} is of another account than {account}", "Give a role of this account in role.")
+        return error("role", f"{arn} does not belong to the account {account}", "Give a role of this account in role.")
     iam = context.aws.client("iam")
     try:
         result = iam.get_role(RoleName=arn.rpartition("/")[2])["Role"]

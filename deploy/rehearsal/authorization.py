@@ -83,7 +83,7 @@ def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **cont
         return
     privilege = reference()[prefix]["privileges"].get(name)
     if privilege is None:
-        raise Unexplained(f"{action} is no action of the service authorization reference")
+        raise Unexplained(f"{action} is not an action of the service authorization reference")
     named = {kind: arns for kind in privilege["resource_types"] if (arns := _arns(prefix, kind, values, where))}
     for kind, rules in privilege["resource_types"].items():
         _explain(not rules["required"] or kind in named, f"{action}: which {kind}? It is not in {dict(values)}")

@@ -71,7 +71,7 @@ def resolve_image(image: Image, region: str, account: str | None, aws: Aws | Non
     uri = _uri(image, region, account)
     match = ECR_URI.fullmatch(uri)
     if match is None:
-        raise SpecError(f"image: {uri} is no image in ECR", "SageMaker takes its images from ECR only.")
+        raise SpecError(f"image: {uri} is not an image in ECR", "SageMaker takes its images from ECR only.")
     if match["region"] != region:
         raise SpecError(
             f"image.uri: the image lies in {match['region']}, and the endpoint is in {region}",
@@ -148,7 +148,7 @@ def push_instructions(uri: str) -> str:
     """Return the commands that build the image and push it to `uri`."""
     match = ECR_URI.fullmatch(uri)
     if match is None:
-        raise ValueError(f"{uri} is no image in ECR")
+        raise ValueError(f"{uri} is not an image in ECR")
     registry = f"{match['account']}.dkr.ecr.{match['region']}.{match['suffix']}"
     tag = match["tag"] or "TAG"
     local = f"{match['repository']}:{tag}"

@@ -160,7 +160,7 @@ def find_size(spec: Spec, aws: Aws | None = None, hub: Hub | None = None) -> Mod
         hub: None: it is not asked.
 
     Raises:
-        SpecError: model.path is no directory, or its config.json is wrong.
+        SpecError: model.path is not a directory, or its config.json is wrong.
     """
     model, notes = spec.model, list[str]()
     if model.shape is not None:

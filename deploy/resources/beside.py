@@ -21,7 +21,7 @@ def beside_warnings(spec: Spec, decision: Decision) -> Iterator[str]:
         several = "instances" if spec.shadow.count > 1 else "instance"
         yield (
             f"shadow: {spec.shadow.count} more {several} of {decision.shadow.instance_type}, paid for as long as the "
-            f"endpoint exists; {spec.shadow.percent} % of the requests are copied to it, and its answers go nowhere"
+            f"endpoint exists; {spec.shadow.percent} % of the requests are copied to it, and its answers are discarded"
             f"{'' if spec.capture is not None else ' (capture keeps them)'}"
         )
     if spec.reservation is not None:

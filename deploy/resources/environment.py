@@ -121,7 +121,7 @@ def _refuse_secrets(settings: Iterable[Setting]) -> None:
             )
         if is_secret(name, value):
             raise Refused(
-                f"{origin} looks like a secret, and whoever may describe the model can read its environment",
+                f"{origin} looks like a secret, and anybody who may describe the model can read its environment",
                 "A Hugging Face token: keep it in Secrets Manager and write its ARN into model.token_secret. Else: "
                 "--allow-plaintext-secret.",
             )

@@ -87,7 +87,7 @@ def list_directory(directory: Path) -> Listing:
     """List the files to upload. Links to files are followed (a hub's cache consists of them).
 
     Raises:
-        Refused: it is no directory.
+        Refused: it is not a directory.
     """
     if not directory.is_dir():
         raise Refused(

@@ -161,7 +161,7 @@ class Pool(Section):
     )
     options: dict[str, Option] = Field(
         default_factory=dict,
-        description="Options on this type, beside `options`; its model is another (ModelNameOverride).",
+        description="Options on this type, beside `options`. They give it a model of its own (ModelNameOverride).",
     )
 
 
@@ -170,7 +170,7 @@ class Instance(Section):
 
     type: InstanceType = Field("auto", description="Instance type; `auto`: the cheapest type that the model fits on.")
     pools: tuple[Pool, ...] = Field(
-        (), max_length=5, description="In place of `type`: up to five types; AWS takes the next where it lacks one."
+        (), max_length=5, description="In place of `type`: up to five types; AWS takes the next if one is unavailable."
     )
     count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="First number of instances.")
     unchecked: bool = Field(False, description="Accept `type` even if the model seems not to fit on it.")

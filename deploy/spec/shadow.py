@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Shadow(Section):
-    """Another image, model or options beside what serves: copies of requests go to it, its answers go nowhere."""
+    """Another image, model or options beside what serves: copies of requests go to it, its answers are discarded."""
 
     percent: Annotated[int, Field(ge=1, le=100)] = Field(description="Percentage of the requests that are copied.")
     image: Image | None = Field(None, description="Its image; default: the serving one.")

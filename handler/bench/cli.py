@@ -101,7 +101,7 @@ def add_parser(commands: Any) -> None:
         type=Path,
         metavar="FILE",
         help="compare results with the first one, of this command or of `lmi deploy bench`: files of --output, or "
-        "what it printed; one file alone is drawn again",
+        "what it printed; with one file, only its plot is drawn again",
     )
     parser.set_defaults(run=_bench)
 

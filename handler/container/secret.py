@@ -38,7 +38,7 @@ def with_token(environ: Mapping[str, str]) -> Mapping[str, str]:
         raise ConfigError(f"{TOKEN} and {ARN} are both set: leave {TOKEN} out, which everybody can read")
     region = _FORM.fullmatch(arn)
     if region is None:
-        raise ConfigError(f"{ARN}={arn}: is no secret's ARN (arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME)")
+        raise ConfigError(f"{ARN}={arn}: is not a secret's ARN (arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME)")
     if environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
         raise ConfigError(
             f"{ARN} is set, but this container is offline (HF_HUB_OFFLINE): under network isolation there is neither "

@@ -260,7 +260,7 @@ def _lost_rolling_batch(found_by_java: Iterable[Setting | Problem]) -> Iterator[
     for setting in last:
         if setting.value.strip() == _LEFT_TO_JAVA[key]:
             yield (
-                f"DJL Serving made {key}=disable, which is dynamic batching, of auto ({setting.origin}); "
+                f"DJL Serving turned auto into {key}=disable, which is dynamic batching ({setting.origin}); "
                 f"write {key}=scheduler for a rolling batch"
             )
 

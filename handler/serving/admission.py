@@ -70,8 +70,8 @@ class InferenceRoutes:
         raise InvalidPayload(self.refusal(path))
 
     def refusal(self, path: str) -> str:
-        """Say that a path is no route for inference, with those there are."""
-        return f"route={path[:64]} is no route for inference; these are: {self._names}"
+        """Say that a path is not a route for inference, with those there are."""
+        return f"route={path[:64]} is not a route for inference; these are: {self._names}"
 
     def _is_served(self, names: Mapping[str, str]) -> bool:
         return names.get("model", self._model) == self._model and names.get("version", "1") == "1"

@@ -86,13 +86,11 @@ class _Form:
             self.parts[name] = Upload(bytes(self._data))
             return
         if len(self._data) > _MOST_TEXT:
-            raise InvalidPayload(
-                f"{name[:64]!r}: a text of a form may have {_MOST_TEXT} bytes; send a file with a name"
-            )
+            raise InvalidPayload(f"{name[:64]!r}: a form's text may have {_MOST_TEXT} bytes; send a file with a name")
         try:
             text = self._data.decode()
         except UnicodeDecodeError:
-            raise InvalidPayload(f"{name[:64]!r} must be a text in UTF-8") from None
+            raise InvalidPayload(f"{name[:64]!r} must be UTF-8 text") from None
         if not name.endswith("[]"):
             self.parts[name] = text
         elif isinstance(texts := self.parts.setdefault(name, []), list):

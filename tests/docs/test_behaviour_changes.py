@@ -63,7 +63,7 @@ BETTER = {
     "log-probabilities of a streamed chat": "tests/golden/chat/stream_top_logprobs.txt",
     "a wrong parameter": _OWN_FAILURE,
     "unequal `parameters` in a dynamic batch": _OWN_FAILURE,
-    "the async mode's counts, reasons of ends, statuses and errors": _LINES + "stream_details_length.txt",
+    "the async mode's counts, finish reasons, statuses and errors": _LINES + "stream_details_length.txt",
     "`option.tgi_compat=true` with streamed chats": "tests/app/dialects/test_chat.py::test_tgi_compat_streams_events",
     "`option.tgi_compat=true`: fields": "tests/golden/tgi_compat/stream.txt",
     "fields that vLLM's documents always have as null": "tests/golden/async/chat.txt",

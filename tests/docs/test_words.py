@@ -19,6 +19,8 @@ BANNED = {
     r"\bno good to\b": "unused",
     r"\b(the|a|each|no) (found|said|asked|told|made|shown|taken)\b(?=[.,:;)]| (is|are|of|and|or)\b)": "no noun",
     r"\bseed 0\d\d\b": "state the fact, with its public source",
+    r"(?<!here) is no (json|whole number|directory|number|report|command|regular)\b": "is not a",
+    r"\brefused,? but for\b": "refused, except for",
     r"\bcontract [a-z_/]+\.md\b": "state the fact, with its public source",
 }
 """Expressions, and what to write in their place."""

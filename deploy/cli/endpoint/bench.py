@@ -47,7 +47,7 @@ def add(commands: Any) -> None:
         metavar="N",
         help="requests of each level (default: 4 a client, at least 8; with --rate 50)",
     )
-    parser.add_argument("--words", type=int, default=100, help="words of a prompt (default %(default)s)")
+    parser.add_argument("--words", type=int, default=100, help="words per prompt (default %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=64, help="tokens of an answer (default %(default)s)")
     parser.add_argument(
         "--route",

@@ -63,7 +63,7 @@ def add(commands: Any) -> None:
 
 def _add_container(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the container")
-    group.add_argument("--container", metavar="URL", help="one that runs already, e.g. http://127.0.0.1:8080")
+    group.add_argument("--container", metavar="URL", help="one that is already running, e.g. http://127.0.0.1:8080")
     group.add_argument("--container-port", type=_port, metavar="PORT", help="where it listens (default: a free one)")
     group.add_argument("--engine", help="option.llm_engine")
     group.add_argument(
@@ -142,7 +142,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     }
     if arguments.container and any(settings.values()):
         names = ", ".join(name for name, value in settings.items() if value)
-        raise DeployError(f"--container is a container that runs already: {names} cannot be set for it")
+        raise DeployError(f"--container names a container that is already running: {names} cannot be set for it")
     if arguments.model and arguments.model.endswith(_SPECIFICATION) and Path(arguments.model).is_file():
         return _plan_of_specification(arguments)
     adapters = _adapters(arguments.adapters, (BASE,))

@@ -53,7 +53,7 @@ class Config:
         """Return the first of the values that is there and not 0.
 
         Raises:
-            SpecError: there is none and no default, or it is no whole number from 0 to `largest`.
+            SpecError: there is none and no default, or it is not a whole number from 0 to `largest`.
         """
         for name in names:
             if (value := whole_number(name, self._values.get(name), largest)) > 0:
@@ -108,5 +108,5 @@ def whole_number(name: str, value: object, largest: int = _LARGEST) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
         shown = repr(value)
         shown = shown if len(shown) <= 40 else f"{shown[:40]}…"
-        raise SpecError(f"config.json: {name}: {shown} is no whole number from 0 to {largest}", _ADVICE)
+        raise SpecError(f"config.json: {name}: {shown} is not a whole number from 0 to {largest}", _ADVICE)
     return value

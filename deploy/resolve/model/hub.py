@@ -56,7 +56,7 @@ class Hub:
         self._token = token or os.environ.get("HF_TOKEN")
         self._asked: dict[tuple[str, str], HubFiles | HubError] = {}
         if urllib.parse.urlsplit(self.endpoint).scheme not in ("http", "https"):
-            raise SpecError(f"HF_ENDPOINT: {self.endpoint} is no http or https address")
+            raise SpecError(f"HF_ENDPOINT: {self.endpoint} is not an http or https address")
 
     @property
     def name(self) -> str:

@@ -175,11 +175,11 @@ class Options:
     # images (images.md)
     allowed_media_domains: tuple[str, ...] | None = option(hosts, None, "comma-separated hosts from which images and audio clips are fetched by http and https: `name` for their usual ports, or `name:port`; * for any public host; by default none, and they come in the body as data URLs")
     allowed_local_media_path: str | None = option(path, None, "a directory whose files requests may name by `file:` URLs; by default none")
-    max_image_bytes: int = option(integer(1, 1 << 28), 20 << 20, "bytes of an image's file that is fetched; longer ones are refused")
+    max_image_bytes: int = option(integer(1, 1 << 28), 20 << 20, "bytes of an image's file that is fetched; larger ones are refused")
     max_image_pixels: int = option(integer(1, 178_956_970), 1 << 25, "width times height of an image; larger ones are refused before their pixels are decoded")
     image_fetch_timeout: float = option(number(0.1, 600), 5.0, "seconds that fetching an image may take")
     # audio clips (audio.md)
-    max_audio_bytes: int = option(integer(1, 1 << 28), 25 << 20, "bytes of an audio clip's file that is fetched or uploaded; longer ones are refused")
+    max_audio_bytes: int = option(integer(1, 1 << 28), 25 << 20, "bytes of an audio clip's file that is fetched or uploaded; larger ones are refused")
     max_audio_seconds: int = option(integer(1, 14_400), 1800, "seconds of an audio clip; longer ones are refused before their samples are decoded")
     audio_fetch_timeout: float = option(number(0.1, 600), 10.0, "seconds that fetching an audio clip may take")
     # how much at once

@@ -132,7 +132,7 @@ def wrong_arguments(values: dict[str, Any], engine: str) -> Iterator[str]:
             else:
                 near = _nearest(name, arguments.arguments)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
-                yield f"{name!r} is no argument of {arguments.source}{hint}"
+                yield f"{name!r} is not an argument of {arguments.source}{hint}"
         except ValueError as error:
             yield f"{name!r}: {error}"
 

@@ -274,4 +274,4 @@ class Gone:
     def answer(self) -> str:
         """Say what is refused, and why."""
         values = " or ".join(filter(None, (", ".join(self.unless[:-1]), *self.unless[-1:])))
-        return f"refused{', but for ' + values if values else ''}: {self.why}"
+        return f"refused{', except for ' + values if values else ''}: {self.why}"

@@ -168,7 +168,7 @@ class WhisperTokenizer:
         known = self._ids.languages
         if not known:
             if task != "transcribe" or language not in ("", "en"):
-                raise InvalidPayload("the model knows English alone: it cannot translate, and 'language' must be en")
+                raise InvalidPayload("the model knows only English: it cannot translate, and 'language' must be en")
             return []
         if language and language not in known:
             some = ", ".join(sorted(known))

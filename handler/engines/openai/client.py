@@ -240,7 +240,7 @@ async def _read(content: Any) -> AsyncIterator[list[Event]]:
         try:
             yield reader.feed(data)
         except ValueError as error:
-            raise Failed("sent what is no stream of events", str(error)) from None
+            raise Failed("sent what is not a stream of events", str(error)) from None
 
 
 def _check_encoding(headers: Mapping[str, str]) -> None:
@@ -260,7 +260,7 @@ def _models(data: bytes) -> list[Model]:
 def _model(entry: Mapping[str, Any]) -> Model:
     name, most = entry["id"], entry.get("max_model_len") or entry.get("context_window")
     if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME:
-        raise ValueError("a model's id is no name")
+        raise ValueError("a model's id is not a name")
     if most is not None and (type(most) is not int or most < 1):
         raise ValueError(f"the model takes {most!r:.100} tokens")
     return Model(name, str(entry.get("owned_by"))[:_MOST_NAME], most)

@@ -106,8 +106,8 @@ def conversion(model_id: str) -> str:
         return ""
     there = "is" if converter_is_installed() else "is not"
     return (
-        "unless the hub has it in OpenVINO's format, it is converted once, into the cache; of other families than "
-        f"{FAMILIES} that needs pip install 'lmi-handler[convert]' (6 GB with torch), which {there} here"
+        "unless the hub has it in OpenVINO's format, it is converted once, into the cache; families other than "
+        f"{FAMILIES} need pip install 'lmi-handler[convert]' (6 GB with torch), which {there} installed"
     )
 
 

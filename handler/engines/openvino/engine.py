@@ -298,7 +298,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
     if config.model is None or has_logits(config.model):
         return _CAPABILITIES
     if is_vision(config.model):
-        reasons = {**_CAPABILITIES.reasons, "prompt_logprobs": "of a vision model it cannot score prompts"}
+        reasons = {**_CAPABILITIES.reasons, "prompt_logprobs": "it cannot score the prompts of a vision model"}
         return replace(
             _CAPABILITIES,
             reasons=reasons,

@@ -32,7 +32,7 @@ from handler.engines.openvino.pooling.bert_graph import is_bert
 log = logging.getLogger("handler.engine")
 
 _ALREADY = "has its weights in a form of its own; only Hugging Face checkpoints are quantized: leave it out"
-_NO_GENERATION = "is no model for text generation; others are not quantized: leave it out"
+_NO_GENERATION = "is not a model for text generation; others are not quantized: leave it out"
 
 _GENERATING = (Task.GENERATION, Task.TRANSCRIPTION)
 

@@ -28,7 +28,7 @@ _MANY = LONG  # repetitions, in effect without a limit
 
 
 class Unreadable(ValueError):
-    """The text is no grammar in this notation."""
+    """The text is not a grammar in this notation."""
 
 
 class _Token(NamedTuple):
@@ -60,7 +60,7 @@ class Grammar:
     """A grammar's rules. Each bracket is a rule too, with a name that no other has.
 
     Raises:
-        Unreadable: it is no grammar in this notation.
+        Unreadable: it is not a grammar in this notation.
     """
 
     def __init__(self, text: str) -> None:
@@ -213,7 +213,7 @@ class _Parser:
     def _rule(self) -> None:
         start, name = self._at, self._text()
         if not self._begins_rule():
-            raise Unreadable(f"EBNF: a rule is expected, not {name!r}")
+            raise Unreadable(f"EBNF: expected a rule, not {name!r}")
         if name in self.rules:
             raise Unreadable(f"EBNF: the rule {name!r} is defined twice")
         if self._text(1) != "::=":  # attributes change nothing here, and must follow a name without a space

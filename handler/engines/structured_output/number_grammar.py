@@ -19,7 +19,7 @@ def integers(limits: Mapping[str, Any]) -> str | None:
     """Write the integers between `minimum`, `exclusiveMinimum`, `maximum` and `exclusiveMaximum` as one element.
 
     Returns:
-        None where a bound is no number, or no integer lies between them.
+        None where a bound is not a number, or no integer lies between them.
     """
     return _between(limits, 0)
 

@@ -218,7 +218,7 @@ def _lora(options: Mapping[str, Any]) -> dict[str, Any]:
 def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> None:
     for name, value in more.items():
         if name in _OURS:
-            raise ConfigError(f"option.engine_args: {name!r} is not to be changed there")
+            raise ConfigError(f"option.engine_args: {name!r} cannot be changed there")
         current = arguments.get(name)
         arguments[name] = {**current, **value} if isinstance(current, dict) and isinstance(value, dict) else value
 

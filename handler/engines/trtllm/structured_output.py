@@ -19,7 +19,7 @@ _CLASS = re.compile(r"\\[pP]\{[^}]*\}")  # Unicode classes, which Python's expre
 
 
 def check(structured_output: StructuredOutput) -> None:
-    """Raise ValueError for a text that is no regular expression, or a grammar with a cyclic rule.
+    """Raise ValueError for a text that is not a regular expression, or a grammar with a cyclic rule.
 
     Some take seconds: run it in the sandbox.
     """
@@ -29,7 +29,7 @@ def check(structured_output: StructuredOutput) -> None:
         try:
             re.compile(_CLASS.sub("x", structured_output.value))
         except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"it is no regular expression: {str(error) or 'nested too deeply'}") from None
+            raise ValueError(f"it is not a regular expression: {str(error) or 'nested too deeply'}") from None
 
 
 def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:

@@ -66,7 +66,7 @@ class Parameter(NamedTuple):
 
 
 def unsupported(why: str, *neutral: Any) -> Parameter:
-    """Make a parameter of which only neutral values are accepted; a boolean is no number."""
+    """Make a parameter of which only neutral values are accepted; a boolean is not a number."""
 
     @accepts(**({"const": neutral[0]} if len(neutral) == 1 else {"enum": [*neutral]} if neutral else {"type": "null"}))
     def read(value: Any) -> None:
@@ -273,7 +273,7 @@ def read_sampled(
         temperature = generation.sampling.get("temperature")
     own = {
         **generation.sampling,
-        "do_sample": temperature != 0,  # one that is no number is refused below
+        "do_sample": temperature != 0,  # one that is not a number is refused below
         "max_new_tokens": max_new_tokens or generation.max_new_tokens or ANY,
         **defaults,
     }

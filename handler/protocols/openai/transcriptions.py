@@ -60,7 +60,7 @@ def _granularities(value: Any) -> bool:
 @accepts(type="string", maxLength=32)
 def _language(value: Any) -> str:
     if not isinstance(value, str) or len(value) > 32:
-        raise ValueError("must be the language's code, as en")
+        raise ValueError("must be the language's code, such as en")
     return value.lower()
 
 

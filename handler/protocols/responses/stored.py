@@ -62,7 +62,7 @@ def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
     if state == "broken":
         raise NotKept(f"{previous}: a response before it is not stored any more; send all items as input", KEPT[1])
     if state == "in_progress":
-        raise previous.refused("this response is still in progress; go on when it has ended")
+        raise previous.refused("this response is still in progress; continue after it has ended")
     if state == "failed":
         raise previous.refused("this response failed; go on from the one before it")
     if state == "too_long":

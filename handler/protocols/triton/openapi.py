@@ -36,7 +36,7 @@ _EVENTS = "text/event-stream"
 
 
 _RESPONSE = TritonResponse | TritonError
-"""Triton reports under 200, too, that a model gives more responses than the route can."""
+"""With status 200 Triton also reports that a model gives more responses than the route can."""
 
 
 def _triton(answer: Any, *streams: str) -> Description:

@@ -36,7 +36,7 @@ def from_text(value: Any, name: str) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError:
-        raise Malformed(f"{name}: has half of a surrogate pair, which is no text") from None
+        raise Malformed(f"{name}: has half of a surrogate pair, which is not text") from None
 
 
 def from_member(member: Member, name: str) -> bytes:

@@ -135,7 +135,7 @@ def lines(file: File) -> Iterator[Line | Unreadable]:
                 elif data.strip():
                     yield _line(place, data)
     except BROKEN as error:
-        yield Unreadable(f"{file.name}:{number + 1}", f"the file cannot be read on: {reason(error)}")
+        yield Unreadable(f"{file.name}:{number + 1}", f"the rest of the file cannot be read: {reason(error)}")
 
 
 def _line(place: str, data: bytes) -> Line | Unreadable:

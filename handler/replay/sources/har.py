@@ -68,7 +68,7 @@ def _entries(file: File) -> Iterator[_Entry | Unreadable]:
                 yield from scanner.feed(data)
         yield from scanner.end()
     except BROKEN as error:
-        yield Unreadable(file.name, f"the file cannot be read on: {reason(error)}")
+        yield Unreadable(file.name, f"the rest of the file cannot be read: {reason(error)}")
 
 
 class _Scanner:

@@ -27,7 +27,7 @@ def objects(argument: str) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]
     if not bucket:
         raise ConfigError(f"{argument}: {FORM}")
     if importlib.util.find_spec("boto3") is None:
-        raise ConfigError(f"{argument}: is read by boto3: pip install 'lmi-handler[deploy]'")
+        raise ConfigError(f"{argument} needs boto3: pip install 'lmi-handler[deploy]'")
     client = _client()
     with _told(argument):
         if prefix and not prefix.endswith("/"):

@@ -106,7 +106,7 @@ def _check_regular(src: str, file: Path) -> None:
         OSError: the file is missing, or its status cannot be read.
     """
     if not stat.S_ISREG(file.stat().st_mode):
-        raise AdapterFailed(f"src={src}: {file.name} is no regular file")
+        raise AdapterFailed(f"src={src}: {file.name} is not a regular file")
 
 
 def _finite(text: str) -> float:

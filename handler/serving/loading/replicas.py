@@ -59,7 +59,9 @@ def check_replicas(config: Config) -> None:
         ConfigError: replicas are to run on threads, or the engine is one by URL.
     """
     if config.replicas != "1" and config.engine == "openai":
-        _refuse(config, "several servers by URL are several addresses in option.base_url; leave option.replicas out")
+        _refuse(
+            config, "for several servers by URL, list their addresses in option.base_url; leave option.replicas out"
+        )
     if config.replicas != "1" and config.engine_isolation == "thread":
         where = config.where("option.engine_isolation")
         _refuse(config, f"replicas are processes, but option.engine_isolation=thread ({where})")

@@ -246,7 +246,7 @@ def test_no_other_route_can_be_named(slow_server: LiveServer) -> None:
     """Who may only invoke must not reach more by it."""
     found = slow_server.post(ASK, headers={_ATTRIBUTES: "route=/adapters"})
     assert found.status_code == 424
-    assert "is no route for inference" in found.json()["error"]
+    assert "is not a route for inference" in found.json()["error"]
 
 
 def test_other_routes_do_not_look_at_the_attribute(slow_server: LiveServer) -> None:

@@ -81,11 +81,11 @@ CASES: dict[str, tuple[Any, str]] = {
     "a format that is none": (
         input_audio(format="midi"), ".input_audio.format must be one of wav, mp3, flac, ogg, opus"),
     "a format of another type": (input_audio(format=["wav"]), ".input_audio.format must be one of"),
-    "no audio": (input_audio(base64.b64encode(b"hello there").decode()), ".input_audio.data: it is no WAV, FLAC"),
+    "no audio": (input_audio(base64.b64encode(b"hello there").decode()), ".input_audio.data: it is not WAV, FLAC"),
     "too long": (input_audio(LONG), ".input_audio.data: the audio has 3.01 s; at most 3 s (option.max_audio_seconds)"),
     "8 hours": (
         input_audio(base64.b64encode(flac(8 * 3600 * 16_000)).decode()), ".input_audio.data: the audio has 28800 s"),
-    "an image": (by_url(data_url(image_file())), ".audio_url: it is no WAV, FLAC, MP3 or Ogg"),
+    "an image": (by_url(data_url(image_file())), ".audio_url: it is not WAV, FLAC, MP3 or Ogg"),
     "no URL": (by_url(3), ".audio_url must be a URL"),
     "FTP": (by_url("ftp://a/b.wav"), ".audio_url must be an http, https, file or data URL"),
     "a private host": (by_url("http://169.254.169.254/a.wav"), ".audio_url: its host is not among"),

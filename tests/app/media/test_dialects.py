@@ -145,7 +145,7 @@ def test_a_responses_items(served: tuple[LiveServer, Urls], kind: str) -> None:
          "input[0].content[0].file_id is not supported"),
         ("/v1/responses", {"input": [{"role": "user", "content": [
             {"type": "input_image", "image_url": data_url(b"<svg/>")}]}]},
-         "input[0].content[0].image_url: it is no JPEG, PNG, WebP or GIF"),
+         "input[0].content[0].image_url: it is not JPEG, PNG, WebP or GIF"),
         ("/v1/chat/completions", {"truncate_prompt_tokens": 2, "messages": openai(data_url(PNG))},
          "truncate_prompt_tokens: a prompt with images is not cut"),
     ],

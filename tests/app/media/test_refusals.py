@@ -164,7 +164,7 @@ _BROKE = "it could not be fetched: its server broke off, or does not speak HTTP"
         ("/zip", "its server answers with a Content-Encoding"),
         ("/short", _BROKE),
         ("/mute", _BROKE),
-        ("/svg", "it is no JPEG, PNG, WebP or GIF"),
+        ("/svg", "it is not JPEG, PNG, WebP or GIF"),
         ("/none", "its server answers 404"),
     ],
 )
@@ -200,13 +200,16 @@ BROKEN: dict[str, Callable[[], tuple[bytes, str]]] = {
     ),
     "a truncated JPEG": lambda: (image_file("JPEG", (200, 200))[:-300], "the image is broken: .*truncated.*"),
     "a truncated PNG": lambda: (image_file(size=(200, 200))[:-60], "the image is broken: .*"),
-    "a truncated WebP": lambda: (image_file("WEBP")[:-10], "(the image is broken: .*|it is no JPEG, PNG, WebP or GIF)"),
+    "a truncated WebP": lambda: (
+        image_file("WEBP")[:-10],
+        "(the image is broken: .*|it is not JPEG, PNG, WebP or GIF)",
+    ),
     "no pixels": lambda: (png(10, 10), "the image is broken: .*"),
-    "an SVG": lambda: (SVG, "it is no JPEG, PNG, WebP or GIF"),
-    "PostScript": lambda: (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is no JPEG, PNG, WebP or GIF"),
-    "a BMP": lambda: (image_file("BMP"), "it is no JPEG, PNG, WebP or GIF"),
-    "a TIFF": lambda: (image_file("TIFF"), "it is no JPEG, PNG, WebP or GIF"),
-    "noise": lambda: (NOISE, "it is no JPEG, PNG, WebP or GIF"),
+    "an SVG": lambda: (SVG, "it is not JPEG, PNG, WebP or GIF"),
+    "PostScript": lambda: (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is not JPEG, PNG, WebP or GIF"),
+    "a BMP": lambda: (image_file("BMP"), "it is not JPEG, PNG, WebP or GIF"),
+    "a TIFF": lambda: (image_file("TIFF"), "it is not JPEG, PNG, WebP or GIF"),
+    "noise": lambda: (NOISE, "it is not JPEG, PNG, WebP or GIF"),
 }
 """By name, what makes the file, and the refusal."""
 

@@ -109,7 +109,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "hot": ({"temperature": "7"}, "temperature"),
     "no number": ({"temperature": "warm"}, "must be a number"),
     "a long prompt": ({"prompt": "a" * 20_000}, "must be a string of at most 16384 characters"),
-    "a long language": ({"language": "e" * 99}, "must be the language's code, as en"),
+    "a long language": ({"language": "e" * 99}, "must be the language's code, such as en"),
 }
 
 
@@ -123,7 +123,7 @@ def test_wrong_fields(server: LiveServer, name: str) -> None:
 
 FILES = {
     "empty": (b"", "file: the audio has no bytes"),
-    "a text": (b"hello", "file: it is no WAV, FLAC, MP3 or Ogg (Vorbis, Opus)"),
+    "a text": (b"hello", "file: it is not WAV, FLAC, MP3 or Ogg (Vorbis, Opus)"),
     "8 hours": (flac(8 * 3600 * 16_000), "file: the audio has 28800 s; at most 3 s (option.max_audio_seconds)"),
     "too long": (clip_file(tone(3.5)), "file: the audio has 3.5 s; at most 3 s"),
     "no channel": (wav(bytes(99), channels=0), "file: the audio has 0 channels"),

@@ -73,4 +73,4 @@ def test_a_broken_file(transcriptions: Driver, url: str) -> None:
     for how in ("generate", "stream"):
         outcome = transcriptions.call(how, url, base64.b64encode(b"hello").decode())
         assert outcome.error == "openai.BadRequestError"
-        assert "file: it is no WAV, FLAC, MP3 or Ogg" in outcome.message
+        assert "file: it is not WAV, FLAC, MP3 or Ogg" in outcome.message

@@ -63,8 +63,8 @@ def test_objects_of_kubernetes_with_their_notes(
 ) -> None:
     file = tmp_path / "llama.yaml"
     assert main(["export", LLAMA, "--format", format, "--output", str(file)]) == 0
-    assert "note: alarms: no place here" in capsys.readouterr().err
-    assert "# alarms: no place here" in file.read_text()
+    assert "note: alarms: no equivalent here" in capsys.readouterr().err
+    assert "# alarms: no equivalent here" in file.read_text()
     kinds = [one["kind"] for one in yaml.safe_load_all(file.read_text())]
     assert kinds[0] == "ServiceAccount"
     assert len(kinds) == {"kserve": 2, "hyperpod": 2, "kubernetes": 3}[format]

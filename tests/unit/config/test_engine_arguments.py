@@ -108,7 +108,7 @@ def test_the_installed_engine_is_asked_first(tmp_path: Path, monkeypatch: pytest
         ("vllm", ["max_num_seq=3"], "unknown option 'option.max_num_seq'; did you mean 'option.max_num_seqs'?"),
         ("vllm", ["data_parallel_size=2"], "write option.replicas"),
         ("vllm", ["seed=x"], "must be a whole number"),
-        ("vllm", ['engine_args={"sed": 1}'], "'sed' is no argument of vLLM 0.20 to 0.33; did you mean 'seed'?"),
+        ("vllm", ['engine_args={"sed": 1}'], "'sed' is not an argument of vLLM 0.20 to 0.33; did you mean 'seed'?"),
         ("vllm", ['engine_args={"seed": "1"}'], "'seed': must be a whole number"),
         ("vllm", ['engine_args={"tokenizer": "x"}'], "'tokenizer': the tokenizer is the one in the model's directory"),
         ("trtllm", ["enable_expert_parallel=true"], "option.enable_expert_parallel is for vllm; the engine here is"),

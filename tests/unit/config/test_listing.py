@@ -46,7 +46,7 @@ from handler.core.errors import ConfigError
             "option.spec_length",
             ["  refused: use option.speculative_config"],
         ),
-        ("device", ["  refused, but for auto: vLLM takes the device that its build is for"]),
+        ("device", ["  refused, except for auto: vLLM takes the device that its build is for"]),
         ("OPTION_ENTRYPOINT", ["option.entryPoint"]),
         ("PIPELINE_PARALLEL_DEGREE", ["  environment: OPTION_PIPELINE_PARALLEL_DEGREE, PIPELINE_PARALLEL_DEGREE"]),
         # foreign variables
@@ -56,7 +56,7 @@ from handler.core.errors import ConfigError
             "ENABLE_CUDA_GRAPHS",
             ["  same: `OPTION_USE_CUDA_GRAPH` (trtllm), `OPTION_ENFORCE_EAGER` (vllm)", "option.enforce_eager"],
         ),
-        ("PORT", ["  no effect: `lmi serve --port` and SAGEMAKER_BIND_TO_PORT say it"]),
+        ("PORT", ["  no effect: `lmi serve --port` and SAGEMAKER_BIND_TO_PORT set it"]),
         ("HF_TASK", ["  same: `OPTION_TASK`", "option.task"]),
         ("HF_API_TOKEN", ["  same: `HF_TOKEN`"]),
         ("HF_TOKEN", ["  left alone: huggingface_hub reads it"]),

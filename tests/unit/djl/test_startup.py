@@ -175,7 +175,7 @@ def test_auto_that_java_turns_into_dynamic_batching_is_said(tmp_path: Path) -> N
     config = read(tmp_path, auto, rolling_batch="disable")
     assert config.rolling_batch == "disable"
     (warning,) = config.warnings
-    assert warning.startswith("DJL Serving made option.rolling_batch=disable, which is dynamic batching, of auto (")
+    assert warning.startswith("DJL Serving turned auto into option.rolling_batch=disable, which is dynamic batching (")
     assert "(serving.properties, line 2)" in warning
     assert "option.rolling_batch=scheduler" in warning
     assert read(tmp_path, auto, rolling_batch="auto").warnings == ()

@@ -330,7 +330,7 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path, name: str, kind: 
         os.mkfifo(odd) if kind == "fifo" else odd.mkdir()
         if link:
             place.symlink_to(odd)
-    with pytest.raises(AdapterFailed, match=f"{name} is no regular file"):
+    with pytest.raises(AdapterFailed, match=f"{name} is not a regular file"):
         adapter_path(str(path), None)
 
 

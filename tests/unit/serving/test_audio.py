@@ -101,10 +101,10 @@ NAN = numpy.full(1600, numpy.nan, numpy.float32)
 MIB = 1 << 20
 WRONG: dict[str, tuple[bytes, str, bool]] = {
     "nothing": (b"", "the audio has no bytes", True),
-    "a text": (b"what is this?", "it is no WAV, FLAC, MP3 or Ogg (Vorbis, Opus)", False),
-    "an image": (b"\x89PNG\r\n\x1a\n" + bytes(99), "it is no WAV, FLAC, MP3 or Ogg (Vorbis, Opus)", False),
-    "MP4": (b"\0\0\0\x20ftypM4A " + bytes(99), "it is no WAV, FLAC, MP3 or Ogg (Vorbis, Opus)", False),
-    "AIFF": (clip_file(kind="AIFF"), "it is no WAV, FLAC, MP3 or Ogg (Vorbis, Opus)", False),
+    "a text": (b"what is this?", "it is not WAV, FLAC, MP3 or Ogg (Vorbis, Opus)", False),
+    "an image": (b"\x89PNG\r\n\x1a\n" + bytes(99), "it is not WAV, FLAC, MP3 or Ogg (Vorbis, Opus)", False),
+    "MP4": (b"\0\0\0\x20ftypM4A " + bytes(99), "it is not WAV, FLAC, MP3 or Ogg (Vorbis, Opus)", False),
+    "AIFF": (clip_file(kind="AIFF"), "it is not WAV, FLAC, MP3 or Ogg (Vorbis, Opus)", False),
     "an encoding of telephones": (
         clip_file(subtype="GSM610"), "its encoding is not supported: WAV of GSM610", False),
     "no channel": (wav(bytes(99), channels=0), "the audio has 0 channels; it must have 1 to 8", True),

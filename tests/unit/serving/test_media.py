@@ -243,7 +243,7 @@ def test_a_jpegs_size_is_not_searched_for_long() -> None:
 
 def test_one_broken_image_refuses_the_request(images: MediaLoader) -> None:
     error = refusal(images, source(image_file(), "a"), source(b"x", "b"))
-    assert error.message == "b: it is no JPEG, PNG, WebP or GIF"
+    assert error.message == "b: it is not JPEG, PNG, WebP or GIF"
 
 
 def test_an_image_that_takes_too_much_memory_ends_its_own_decoding(images: MediaLoader) -> None:

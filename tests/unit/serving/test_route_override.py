@@ -32,7 +32,9 @@ def test_every_route_can_be_named() -> None:
 
 @in_one_test("path", ["", "/ping", "/adapters", "/v2/models/other/generate", "/v2/models/mine", "x"])
 def test_what_is_no_route_for_inference_is_refused(path: str) -> None:
-    with pytest.raises(InvalidPayload, match=r"is no route for inference; these are: /invocations, .*/v1/completions"):
+    with pytest.raises(
+        InvalidPayload, match=r"is not a route for inference; these are: /invocations, .*/v1/completions"
+    ):
         found(path)
 
 

@@ -271,7 +271,7 @@ class _Reader:
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise self._wrong(f"{rotary.kind} rotary positions cannot be computed: {error!r}") from None
         if not usable:
-            raise self._wrong(f"{rotary.kind} rotary positions are no numbers")
+            raise self._wrong(f"{rotary.kind} rotary positions are not numbers")
         return rotary
 
     def _rope_parameters(self, kind: str) -> dict[str, Any]:

@@ -98,7 +98,9 @@ class Thinking:
             raise InvalidParameter(f"{name}: the model thinks before it answers, and {self._lacks}; {off}")
         for field in _COUNTED_ANEW:
             if (value := getattr(sampling, field)) != Sampling._field_defaults[field]:
-                raise InvalidParameter(f"{field}={value}: with {name} it cannot count a thought's tokens; {off}")
+                raise InvalidParameter(
+                    f"{field}={value}: with {name} it cannot count the tokens of the reasoning; {off}"
+                )
         family, mark = self.family, self.family.closing
         closing = self._vocabulary.ids(mark.encode()) if self._vocabulary is not None else ()
         if not family.end or (mark and not closing) or (sampling.thinking_token_budget is not None and not mark):

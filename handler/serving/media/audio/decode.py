@@ -41,7 +41,7 @@ def decode(max_samples: int, data: memoryview) -> Iterator[Any]:
     """
     kind = next((kind for head, kind in _HEADS if bytes(data[: len(head)]) == head), "")
     if not kind:
-        raise InvalidPayload("it is no WAV, FLAC, MP3 or Ogg (Vorbis, Opus)")
+        raise InvalidPayload("it is not WAV, FLAC, MP3 or Ogg (Vorbis, Opus)")
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             if file.format.removesuffix("EX") != kind or file.subtype not in _ENCODINGS:

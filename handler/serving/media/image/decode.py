@@ -50,7 +50,7 @@ def decode(max_pixels: int, data: memoryview) -> Iterator[Any]:
     except (LargerThanRead, MemoryError):
         raise
     except PIL.UnidentifiedImageError:
-        raise InvalidPayload("it is no JPEG, PNG, WebP or GIF") from None
+        raise InvalidPayload("it is not JPEG, PNG, WebP or GIF") from None
     except Exception as error:  # whatever Pillow's readers raise on a broken file
         raise InvalidPayload(f"the image is broken: {client_words(str(error)) or 'it cannot be read'}") from None
     rgb = image.tobytes()

@@ -80,7 +80,7 @@ def test_what_takes_no_resource_is_asked_for_as_a_star() -> None:
 
 
 def test_an_action_that_is_none_and_a_resource_that_is_not_told_are_errors() -> None:
-    with pytest.raises(Unexplained, match="no action of"):
+    with pytest.raises(Unexplained, match="is not an action of"):
         list(needs_of_action("sagemaker:CreateEndpoints", {}, IRELAND))
     with pytest.raises(Unexplained, match="which endpoint"):
         list(needs_of_action("sagemaker:DescribeEndpoint", {}, IRELAND))

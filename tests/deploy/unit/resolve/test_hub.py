@@ -208,8 +208,8 @@ def test_a_hub_that_answers_nonsense(double: HubDouble, answer: tuple[int, bytes
     ("config", "said"),
     [
         (b"{", r"The model's files on the hub do not tell its size: the model's config.json is not JSON"),
-        (json.dumps(LLAMA | {"num_hidden_layers": -1}).encode(), "num_hidden_layers: -1 is no whole number"),
-        (json.dumps(LLAMA | {"vocab_size": 10**300}).encode(), "is no whole number from 0 to 100000000"),
+        (json.dumps(LLAMA | {"num_hidden_layers": -1}).encode(), "num_hidden_layers: -1 is not a whole number"),
+        (json.dumps(LLAMA | {"vocab_size": 10**300}).encode(), "is not a whole number from 0 to 100000000"),
         (b'{"a": ' * 100_000, "is nested too deep"),
     ],
 )
@@ -261,5 +261,5 @@ def test_offline_the_hub_is_not_asked(value: str, monkeypatch: pytest.MonkeyPatc
 def test_an_endpoint_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_ENDPOINT", "file:///etc/passwd")
-    with pytest.raises(SpecError, match="HF_ENDPOINT: file:///etc/passwd is no http or https address"):
+    with pytest.raises(SpecError, match="HF_ENDPOINT: file:///etc/passwd is not an http or https address"):
         hub_to_ask()

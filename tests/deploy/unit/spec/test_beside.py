@@ -108,7 +108,7 @@ def test_kubernetes_has_no_shadow_and_no_reservation_and_names_capture() -> None
         with pytest.raises(Refused, match=f"no place for {place}: "):
             kubernetes_manifests(spec("plain", **changes), decision("plain"))
     _, notes = kubernetes_manifests(spec("plain", capture=CAPTURE), decision("plain"))
-    assert [note for note in notes if note.startswith("capture: no place here")] != []
+    assert [note for note in notes if note.startswith("capture: no equivalent here")] != []
 
 
 def test_updates_wait_for_the_slower_start() -> None:

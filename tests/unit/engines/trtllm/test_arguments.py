@@ -201,8 +201,8 @@ def test_what_tensorrt_engines_had_is_refused_by_name() -> None:
         (("max_beam_width=2", "sampler_type=TorchSampler"), "no beam search before TensorRT-LLM 1.3"),
         (("max_beam_width=4", 'engine_args={"sampler_type": "TorchSampler"}'), "no beam search before"),
         (("sampler_type=TorchSampler", 'engine_args={"max_beam_width": 4}'), "no beam search before"),
-        (('engine_args={"model": "x"}',), "'model' is not to be changed there"),
-        (('engine_args={"tokenizer": "x"}',), "'tokenizer' is not to be changed there"),
+        (('engine_args={"model": "x"}',), "'model' cannot be changed there"),
+        (('engine_args={"tokenizer": "x"}',), "'tokenizer' cannot be changed there"),
     ],
 )
 def test_what_does_not_go_together_is_refused(model: Path, options: tuple[str, ...], message: str) -> None:

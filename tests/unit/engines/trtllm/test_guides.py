@@ -24,8 +24,8 @@ def checks() -> Iterator[StructuredOutputValidator]:
     ("structured_output", "wanted"),
     [
         (StructuredOutput("regex", r"\d+|\p{Lu}[\P{N}x]*"), ""),
-        (StructuredOutput("regex", "("), "it is no regular expression: missing )"),
-        (StructuredOutput("regex", "(" * 16_000), "it is no regular expression"),
+        (StructuredOutput("regex", "("), "it is not a regular expression: missing )"),
+        (StructuredOutput("regex", "(" * 16_000), "it is not a regular expression"),
         (StructuredOutput("regex", "(?i)" + "[a-\U0010ffff]" * 800), "more than 1 s (option.guide_timeout)"),
         (StructuredOutput("grammar", "("), ""),
         (StructuredOutput("json_schema", "{}"), ""),

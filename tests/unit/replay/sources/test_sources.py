@@ -261,7 +261,7 @@ def test_compressed_files_are_read_and_damaged_ones_end_there(tmp_path: Path) ->
     assert 5_000 < len(requests) <= 15_001
     assert [one.place.partition(":")[0] for one in unreadable] == ["b.jsonl.gz", "c.jsonl.gz"]
     assert {one.reason for one in unreadable} == {
-        "the file cannot be read on: its compressed data is damaged or cut off"
+        "the rest of the file cannot be read: its compressed data is damaged or cut off"
     }
 
 
