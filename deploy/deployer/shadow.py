@@ -202,7 +202,7 @@ def _refuse_other_shadow(wanted: Sequence[Resource], live: Live) -> None:
     if shadow not in models:
         raise Refused(
             f"the shadow is another than the file describes: {shadow} runs there, and the file makes {models[0]}",
-            "Put the file's beside first, `lmi deploy up --shadow`, or take the file that the shadow is of.",
+            "Create this file's shadow first (`lmi deploy up --shadow`), or give the file that made the shadow.",
         )
 
 

@@ -122,7 +122,7 @@ class Replay:
             if side is None and answer is None:
                 return missing
             if side is None and answer is not None and answer.status in BUSY:
-                return f"got {answer.status} of a busy server when it was recorded"
+                return f"got {answer.status} from a busy server when it was recorded"
         return request.unsendable if sides.are_asked else ""
 
     async def _answers(self, number: int, request: Request) -> tuple[Answer, Answer]:

@@ -27,7 +27,7 @@ _SHOWN = {
     "quantization": "how weights are quantized",
     "chat-template": "a chat template, or the path of one",
     "reasoning-parser": "how the model marks its reasoning; auto by default",
-    "tool-call-parser": "how the model writes calls of tools; auto by default",
+    "tool-call-parser": "how the model writes tool calls; auto by default",
 }
 """The flags that --help lists; all the others are in `lmi options`."""
 

@@ -215,7 +215,7 @@ def test_answers_are_compared_with_the_recorded_ones(answered: Path) -> None:
         assert replay(answered, url, "recorded") == 1
     assert classes(answered) == {0: "equal", 1: "text", 2: "shape"}
     assert [one["reason"] for one in report(answered)["unreadable"]["first"]] == [  # type: ignore[index]
-        "got 429 of a busy server when it was recorded",
+        "got 429 from a busy server when it was recorded",
         "has no recorded answer",
     ]
 
