@@ -25,6 +25,9 @@ C = TypeVar("C", bound=asyncio.Protocol)
 MAX_HEAD = 1 << 18
 """Bytes of an answer without one of its body: headers, trailers, informational answers."""
 
+CUT = "connection cut"
+"""The kind of failure where the server closed the connection before its answer's end."""
+
 _INFORMATIONAL = range(100, 200)
 """Statuses of answers before the answer, such as 103 Early Hints (RFC 9110, section 15.2)."""
 
@@ -297,7 +300,7 @@ class Connection(asyncio.Protocol, Generic[R]):
         self.closed = True
         if error is None:
             self.reader.closed()
-        self._fail("" if self.reader.complete else "connection cut")
+        self._fail("" if self.reader.complete else CUT)
 
 
 class Client(Connection[AnswerReader]):
@@ -341,14 +344,19 @@ class Connections:
         self._idle = list(clients)
 
     async def ask(self, number: int) -> Result:
-        """Send request number `number`."""
+        """Send request number `number`; again where an idle connection turns out to be closed (RFC 9112, 9.3.1)."""
         start = time.monotonic()
-        client = self._idle.pop() if self._idle else None
-        if client is None or client.closed:
-            try:
-                client = await connect(self._target)
-            except OSError:
-                return Result(start, array("d"), time.monotonic(), "cannot connect")
+        if self._idle and not (client := self._idle.pop()).closed:
+            result = await self._ask(client, number, start)
+            if client.reader.has_head or result.error != CUT:
+                return result
+        try:
+            client = await connect(self._target)
+        except OSError:
+            return Result(start, array("d"), time.monotonic(), "cannot connect")
+        return await self._ask(client, number, start)
+
+    async def _ask(self, client: Client, number: int, start: float) -> Result:
         result = await client.ask(self._target.request(number), self._target.tokens, self._target.timeout, start)
         if not client.closed:
             self._idle.append(client)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from handler.bench.client import AnswerReader
+from handler.bench.client import AnswerReader, Connections, Target
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -62,3 +64,30 @@ def test_an_errors_lines_are_no_tokens() -> None:
     body = b"<html>\n<p>no\n</html>\n"
     reader.feed(b"HTTP/1.1 501 Unsupported\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body), 1.0)
     assert (reader.complete, len(reader.arrivals), reader.verdict(4)) == (True, 0, "status 501")
+
+
+@pytest.mark.parametrize("answers", [2, 1])
+def test_a_request_is_sent_again_where_its_idle_connection_was_closed(answers: int) -> None:
+    """The server closes each connection after an answer, and does not say so before; then it answers nobody."""
+    left = answers
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal left
+        await reader.readuntil(b"}}")
+        if left:
+            left -= 1
+            line = b'{"token":{}}\n'
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(line), line))
+            await reader.readexactly(1)
+        writer.close()
+
+    async def run() -> list[str]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        connections = Connections(Target(f"http://127.0.0.1:{port}", tokens=1))
+        results = [await connections.ask(number) for number in range(2)]
+        connections.close()
+        server.close()
+        return [result.error for result in results]
+
+    assert asyncio.run(run()) == ["", "" if answers == 2 else "connection cut"]

@@ -9,7 +9,7 @@ import time
 import urllib.parse
 from collections.abc import Iterator
 
-from handler.bench.client import BodyReader, Connection, address, opened
+from handler.bench.client import CUT, BodyReader, Connection, address, opened
 from handler.core.errors import ConfigError
 from handler.replay.answer import BUSY, Answer, lost, times_of
 from handler.replay.request import Request
@@ -104,7 +104,7 @@ class HttpTarget:
                     await asyncio.sleep(_PAUSE)
                     return Attempt(lost("cannot connect"))
             error = await connection.exchange(data, self._timeout)
-            if not (kept and error == "connection cut" and not connection.reader.begun):
+            if not (kept and error == CUT and not connection.reader.begun):
                 break  # else the server had closed it while it was idle
         if not connection.closed:
             self._idle.append(connection)
