@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -70,16 +71,18 @@ def test_an_errors_lines_are_no_tokens() -> None:
 def test_a_request_is_sent_again_where_its_idle_connection_was_closed(answers: int) -> None:
     """The server closes each connection after an answer, and does not say so before; then it answers nobody."""
     left = answers
+    served: list[asyncio.Task[None] | None] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal left
-        await reader.readuntil(b"}}")
-        if left:
-            left -= 1
-            line = b'{"token":{}}\n'
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(line), line))
-            await reader.readexactly(1)
-        writer.close()
+        served.append(asyncio.current_task())
+        with contextlib.closing(writer):
+            await reader.readuntil(b"}}")
+            if left:
+                left -= 1
+                line = b'{"token":{}}\n'
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(line), line))
+                await reader.read(1)
 
     async def run() -> list[str]:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -88,6 +91,8 @@ def test_a_request_is_sent_again_where_its_idle_connection_was_closed(answers: i
         results = [await connections.ask(number) for number in range(2)]
         connections.close()
         server.close()
+        await asyncio.gather(*filter(None, served))
+        await asyncio.sleep(0.05)  # the transports' own ends
         return [result.error for result in results]
 
     assert asyncio.run(run()) == ["", "" if answers == 2 else "connection cut"]
