@@ -8,7 +8,7 @@ import ssl
 import time
 import urllib.parse
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
@@ -27,6 +27,8 @@ MAX_HEAD = 1 << 18
 
 CUT = "connection cut"
 """The kind of failure where the server closed the connection before its answer's end."""
+
+_MAX_PIECES = 1 << 17  # whose times are kept: 1 MiB
 
 _INFORMATIONAL = range(100, 200)
 """Statuses of answers before the answer, such as 103 Early Hints (RFC 9110, section 15.2)."""
@@ -131,11 +133,11 @@ class AnswerReader(HttpReader):
 
 
 class BodyReader(HttpReader):
-    """Keeps an answer: status, headers, body, and when its pieces came.
+    """Keeps an answer, which may end with its connection: status, headers, body, and when its pieces came.
 
     Attributes:
         headers: names in lower case; values of one name are joined by a comma.
-        pieces: when parts of the body came.
+        pieces: when parts of the body came; the first so many of them.
     """
 
     max_bytes: ClassVar[int] = 64 << 20
@@ -151,6 +153,10 @@ class BodyReader(HttpReader):
     def status(self) -> int:
         return int(self._parser.get_status_code())
 
+    def closed(self) -> None:
+        """End an answer whose length nobody told, as of HTTP/1.0; it may be empty."""
+        self.complete = self.complete or (self.has_head and not tells_its_end(self.headers))
+
     # -- what httptools calls ------------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -165,10 +171,16 @@ class BodyReader(HttpReader):
 
     def on_body(self, body: bytes) -> None:
         self._unread = 0
-        self.pieces.append(self._now)
+        if len(self.pieces) < _MAX_PIECES:
+            self.pieces.append(self._now)
         self.body += body
         if len(self.body) > self.max_bytes:
             self.refused = f"over {self.max_bytes >> 20} MiB"
+
+
+def tells_its_end(headers: Mapping[str, str]) -> bool:
+    """Whether an answer with these headers, by lower-case names, cannot be cut unnoticed (RFC 9112, section 6.3)."""
+    return "content-length" in headers or "transfer-encoding" in headers
 
 
 Address: TypeAlias = tuple[str, int, ssl.SSLContext | None]

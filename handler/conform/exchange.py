@@ -54,6 +54,11 @@ class Answer:
         return self.status == 200 and not self.failure
 
     @property
+    def is_uncut(self) -> bool:
+        """Whether it is whole, and said so: one that ends with its connection may have been cut."""
+        return not self.failure and client.tells_its_end(self.headers)
+
+    @property
     def refused(self) -> bool:
         """Whether the server said that the client is at fault."""
         return 400 <= self.status < 500 and not self.failure

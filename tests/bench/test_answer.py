@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from handler.bench.client import AnswerReader, Connections, Target
+from handler.bench.client import AnswerReader, BodyReader, Connections, Target
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -96,3 +96,11 @@ def test_a_request_is_sent_again_where_its_idle_connection_was_closed(answers: i
         return [result.error for result in results]
 
     assert asyncio.run(run()) == ["", "" if answers == 2 else "connection cut"]
+
+
+def test_the_times_of_tiny_pieces_are_bounded() -> None:
+    reader = BodyReader()
+    reader.feed(HEAD % b"text/plain", 0.0)
+    for _ in range(40):
+        reader.feed(b"1\r\na\r\n" * 5_000, 0.0)
+    assert (len(reader.body), len(reader.pieces)) == (200_000, 1 << 17)

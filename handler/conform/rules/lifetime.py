@@ -107,7 +107,7 @@ async def _stopped(server: Server) -> Stop:
 @rule("stop.finishes", "After SIGTERM a running stream continues to its end.", sources.CONTAINER, SAGEMAKER, last=True)
 async def stop_finishes(server: Server) -> None:
     answer = (await _stopped(server)).running
-    expect(answer.ok, "a whole stream", answer)
+    expect(answer.ok and answer.is_uncut, "a whole stream", answer)
     broken = [event for event in answer.events if "error" in event]
     expect(not broken, "a stream without an error", answer)
 

@@ -37,7 +37,7 @@ _PATH = re.compile(r"/[\x21-\x7e]*")
 
 
 class _Reader(BodyReader):
-    """Reads an answer that may end with its connection.
+    """Reads an answer.
 
     Attributes:
         begun: whether anything came.
@@ -54,11 +54,6 @@ class _Reader(BodyReader):
     def feed(self, data: bytes, now: float) -> None:
         self.begun = True
         super().feed(data, now)
-
-    def closed(self) -> None:
-        """End an answer whose length nobody told, as of HTTP/1.0; it may be empty."""
-        has_length = "content-length" in self.headers or "transfer-encoding" in self.headers
-        self.complete = self.complete or (self.has_head and not has_length)
 
 
 class HttpTarget:

@@ -139,7 +139,7 @@ def _to_bytes(reply: Reply, change: Callable[[bytes], bytes]) -> None:
 
 def _without_length(request: Request, reply: Reply) -> None:
     if reply.made and reply.events is None:
-        reply.content_type = "text/plain"
+        reply.headers["no-length"] = "1"
 
 
 def _slow(request: Request, reply: Reply) -> None:

@@ -91,6 +91,13 @@ def test_a_server_that_breaks_a_rule_fails_it(rule: str, profile: str) -> None:
     assert "a-key" not in result.asked
 
 
+def test_an_answer_that_ends_with_its_connection_is_whole() -> None:
+    """As of HTTP/1.0: only the rule about lengths is broken."""
+    server = Scripted("invocations.whole-length", "lmi-0.28")
+    results = ask(server, "lmi-0.28", "invocations", "lmi", limits=SHORT)
+    assert [rule for rule, result in results.items() if result.verdict == "failed"] == ["invocations.whole-length"]
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_server_that_holds_all_rules_passes(profile: str) -> None:
     results = ask(Scripted("", profile, key="a-key"), profile, limits=LIMITS)
