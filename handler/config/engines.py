@@ -28,9 +28,7 @@ class EngineEntry(NamedTuple):
 
 
 ENGINES = {
-    "openvino": EngineEntry(
-        "openvino_genai", "pip install 'lmi-handler[cpu]'", pools=True, transcribes=True, caches_prefixes=True
-    ),
+    "openvino": EngineEntry("openvino_genai", "pip install 'lmi-handler[cpu]'", pools=True, transcribes=True),
     "trtllm": EngineEntry("tensorrt_llm", "pip install tensorrt-llm", spreads=True, caches_prefixes=True),
     "vllm": EngineEntry("vllm", "pip install vllm", pools=True, transcribes=True, spreads=True, caches_prefixes=True),
     "openai": EngineEntry("aiohttp", "pip install 'lmi-handler[openai]'"),

@@ -192,7 +192,7 @@ class Options:
     max_input_len: int | None = option(integer(1), None, "tokens of a prompt; by default all that option.max_model_len leaves")
     max_num_batched_tokens: int | None = option(integer(16), None, "tokens that one engine step computes; fewer shorten other requests' waits during long prompts; by default openvino 256, others as they choose", "option.max_rolling_batch_prefill_tokens")
     kv_cache_gib: int = option(integer(0), 0, "GiB for the KV cache; 0 leaves it to the engine (openvino: grows as needed; vllm: on a GPU by option.gpu_memory_utilization, on a CPU 4)")
-    enable_prefix_caching: bool | None = option(boolean, None, "reuse the KV cache of equal prompt beginnings; by default as the engine does (vllm, trtllm, openvino without images: yes)", "option.enable_kv_cache_reuse")
+    enable_prefix_caching: bool | None = option(boolean, None, "reuse the KV cache of equal prompt beginnings; by default as the engine does (vllm, trtllm: yes; openvino: no)", "option.enable_kv_cache_reuse")
     # how long
     predict_timeout: float = option(number(0.1), 120.0, "seconds that a request may wait for its start; under DJL also the limit of a dynamic batch", "option.predictTimeout")
     request_time_limit: float | None = option(number(0), None, "seconds that a request may take in total, 0 for no limit; by default 900 under DJL Serving, which does not report that a client has left, and no limit in the embedded server")

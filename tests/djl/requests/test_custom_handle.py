@@ -86,7 +86,9 @@ async def handle(inputs: Input):
 def test_both_answer_the_same_in_async_mode(version: str, tmp_path: Path) -> None:
     options = {"option.async_mode": "true", "option.rolling_batch": "disable", "option.lmi_version": "0.34"}
     with djl(version, options, {"model.py": ASYNC}) as theirs:
-        wanted = [theirs.post({"do": do}) for do in ("", "error", "stream")]
+        wanted = [theirs.post({"do": do}) for do in ("", "error")]
+        # Java may drop a stream's last piece (handler/djl/batches.next_piece).
+        wanted.append(max((theirs.post({"do": "stream"}) for _ in range(3)), key=lambda answer: len(answer.content)))
     properties = write_model(tmp_path, ASYNC)
     properties.write_text("".join(f"{key}={value}\n" for key, value in options.items()))
     with serve("--properties", str(properties)) as ours:

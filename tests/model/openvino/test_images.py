@@ -15,7 +15,6 @@ from handler.core.media import MediaSource
 from handler.core.values import Request, Sampling
 from handler.engines.base import EngineConfig
 from handler.engines.openvino.engine import check
-from handler.engines.openvino.pipeline import caches_prefixes
 from handler.serving.media.placing import place_media
 from tests.process.engines.test_conformance import ids, start
 from tests.random_models import Answer, Compared
@@ -102,4 +101,3 @@ def test_the_prefix_cache_stays_off(model: Path) -> None:
     with pytest.raises(ConfigError, match="enable_prefix_caching"):
         check(str(model), EngineConfig(Config(enable_prefix_caching=True)))
     check(str(model), EngineConfig(Config(enable_prefix_caching=False)))
-    assert not caches_prefixes(EngineConfig(model=model))

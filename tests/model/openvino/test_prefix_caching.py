@@ -39,7 +39,7 @@ def test_an_equal_beginning_is_computed_once(model: Path) -> None:
     turn = list(range(100, 230))
     other, next_turn = list(range(99, 229)), [*turn, *range(500, 520)]
     prompts = [turn, turn, next_turn, other]
-    cached, computed = answers(model, prompts, None), answers(model, prompts, False)
+    cached, computed = answers(model, prompts, True), answers(model, prompts, None)
     assert [ids for _, ids in cached] == [ids for _, ids in computed]
     saved = [without - with_cache for (with_cache, _), (without, _) in zip(cached, computed, strict=True)]
     assert saved == [0, 4, 4, 0], "steps of 32 tokens"
