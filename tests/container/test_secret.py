@@ -66,7 +66,7 @@ def test_what_is_no_token_is_refused_without_showing_it(text: str, request: pyte
 
 
 def test_a_secret_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigError, match="ResourceNotFoundException: there is none of this name"):
+    with pytest.raises(ConfigError, match="ResourceNotFoundException: no secret has this name"):
         with_token({"HF_TOKEN_SECRET_ARN": ARN})
 
 
@@ -81,7 +81,7 @@ def test_unreachable_service_speaks_of_isolation(monkeypatch: pytest.MonkeyPatch
     [
         ({"HF_HUB_OFFLINE": "1"}, "this container is offline"),
         ({"HF_TOKEN": "hf_abc"}, "HF_TOKEN and HF_TOKEN_SECRET_ARN are both set"),
-        ({"HF_TOKEN_SECRET_ARN": "hf_abc"}, "is no secret's ARN"),
+        ({"HF_TOKEN_SECRET_ARN": "hf_abc"}, "is not a secret's ARN"),
     ],
 )
 def test_what_cannot_be_is_refused_before_asking(environ: dict[str, str], message: str) -> None:
