@@ -258,7 +258,7 @@ class Running(NamedTuple):
 
     @property
     def restarts(self) -> int:
-        return self.container.log.count("DJL Serving is started again")
+        return self.container.log.count("restarting DJL Serving")
 
     @property
     def serves(self) -> bool:
