@@ -71,7 +71,7 @@ def test_periods(text: str, seconds: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "15", "m", "-1m", "1w"])
 def test_no_periods(text: str) -> None:
-    with pytest.raises(DeployError, match="is no period"):
+    with pytest.raises(DeployError, match="is not a period"):
         logs.period(text)
 
 

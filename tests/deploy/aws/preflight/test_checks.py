@@ -116,7 +116,7 @@ def test_the_role(cloud: Cloud) -> None:
     )
     assert run("role").says == f"{ROLE} does not trust sagemaker.amazonaws.com"
     other = spec(role="arn:aws:iam::999999999999:role/lmi")
-    assert "of another account" in run("role", other).says
+    assert "does not belong to the account" in run("role", other).says
 
 
 @pytest.mark.parametrize(
