@@ -98,7 +98,7 @@ _ADAPTERS: dict[tuple[str, str], Operation] = {
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/"): Operation(
-        "Page", "Show the chat page to browsers; tell other clients whether the model can serve, as TGI does",
+        "Page", "Show the chat page to browsers, and report to other clients whether the model can serve, as in TGI",
         {200: (_HTML, str, "<!doctype html>"),
          503: (_JSON, TgiError, UNHEALTHY)}, open=True,
     ),
@@ -126,7 +126,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         {200: (_TEXT, str, "# TYPE lmi_active_sequences gauge\nlmi_active_sequences 0.0\n")},
     ),
     ("GET", "/execution-parameters"): Operation(
-        "State", "Tell batch transform how to call the server",
+        "State", "Set how batch transform calls the server",
         {200: (_JSON, ExecutionParameters,
                {"MaxConcurrentTransforms": 32, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": 3})},
     ),

@@ -135,7 +135,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/health"): Operation(
         "TGI",
-        "Whether the model can serve, as TGI tells",
+        "Whether the model can serve, as in TGI",
         {200: (_TEXT, str, ""), 503: _UNHEALTHY},
         open=True,
     ),
@@ -147,7 +147,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("POST", "/chat_tokenize"): Operation(
         "TGI",
-        "Lay a chat out as the model gets it, and split it into tokens",
+        "Apply the chat template, and split the result into tokens",
         {200: (_JSON, TgiChatPieces, {"tokenize_response": _PIECES_EXAMPLE, "templated_text": "Hello"})},
         body={**ref("OpenAiChatRequest"), "example": {"messages": [{"role": "user", "content": "Hello"}]}},
     ),

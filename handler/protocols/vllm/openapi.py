@@ -92,7 +92,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/version"): Operation(
         "vLLM",
-        "Tell vLLM's version where it is the engine, else the server's",
+        "Show vLLM's version if it is the engine, else the server's",
         {200: (_JSON, VllmVersion, {"version": "0.33.0"})},
     ),
     ("GET", "/tokenizer_info"): Operation(
@@ -103,9 +103,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
             404: _MISSING,
         },
     ),
-    ("GET", "/load"): Operation(
-        "vLLM", "Tell how many requests are being answered", {200: (_JSON, VllmLoad, {"server_load": 0})}
-    ),
+    ("GET", "/load"): Operation("vLLM", "Count the requests in flight", {200: (_JSON, VllmLoad, {"server_load": 0})}),
     ("POST", "/v1/load_lora_adapter"): Operation(
         "vLLM",
         "Register a LoRA adapter, under VLLM_ALLOW_RUNTIME_LORA_UPDATING=true",
