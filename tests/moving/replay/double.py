@@ -334,6 +334,7 @@ def outcomes(directory: Path) -> Iterator[tuple[int, str, list[str]]]:
 
 def run(arguments: argparse.Namespace) -> int:
     requests, output = arguments.directory / "requests.jsonl", arguments.directory / "out"
+    arguments.directory.mkdir(parents=True, exist_ok=True)
     planted = write_requests(requests, arguments.requests, arguments.differences)
     spoilt = {number: spoil for number, (_, spoil) in planted.items()}
     with serving(Server()) as old, serving(Server(spoilt)) as new:
