@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from handler.config import model_files
 from handler.core.errors import ConfigError
@@ -40,13 +41,20 @@ def check_tokenizer(directory: Path) -> None:
 def check_checkpoint(directory: Path) -> None:
     """Raise ConfigError where a file is missing, cut short or of a wrong format."""
     check_tokenizer(directory)
-    if not (directory / _WHOLE).is_file():  # transformers ignores an index beside it
-        weight_map = model_files.read_json(directory / _INDEX).get("weight_map", {})
-        for name in sorted(set(weight_map.values())) if isinstance(weight_map, dict) else ():
-            if not (directory / str(name)).is_file():
-                raise ConfigError(f"{directory / str(name)} is missing; {_INDEX} names it")
+    for path in weight_files(directory):
+        if not path.is_file():
+            raise ConfigError(f"{path} is missing; {_INDEX} names it")
     for path in sorted(directory.glob("*.safetensors")):
         check_safetensors(path)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Return the files that transformers reads: `model.safetensors`, else those that the index names."""
+    if (directory / _WHOLE).is_file():  # transformers ignores an index beside it
+        return [directory / _WHOLE]
+    named = model_files.read_json(directory / _INDEX).get("weight_map")
+    names = {str(name) for name in named.values()} if isinstance(named, dict) else ()
+    return [directory / name for name in sorted(names)]
 
 
 def check_json(directory: Path, *names: str) -> None:
@@ -56,9 +64,25 @@ def check_json(directory: Path, *names: str) -> None:
 
 
 def check_safetensors(path: Path) -> None:
-    """Raise ConfigError unless the file has the length that its header describes.
+    """Raise ConfigError unless the file has the length that its header describes."""
+    size = path.stat().st_size
+    tensors, begin = read_header(path)
+    try:
+        needed = begin + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+    except (TypeError, KeyError, IndexError):
+        raise _no_header(path) from None
+    if size != needed:
+        how = "is cut short" if size < needed else "is broken"
+        raise ConfigError(f"{path} {how}: it holds {size:,} bytes, its header describes {needed:,}")
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return what a safetensors file says of each tensor, by its name, and at which byte the tensors begin.
 
     Format: 8 bytes with the header's length, the header in JSON, the tensors. github.com/huggingface/safetensors.
+
+    Raises:
+        ConfigError: it is cut short, or has no such header.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -69,10 +93,11 @@ def check_safetensors(path: Path) -> None:
             raise ConfigError(f"{path} is broken: it says that its header has {length:,} bytes")
         try:
             tensors = dict(json.loads(file.read(length)))
-            ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
-            needed = 8 + length + max(ends, default=0)
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
-            raise ConfigError(f"{path} is broken: its header is not that of a safetensors file") from None
-    if size != needed:
-        how = "is cut short" if size < needed else "is broken"
-        raise ConfigError(f"{path} {how}: it holds {size:,} bytes, its header describes {needed:,}")
+        except (ValueError, TypeError, RecursionError):
+            raise _no_header(path) from None
+    tensors.pop("__metadata__", None)
+    return tensors, 8 + length
+
+
+def _no_header(path: Path) -> ConfigError:
+    return ConfigError(f"{path} is broken: its header is not that of a safetensors file")

@@ -1,21 +1,14 @@
-"""The tensors of a checkpoint's safetensors files, mapped into memory: a read touches only its own tensor.
-
-Format: 8 bytes with the header's length, the header in JSON, the tensors. github.com/huggingface/safetensors.
-"""
+"""The tensors of a checkpoint's safetensors files, mapped into memory: a read touches only its own tensor."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.config import model_files
 from handler.core.errors import ConfigError
-
-INDEX = "model.safetensors.index.json"
-WHOLE = "model.safetensors"
+from handler.engines.huggingface.model_files import read_header, weight_files
 
 TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
 """Types of weights, with numpy's; BF16 is the upper half of float32."""
@@ -32,15 +25,18 @@ class Tensor(NamedTuple):
 
 
 class Tensors:
-    """The tensors that transformers reads of a directory: those of `model.safetensors`, else of the index's files.
+    """The tensors that transformers reads of a directory; without an index all, as other programs write them.
 
     Raises:
-        ConfigError: a tensor's place, type and shape contradict each other.
+        ConfigError: a file has no header, or a tensor's place, type and shape contradict each other.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._places = {name: tensor for path in files(directory) for name, tensor in _read_header(path)}
+        self._places: dict[str, Tensor] = {}
+        for path in weight_files(directory) or sorted(directory.glob("*.safetensors")):
+            header, begin = read_header(path)
+            self._places |= {name: _tensor(path, name, one, begin) for name, one in header.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -58,17 +54,22 @@ class Tensors:
             raise ConfigError(f"{self.directory}: its safetensors have no tensor {name}")
         return self._places[name]
 
-    def raw(self, name: str) -> Any:
-        """Map a tensor as it is stored; BF16 as its 16 bits.
+    def weight(self, name: str) -> Tensor:
+        """Return the place of a tensor of a type that weights have.
 
         Raises:
-            ConfigError: there is none of this name, or it has another type than weights have.
+            ConfigError: there is none of this name, or it has another type.
         """
-        import numpy
-
         place = self.place(name)
         if place.kind not in TYPES:
             raise ConfigError(f"{place.path}: {name} is of type {place.kind}, of {', '.join(TYPES)}")
+        return place
+
+    def raw(self, name: str) -> Any:
+        """Map a weight as it is stored; BF16 as its 16 bits. Raises as `weight`."""
+        import numpy
+
+        place = self.weight(name)
         if place.start == place.end:
             return numpy.zeros(place.shape, TYPES[place.kind])
         data = numpy.memmap(place.path, numpy.uint8, "c", place.start, (place.end - place.start,))
@@ -86,25 +87,6 @@ def as_float32(data: Any, kind: str) -> Any:
     if kind == "BF16":
         return (data.astype(numpy.uint32) << 16).view(numpy.float32)
     return data.astype(numpy.float32)
-
-
-def files(directory: Path) -> list[Path]:
-    """Return the files that transformers reads; without an index all, as in directories that other programs write."""
-    if (directory / WHOLE).is_file():
-        return [directory / WHOLE]
-    named = model_files.read_json(directory / INDEX).get("weight_map")
-    if isinstance(named, dict) and named:
-        return [directory / str(name) for name in sorted(set(named.values()))]
-    return sorted(directory.glob("*.safetensors"))
-
-
-def _read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    for name, one in header.items():
-        if name != "__metadata__":
-            yield name, _tensor(path, name, one, 8 + length)
 
 
 def _tensor(path: Path, name: str, one: Any, data: int) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 from handler.config.options.openvino import GROUP_SIZES
 from handler.core.errors import ConfigError
-from handler.engines.huggingface.tensors import TYPES, Tensors
+from handler.engines.huggingface.tensors import Tensors
 from handler.engines.openvino.decoder.config import Decoder, read_decoder
 from handler.engines.openvino.decoder.graph import decoder_graph
 from handler.engines.openvino.decoder.weights import Matrices, Quantization
@@ -33,8 +33,7 @@ def check_weights(model: Path, decoder: Decoder) -> None:
         place = tensors.place(name)
         if place.shape != shape:
             raise ConfigError(f"{place.path}: {name} has the shape {list(place.shape)}, by config.json {list(shape)}")
-        if place.kind not in TYPES:
-            raise ConfigError(f"{place.path}: {name} is of type {place.kind}, of {', '.join(TYPES)}")
+        tensors.weight(name)
     allowed = {*expected, _HEAD} if decoder.tied else {*expected}
     unused = [name for name in tensors if name not in allowed and not name.endswith(".rotary_emb.inv_freq")]
     if unused:
