@@ -90,7 +90,7 @@ def download(model_id: str, revision: str | None) -> Path:
             f"name a file of GGUF with its name: {model_id}/FILE.gguf"
         )
     fetched = any(directory.glob("*.safetensors"))  # and maybe converted too
-    here = has_bert_config(directory) or _is_known(directory)
+    here = has_bert_config(directory) or not unknown(directory)
     if not fetched and not here and not converter_is_installed():
         raise ConfigError(
             f"{model_id} has to be converted for OpenVINO, which needs: pip install 'lmi-handler[convert]'; "
@@ -117,27 +117,27 @@ fetch = partial(hub.fetch, download=download, is_name=hub.is_hub_reference)
 def convert(source: Path, cache: Path, task: Task = Task.GENERATION, quantization: Quantization | None = None) -> Path:
     """Return the OpenVINO directory of `source` below `cache`, converting it where there is none yet."""
     check_converter(source, cache, task, quantization)
-    needed: Sequence[str] = NEEDED
-    why_not = unknown(source, task)
-    if not why_not:
-        script, by = OWN_CONVERTER.format(*(quantization or (0, 0))), "without torch"
-    elif task is Task.TRANSCRIPTION:
-        script = CONVERTER.replace("TASK", _EXPORTS[task])
-        needed = [f"{part}.xml" for part in whisper_parts()]
-    elif task is Task.GENERATION:
-        vision = not no_images(source)
-        script = CONVERTER.replace("TASK", "image-text-to-text" if vision else "text-generation-with-past")
-        needed = [f"{part}.xml" for part in parts(vision=vision)]
+    if why_not := unknown(source, task):
+        (script, needed), by = _optimum(source, task), f"by optimum-intel, as {why_not}"
     else:
-        script, needed = POOLING_CONVERTER.replace("TASK", _EXPORTS[task]), ("openvino_model.xml", "tokenizer.json")
-    if why_not:
-        by = f"by optimum-intel, as {why_not}"
+        script, needed, by = OWN_CONVERTER.format(*(quantization or (0, 0))), NEEDED, "without torch"
 
     def make(directory: Path, lock: int) -> None:
         log.info("converting %s to OpenVINO's format, once, %s; this may take minutes", source, by)
         run_converter(script, source, directory, lock, needed)
 
     return make_once(_target(source, cache, task, quantization), make)
+
+
+def _optimum(source: Path, task: Task) -> tuple[str, Sequence[str]]:
+    """Return the script by which optimum-intel converts a checkpoint, and the files that it must write."""
+    if task is Task.TRANSCRIPTION:
+        return CONVERTER.replace("TASK", _EXPORTS[task]), [f"{part}.xml" for part in whisper_parts()]
+    if task is Task.GENERATION:
+        vision = not no_images(source)
+        script = CONVERTER.replace("TASK", "image-text-to-text" if vision else "text-generation-with-past")
+        return script, [f"{part}.xml" for part in parts(vision=vision)]
+    return POOLING_CONVERTER.replace("TASK", _EXPORTS[task]), ("openvino_model.xml", "tokenizer.json")
 
 
 def check_converter(
@@ -177,15 +177,6 @@ def unknown(source: Path, task: Task = Task.GENERATION) -> str:
     except UnknownDecoder as error:
         return str(error)
     return ""
-
-
-def _is_known(descriptions: Path) -> bool:
-    """Whether a model of which only the descriptions are here can be converted without optimum-intel."""
-    try:
-        read_decoder(descriptions)
-    except UnknownDecoder:
-        return False
-    return True
 
 
 def converter_is_installed() -> bool:
