@@ -25,7 +25,7 @@ C = TypeVar("C", bound=asyncio.Protocol)
 MAX_HEAD = 1 << 18
 """Bytes of an answer without one of its body: headers, trailers, informational answers."""
 
-CUT = "connection cut"
+_CUT = "connection cut"
 """The kind of failure where the server closed the connection before its answer's end."""
 
 _MAX_PIECES = 1 << 17  # whose times are kept: 1 MiB
@@ -38,6 +38,7 @@ class HttpReader:
     """Reads an HTTP response in any pieces; `complete` at its end. Subclasses read headers and body.
 
     Attributes:
+        begun: whether anything came.
         refused: why the rest of the answer is not wanted; empty: it is.
     """
 
@@ -45,6 +46,7 @@ class HttpReader:
         self._parser = httptools.HttpResponseParser(self)
         self._now = 0.0
         self._unread = 0  # bytes since the body's last one
+        self.begun = False
         self.has_head = False
         self.complete = False
         self.keep_alive = True
@@ -53,6 +55,7 @@ class HttpReader:
     def feed(self, data: bytes, now: float) -> None:
         """Read bytes that arrived at `now`. Raises `httptools.HttpParserError` if this is no HTTP."""
         self._now = now
+        self.begun = True
         self._unread += len(data)
         self._parser.feed_data(data)
         if self._unread > MAX_HEAD and not self.complete:
@@ -88,7 +91,7 @@ class AnswerReader(HttpReader):
     def __init__(self) -> None:
         super().__init__()
         self._rest = bytearray()  # a line's beginning
-        self._last = b""
+        self._last = bytearray()
         self._events = False
         self.arrivals = array("d")
 
@@ -120,8 +123,7 @@ class AnswerReader(HttpReader):
         self._rest += body
         if b"\n" not in body:
             return
-        *lines, rest = bytes(self._rest).split(b"\n")
-        self._rest = bytearray(rest)
+        *lines, self._rest = self._rest.split(b"\n")
         for line in lines:
             if self._events:
                 if not line.startswith(b"data:"):
@@ -282,6 +284,13 @@ class Connection(asyncio.Protocol, Generic[R]):
             self.close()
         return error
 
+    def was_closed_before(self, error: str) -> bool:
+        """Whether an exchange failed as the server had closed the idle connection: it may be asked on another one.
+
+        RFC 9112, section 9.3.1.
+        """
+        return error == _CUT and not self.reader.begun
+
     def close(self) -> None:
         self.closed = True
         self._transport.abort()
@@ -312,7 +321,7 @@ class Connection(asyncio.Protocol, Generic[R]):
         self.closed = True
         if error is None:
             self.reader.closed()
-        self._fail("" if self.reader.complete else CUT)
+        self._fail("" if self.reader.complete else _CUT)
 
 
 class Client(Connection[AnswerReader]):
@@ -356,11 +365,11 @@ class Connections:
         self._idle = list(clients)
 
     async def ask(self, number: int) -> Result:
-        """Send request number `number`; again where an idle connection turns out to be closed (RFC 9112, 9.3.1)."""
+        """Send request number `number`; again where an idle connection turns out to be closed."""
         start = time.monotonic()
         if self._idle and not (client := self._idle.pop()).closed:
             result = await self._ask(client, number, start)
-            if client.reader.has_head or result.error != CUT:
+            if not client.was_closed_before(result.error):
                 return result
         try:
             client = await connect(self._target)

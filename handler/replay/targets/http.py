@@ -9,7 +9,7 @@ import time
 import urllib.parse
 from collections.abc import Iterator
 
-from handler.bench.client import CUT, BodyReader, Connection, address, opened
+from handler.bench.client import BodyReader, Connection, address, opened
 from handler.core.errors import ConfigError
 from handler.replay.answer import BUSY, Answer, lost, times_of
 from handler.replay.request import Request
@@ -37,23 +37,11 @@ _PATH = re.compile(r"/[\x21-\x7e]*")
 
 
 class _Reader(BodyReader):
-    """Reads an answer.
-
-    Attributes:
-        begun: whether anything came.
-    """
-
-    begun = False
-
     @property
     def retry_after(self) -> float:
         """Seconds; 0: none, or a date."""
         text = self.headers.get("retry-after", "")
         return float(text) if text.isdecimal() else 0.0
-
-    def feed(self, data: bytes, now: float) -> None:
-        self.begun = True
-        super().feed(data, now)
 
 
 class HttpTarget:
@@ -99,8 +87,8 @@ class HttpTarget:
                     await asyncio.sleep(_PAUSE)
                     return Attempt(lost("cannot connect"))
             error = await connection.exchange(data, self._timeout)
-            if not (kept and error == CUT and not connection.reader.begun):
-                break  # else the server had closed it while it was idle
+            if not (kept and connection.was_closed_before(error)):
+                break
         if not connection.closed:
             self._idle.append(connection)
         return _attempt(connection.reader, error, start)
