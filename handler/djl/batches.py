@@ -87,6 +87,7 @@ def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -
 
 
 def _has_word(task: RequestTask) -> bool:
+    """Whether a request has bytes to say, or its end."""
     return bool(task.unsent) or task.finished
 
 

@@ -16,7 +16,7 @@ _BEGIN_BYTES = re.compile(rb"(?!\[DONE\])[{\[]")
 
 
 class NotJson(ValueError):
-    """The body does not hold a JSON object or list, or a broken one."""
+    """The body holds no JSON object or list, or a broken one."""
 
 
 class Documents(NamedTuple):
