@@ -285,7 +285,7 @@ class Connection(asyncio.Protocol, Generic[R]):
         return error
 
     def was_closed_before(self, error: str) -> bool:
-        """Whether an exchange failed as the server had closed the idle connection: it may be asked on another one.
+        """Whether the server closed the idle connection before it got the request, which may then be sent again.
 
         RFC 9112, section 9.3.1.
         """
