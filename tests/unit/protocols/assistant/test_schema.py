@@ -63,7 +63,7 @@ def test_a_schema_that_names_itself_costs_nothing(format: str, schema: str) -> N
     tools = [{"type": "function", "function": {"name": "time", "parameters": SCHEMAS[schema]()}}]
     begin, argument, _ = BEGUN[format]
     took = min(cpu_time(lambda: read(format, tools, begin + argument * 3)) for _ in range(3))
-    assert took < 0.010
+    assert took < 0.1, "without a bound it is seconds"
 
 
 def test_all_of_a_schema_is_found_as_far_as_its_work_goes() -> None:
@@ -74,4 +74,4 @@ def test_all_of_a_schema_is_found_as_far_as_its_work_goes() -> None:
     took = cpu_time(lambda: found.extend(huge.types(huge.property(huge.root, f"a{n}")) for n in range(1000)))
     assert found[0] >= {"integer", "any"}
     assert found[-1] == {"any"}, "the work that this tool may cost has been done"
-    assert took < 0.05
+    assert took < 1, "without a bound it is a minute"
