@@ -55,7 +55,7 @@ def test_a_conversion_without_memory_is_refused(tmp_path: Path, monkeypatch: pyt
     assert [path.name for path in (cache / "converted").iterdir()] == ["lock"]
 
 
-@pytest.mark.parametrize("limit", [4 << 10, 100 << 10, 1 << 20])
+@pytest.mark.parametrize("limit", [4 << 10, 100 << 10, 900_000])
 def test_a_file_that_cannot_be_written_to_its_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
@@ -83,7 +83,7 @@ def prepared_with(mount: str, source: Path, cache: Path) -> subprocess.Completed
     return subprocess.run([*unshare, sys.executable, "-c", PREPARE], env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("kilobytes", [64, 1400, 2400])
+@pytest.mark.parametrize("kilobytes", [64, 1100, 1800])
 def test_a_full_disk_is_refused_by_name(tmp_path: Path, kilobytes: int) -> None:
     source, cache = tmp_path / "small.gguf", tmp_path / "cache"
     cache.mkdir()
@@ -145,5 +145,5 @@ def test_kinds_of_weights_that_genai_does_not_read_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     write_small(tmp_path / "small.gguf", Kind.Q5_0)
-    with pytest.raises(ConfigError, match=r"does not read all of its kinds of weights, which are F32, Q5_0"):
+    with pytest.raises(ConfigError, match=r"does not read all of its kinds of weights, which are Q5_0"):
         converted(tmp_path / "small.gguf", tmp_path / "cache", dtype, monkeypatch)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -50,16 +51,34 @@ def check_complete(path: Path) -> None:
         for key, what in _NEEDED.items():
             if key not in keys:
                 raise ValueError(f"{path} holds no {what}: its header lacks {key.decode()}")
-        last = 0
-        for _ in range(num_tensors):
-            _string(file)
-            if (num_dimensions := _read(file, "I")) > _MAX_DIMENSIONS:
-                raise ValueError(f"{path} is broken: its header has a tensor of {num_dimensions:,} dimensions")
-            file.seek(8 * num_dimensions + 4, 1)  # its shape and type
-            last = max(last, _read(file, "Q"))
+        last = max((offset for _, _, offset in _tensors(file, num_tensors)), default=0)
         size, needed = path.stat().st_size, file.tell() + last
     if size <= needed:
         raise ValueError(f"{path} is cut short: it holds {size:,} bytes, its header describes more than {needed:,}")
+
+
+def matrix_types(path: Path) -> set[int]:
+    """Return the types of the matrices' weights by ggml's numbers.
+
+    Raises:
+        ValueError: not a GGUF file of a known version.
+    """
+    with path.open("rb") as file:
+        num_tensors, num_values = _begin(file)
+        for _ in range(num_values):
+            _string(file)
+            _value(file, _read(file, "I"))
+        return {type for num_dimensions, type, _ in _tensors(file, num_tensors) if num_dimensions > 1}
+
+
+def _tensors(file: BinaryIO, number: int) -> Iterator[tuple[int, int, int]]:
+    """Read the tensors' descriptions: numbers of dimensions, types, offsets."""
+    for _ in range(number):
+        _string(file)
+        if (num_dimensions := _read(file, "I")) > _MAX_DIMENSIONS:
+            raise ValueError(f"{file.name} is broken: its header has a tensor of {num_dimensions:,} dimensions")
+        file.seek(8 * num_dimensions, 1)  # its shape
+        yield num_dimensions, _read(file, "I"), _read(file, "Q")
 
 
 def _begin(file: BinaryIO) -> tuple[int, int]:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.core.errors import ConfigError
+
+FULL = ("F32", "F16", "BF16")
+"""Kinds of weights that are numbers, and not quantized."""
+KEPT = {"Q4_0": "u4", "Q4_1": "u4", "Q4_K": "u4", "Q8_0": "i8"}
+"""Kinds whose blocks stay as they are, and their forms."""
+_CHECKED = 1024
+"""Rows of a matrix that are compared with the file's."""
+_CHUNK = 4096
+"""Rows of a matrix that are in memory as f32 at a time."""
 
 
 class _Matrix(NamedTuple):
@@ -20,41 +30,54 @@ class _Matrix(NamedTuple):
     arrays: tuple[Any, ...]
 
 
-def replace_weights(model: Any, source: Path, weights: str) -> None:
-    """Replace each of the graph's matrices by the one of the file that fits."""
+class _Source(NamedTuple):
+    """A tensor of the file for a node of the graph, with the order of its rows there."""
+
+    root: Any
+    tensor: Any
+    order: Any
+
+
+def replace_weights(model: Any, path: Path, others: str) -> None:
+    """Replace each of the graph's matrices by the one of the file that fits.
+
+    Args:
+        others: what weights become that are neither 4-bit nor Q8_0: `f32`, or `i8`, which leaves those that are not
+            quantized as the graph has them.
+    """
     import numpy as np
     from gguf import GGUFReader
     from gguf.quants import dequantize
 
-    reader, nodes = GGUFReader(source), model.get_ordered_ops()
+    reader, nodes = GGUFReader(path), model.get_ordered_ops()
     heads = _interleaved(reader)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     vectors = {n: dequantize(t.data, t.tensor_type) for n, t in tensors.items() if len(t.shape) == 1}
     first = {n: dequantize(t.data[:1], t.tensor_type)[0] for n, t in tensors.items() if len(t.shape) == 2}
     odd = _replace_vectors(nodes, {**vectors, "rotary frequencies": _rotary(reader)})
     odd += [n for n in vectors if n.endswith(".bias") and n.split(".")[-2] in heads]
-    replaced: list[tuple[Any, _Matrix]] = []
-    for root, values, slack, period in _matrices(nodes):
+    sources: list[_Source] = []
+    for root, values_of in _matrices(nodes):
         rows, columns = root.get_output_shape(0)
-        row = values[0].reshape(columns)  # the first in either order of rows; only equal matrices share it
+        row = values_of(np.zeros(1, np.int64))[0][0]  # the first in either order of rows; only equal matrices share it
         fitting = [n for n in first if list(tensors[n].shape) == [columns, rows]]
+        checked = np.unique(np.linspace(0, rows - 1, min(rows, _CHECKED)).astype(np.int64))
+        values, slack, period = values_of(checked)
         for name in sorted(fitting, key=lambda n: float(np.abs(first[n] - row).max()))[:2]:
             order = np.arange(rows)
             if number := heads.get(name.split(".")[-2]):
                 order = order.reshape(number, -1, 2).swapaxes(1, 2).ravel()
-            exact = dequantize(tensors[name].data, tensors[name].tensor_type)[order]
-            moved = exact.reshape(values.shape) - values
+            moved = dequantize(tensors[name].data[order[checked]], tensors[name].tensor_type) - values
             if np.all(np.abs(moved - period * np.rint(moved / period)) <= slack):
                 break
         else:
-            raise ConfigError(f"no matrix of {source} is what OpenVINO GenAI has as {root.get_friendly_name()}")
+            raise ConfigError(f"no matrix of {path} is what OpenVINO GenAI has as {root.get_friendly_name()}")
         del first[name]
-        # Weights that were only rounded to f16 are closer than `i8` would be.
-        if weights == "f32" or np.abs(moved).max() > np.abs(exact).max() * 2**-9:
-            replaced.append((root, _matrix(tensors[name], exact, order, weights)))
-    _replace_matrices(replaced)
+        if others == "f32" or tensors[name].tensor_type.name not in FULL:
+            sources.append(_Source(root, tensors[name], order))
+    _replace_matrices(sources, others)
     if odd or first:
-        raise ConfigError(f"OpenVINO GenAI does not use all weights of {source}: {', '.join([*odd, *first])}")
+        raise ConfigError(f"OpenVINO GenAI does not use all weights of {path}: {', '.join([*odd, *first])}")
 
 
 def _replace_vectors(nodes: Iterable[Any], vectors: dict[str, Any]) -> list[str]:
@@ -74,28 +97,45 @@ def _replace_vectors(nodes: Iterable[Any], vectors: dict[str, Any]) -> list[str]
     return sorted(unused)
 
 
-def _matrices(nodes: Iterable[Any]) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """Yield the graph's matrices: node, values, the largest difference by rounding (unlimited for a scale of 0), and
-    the period of differences by a zero point that overflowed its bits.
-    """
-    import numpy as np
+def _matrices(nodes: Iterable[Any]) -> Iterator[tuple[Any, Callable[[Any], tuple[Any, Any, Any]]]]:
+    """Yield the graph's matrices: the node, and a function of the numbers of rows.
 
+    It returns their values, the largest difference by rounding (unlimited for a scale of 0), and the period of
+    differences by a zero point that overflowed its bits.
+    """
     for root in nodes:
         shape = root.get_output_partial_shape(0) if root.get_type_name() == "Convert" else None
         if shape is None or not shape.is_static or len(shape) != 2 or _type(root) != "f32":
             continue
         node = _input(root)
         node = _input(node) if node.get_type_name() == "Reshape" else node
-        if node.get_type_name() == "Constant":  # F16, and Q6_K, which GenAI's reader turns into f16
-            values = node.data.astype(np.float32)
-            yield root, values, np.abs(values) * 2**-10 + 2**-24, 1e30
-        else:  # Multiply(Subtract(Convert(whole), Convert(zero)), scale)
-            whole, zero = (_input(_input(_input(node), port)) for port in (0, 1))
-            scale = _input(node, 1).data.astype(np.float32)
-            # Half a step for the zero point, and the rounding of scales and minimums (Q4_K).
-            slack = np.where(scale == 0, np.inf, np.abs(scale) * 0.52 + 1e-6)
-            period = np.where(scale == 0, 1, scale * {"u4": 16, "u8": 256}[_type(whole)])
-            yield root, (_whole(whole) - _whole(zero)) * scale, slack, period
+        is_plain = node.get_type_name() == "Constant"  # F16, and Q6_K, which GenAI's reader turns into f16
+        yield root, functools.partial(_plain if is_plain else _grouped, node)
+
+
+def _plain(constant: Any, rows: Any) -> tuple[Any, Any, Any]:
+    import numpy as np
+
+    values = constant.data[rows].astype(np.float32)
+    return values, np.abs(values) * 2**-10 + 2**-24, 1e30
+
+
+def _grouped(node: Any, rows: Any) -> tuple[Any, Any, Any]:
+    """Compute `(whole - zero) * scale` of Multiply(Subtract(Convert(whole), Convert(zero)), scale)."""
+    import numpy as np
+
+    whole, zero = (_input(_input(_input(node), port)) for port in (0, 1))
+    scale = _input(node, 1).data[rows].astype(np.float32)
+    # Half a step for the zero point, and the rounding of scales and minimums (Q4_K).
+    slack = np.where(scale == 0, np.inf, np.abs(scale) * 0.52 + 1e-6)
+    period = np.where(scale == 0, 1, scale * {"u4": 16, "u8": 256}[_type(whole)])
+    values = (_whole(whole, rows) - _whole(zero, rows)) * scale
+    count = len(rows)
+    return (
+        values.reshape(count, -1),
+        np.broadcast_to(slack, values.shape).reshape(count, -1),
+        np.broadcast_to(period, values.shape).reshape(count, -1),
+    )
 
 
 def _input(node: Any, port: int = 0) -> Any:
@@ -106,28 +146,49 @@ def _type(node: Any) -> str:
     return str(node.get_output_element_type(0).get_type_name()) if node.get_output_size() else ""
 
 
-def _whole(constant: Any) -> Any:
-    """Return the integers of a constant; of two 4-bit ones in a byte the lower half comes first."""
+def _whole(constant: Any, rows: Any) -> Any:
+    """Return rows of a constant's integers as f32; of two 4-bit ones in a byte the lower half comes first."""
     import numpy as np
 
-    data = constant.data
-    if _type(constant) == "u4":
-        packed = np.frombuffer(data.tobytes(), np.uint8)
-        shape = list(constant.get_output_shape(0))
-        data = np.stack([packed & 15, packed >> 4], -1).ravel()[: np.prod(shape)].reshape(shape)
-    return data.astype(np.float32)
+    shape = list(constant.get_output_shape(0))
+    if _type(constant) != "u4":
+        return constant.data[rows].astype(np.float32)
+    size = int(np.prod(shape[1:]))
+    packed = constant.data.view(np.uint8).reshape(-1)
+    places = (rows[:, None] * size + np.arange(size)).reshape(-1)
+    return (
+        ((packed[places >> 1] >> (4 * (places & 1)).astype(np.uint8)) & 15)
+        .reshape(len(rows), *shape[1:])
+        .astype(np.float32)
+    )
 
 
-def _matrix(tensor: Any, exact: Any, order: Any, weights: str) -> _Matrix:
+def _form(tensor: Any, others: str) -> str:
+    return KEPT.get(tensor.tensor_type.name, others)
+
+
+def _matrix(source: _Source, others: str) -> _Matrix:
+    import numpy as np
+    from gguf.quants import dequantize
+
+    tensor, order = source.tensor, source.order
+    if found := exact_blocks(tensor):
+        return _Matrix(found[0], tuple(array[order] for array in found[1]))
+    if others == "f32":
+        return _Matrix("f32", (dequantize(tensor.data, tensor.tensor_type)[order],))
+    parts = [
+        _eight_bits(dequantize(tensor.data[order[begin : begin + _CHUNK]], tensor.tensor_type))
+        for begin in range(0, len(order), _CHUNK)
+    ]
+    return _Matrix("i8", tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def _eight_bits(values: Any) -> tuple[Any, Any]:
     import numpy as np
 
-    if weights == "f32":
-        form, arrays = exact_blocks(tensor) or ("f32", (exact,))
-        return _Matrix(form, arrays if form == "f32" else tuple(array[order] for array in arrays))
-    groups = exact.reshape(exact.shape[0], -1, 32)
-    scale = (np.abs(groups).max(-1, keepdims=True) / 127).astype(np.float16)
-    whole = np.rint(groups / np.where(scale == 0, 1, scale).astype(np.float32)).clip(-127, 127).astype(np.int8)
-    return _Matrix("i8", (whole, scale))
+    groups = values.reshape(values.shape[0], -1, 32)
+    scale = (np.abs(groups).max(-1, keepdims=True) / 127).astype(np.float32)
+    return np.rint(groups / np.where(scale == 0, 1, scale)).clip(-127, 127).astype(np.int8), scale
 
 
 def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
@@ -165,29 +226,30 @@ def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
     return "u4", (np.where(flat, np.uint8(0), whole), -minimum / scale, scale)
 
 
-def _replace_matrices(replaced: Iterable[tuple[Any, _Matrix]]) -> None:
-    """Put matrices in the place of others. Those multiplied by the same input become one, as queries, keys and values.
+def _replace_matrices(sources: Iterable[_Source], others: str) -> None:
+    """Put the file's matrices in place. Those multiplied by the same input become one, as queries, keys and values.
 
-    Each multiplication costs some microseconds beside its work.
+    Each multiplication costs some microseconds beside its work. One group is in memory at a time.
     """
     import numpy as np
     from openvino import opset13
 
-    joined: dict[tuple[str, int, str], list[tuple[Any, _Matrix]]] = {}
-    for root, matrix in replaced:
-        users = root.output(0).get_target_inputs()
-        product = next(iter(users)).get_node() if len(users) == 1 else root
+    joined: dict[tuple[str, int, str], list[tuple[Any, _Source]]] = {}
+    for source in sources:
+        users = source.root.output(0).get_target_inputs()
+        product = next(iter(users)).get_node() if len(users) == 1 else source.root
         if product.get_type_name() == "MatMul" and product.get_attributes()["transpose_b"]:
             other = product.input_value(0)
-            key = (other.get_node().get_name(), other.get_index(), matrix.form)
-            joined.setdefault(key, []).append((product, matrix))
+            key = (other.get_node().get_name(), other.get_index(), _form(source.tensor, others))
+            joined.setdefault(key, []).append((product, source))
         else:
-            root.output(0).replace(_nodes(matrix).output(0))
+            source.root.output(0).replace(_nodes(_matrix(source, others)).output(0))
     for (_, _, form), parts in joined.items():
-        arrays = (np.concatenate(arrays) for arrays in zip(*(matrix.arrays for _, matrix in parts), strict=True))
-        product = opset13.matmul(parts[0][0].input_value(0), _nodes(_Matrix(form, tuple(arrays))), False, True)
+        matrices = [_matrix(source, others) for _, source in parts]
+        arrays = tuple(np.concatenate(arrays) for arrays in zip(*(matrix.arrays for matrix in matrices), strict=True))
+        product = opset13.matmul(parts[0][0].input_value(0), _nodes(_Matrix(form, arrays)), False, True)
         if len(parts) > 1:
-            rows = np.array([matrix.arrays[0].shape[0] for _, matrix in parts])
+            rows = np.array([matrix.arrays[0].shape[0] for matrix in matrices])
             product = opset13.variadic_split(product, np.int64(-1), rows)
         for port, (old, _) in enumerate(parts):
             old.output(0).replace(product.output(port))

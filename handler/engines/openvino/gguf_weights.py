@@ -13,47 +13,58 @@ import logging
 import os
 import shutil
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from handler.core.errors import ConfigError
 from handler.engines.model_cache import UNKNOWN_LAYOUT, fingerprint, make_once, run_converter
 from handler.engines.openvino import gguf
-from handler.engines.openvino.gguf_graph import replace_weights
+from handler.engines.openvino.gguf_graph import FULL, KEPT, replace_weights
 
 log = logging.getLogger(__name__)
 
 _UNREADABLE = "gguf_tensor_to_f16 failed"  # GenAI's message of a kind of weights that its reader lacks
 
-RECIPE = "2"  # part of every fingerprint: change it with the conversion
-SCRIPT = "import sys; from handler.engines.openvino.gguf_weights import main; main(*sys.argv[1:], weights={!r})"
+_FORMS = {"f32": "32-bit", "i8": "8-bit"}
+
+RECIPE = "3"  # part of every fingerprint: change it with the conversion
+SCRIPT = "import sys; from handler.engines.openvino.gguf_weights import main; main(*sys.argv[1:], others={!r})"
 
 
-def exact_model(source: Path, cache: Path, weights: str) -> Path:
+def exact_model(source: Path, cache: Path, others: str) -> Path:
     """Return the OpenVINO directory of a GGUF file, making it below `cache` where there is none yet.
 
     An image may also have it in `converted/` beside the file.
 
     Args:
-        weights: `f32`: exact, 4-bit ones in 4 bits, others in f32. `i8`: 8 bits for weights that GenAI rounds, others
-            as GenAI reads them.
+        others: what weights become that are neither 4-bit nor 8-bit: `f32`, or `i8`, see `replace_weights`.
 
     Raises:
         ConfigError: it is no GGUF file, or its layout is unknown.
     """
     try:
-        name = fingerprint(f"{RECIPE} {weights}".encode(), [source])
+        name = fingerprint(f"{RECIPE} {others}".encode(), [source])
         for place in (source.parent / "converted", cache):
             if (place / name).is_dir():
                 return place / name
-        gguf.context_length(source)  # raises for other files
+        types = gguf.matrix_types(source)  # raises for other files
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {source}: {error}") from error
 
     def make(directory: Path, lock: int) -> None:
-        log.info("making a model with %s weights of %s, once", {"f32": "exact", "i8": "8-bit"}[weights], source)
-        run_converter(SCRIPT.format(weights), source, directory, lock)
+        log.info("converting %s for OpenVINO, once", source)
+        if changed := sorted(_names(types) - {*FULL, *KEPT}):
+            log.info("its %s weights become %s: OpenVINO has no form for theirs", ", ".join(changed), _FORMS[others])
+        run_converter(SCRIPT.format(others), source, directory, lock)
 
     return make_once(cache / name, make)
+
+
+def _names(types: Collection[int]) -> set[str]:
+    from gguf import GGMLQuantizationType as Kind
+
+    known = {kind.value: kind.name for kind in Kind}
+    return {known.get(type, f"type {type}") for type in types}
 
 
 def writable(source: Path, cache: Path) -> Path:
@@ -72,26 +83,21 @@ def writable(source: Path, cache: Path) -> Path:
     return make_once(cache / fingerprint(f"{RECIPE} copy".encode(), [source]), make) / source.name
 
 
-def main(source: str, target: str, weights: str) -> None:
+def main(source: str, target: str, others: str) -> None:
     """Run the converter; the exit status tells an unknown layout from a failure, stderr has the error."""
     try:
-        write_model(Path(source), Path(target), weights)
+        write_model(Path(source), Path(target), others)
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(UNKNOWN_LAYOUT)
     except (MemoryError, RuntimeError) as error:
         if _UNREADABLE in str(error):
-            sys.exit(f"OpenVINO GenAI does not read all of its kinds of weights, which are {_kinds(source)}")
+            kinds = ", ".join(sorted(_names(gguf.matrix_types(Path(source)))))
+            sys.exit(f"OpenVINO GenAI does not read all of its kinds of weights, which are {kinds}")
         sys.exit(f"{type(error).__name__}: {error}")
 
 
-def _kinds(source: str) -> str:
-    from gguf import GGUFReader
-
-    return ", ".join(sorted({tensor.tensor_type.name for tensor in GGUFReader(source).tensors}))
-
-
-def write_model(source: Path, target: Path, weights: str) -> None:
+def write_model(source: Path, target: Path, others: str) -> None:
     """Save OpenVINO GenAI's graph of the file, replace its weights, and add the other files of a model directory.
 
     Raises:
@@ -114,7 +120,7 @@ def write_model(source: Path, target: Path, weights: str) -> None:
         path.rename(target / path.name)
     model = openvino.Core().read_model(scratch / "openvino_model.xml")
     try:
-        replace_weights(model, source, weights)
+        replace_weights(model, source, others)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # a broken file
         raise ConfigError(f"{source}: {type(error).__name__}: {error}") from error
     openvino.save_model(model, target / "openvino_model.xml", compress_to_fp16=False)

@@ -39,10 +39,6 @@ _GENERATING = (Task.GENERATION, Task.TRANSCRIPTION)
 _LONG = 1 << 18  # tokens, more than any context here
 _PART = 1 << 15  # characters of a part of a long text: the tokenizer holds the GIL meanwhile
 
-# Bytes of a GGUF file up to which its weights get 8 bits by default: OpenVINO's rounding of 4-bit weights raises a
-# small model's perplexity by a quarter, and 8 bits are as fast. A large model would lose speed.
-_SMALL_GGUF = 256 << 20
-
 
 def prepare_model(
     model_id: str | None,
@@ -58,14 +54,13 @@ def prepare_model(
         return model.path
     if model.kind == "huggingface":
         return convert(model.path, cache, task, quantization)
-    if model.kind == "gguf" and dtype == "fp32":
+    if dtype == "fp32":
         return exact_model(model.path, cache, "f32")
-    if model.kind == "gguf" and model.path.stat().st_size <= _SMALL_GGUF:
-        try:
-            return exact_model(model.path, cache, "i8")
-        except UnknownLayout as error:  # OpenVINO can still serve it, with rounded weights
-            log.warning("its weights will be rounded: %s", error)
-    return writable(model.path, cache) if model.kind == "gguf" else model.path
+    try:
+        return exact_model(model.path, cache, "i8")
+    except UnknownLayout as error:  # OpenVINO can still serve it, with rounded weights
+        log.warning("its weights will be rounded: %s", error)
+        return writable(model.path, cache)
 
 
 def check(model_id: str | None, config: EngineConfig) -> None:

@@ -248,17 +248,29 @@ def test_a_group_of_equal_weights_is_exact(weight: float) -> None:
     assert np.array_equal(((whole - zero) * scale).reshape(1, -1), values)
 
 
-@pytest.mark.parametrize(("kind", "expected"), [(Kind.Q4_1, 2 + 4 * LAYERS), (Kind.Q8_0, 0), (Kind.Q6_K, 0)])
-def test_i8_takes_the_place_of_rounded_zero_points_only(tmp_path: Path, kind: Kind, expected: int) -> None:
+@pytest.mark.parametrize(("kind", "held_as"), [*list(KINDS.items())[:4], (Kind.Q6_K, "i8")])
+def test_by_default_no_kind_takes_more_than_8_bits(
+    tmp_path: Path, kind: Kind, held_as: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path / "small.gguf"
+    write_small(source, kind)
+    with caplog.at_level("INFO"):
+        path = exact_model(source, tmp_path / "cache", "i8") / "openvino_model.xml"
+    assert types_of_products(path, {}) == [held_as] * (4 * LAYERS + 1)
+    changed = [record.getMessage() for record in caplog.records if "become" in record.getMessage()]
+    assert changed == (["its Q6_K weights become 8-bit: OpenVINO has no form for theirs"] if kind is Kind.Q6_K else [])
+
+
+def test_weights_of_16_bits_stay_as_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     import openvino
 
     source = tmp_path / "small.gguf"
-    write_small(source, kind)
-    path = exact_model(source, tmp_path / "cache", "i8") / "openvino_model.xml"
+    write_small(source, Kind.F16)
+    with caplog.at_level("INFO"):
+        path = exact_model(source, tmp_path / "cache", "i8") / "openvino_model.xml"
     constants = [node for node in openvino.Core().read_model(path).get_ops() if node.get_type_name() == "Constant"]
-    assert sum(node.data.dtype == np.int8 for node in constants) == expected
-    if expected:
-        assert types_of_products(path, {}) == ["i8"] * (4 * LAYERS + 1)
+    assert sum(node.data.dtype == np.float16 and node.data.size > 1000 for node in constants) == 2 + 7 * LAYERS
+    assert "become" not in caplog.text
 
 
 def test_makers_that_start_together_share_one_result(tmp_path: Path) -> None:
