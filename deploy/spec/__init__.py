@@ -58,11 +58,9 @@ class Spec(Section):
     region: Region | None = Field(None, description="AWS region; default: boto3's.")
     role: RoleArn = Field(description="ARN of the execution role.")
     image: Image = Field(
-        description="The container: exactly one of `uri`, `repository`, `aws`. Required unless each component has its own."
+        description="The container, here or in each component: exactly one of `uri`, `repository`, `aws`."
     )
-    model: Model = Field(
-        description="The model: exactly one of `id`, `s3`, `path`. Required unless each component has its own."
-    )
+    model: Model = Field(description="The model, here or in each component: exactly one of `id`, `s3`, `path`.")
     options: dict[str, Option] = Field(
         default_factory=dict,
         description="The handler's options, without `option.`.",
