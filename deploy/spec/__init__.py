@@ -50,18 +50,20 @@ class Spec(Section):
     # The two may be missing where each component has its own; `with_parts_of_components` then fills them in.
     model_config = ConfigDict(json_schema_extra=lambda schema: schema.update(required=["name", "role"]))
 
-    name: Name = Field(description="Name of the endpoint (without `endpoint`), and the beginning of all other names.")
+    name: Name = Field(description="Name of the endpoint, and beginning of all other names.")
     endpoint: Name | None = Field(
         None,
-        description="Endpoint of another deployment, to put the components on; `instance` then says what that one has.",
+        description="Another deployment's endpoint for the components; `instance` says what it has.",
     )
-    region: Region | None = Field(None, description="AWS region; default: boto3's setting.")
-    role: RoleArn = Field(description="ARN of the execution role (`lmi deploy iam` prints its policies).")
-    image: Image = Field(description="The container image; required unless each component has its own.")
-    model: Model = Field(description="The model; required unless each component has its own.")
+    region: Region | None = Field(None, description="AWS region; default: boto3's.")
+    role: RoleArn = Field(description="ARN of the execution role.")
+    image: Image = Field(
+        description="The container, here or in each component: exactly one of `uri`, `repository`, `aws`."
+    )
+    model: Model = Field(description="The model, here or in each component: exactly one of `id`, `s3`, `path`.")
     options: dict[str, Option] = Field(
         default_factory=dict,
-        description="The handler's options (`lmi options` lists them), without `option.`.",
+        description="The handler's options, without `option.`.",
     )
     environment: dict[str, Variable] = Field(
         default_factory=dict, description="Further environment variables; no secrets."
@@ -70,32 +72,22 @@ class Spec(Section):
     timeouts: Timeouts = Field(Timeouts(), description="Timeouts of a start.")
     routing: Routing = Field(
         "least_outstanding",
-        description="How requests are distributed: least_outstanding, random, or a mapping for prefix-aware routing.",
+        description="How requests are distributed; prefix-aware with the fields below.",
     )
-    components: tuple[Component, ...] = Field(
-        (), description="Inference components; without them the endpoint holds the model itself."
-    )
-    scaling: Scaling | None = Field(
-        None, description="Automatic scaling; without it the number stays at instance.count or copies."
-    )
-    alarms: Alarms | None = Field(Alarms(), description="Alarms; null: none, and no automatic rollback of updates.")
+    components: tuple[Component, ...] = Field((), description="Inference components.")
+    scaling: Scaling | None = Field(None, description="Automatic scaling.")
+    alarms: Alarms | None = Field(Alarms(), description="Alarms; null: none, and no rollback of updates.")
     update: Update = Field(Update(), description="Updates.")
     network: Network = Field(Network(), description="Network.")
     encryption: Encryption = Field(Encryption(), description="KMS keys.")
-    asynchronous: Async | None = Field(
-        None, alias="async", description="Asynchronous inference: requests wait in a queue, answers go to S3."
-    )
+    asynchronous: Async | None = Field(None, alias="async", description="Asynchronous inference.")
     capture: Capture | None = Field(None, description="Requests and answers as files in S3.")
-    shadow: Shadow | None = Field(
-        None, description="Another image, model or options beside what serves: copies of requests go to it."
-    )
+    shadow: Shadow | None = Field(None, description="A variant that gets copies of requests.")
     reservation: ReservationArn | None = Field(
-        None, description="ARN of a capacity reservation (a training plan for endpoints): instances come only from it."
+        None, description="ARN of a training plan for endpoints, the only source of instances."
     )
-    sagemaker: SageMaker = Field(
-        SageMaker(), description="Fields of SageMaker's API that go into the requests as they are."
-    )
-    batch: Batch | None = Field(None, description="Batch transform: input, output and limits of `lmi deploy batch`.")
+    sagemaker: SageMaker = Field(SageMaker(), description="SageMaker's own fields.")
+    batch: Batch | None = Field(None, description="For `lmi deploy batch`.")
     tags: dict[TagKey, TagValue] = Field(
         default_factory=dict, max_length=50 - _OURS, description="Tags of all resources."
     )

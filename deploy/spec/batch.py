@@ -15,17 +15,17 @@ MOST_TOGETHER = 100
 class Batch(Section):
     """Batch transform (`lmi deploy batch`): each line of files in S3 is a request. It needs no endpoint."""
 
-    input: OutputUri = Field(description="S3 URI of the input: an object, or a prefix of objects, of JSON lines.")
-    output: OutputUri = Field(description="S3 URI below which each object's answers are stored, as OBJECT.out.")
+    input: OutputUri = Field(description="S3 URI of JSON lines: an object or a prefix.")
+    output: OutputUri = Field(description="S3 URI of the answers, stored as OBJECT.out.")
     concurrency: Annotated[int, Field(ge=1, le=MOST_TOGETHER)] | None = Field(
-        None, description="Requests at a time per instance; default: option.max_rolling_batch_size, at most 100."
+        None, description="Concurrent requests per instance; default: option.max_rolling_batch_size."
     )
     payload_mb: Annotated[int, Field(ge=1, le=MOST_TOGETHER)] | None = Field(
         None,
-        description="Maximum size of a line in MB; times concurrency at most 100. Default: 6, or what that leaves.",
+        description="Maximum MB of a line; times concurrency at most 100. Default: 6 or less.",
     )
-    timeout: Annotated[int, Field(ge=1, le=3600)] = Field(3600, description="Seconds for the answer to a line.")
-    retries: Annotated[int, Field(ge=0, le=3)] = Field(3, description="Further attempts where the server fails.")
+    timeout: Annotated[int, Field(ge=1, le=3600)] = Field(3600, description="Seconds per line.")
+    retries: Annotated[int, Field(ge=0, le=3)] = Field(3, description="Further attempts after a failure.")
 
     @model_validator(mode="after")
     def _together(self) -> Batch:

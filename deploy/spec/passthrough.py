@@ -165,16 +165,14 @@ class SageMaker(Section):
     """Fields of SageMaker's API without a setting of their own; they are merged into the requests last."""
 
     endpoint_config: Annotated[dict[str, Any], AfterValidator(_checked("endpoint_config"))] = Field(
-        default_factory=dict, description="Fields of CreateEndpointConfig, as DataCaptureConfig or MetricsConfig."
+        default_factory=dict, description="Fields of CreateEndpointConfig."
     )
     variant: Annotated[dict[str, Any], AfterValidator(_checked("variant"))] = Field(
-        default_factory=dict, description="Fields of its production variant, as EnableSSMAccess or CoreDumpConfig."
+        default_factory=dict, description="Fields of its production variant."
     )
-    component: ComponentFields = Field(
-        default_factory=dict, description="Fields of CreateInferenceComponent, for every component."
-    )
+    component: ComponentFields = Field(default_factory=dict, description="Fields of CreateInferenceComponent.")
     model: Annotated[dict[str, Any], AfterValidator(_checked("model"))] = Field(
-        default_factory=dict, description="Fields of CreateModel, as AdditionalModelDataSources."
+        default_factory=dict, description="Fields of CreateModel."
     )
     endpoint: Annotated[dict[str, Any], AfterValidator(_checked("endpoint"))] = Field(
         default_factory=dict, description="Fields of UpdateEndpoint."

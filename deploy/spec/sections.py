@@ -48,18 +48,14 @@ def one_of(section: Section, *names: str) -> None:
 class Image(Section):
     """The container: one of `uri`, `repository`, `aws`."""
 
-    uri: ImageUri | None = Field(None, description="A whole image URI in ECR, by tag or by digest (`@sha256:...`).")
-    repository: Repository | None = Field(
-        None, description="A repository in this account's ECR; its tag is resolved to a digest."
-    )
-    aws: Literal["djl-lmi", "djl-tensorrtllm"] | None = Field(None, description="AWS's own LMI image, in this region.")
-    tag: ImageTag | None = Field(
-        None, description="Tag of `repository` (default: this package's version) or `aws` (default: the newest known)."
-    )
+    uri: ImageUri | None = Field(None, description="Image URI in ECR, by tag or digest.")
+    repository: Repository | None = Field(None, description="Repository in this account's ECR.")
+    aws: Literal["djl-lmi", "djl-tensorrtllm"] | None = Field(None, description="AWS's LMI image.")
+    tag: ImageTag | None = Field(None, description="Tag; default: this package's version, of `aws` the newest known.")
     cuda: str | None = Field(
         None,
         pattern=r"^\d+\.\d+$",
-        description="The image's CUDA version, which decides the host; default: read from the tag.",
+        description="The image's CUDA version; default: read from the tag.",
     )
 
     @model_validator(mode="after")
@@ -107,22 +103,17 @@ class Shape(Section):
 class Model(Section):
     """The model: one of `id` (a hub's name), `s3` (a prefix), `path` (a local directory, uploaded to `upload`)."""
 
-    id: str | None = Field(
-        None, min_length=1, description="Name on the Hugging Face hub; the container downloads it at its start."
-    )
-    s3: S3Prefix | None = Field(None, description="Prefix of uncompressed model data.")
-    path: str | None = Field(None, description="A directory on this machine.")
-    upload: S3Prefix | None = Field(None, description="Prefix to upload `path` to.")
-    shape: Shape | None = Field(None, description="The model's shape, if no config.json can be read.")
+    id: str | None = Field(None, min_length=1, description="Name on the Hugging Face hub.")
+    s3: S3Prefix | None = Field(None, description="S3 prefix of uncompressed files.")
+    path: str | None = Field(None, description="Local directory.")
+    upload: S3Prefix | None = Field(None, description="S3 prefix to upload `path` to.")
+    shape: Shape | None = Field(None, description="The model's shape, without a readable config.json.")
     dtype: Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "mxfp4", "fp4", "int4"] = Field(
         "auto",
-        description="Precision of the weights in memory, to choose instances only (option.quantize changes it); "
-        "auto: the checkpoint's.",
+        description="Precision of the weights, only to choose instances; auto: the checkpoint's.",
     )
-    context: int | None = Field(None, gt=0, description="Tokens of prompt and answer together: option.max_model_len.")
-    token_secret: SecretArn | None = Field(
-        None, description="ARN of the Hugging Face token in Secrets Manager; the container reads it at its start."
-    )
+    context: int | None = Field(None, gt=0, description="Sets option.max_model_len.")
+    token_secret: SecretArn | None = Field(None, description="ARN of the Hugging Face token in Secrets Manager.")
 
     @property
     def directory(self) -> Path | None:
@@ -142,8 +133,8 @@ class Model(Section):
 class Managed(Section):
     """Instances whose number follows the components' copies."""
 
-    min: Count = Field(1, description="Minimum number of instances; 0 with scaling.min: 0.")
-    max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Maximum number of instances.")
+    min: Count = Field(1, description="Minimum; 0 with scaling.min: 0.")
+    max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Maximum.")
 
     @model_validator(mode="after")
     def _order(self) -> Managed:
@@ -157,43 +148,39 @@ class Pool(Section):
 
     type: PoolType = Field(description="Instance type.")
     priority: Annotated[int, Field(ge=1, le=5)] | None = Field(
-        None, description="1 is tried first; default: its place in the list."
+        None, description="1 is first; default: the place in the list."
     )
     options: dict[str, Option] = Field(
         default_factory=dict,
-        description="Options on this type, beside `options`. They give it a model of its own (ModelNameOverride).",
+        description="Its options, over `options`.",
     )
 
 
 class Instance(Section):
     """The instances."""
 
-    type: InstanceType = Field("auto", description="Instance type; `auto`: the cheapest type that the model fits on.")
-    pools: tuple[Pool, ...] = Field(
-        (), max_length=5, description="In place of `type`: up to five types; AWS takes the next if one is unavailable."
-    )
-    count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="First number of instances.")
-    unchecked: bool = Field(False, description="Accept `type` even if the model seems not to fit on it.")
+    type: InstanceType = Field("auto", description="Instance type; `auto`: the cheapest that fits.")
+    pools: tuple[Pool, ...] = Field((), max_length=5, description="Up to five types, in place of `type`.")
+    count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Initial number of instances.")
+    unchecked: bool = Field(False, description="Accept a type that seems too small.")
     price: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="US dollars an hour that you pay for `type`, in place of its price class."
+        None, description="Your price of `type`, in US dollars an hour."
     )
-    managed: Managed | None = Field(None, description="With components: the number of instances follows their copies.")
-    ami: str = Field("auto", description="InferenceAmiVersion; `auto` chooses by the image's CUDA version.")
+    managed: Managed | None = Field(None, description="The number of instances follows the components' copies.")
+    ami: str = Field("auto", description="InferenceAmiVersion; `auto`: by `image.cuda`.")
     volume_gb: Annotated[int, Field(ge=1, le=512)] | None = Field(
-        None, description="GB of the EBS volume; not for types with NVMe."
+        None, description="GB of the EBS volume, for types without NVMe."
     )
-    variant: Name = Field(
-        "AllTraffic", description="Name of the production variant; of an adopted endpoint its own, or no update rolls."
-    )
+    variant: Name = Field("AllTraffic", description="Production variant; keep an adopted endpoint's own name.")
 
 
 class Timeouts(Section):
     """Timeouts in seconds; by default derived from the size of the model."""
 
-    download: Seconds | None = Field(None, description="Seconds until the model data is on the instance.")
+    download: Seconds | None = Field(None, description="Seconds for the model data.")
     startup: Seconds | None = Field(None, description="Seconds until /ping answers 200.")
     provision: Annotated[int, Field(ge=300, le=3600)] | None = Field(
-        None, description="Seconds until AWS has found instances; default: AWS's."
+        None, description="Seconds to find instances; default: AWS's."
     )
 
 
@@ -201,41 +188,39 @@ class PrefixAware(Section):
     """Prefix-aware routing: requests with the same beginning go to the same instance."""
 
     prefix_length: Annotated[int, Field(ge=1024, le=65536)] = Field(
-        1024, description="Length of the beginning: bytes of the body; on the OpenAI route, characters of the messages."
+        1024, description="Length of the beginning: bytes of the body, or characters of OpenAI's messages."
     )
     concurrency_threshold: Annotated[int, Field(ge=1, le=1024)] = Field(
-        description="Concurrent requests at an instance, or at a copy, from which another one is taken."
+        description="Concurrent requests from which another instance or copy is taken."
     )
 
 
 class Adapter(Section):
     """A LoRA adapter: an inference component on a base component."""
 
-    name: Name = Field(description="Name of the adapter's component, for requests.")
-    artifact: ArtifactUri = Field(description="The adapter's tar.gz in S3.")
+    name: Name = Field(description="Name, for requests.")
+    artifact: ArtifactUri = Field(description="Its tar.gz in S3.")
 
 
 class Component(Section):
     """An inference component: copies of the model, or of one of its own, on the endpoint's instances."""
 
-    name: Name = Field(description="Name of the component, for requests.")
-    copies: Count = Field(1, description="First number of copies.")
+    name: Name = Field(description="Name, for requests.")
+    copies: Count = Field(1, description="Initial number of copies.")
     accelerators: Annotated[int, Field(ge=1, le=64)] = Field(1, description="GPUs of one copy.")
-    memory_mb: Annotated[int, Field(ge=128)] = Field(1024, description="Minimum memory of a copy, in MB.")
+    memory_mb: Annotated[int, Field(ge=128)] = Field(1024, description="Minimum MB of memory of a copy.")
     cpus: Annotated[float, Field(ge=0.25)] | None = Field(None, description="CPU cores of one copy.")
-    cache: bool = Field(True, description="Keep image and weights on the instance, to add copies faster.")
-    adapters: tuple[Adapter, ...] = Field((), description="LoRA adapters of this model.")
-    model: Model | None = Field(None, description="A model of its own, in place of `model`.")
-    image: Image | None = Field(None, description="An image of its own, in place of `image`.")
+    cache: bool = Field(True, description="Keep image and weights on the instance.")
+    adapters: tuple[Adapter, ...] = Field((), description="LoRA adapters.")
+    model: Model | None = Field(None, description="Its own model, in place of `model`.")
+    image: Image | None = Field(None, description="Its own image, in place of `image`.")
     options: dict[str, Option | None] = Field(
-        default_factory=dict, description="Its options, over `options`; null leaves one out."
+        default_factory=dict, description="Its options, over `options`; null removes one."
     )
     environment: dict[str, Variable | None] = Field(
-        default_factory=dict, description="Its variables, over `environment`; null leaves one out."
+        default_factory=dict, description="Its variables, over `environment`; null removes one."
     )
-    sagemaker: ComponentFields = Field(
-        default_factory=dict, description="As sagemaker.component, for this component only."
-    )
+    sagemaker: ComponentFields = Field(default_factory=dict, description="As sagemaker.component, for this one.")
 
 
 class Scaling(Section):
@@ -243,13 +228,12 @@ class Scaling(Section):
 
     min: Count = Field(
         1,
-        description="Minimum number; 0 needs async, where requests wait in the queue, or components, where they fail "
-        "until a copy is up, and clients retry.",
+        description="Minimum; 0 needs async, or components, whose requests fail until a copy is up.",
     )
-    max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Maximum number of copies or instances.")
+    max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Maximum of copies or instances.")
     concurrency: Annotated[float, Field(gt=0)] = Field(
-        description="Target of concurrent requests per copy: about 0.7 of the knee that `lmi deploy bench` finds; with "
-        "async, of waiting requests per instance."
+        description="Target of concurrent requests per copy, or with async of waiting ones per instance; "
+        "`lmi deploy bench` finds it."
     )
     scale_in_cooldown: Annotated[int, Field(ge=0)] = Field(300, description="Seconds between two reductions.")
     scale_out_cooldown: Annotated[int, Field(ge=0)] = Field(60, description="Seconds between two increases.")
@@ -266,9 +250,7 @@ class Network(Section):
 
     subnets: tuple[VpcId, ...] = Field((), max_length=16, description="Ids of subnets.")
     security_groups: tuple[VpcId, ...] = Field((), max_length=5, description="Ids of security groups.")
-    isolated: bool = Field(
-        False, description="EnableNetworkIsolation. The model must be in S3; hub libraries are set offline."
-    )
+    isolated: bool = Field(False, description="EnableNetworkIsolation, with a model in S3.")
 
     @model_validator(mode="after")
     def _both(self) -> Network:
@@ -283,7 +265,7 @@ class Alarms(Section):
     errors_5xx: Annotated[int, Field(ge=1)] = Field(5, description="Invocation5XXErrors per minute.")
     model_errors: Annotated[int, Field(ge=1)] = Field(5, description="InvocationModelErrors per minute.")
     latency_p95_ms: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="95th percentile of ModelLatency, in milliseconds."
+        None, description="p95 of ModelLatency, in milliseconds."
     )
     notify: TopicArn | None = Field(None, description="SNS topic of the alarms.")
 
@@ -292,13 +274,11 @@ class Update(Section):
     """Updates of an existing endpoint."""
 
     policy: Literal["rolling", "blue_green"] = Field(
-        "rolling", description="rolling: in batches; blue_green: a second fleet, which needs twice the capacity."
+        "rolling", description="In batches, or by a second fleet, which needs twice the capacity."
     )
     batch_percent: Annotated[int, Field(ge=5, le=50)] = Field(50, description="Size of a batch.")
-    wait: Annotated[int, Field(ge=0, le=3600)] = Field(
-        120, description="Seconds between two batches, in which alarms may trigger the rollback."
-    )
-    keep: Annotated[int, Field(ge=1, le=20)] = Field(2, description="Number of configuration versions to keep.")
+    wait: Annotated[int, Field(ge=0, le=3600)] = Field(120, description="Seconds between batches, for alarms.")
+    keep: Annotated[int, Field(ge=1, le=20)] = Field(2, description="Versions to keep.")
 
 
 class Async(Section):
@@ -322,19 +302,17 @@ class Capture(Section):
     """Requests and answers as files in S3, for evaluation. They hold whatever clients send."""
 
     output: OutputUri = Field(description="S3 URI of the files, in the endpoint's region.")
-    percent: Annotated[int, Field(ge=1, le=100)] = Field(100, description="Percentage of the requests.")
-    content: Literal["both", "input", "output"] = Field(
-        "both", description="What is kept of a request: its body (input), its answer (output), or both."
-    )
+    percent: Annotated[int, Field(ge=1, le=100)] = Field(100, description="Percentage of requests.")
+    content: Literal["both", "input", "output"] = Field("both", description="What is kept: requests, answers or both.")
 
 
 class Encryption(Section):
     """Your own KMS keys, in place of AWS's."""
 
-    model_key: KeyId | None = Field(None, description="KMS key of the bucket of the model and its adapters.")
-    secret_key: KeyId | None = Field(None, description="KMS key of model.token_secret.")
-    volume_key: KeyId | None = Field(None, description="KMS key of the instances' EBS volume.")
-    output_key: KeyId | None = Field(None, description="KMS key of the answers of async and batch.")
-    input_key: KeyId | None = Field(None, description="KMS key of the bucket of batch.input.")
-    topic_key: KeyId | None = Field(None, description="KMS key of the SNS topics of async.")
-    capture_key: KeyId | None = Field(None, description="KMS key of the files of capture.")
+    model_key: KeyId | None = Field(None, description="Key of the model's and adapters' bucket.")
+    secret_key: KeyId | None = Field(None, description="Key of model.token_secret.")
+    volume_key: KeyId | None = Field(None, description="Key of the instances' volume.")
+    output_key: KeyId | None = Field(None, description="Key of the answers of async and batch.")
+    input_key: KeyId | None = Field(None, description="Key of batch.input's bucket.")
+    topic_key: KeyId | None = Field(None, description="Key of async's SNS topics.")
+    capture_key: KeyId | None = Field(None, description="Key of capture's files.")

@@ -17,13 +17,11 @@ if TYPE_CHECKING:
 class Shadow(Section):
     """Another image, model or options beside what serves: copies of requests go to it, its answers are discarded."""
 
-    percent: Annotated[int, Field(ge=1, le=100)] = Field(description="Percentage of the requests that are copied.")
-    image: Image | None = Field(None, description="Its image; default: the serving one.")
-    model: Model | None = Field(None, description="Its model, by `id` or `s3`; default: the serving one.")
+    percent: Annotated[int, Field(ge=1, le=100)] = Field(description="Percentage of requests copied.")
+    image: Image | None = Field(None, description="Its image; default: `image`.")
+    model: Model | None = Field(None, description="Its model, by `id` or `s3`; default: `model`.")
     options: dict[str, Option] = Field(default_factory=dict, description="Its options, over `options`.")
-    environment: dict[str, Variable] = Field(
-        default_factory=dict, description="Its environment variables, over `environment`."
-    )
+    environment: dict[str, Variable] = Field(default_factory=dict, description="Its variables, over `environment`.")
     type: InstanceType | None = Field(None, description="Its instance type; default: instance.type.")
     count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Its number of instances.")
 

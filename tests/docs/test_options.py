@@ -20,7 +20,6 @@ EXCEPTIONS = {
         "LMI's, named as refused",
     ),
     "option.max_model_length": "misspelt, to show the message",
-    "option.tgi_compt": "misspelt, to show the message",
     "option.max_rolling_batch": "a mistake of public notebooks, which adopt.md shows as one",
     **dict.fromkeys(("option.key", "option.x", "option.x_y", "option.X", "x_y"), "stands for any option"),
 }

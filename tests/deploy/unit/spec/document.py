@@ -14,19 +14,22 @@ from deploy.spec.reading import schema
 from tests.docs.pages import fill, table
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "specification.md"
+IN_ONE_ROW = "model.shape"
+"""A section whose fields are rarely set: their names are in its row."""
 
 
-def rows() -> list[tuple[str, ...]]:
-    """One of each field: its dotted name, what it takes, its default, what it means."""
+def rows() -> list[tuple[str, str]]:
+    """One of each field: its dotted name; what it means, takes, and defaults to."""
     whole = schema()
     return [
-        (f"`{name}`", _takes(field, whole), "required" if required else _default(field), _meaning(field, whole))
+        (f"`{name}`", _meaning(field, whole, _values(name, field, whole, required)))
         for name, field, required in _fields(whole, whole, "")
+        if not name.startswith(f"{IN_ONE_ROW}.")
     ]
 
 
 def render() -> str:
-    return fill(DOCUMENT.read_text(encoding="utf-8"), "fields", table(("name", "takes", "default", ""), rows()))
+    return fill(DOCUMENT.read_text(encoding="utf-8"), "fields", table(("name", "meaning and values"), rows()))
 
 
 def names() -> list[str]:
@@ -59,44 +62,49 @@ def _resolved(one: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
     return dict(whole["$defs"][one["$ref"].rpartition("/")[2]]) if "$ref" in one else one
 
 
-def _takes(field: dict[str, Any], whole: dict[str, Any]) -> str:
-    return " or ".join(_kind(one, whole) for one in _branches(field) if one.get("type") != "null")
+def _values(name: str, field: dict[str, Any], whole: dict[str, Any], required: bool) -> str:
+    """Without those of texts and mappings, which the meaning says."""
+    if name == IN_ONE_ROW:
+        return ", ".join(
+            f"`{below}`" for branch in _branches(field) for below in _resolved(branch, whole).get("properties", ())
+        )
+    kinds = [_kind(one, whole) for one in _branches(field)]
+    return "; ".join(filter(None, [*kinds, "required" if required else _default(field)]))
 
 
 def _kind(one: dict[str, Any], whole: dict[str, Any]) -> str:
     if "properties" in _resolved(one, whole):
-        return "mapping"
+        return ""
     if "enum" in one:
         return ", ".join(f"`{value}`" for value in one["enum"])
-    kinds = {"string": "text", "integer": "number", "number": "number", "boolean": "true or false"}
     match one["type"]:
-        case "array":
-            return f"list of {_kind(one['items'], whole)}s"
-        case "object":
-            return "mapping of names to values"
-        case "integer" | "number" if bounds := _bounds(one):
-            return bounds
-        case kind:
-            return kinds[kind]
+        case "array" if "properties" not in _resolved(one["items"], whole):
+            return "a list"
+        case "integer" | "number":
+            return _bounds(one)
+        case _:
+            return ""
 
 
-def _meaning(field: dict[str, Any], whole: dict[str, Any]) -> str:
+def _meaning(field: dict[str, Any], whole: dict[str, Any], values: str) -> str:
     """pydantic leaves out a description that the section has itself."""
-    return str(field.get("description") or _resolved(field, whole)["description"])
+    description = str(field.get("description") or _resolved(field, whole)["description"])
+    return f"{description.removesuffix('.')} ({values})." if values else description
 
 
 def _bounds(one: dict[str, Any]) -> str:
-    least, most = one.get("minimum"), one.get("maximum")
+    """None where any number of at least 0 or 1 will do."""
+    least, most = one.get("minimum", 0), one.get("maximum")
     if most is not None:
         return f"{least:g} to {most:g}"
-    if least is not None:
-        return f"number from {least:g}"
-    return "number above 0" if "exclusiveMinimum" in one else ""
+    return f"from {least:g}" if least not in (0, 1) else ""
 
 
 def _default(field: dict[str, Any]) -> str:
     value = field.get("default")
-    return "" if value in (None, [], {}) or isinstance(value, dict) else f"`{json.dumps(value)}`".replace('"', "")
+    return (
+        "" if value in (None, [], {}) or isinstance(value, dict) else f"default `{json.dumps(value)}`".replace('"', "")
+    )
 
 
 if __name__ == "__main__":
