@@ -33,7 +33,7 @@ EXAMPLES: tuple[tuple[str, Precision, str], ...] = (
 
 @in_one_test("row", ROWS, ids=lambda row: row[0])
 def test_a_row(row: list[str]) -> None:
-    name, context, weights, _, instance = row
+    name, context, weights, instance = row
     types = instance.split("`")[1::2]
     assert all(find(type) is not None for type in types)
     shape = known_model(name)
@@ -53,15 +53,15 @@ def test_a_row(row: list[str]) -> None:
 
 
 def memory() -> str:
-    head = f"model, instance, degree, weights, beside them, limit, KV cache, its tokens, requests of {CONTEXT:,}"
+    head = f"model, instance, degree, weights, beside them, KV cache, requests of {CONTEXT:,}"
     rows = []
     for name, dtype, type_name in EXAMPLES:
         shape, instance = known_model(name), find(type_name)
         assert shape is not None
         assert instance is not None
         it = fit(Need(shape, dtype, CONTEXT), instance)
-        sizes = (f"{size:.1f}" for size in (it.weights, it.rest, it.limit, it.room))
-        cells = (f"{name} in {dtype}", f"`{type_name}`", str(it.degree), *sizes, f"{it.tokens:,}", str(it.sequences))
+        sizes = (f"{size:.1f}" for size in (it.weights, it.rest, it.room))
+        cells = (f"{name} in {dtype}", f"`{type_name}`", str(it.degree), *sizes, str(it.sequences))
         rows.append(cells)
     return table(tuple(head.split(", ")), rows)
 
@@ -73,11 +73,9 @@ def gpus() -> str:
         items = list(group)
         first = items[0]
         counts = ", ".join(str(count) for count in sorted({item.gpus for item in items}))
-        able = ("yes" if first.compute >= LEAST_CAPABILITIES[name] else "no" for name in ("bf16", "fp8", "fp4"))
-        nvlink = "yes" if any(item.nvlink for item in items) else "no"
         compute = f"{first.compute[0]}.{first.compute[1]}"
-        rows.append((f"ml.{family}", str(first.gpu), f"{first.gpu_gib:.0f}", counts, compute, *able, nvlink))
-    return table(("type", "GPU", "GiB", "GPUs", "capability", "bf16", "fp8", "fp4", "NVLink"), rows)
+        rows.append((f"ml.{family}", str(first.gpu), f"{first.gpu_gib:.0f}", counts, compute))
+    return table(("type", "GPU", "GiB", "GPUs", "capability"), rows)
 
 
 def render() -> str:
@@ -86,6 +84,13 @@ def render() -> str:
 
 def test_the_tables_of_memory_and_gpus_are_those_of_the_code() -> None:
     assert PAGE.read_text() == render(), "`python -m tests.deploy.unit.resolve.test_models_document` writes it"
+
+
+def test_its_sentences_about_gpus_are_those_of_the_code() -> None:
+    assert all(item.nvlink == item.family.startswith("p") for item in all_types() if item.gpus > 1)
+    least = {name: "{}.{}".format(*LEAST_CAPABILITIES[name]) for name in ("bf16", "mxfp4", "fp8", "fp4")}
+    assert "bf16 and mxfp4 need {bf16}, fp8 {fp8}, and fp4 {fp4}.".format(**least) in PAGE.read_text()
+    assert least["mxfp4"] == least["bf16"]
 
 
 if __name__ == "__main__":
