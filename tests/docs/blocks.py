@@ -1,6 +1,6 @@
 """Code blocks of a page in Markdown: the comments above them, commands and their outputs. Pure.
 
-docs/verified.md has the convention.
+CONTRIBUTING.md has the convention.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -17,21 +19,92 @@ from tests.templates.test_tool_formats import directory, source
 __all__ = ["directory"]
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
-TABLE = DOCUMENT.read_text().partition("\n## Families\n")[2].partition("\nNot read")[0]
-ROWS = [[cell.strip(" `") for cell in line.split("|")[1:6]] for line in TABLE.splitlines() if line.startswith("| ")][1:]
+TABLE = DOCUMENT.read_text().partition("\n| `option.tool_call_parser` |")[2].partition("\n\n")[0]
+TEMPLATES = {
+    "Qwen 2.5": "Qwen-Qwen2.5-7B-Instruct",
+    "QwQ": "Qwen-QwQ-32B",
+    "Qwen 3": "Qwen-Qwen3-0.6B",
+    "Granite 4/4.1": "ibm-granite-granite-4.1",
+    "MiMo VL": "MiMo-VL",
+    "Hermes 2 Pro/3": "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+    "Reka Edge": "Reka-Edge",
+    "DeepSeek V3.1": "deepseek-ai-DeepSeek-V3.1",
+    "SmolLM3": "HuggingFaceTB-SmolLM3-3B",
+    "Granite 3.3": "ibm-granite-granite-3.3-2B-Instruct",
+    "Llama 3.1 to 3.3": "meta-llama-Llama-3.3-70B-Instruct",
+    "Mistral Nemo/Small 3": "Mistral-Small-3.2-24B-Instruct-2506",
+    "Ministral 3/Small 4/Medium 3.5": "mistralai-Ministral-3-14B-Reasoning-2512",
+    "DeepSeek R1": "llama-cpp-deepseek-r1",
+    "Kimi K2": "Kimi-K2-Instruct",
+    "Kimi K2 Thinking/2.5 to 2.7": "Kimi-K2-Thinking",
+    "gpt-oss": "openai-gpt-oss-120b",
+    "Qwen3-Coder": "Qwen3-Coder",
+    "Qwen 3.5/3.6/3.8": "Qwen3.5-4B",
+    "Nemotron 3": "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "Step 3.5/3.7": "StepFun3.5-Flash",
+    "MiniMax M2 to M2.7": "MiniMax-M2",
+    "Seed-OSS": "ByteDance-Seed-OSS",
+    "DeepSeek V3.2": "deepseek-ai-DeepSeek-V3.2",
+    "DeepSeek V4": "deepseek-ai-DeepSeek-V4-Flash-0731",
+    "MiniMax M3": "MiniMax-M3",
+    "Kimi K3": "Kimi-K3",
+    "MiniCPM5": "openbmb-MiniCPM5-1B",
+    "Hy3": "tencent-Hy3",
+    "GLM 4.5/4.6": "GLM-4.6",
+    "GLM 4.7/5": "GLM-4.7-Flash",
+    "Laguna": "poolside-Laguna-S-2.1",
+    "Ling 3": "inclusionai-ling-3.0-flash",
+    "Gemma 4": "google-gemma-4-31B-it",
+    "LFM2": "LFM2-8B-A1B",
+    "LFM2.5": "LFM2.5-8B-A1B",
+    "MiniMax M1": "MiniMax-M1",
+    "Apriel 1.5/1.6": "unsloth-Apriel-1.5",
+    "Nemotron Nano v2": "NVIDIA-Nemotron-Nano-v2",
+    "GigaChat 3/3.1": "GigaChat3.1-10B-A1.8B",
+    "Muse Glimmer": "muse-glimmer",
+    "Apertus": "Apertus-8B-Instruct",
+    "Command R7B/A": "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
+    "Command A+": "Cohere2MoE",
+}
+"""A family's template in llama.cpp's collection."""
+
+
+class Family(NamedTuple):
+    """A family of the table: the names of its row, and "–" where it has no reasoning."""
+
+    name: str
+    tools: list[str]
+    reasoning: str
+    tested: bool
+
+
+def families() -> Iterator[Family]:
+    for line in TABLE.splitlines()[2:]:
+        names, cell, *_ = (part.strip() for part in line.split("|")[1:])
+        for group in cell.split("; "):
+            listed, _, reasoning = group.partition(" (`")
+            if not listed.startswith(("also ", "if named: ")):
+                for name in filter(None, listed.split(", ")):
+                    found = re.findall(r"`([^`]+)`", names)
+                    yield Family(name.removesuffix(" ¹"), found, reasoning.rstrip("`)") or "–", "¹" not in name)
+
+
+FAMILIES = list(families())
 
 
 def test_the_table_has_families_and_names_that_there_are() -> None:
-    assert len({row[0] for row in ROWS}) == len(ROWS) >= 40
-    for family, tools, reasoning, *_ in ROWS:
-        assert tools in TOOL_CALL_PARSERS, family
-        assert reasoning in (*REASONING_PARSERS, "–"), family
-    assert re.search(rf"answers of {len(ROWS)} families", TABLE)
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES) >= 60
+    for family in FAMILIES:
+        assert set(family.tools) <= set(TOOL_CALL_PARSERS), family
+        assert family.reasoning in (*REASONING_PARSERS, "–"), family
+    assert {family.name for family in FAMILIES if family.tested} == set(TEMPLATES)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row[3] != "–"], ids=lambda row: row[0])
-def test_auto_finds_in_a_template_what_the_table_says(row: list[str], directory: Path) -> None:
-    template = source(directory, row[3])
-    format = find(template) if takes_tools(template) else SMOLLM2
-    family = choose_family("auto", template)
-    assert [format and format.name, family.name if family else "–"] == row[1:3]
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family.tested], ids=lambda family: family.name)
+def test_auto_finds_in_a_template_what_the_table_says(family: Family, directory: Path) -> None:
+    template = source(directory, TEMPLATES[family.name])
+    tools = find(template) if takes_tools(template) else SMOLLM2
+    assert tools
+    assert tools.name in family.tools
+    reasoning = choose_family("auto", template)
+    assert (reasoning.name if reasoning else "–") == family.reasoning

@@ -1,6 +1,6 @@
 """docs/models.md says what a deployment would be told.
 
-`python -m tests.deploy.unit.resolve.test_models_document` writes its tables of memory and GPUs.
+`python -m tests.deploy.unit.resolve.test_models_document` writes its table of GPUs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy.resolve.candidates import cheapest, rank
-from deploy.resolve.fit import LEAST_CAPABILITIES, Need, fit
+from deploy.resolve.fit import LEAST_CAPABILITIES, Need
 from deploy.resolve.instances import all_types, find
 from deploy.resolve.model.shape import known_model
 from deploy.spec.values import Precision
@@ -22,18 +22,10 @@ PAGE = Path(__file__).parents[4] / "docs" / "models.md"
 TABLE = PAGE.read_text().partition("## Context, engine, instance")[2]
 ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in TABLE.splitlines() if line.startswith("| ")][1:]
 
-CONTEXT = 8192
-EXAMPLES: tuple[tuple[str, Precision, str], ...] = (
-    ("meta-llama/Llama-3.1-8B-Instruct", "bf16", "ml.g6.2xlarge"),
-    ("meta-llama/Llama-3.1-8B-Instruct", "fp8", "ml.g6.2xlarge"),
-    ("Qwen/Qwen3-32B", "bf16", "ml.g6e.12xlarge"),
-    ("meta-llama/Llama-3.3-70B-Instruct", "fp8", "ml.p5.48xlarge"),
-)
-
 
 @in_one_test("row", ROWS, ids=lambda row: row[0])
 def test_a_row(row: list[str]) -> None:
-    name, context, weights, _, instance = row
+    name, context, weights, instance = row
     types = instance.split("`")[1::2]
     assert all(find(type) is not None for type in types)
     shape = known_model(name)
@@ -46,24 +38,10 @@ def test_a_row(row: list[str]) -> None:
         needs = [Need(shape, dtype, shape.context, windows=True) for dtype in dtypes]
         sizes = [need.weight_gib for need in needs]
         assert weights.endswith(f" {dtype}") == (dtype != "bf16")
-        assert [float(part) for part in weights.removesuffix(f" {dtype}").split(" / ")] == pytest.approx(
+        assert [float(part) for part in weights.removesuffix(f" {dtype}").split("/")] == pytest.approx(
             sizes, rel=0.01, abs=0.051
         )
         assert types == list(dict.fromkeys(cheapest(rank(need)).instance.name for need in needs))
-
-
-def memory() -> str:
-    head = f"model, instance, degree, weights, beside them, limit, KV cache, its tokens, requests of {CONTEXT:,}"
-    rows = []
-    for name, dtype, type_name in EXAMPLES:
-        shape, instance = known_model(name), find(type_name)
-        assert shape is not None
-        assert instance is not None
-        it = fit(Need(shape, dtype, CONTEXT), instance)
-        sizes = (f"{size:.1f}" for size in (it.weights, it.rest, it.limit, it.room))
-        cells = (f"{name} in {dtype}", f"`{type_name}`", str(it.degree), *sizes, f"{it.tokens:,}", str(it.sequences))
-        rows.append(cells)
-    return table(tuple(head.split(", ")), rows)
 
 
 def gpus() -> str:
@@ -73,19 +51,24 @@ def gpus() -> str:
         items = list(group)
         first = items[0]
         counts = ", ".join(str(count) for count in sorted({item.gpus for item in items}))
-        able = ("yes" if first.compute >= LEAST_CAPABILITIES[name] else "no" for name in ("bf16", "fp8", "fp4"))
-        nvlink = "yes" if any(item.nvlink for item in items) else "no"
         compute = f"{first.compute[0]}.{first.compute[1]}"
-        rows.append((f"ml.{family}", str(first.gpu), f"{first.gpu_gib:.0f}", counts, compute, *able, nvlink))
-    return table(("type", "GPU", "GiB", "GPUs", "capability", "bf16", "fp8", "fp4", "NVLink"), rows)
+        rows.append((f"ml.{family}", str(first.gpu), f"{first.gpu_gib:.0f}", counts, compute))
+    return table(("type", "GPU", "GiB", "GPUs", "capability"), rows)
 
 
 def render() -> str:
-    return fill(fill(PAGE.read_text(), "memory", memory()), "gpus", gpus())
+    return fill(PAGE.read_text(), "gpus", gpus())
 
 
-def test_the_tables_of_memory_and_gpus_are_those_of_the_code() -> None:
+def test_the_table_of_gpus_is_that_of_the_code() -> None:
     assert PAGE.read_text() == render(), "`python -m tests.deploy.unit.resolve.test_models_document` writes it"
+
+
+def test_its_sentences_about_gpus_are_those_of_the_code() -> None:
+    assert all(item.nvlink == item.family.startswith("p") for item in all_types() if item.gpus > 1)
+    least = {name: "{}.{}".format(*LEAST_CAPABILITIES[name]) for name in ("bf16", "mxfp4", "fp8", "fp4")}
+    assert "bf16 and mxfp4 need {bf16}, fp8 {fp8}, and fp4 {fp4}.".format(**least) in PAGE.read_text()
+    assert least["mxfp4"] == least["bf16"]
 
 
 if __name__ == "__main__":
