@@ -159,9 +159,9 @@ class Options:
     chat_template: str | None = option(string, None, "a chat template in place of the model's own: its text, or a file")
     default_chat_template_kwargs: Mapping[str, Any] | None = option(json_object, None, "default arguments of the chat template: {\"enable_thinking\": false}")
     generation_config: str = option(string, "auto", "default sampling parameters; auto: those of the model's generation_config.json; vllm: none; or the directory of another such file")
-    override_generation_config: Mapping[str, Any] | None = option(json_object, None, "values over generation_config.json's: {\"temperature\": 0.6, \"eos_token_id\": 3}; null removes one; its max_new_tokens limits every answer")
+    override_generation_config: Mapping[str, Any] | None = option(json_object, None, "values that replace generation_config.json's: {\"temperature\": 0.6, \"eos_token_id\": 3}; null removes one; its max_new_tokens limits every answer")
     install_requirements: bool = option(boolean, True, "install the model directory's requirements.txt at each start (formatters.md)")
-    unknown_parameters: str = option(one_of("report", "refuse"), "report", "report them in x-lmi-ignored-parameters, or refuse the request")
+    unknown_parameters: str = option(one_of("report", "refuse"), "report", "report: name them in x-lmi-ignored-parameters; refuse: refuse the request")
     # sessions
     enable_stateful_sessions: bool | None = option(_switch, None, "stateful sessions (sessions.md); by default on in LMI's async mode")
     sessions_expiration: int = option(integer(1, 10**9), 1200, "seconds that a session lives")
