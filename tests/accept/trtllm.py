@@ -2,8 +2,8 @@
 
 python -m tests.accept.trtllm MODEL [--adapter DIR] [--only WORD] [--timeout SECONDS] [-o ENGINE_OPTION=JSON ...]
 
-Without a GPU, on the double: `.venv/bin/python -m tests.doubles.tiny /tmp/tiny` writes a model, then
-`PYTHONPATH=tests/doubles TLLM_DOUBLE="version=1.3.0rc29;worker" make accept-trtllm PYTHON=.venv/bin/python MODEL=/tmp/tiny`.
+Without a GPU, on the double, with a model that `.venv/bin/python -m tests.doubles.tiny /tmp/tiny` writes:
+PYTHONPATH=tests/doubles TLLM_DOUBLE="version=1.3.0rc29;worker" .venv/bin/python -m tests.accept.trtllm /tmp/tiny
 """
 
 from __future__ import annotations
