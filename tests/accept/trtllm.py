@@ -1,6 +1,9 @@
 """`make accept-trtllm`: the TensorRT-LLM engine on a GPU machine, point by point; a JSON line with the verdict last.
 
 python -m tests.accept.trtllm MODEL [--adapter DIR] [--only WORD] [--timeout SECONDS] [-o ENGINE_OPTION=JSON ...]
+
+Without a GPU, on the double, with a model that `.venv/bin/python -m tests.doubles.tiny /tmp/tiny` writes:
+PYTHONPATH=tests/doubles TLLM_DOUBLE="version=1.3.0rc29;worker" .venv/bin/python -m tests.accept.trtllm /tmp/tiny
 """
 
 from __future__ import annotations

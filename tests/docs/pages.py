@@ -103,19 +103,20 @@ def section(text: str, heading: str) -> str:
 
 
 def options_by_engine(text: str) -> dict[str, str]:
-    """Return a page for each engine of docs/options.md: those of all engines, then its own."""
+    """Return a page for each engine of docs/options.md: the table of all engines, then its own tables."""
     tables = {"": text.partition("<!-- tables: begin -->")[2].partition("\n## ")[0]}
     for heading in headings(text):
         if heading.startswith("Only with "):
             tables[heading.removeprefix("Only with ")] = section(text, heading)
-    rows = {name: [line for line in part.split("\n") if line.startswith("|")] for name, part in tables.items()}
+    rows = {name: "\n".join(line for line in part.split("\n") if line.startswith("|")) for name, part in tables.items()}
     found: dict[str, list[str]] = {}
     for name in rows:
         for engine in re.findall(r"\w+", name.replace(" and ", " ")):
-            found.setdefault(engine, list(rows[""])).extend(rows[name][2:])
+            found.setdefault(engine, [rows[""]]).append(rows[name])
     wide = "---\nhide: [navigation, toc]\nsearch: {exclude: true}\n---\n"
     return {
-        engine: f"{wide}# All options of {engine}\n{chr(10).join(lines)}\n" for engine, lines in sorted(found.items())
+        engine: "\n\n".join([f"{wide}# All options of {engine}", *parts]) + "\n"
+        for engine, parts in sorted(found.items())
     }
 
 

@@ -37,28 +37,28 @@ def pytorch(text: str) -> str:
 
 TRTLLM = (
     # lengths and sizes
-    Option("option.max_output_len", "max_output_len", integer(1), None, "largest number of an answer's tokens; with option.max_input_len (then 1024 by default) it gives the length of both together", engines=_TRTLLM),
+    Option("option.max_output_len", "max_output_len", integer(1), None, "largest number of an answer's tokens; with option.max_input_len (then 1024 by default) it gives option.max_model_len", engines=_TRTLLM),
     Option("option.max_seq_len", "max_seq_len", integer(2), None, "option.max_model_len by TensorRT-LLM's name", engines=_TRTLLM),
     Option("option.max_num_tokens", "max_num_tokens", integer(16), None, "option.max_num_batched_tokens by TensorRT-LLM's name", engines=_TRTLLM),
     Option("option.max_beam_width", "max_beam_width", integer(1), None, "largest value of num_beams", engines=_TRTLLM),
     Option("option.stream_interval", "stream_interval", integer(1), None, "steps between two messages of a request's tokens", engines=_TRTLLM),
-    Option("option.inactivity_timeout", "inactivity_timeout", number(0.1), 60.0, "seconds without progress of any request, after which the engine counts as hung: its executor can stop without an error; beam searches and logits, which come in one piece, do not count", engines=_TRTLLM),
+    Option("option.inactivity_timeout", "inactivity_timeout", number(0.1), 60.0, "seconds without progress of any request, after which the engine counts as hung; beam searches and logits do not count", engines=_TRTLLM),
     # sampling
     Option("option.sampler_type", "sampler_type", one_of("auto", "TorchSampler", "TRTLLMSampler"), "auto", "before 1.3: TorchSampler has log-probabilities, TRTLLMSampler has penalties, seeds and forbidden words; auto: TRTLLMSampler with option.max_beam_width, else TorchSampler", engines=_TRTLLM),
     Option("option.gather_generation_logits", "gather_generation_logits", boolean, None, "allow requests for the answer's logits", engines=_TRTLLM),
     Option("option.disable_flashinfer_sampling", "disable_flashinfer_sampling", boolean, None, "TorchSampler without FlashInfer's kernels", engines=_TRTLLM),
     # the KV cache
-    Option("option.kv_cache_free_gpu_mem_fraction", "free_gpu_memory_fraction", number(0, 1), None, "share of the GPU memory that is free after loading, for the KV cache", ("option.free_gpu_memory_fraction",), engines=_TRTLLM),
+    Option("option.kv_cache_free_gpu_mem_fraction", "free_gpu_memory_fraction", number(0, 1), None, "share of the GPU memory left after loading for the KV cache", ("option.free_gpu_memory_fraction",), engines=_TRTLLM),
     Option("option.tokens_per_block", "tokens_per_block", integer(1), None, "tokens in a block of the KV cache", engines=_TRTLLM),
     Option("option.max_tokens", "kv_cache_max_tokens", integer(1), None, "tokens in the whole KV cache", engines=_TRTLLM),
     Option("option.kv_cache_dtype", "kv_cache_dtype", string, None, "precision of the KV cache: auto, fp8, nvfp4", engines=_TRTLLM),
-    Option("option.host_cache_size", "host_cache_size", integer(0), None, "bytes of the host's memory for blocks that do not fit on the GPU", engines=_TRTLLM),
+    Option("option.host_cache_size", "host_cache_size", integer(0), None, "bytes of host memory for blocks that do not fit on the GPU", engines=_TRTLLM),
     Option("option.max_attention_window", "max_attention_window", integers, None, "tokens that each layer attends to, separated by commas; repeated over the layers", engines=_TRTLLM),
     Option("option.sink_token_length", "sink_token_length", integer(0), None, "first tokens that stay within a sliding window", engines=_TRTLLM),
     Option("option.onboard_blocks", "onboard_blocks", boolean, None, "copy blocks back from the host's memory before use", engines=_TRTLLM),
     Option("option.cross_kv_cache_fraction", "cross_kv_cache_fraction", number(0, 1), None, "share of the KV cache for cross attention", engines=_TRTLLM),
     Option("option.secondary_offload_min_priority", "secondary_offload_min_priority", integer(0, 100), None, "lowest priority of blocks that go to the host's memory", engines=_TRTLLM),
-    Option("option.event_buffer_max_size", "event_buffer_max_size", integer(0), None, "number of the KV cache's events to keep", engines=_TRTLLM),
+    Option("option.event_buffer_max_size", "event_buffer_max_size", integer(0), None, "events of the KV cache to keep", engines=_TRTLLM),
     Option("option.enable_partial_reuse", "enable_partial_reuse", boolean, None, "also reuse a part of a block", engines=_TRTLLM),
     # scheduling and kernels
     Option("option.batch_scheduler_policy", "batch_scheduler_policy", policy, None, "max_utilization, guaranteed_no_evict or static_batch", ("option.capacity_scheduler_policy",), engines=_TRTLLM),
@@ -75,15 +75,15 @@ TRTLLM = (
     Option("option.backend", "backend", pytorch, None, "pytorch, the only one", engines=_TRTLLM),
     # several GPUs
     Option("option.pipeline_parallel_size", "trtllm_pipeline_parallel_size", integer(1), None, "option.pipeline_parallel_degree by TensorRT-LLM's name", engines=_TRTLLM),
-    Option("option.context_parallel_size", "context_parallel_size", integer(1), None, "number of GPUs for a long prompt", engines=_TRTLLM),
-    Option("option.gpus_per_node", "gpus_per_node", integer(1), None, "number of GPUs of a machine, with several machines", engines=_TRTLLM),
-    Option("option.moe_tensor_parallel_size", "moe_tensor_parallel_size", integer(1), None, "number of GPUs for one expert", engines=_TRTLLM),
-    Option("option.moe_expert_parallel_size", "moe_expert_parallel_size", integer(1), None, "number of GPUs for the experts", engines=_TRTLLM),
-    Option("option.moe_cluster_parallel_size", "moe_cluster_parallel_size", integer(1), None, "number of GPU clusters for the experts", engines=_TRTLLM),
+    Option("option.context_parallel_size", "context_parallel_size", integer(1), None, "GPUs for a long prompt", engines=_TRTLLM),
+    Option("option.gpus_per_node", "gpus_per_node", integer(1), None, "GPUs of each machine", engines=_TRTLLM),
+    Option("option.moe_tensor_parallel_size", "moe_tensor_parallel_size", integer(1), None, "GPUs for one expert", engines=_TRTLLM),
+    Option("option.moe_expert_parallel_size", "moe_expert_parallel_size", integer(1), None, "GPUs for the experts", engines=_TRTLLM),
+    Option("option.moe_cluster_parallel_size", "moe_cluster_parallel_size", integer(1), None, "GPU clusters for the experts", engines=_TRTLLM),
     Option("option.enable_attention_dp", "enable_attention_dp", boolean, None, "attention by request instead of by head", engines=_TRTLLM),
     # adapters, statistics
-    Option("option.lora_target_modules", "lora_target_modules", names, None, "modules that adapters change, by TensorRT-LLM's names, separated by commas; by default those of attention and MLP", engines=_TRTLLM),
-    Option("option.iter_stats_max_iterations", "iter_stats_max_iterations", integer(1), None, "number of steps whose statistics are kept", engines=_TRTLLM),
-    Option("option.request_stats_max_iterations", "request_stats_max_iterations", integer(1), None, "number of steps whose request statistics are kept", engines=_TRTLLM),
-    Option("option.usage_stats", "usage_stats", boolean, False, "let TensorRT-LLM 1.3 and later report its use to NVIDIA; its own variables, such as DO_NOT_TRACK, still forbid it", engines=_TRTLLM),
+    Option("option.lora_target_modules", "lora_target_modules", names, None, "modules that adapters change, separated by commas; by default those of attention and MLP", engines=_TRTLLM),
+    Option("option.iter_stats_max_iterations", "iter_stats_max_iterations", integer(1), None, "steps whose statistics are kept", engines=_TRTLLM),
+    Option("option.request_stats_max_iterations", "request_stats_max_iterations", integer(1), None, "steps whose request statistics are kept", engines=_TRTLLM),
+    Option("option.usage_stats", "usage_stats", boolean, False, "let TensorRT-LLM 1.3 and later report its use to NVIDIA (trtllm.md)", engines=_TRTLLM),
 )  # fmt: skip

@@ -20,19 +20,18 @@ def render() -> str:
     options = [option for option in OPTIONS if option.field and not isinstance(option.parse, Gone)]
     common = [option for option in options if not engines_of(option)]
     groups = sorted({engines_of(option) for option in options} - {()})
-    tables = [_table(common)]
+    tables = [_common(common)]
     for engines in groups:
         tables.append(
             f"## Only with {_enumerate(engines)}\n"
             + _table([option for option in options if engines_of(option) == engines])
         )
     javas = ", ".join(f"`{option.key}`" for option in OPTIONS if option.of_java and not isinstance(option.parse, Gone))
-    idle = "\n".join(f"* `{option.key}`: {option.idle}" for option in OPTIONS if option.idle)
+    idle = ", ".join(f"`{option.key}`" for option in OPTIONS if option.idle)
     note = (
-        f"An option of another engine stops the start. These have no effect and log a warning instead:\n{idle}\n\n"
-        f"In the embedded server, DJL Serving's own keys have no effect and log a warning too: {javas}. "
-        "`engine` and `option.entryPoint` may only be LMI's own: Python, MPI or DeepSpeed, and LMI's handlers or "
-        "`handler.entry`.\n"
+        f"An option of another engine stops the start. These only log a warning: {idle}.\n\n"
+        f"The embedded server ignores DJL Serving's own keys, with a warning: {javas}. "
+        "`engine` may be Python, MPI or DeepSpeed, `option.entryPoint` one of LMI's handlers or `handler.entry`.\n"
     )
     arguments = " and ".join(shipped(name).source for name in ("vllm", "trtllm"))
     part = f"Where the engine is not installed, the arguments are those of {arguments}.\n\n" + "\n".join(
@@ -45,19 +44,25 @@ def _enumerate(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
+def _common(options: list[Option]) -> str:
+    rows = ((f"`{option.key}`", default_of(option), _meaning(option)) for option in options)
+    return table(("option", "default", "meaning"), rows)
+
+
 def _table(options: list[Option]) -> str:
+    """Return a table of an engine's options, few of which have a default here."""
     rows = []
-    by_key = {key: name for name, key in ENVIRONMENT.items()}
     for option in options:
-        others = [*option.aliases, *([by_key[option.key]] if option.key in by_key else [])]
-        names = ", ".join(f"`{name}`" for name in others)
-        rows.append((f"`{option.key}`", default_of(option), _linked(option.help), names))
-    return table(("option", "default", "meaning", "other names"), rows)
+        default = default_of(option)
+        rows.append((f"`{option.key}`", f"{_meaning(option)}{f' (default {default})' if default else ''}"))
+    return table(("option", "meaning"), rows)
 
 
-def _linked(text: str) -> str:
-    """Return an option's description as Markdown, with links to the pages that it names."""
-    return _PAGE.sub(r"[\1](\1)", text.replace("<", "&lt;"))
+def _meaning(option: Option) -> str:
+    """Return an option's description and other names as Markdown, with links to the pages that it names."""
+    others = [*option.aliases, *(name for name, key in ENVIRONMENT.items() if key == option.key)]
+    also = f"; also {', '.join(f'`{name}`' for name in others)}" if others else ""
+    return _PAGE.sub(r"[\1](\1)", option.help.replace("<", "&lt;")) + also
 
 
 def test_the_document_is_up_to_date() -> None:

@@ -24,7 +24,7 @@ NAMES = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "bad_sequences": "bad_words",
-    "structured_output": "structured output: schema, object, expression, grammar, choice",
+    "structured_output": "structured output",
     "prompt_logprobs": "prompt_logprobs, decoder_input_details",
     "return_context_logits": "outputs: context_logits",
     "return_generation_logits": "outputs: generation_logits",
@@ -50,9 +50,20 @@ def _cell(kind: str, field: str) -> str:
 
 
 def render() -> str:
-    fields = [field for field in Sampling._fields if field not in HANDLERS_OWN]
-    rows = ((f"`{NAMES.get(field, field)}`", *(_cell(kind, field) for kind in KINDS)) for field in fields)
-    return fill(DOCUMENT.read_text(), "parameters", table(("parameter", *KINDS), rows))
+    """Return the page with what all kinds have, what all refuse, and a table of the others."""
+    same: dict[str, list[str]] = {}
+    rows = []
+    for field in Sampling._fields:
+        name, cells = f"`{NAMES.get(field, field)}`", [_cell(kind, field) for kind in KINDS]
+        if field in HANDLERS_OWN:
+            continue
+        if len({*cells}) == 1:
+            same.setdefault(cells[0], []).append(name)
+        else:
+            rows.append((name, *cells))
+    lines = [f"| {', '.join(names)} | {cell} |" for cell, names in same.items()]
+    part = "\n".join(["| parameters | all three |", "|---|---|", *lines, "", table(("others", *KINDS), rows)])
+    return fill(DOCUMENT.read_text(), "parameters", part)
 
 
 def test_the_document_has_every_parameter_as_the_code_has_it() -> None:
