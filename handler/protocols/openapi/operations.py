@@ -102,7 +102,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         {200: (_HTML, str, "<!doctype html>"),
          503: (_JSON, TgiError, UNHEALTHY)}, open=True,
     ),
-    ("GET", "/docs"): Operation("Page", "Show this page", {200: (_HTML, str, "<!doctype html>")}, open=True),
+    ("GET", "/docs"): Operation("Page", "Show all routes on a page", {200: (_HTML, str, "<!doctype html>")}, open=True),
     ("GET", "/api-doc/openapi.json"): Operation(
         "Page", "Describe all routes, as OpenAPI 3.1", {200: (_JSON, dict, {"openapi": "3.1.0"})}
     ),

@@ -1,5 +1,4 @@
-"""docs/wire/: the README's tables of routes and errors, out of the dialects' registry and the API's document; and each
-page's table of its answers' fields, out of their declarations.
+"""docs/wire/README.md's tables of routes and errors, out of the dialects' registry and the API's document.
 
 `python -m tests.unit.protocols.test_wire_document` rewrites them.
 """
@@ -8,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from handler.config.options.common import REASONING_PARSERS
 from handler.core.errors import (
@@ -29,11 +28,9 @@ from handler.core.errors import (
 )
 from handler.core.values import Task
 from handler.protocols.kernel.base import Dialect
-from handler.protocols.kernel.schema.types import components_of
 from handler.protocols.openapi.document import DESCRIPTIONS, OPERATIONS
 from handler.protocols.registry import INVOCATIONS, POOLED_INVOCATIONS, POOLED_ROUTES, ROOTS, ROUTES, DispatchByField
 from tests.docs.pages import fill, table
-from tests.one_test import in_one_test
 from tests.parameter_matrix import DOCUMENTS, section
 
 DOCUMENT = DOCUMENTS / "README.md"
@@ -58,21 +55,24 @@ DIALECTS = {
 }
 """A row of the table of dialects -> the names of its schemas."""
 
-ERRORS: dict[str, ServingError] = {
-    "the body is not JSON": NotJson("text after the document"),
-    "a field is missing or wrong, or the engine lacks it": InvalidParameter("top_p=2: must be at most 1"),
-    "the prompt, or prompt and answer, are too long": PromptTooLong("inputs", 9, 8),
-    "no key, or a wrong one": Unauthorized("no key"),
-    "unknown model": ModelNotFound("other"),
-    "the body does not arrive in time": TooSlow("the body did not arrive"),
-    "the body is too large": TooLarge("the body is too large"),
-    "content type or encoding": UnsupportedMedia("text/html"),
-    "the queue is full, or the wait too long": Overloaded("the queue is full"),
-    "the engine is loading or down, the server stops": Unavailable("the engine is not ready"),
-    "the engine failed": GenerationFailed("the engine raised"),
-    "a model.py's formatter raised": FormatterFailed("x"),
-    "a bug of the server": InternalError("internal error"),
+ERRORS: dict[str, tuple[ServingError, ...]] = {
+    "the body is not JSON": (NotJson("text after the document"),),
+    "a field is missing or wrong, or the engine lacks it": (InvalidParameter("top_p=2: must be at most 1"),),
+    "the prompt, or prompt and answer, are too long": (PromptTooLong("inputs", 9, 8),),
+    "no key, or a wrong one": (Unauthorized("no key"),),
+    "unknown model": (ModelNotFound("other"),),
+    "the body does not arrive within `option.client_timeout`": (TooSlow("the body did not arrive"),),
+    "the body is too large": (TooLarge("the body is too large"),),
+    "content type or encoding": (UnsupportedMedia("text/html"),),
+    "the queue is full, or the wait is over `option.predict_timeout`": (Overloaded("the queue is full"),),
+    "the engine is loading or down, the server is stopping": (Unavailable("the engine is not ready"),),
+    "the engine or a model.py's formatter failed": (GenerationFailed("the engine raised"), FormatterFailed("x")),
+    "a bug in the server": (InternalError("internal error"),),
 }
+"""A row of the table of errors -> those that it is about."""
+
+USUAL = ("validation", "invalid_request_error")
+"""Types of errors that the table leaves out: most rows have them."""
 
 COLUMNS: dict[str, Dialect] = {
     "[LMI](lmi.md)": INVOCATIONS["lmi"],
@@ -80,28 +80,21 @@ COLUMNS: dict[str, Dialect] = {
     "[OpenAI](openai.md)": ROUTES["/v1/chat/completions"],
     "[Anthropic](anthropic.md)": ROUTES["/v1/messages"],
     "[Triton](triton.md)": ROUTES["/v2/models/{model}/generate"],
-    "[TEI](embeddings.md#teis-routes)": POOLED_ROUTES[Task.EMBEDDING]["/embed"],
-    "[Cohere](embeddings.md#rerank)": POOLED_ROUTES[Task.RERANK]["/v1/rerank"],
 }
 """A column of the table of errors -> the dialect that renders them."""
 
-PAGES = {
-    "Page": "[serving](../serving.md)",
-    "State": "",
-    "Adapters": "[adapters](../adapters.md)",
-    "TGI": "[TGI](tgi.md)",
-    "OpenAI": "[OpenAI](openai.md)",
-    "Triton": "[Triton](triton.md)",
-    "vLLM": "[vLLM](vllm.md)",
-}
-"""An operation's tag -> where more is said about it."""
+HERE = ("Page", "State")
+"""Tags of the operations that the table lists. The pages of their APIs explain the others."""
+
+VERSIONS = "/versions/{version}"
+"""A part of Triton's routes; each is also there without it, and only that one is listed."""
 
 
 def dialects() -> str:
     routes: dict[str, dict[str, None]] = {name: {} for name in DESCRIPTIONS}
     for schemas in (*({"/": root} for root in ROOTS.values()), ROUTES, *POOLED_ROUTES.values()):
         for path, schema in schemas.items():
-            for name, _ in _fields(schema):
+            for name, _ in _fields(schema) if VERSIONS not in path else ():
                 routes[name][f"`{path}`"] = None
     fields: dict[str, dict[str, None]] = {name: {} for name in DESCRIPTIONS}
     by_task = {Task.GENERATION: list(INVOCATIONS.values()), **{task: [one] for task, one in POOLED_INVOCATIONS.items()}}
@@ -118,42 +111,16 @@ def dialects() -> str:
 
 def operations() -> str:
     rows = (
-        (f"{method} `{path}`", operation.summary, PAGES[operation.tag])
+        (f"{method} `{path}`", operation.summary)
         for (method, path), operation in OPERATIONS.items()
-        if not path.startswith("/models/{model}/")
+        if operation.tag in HERE
     )
-    return table(("route", "what it returns or does", "more"), rows)
+    return table(("route", "what it returns or does"), rows)
 
 
 def errors() -> str:
-    rows = ((what, *(_error(schema, error) for schema in COLUMNS.values())) for what, error in ERRORS.items())
+    rows = ((what, *(_error(schema, errors) for schema in COLUMNS.values())) for what, errors in ERRORS.items())
     return table(("error", *COLUMNS), rows)
-
-
-def answers(names: Iterable[str]) -> str:
-    """List the fields of the dialects' answers, those that may be absent with a question mark."""
-    told = [DESCRIPTIONS[name] for name in names]
-    kinds = [kind for one in told for kind in (one.answer, one.chunk, one.error)]
-    rows = (
-        (f"`{name}`", ", ".join(_field(field, shape.get("required", ())) for field in shape["properties"]))
-        for name, shape in sorted(components_of(kinds).items())
-        if shape["properties"].keys() - {"code", "type", "message", "error"}
-    )
-    return table(("type in the API's document", "fields; ? may be absent"), rows)
-
-
-def _field(name: str, required: Container[str]) -> str:
-    return f"`{name}`" if name in required else f"`{name}`?"
-
-
-def pages() -> dict[str, list[str]]:
-    """Return the dialects of each page."""
-    found: dict[str, list[str]] = {}
-    for row, names in DIALECTS.items():
-        match = re.search(r"\((\w+\.md)", row)
-        assert match is not None
-        found.setdefault(match[1], []).extend(names)
-    return found
 
 
 def render(text: str) -> str:
@@ -162,13 +129,18 @@ def render(text: str) -> str:
     return text
 
 
-def _error(schema: Dialect, error: ServingError) -> str:
+def _error(schema: Dialect, errors: Iterable[ServingError]) -> str:
     """The status, and the code or the type."""
+    (cell,) = {_status(schema, error) for error in errors}
+    return cell
+
+
+def _status(schema: Dialect, error: ServingError) -> str:
     answer = schema.errors.whole(error)
     body = json.loads(answer.body)
     nested = body["error"] if isinstance(body.get("error"), dict) else body
     kinds = [nested[key] for key in ("code", "type", "error_type") if isinstance(nested.get(key), str)]
-    return f"{answer.status} `{kinds[0]}`" if kinds else str(answer.status)
+    return f"{answer.status} `{kinds[0]}`" if kinds and kinds[0] not in USUAL else str(answer.status)
 
 
 def _fields(schema: Dialect) -> Iterator[tuple[str, str | None]]:
@@ -191,12 +163,6 @@ def test_the_document_is_up_to_date() -> None:
     assert DOCUMENT.read_text() == render(DOCUMENT.read_text()), WRITTEN
 
 
-@in_one_test("page", pages())
-def test_the_fields_of_answers_are_up_to_date(page: str) -> None:
-    text = (DOCUMENTS / page).read_text()
-    assert text == fill(text, "fields", answers(pages()[page])), WRITTEN
-
-
 def test_every_dialect_has_its_row_and_every_page_is_linked() -> None:
     rows = {name for names in DIALECTS.values() for name in names}
     without, left = sorted(set(DESCRIPTIONS) - rows), sorted(rows - set(DESCRIPTIONS))
@@ -216,6 +182,3 @@ def test_every_family_of_thoughts_has_its_row() -> None:
 
 if __name__ == "__main__":
     DOCUMENT.write_text(render(DOCUMENT.read_text()))
-    for page, names in pages().items():
-        path = DOCUMENTS / page
-        path.write_text(fill(path.read_text(), "fields", answers(names)))
