@@ -1,6 +1,6 @@
-"""The parameter tables of docs/wire/, and how a live server is held against one of their columns.
+"""The parameter tables of docs/wire/, and how a live server is held against them.
 
-A cell begins with supported, emulated, refused or ignored; after a comma it may name what the engine needs for that.
+A cell of "refused by" lists engines. One with a note's number is refused only where the note's condition is not met.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.servers import LiveServer
 
 DOCUMENTS = Path(__file__).parents[1] / "docs" / "wire"
 
-PARAMETERS, TENSORS, CHAT = "lmi.md#parameters", "tensors.md#input-tensors", "chat.md#parameters"
+PARAMETERS, TENSORS, CHAT = "lmi.md#parameters", "tensors.md#input-tensors", "openai.md#request"
 TGI, MINDIE = "tgi.md#parameters", "mindie.md#parameters"
 
 Values = dict[str, tuple[Any, dict[str, Any]]]
@@ -176,49 +177,76 @@ def section(heading: str) -> str:
     return pages.section((DOCUMENTS / page).read_text(), anchor)
 
 
+REFUSED_BY = "refused by"
+AS_LMIS: dict[str, dict[str, str]] = {
+    CHAT: {"logprobs": "details", "top_logprobs": "logprobs", "response_format": "guided_json"},
+}
+"""The heading of a table without engines -> a parameter -> the one of LMI's that the same engines refuse."""
+
+_NOTE = re.compile(r"^\* ([¹²³⁴⁵⁶⁷⁸⁹]) Accepted (.+?)(?: \(.+\))?\.$", re.MULTILINE)
+
+
+@cache
 def table(heading: str = PARAMETERS) -> dict[str, dict[str, str]]:
-    """parameter -> column -> cell."""
+    """parameter -> column -> cell. A row may be about several parameters."""
     lines = [line for line in section(heading).splitlines() if line.startswith("|")]
     header, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    found = {}
+    found: dict[str, dict[str, str]] = {}
     for row in body:
-        name = re.match(r"`(\w+)`", row[0])
-        assert name is not None, row
-        found[name[1]] = dict(zip(header, row, strict=True))
+        names = re.findall(r"`(\w+)`", row[0])
+        assert names, row
+        cells = dict(zip(header, row, strict=True))
+        found.update(dict.fromkeys(names, cells))
     return found
 
 
+@cache
+def notes() -> dict[str, str]:
+    """The number of a note -> the condition on which an engine accepts the parameter."""
+    return dict(_NOTE.findall(section(PARAMETERS)))
+
+
+def refusing(heading: str, name: str) -> dict[str, str]:
+    """engine -> the condition on which it accepts the parameter, empty for none; without the engines that accept it."""
+    row = table(heading)[name]
+    if REFUSED_BY not in row:
+        row = table(PARAMETERS).get(AS_LMIS.get(heading, {}).get(name, name), {REFUSED_BY: ""})
+    engines = re.findall(r"(\w+?)([¹²³⁴⁵⁶⁷⁸⁹]?)(?:, |$)", row[REFUSED_BY])
+    return {engine: notes()[note] if note else "" for engine, note in engines}
+
+
 def expected(heading: str, engine: str, name: str, unmet: Collection[str]) -> str:
-    """What the table says of the parameter on this engine.
+    """What the table says of the parameter on this engine: accepted, refused or ignored.
 
     Args:
         unmet: parameters whose condition the server does not meet; they must have one.
     """
     rows = table(heading)
     assert name in rows, f"docs/wire/{heading} needs a row for `{name}`"
-    word, _, condition = rows[name][engine].partition(", ")
-    assert word in ("supported", "emulated", "refused", "ignored"), word
+    if heading == MINDIE and "no effect" in rows[name]["type and range"]:
+        return "ignored"
+    condition = refusing(heading, name).get(engine)
     if name in unmet:
         assert condition, f"{name} is on no condition with {engine}"
         return "refused"
-    return word
+    return "refused" if condition == "" else "accepted"
 
 
 def is_met(condition: str, version: str, options: Mapping[str, str]) -> bool:
-    """`from 1.3`, `with option.x[=y]` or `without option.x=y`, several by `or`; what begins otherwise is a remark."""
+    """`from TensorRT-LLM 1.3`, `with option.x[=y]` or `without option.x=y`, several by `or`."""
     if " or " in condition:
         return any(is_met(one, version, options) for one in condition.split(" or "))
     kind, _, what = condition.partition(" ")
     if kind == "from":
-        return version.split(".") >= what.split(".")
+        return version.split(".") >= what.split()[-1].split(".")
     key, _, value = what.strip("`").partition("=")
     there = key in options and (not value or options[key] == value)
-    return {"with": there, "without": not there}.get(kind, True)
+    return {"with": there, "without": not there}[kind]
 
 
 def unmet(heading: str, engine: str, version: str, options: Mapping[str, str]) -> set[str]:
     """Parameters of the table whose condition an engine of that version with these options does not meet."""
-    conditions = {name: row[engine].partition(", ")[2] for name, row in table(heading).items()}
+    conditions = {name: refusing(heading, name).get(engine) for name in table(heading)}
     return {name for name, condition in conditions.items() if condition and not is_met(condition, version, options)}
 
 

@@ -1,4 +1,4 @@
-"""The column of OpenVINO in docs/wire/, on the demo model: what is supported, the engine takes."""
+"""The parameters of docs/wire/ on the demo model: OpenVINO takes those that the tables do not refuse."""
 
 from __future__ import annotations
 

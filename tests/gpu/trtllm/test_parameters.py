@@ -1,4 +1,4 @@
-"""The column of TensorRT-LLM in docs/wire/ against its double: every cell, its condition met and not met."""
+"""The parameters of docs/wire/ against TensorRT-LLM's double: every note, its condition met and not met."""
 
 from __future__ import annotations
 

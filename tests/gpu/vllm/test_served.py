@@ -1,4 +1,4 @@
-"""vLLM behind the embedded server: docs/wire/'s column, streams, chats, and adapters from registering to dropping."""
+"""vLLM behind the embedded server: parameters, streams, chats, and adapters from registering to dropping."""
 
 from __future__ import annotations
 

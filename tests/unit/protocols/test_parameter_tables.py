@@ -1,4 +1,4 @@
-"""The parameter tables of docs/wire/: no row is missing, and no cell empty."""
+"""The parameter tables of docs/wire/: no row is missing, and engines and notes are those that exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from handler.config.engines import ENGINES
 from handler.protocols.kernel.parameters import PARAMETERS, REQUEST_FIELDS
 from handler.protocols.lmi.chat import TABLE as CHAT_TABLE
-from handler.protocols.lmi.chat import Chat
 from handler.protocols.openai import embeddings
 from handler.protocols.openai import parameters as openai_parameters
 from handler.protocols.openai.parameters import HARMLESS
@@ -55,10 +54,10 @@ def test_every_parameter_has_its_row() -> None:
 
 
 def test_every_chat_parameter_has_its_row() -> None:
-    """Those without one are OpenAI's, whose table has them."""
+    """In OpenAI's table; LMI's chats have no others."""
     rows = set(table(matrix.CHAT))
-    check(rows, rows & (CHAT_TABLE.parameters.keys() | Chat.fields.keys()), matrix.CHAT, CHAT_VALUES)
-    assert set(CHAT_TABLE.parameters) - rows < set(openai_parameters.CHAT.parameters)
+    assert {*CHAT_VALUES, *CHAT_TABLE.parameters} <= rows
+    assert set(CHAT_TABLE.parameters) < set(openai_parameters.CHAT.parameters) | {*HARMLESS, "model"}
 
 
 def test_every_parameter_of_tgis_and_mindies_has_its_row() -> None:
@@ -68,25 +67,20 @@ def test_every_parameter_of_tgis_and_mindies_has_its_row() -> None:
 
 def test_every_input_of_triton_has_its_row_and_is_what_that_names() -> None:
     rows = table(TRITON)
-    assert list(rows) == list(INPUTS)
+    check(rows, INPUTS, TRITON)
     for name, row in rows.items():
-        assert row["source"], name
         if known := row["as"].strip("`"):
+            known = name.removeprefix("sampling_param_") if known.startswith("the same name") else known
             assert INPUTS[name].parameter.field == inputs.TABLE.parameters[known].field, name
         assert row["meaning"].startswith("refused") == _refuses(name), name
 
 
 def test_every_field_of_openais_has_its_row() -> None:
     found: dict[str, list[str]] = {"chat": [], "completions": []}
-    for line in section(OPENAI).splitlines():
-        if not line.startswith("| `"):
-            continue
-        fields, routes = [cell.strip() for cell in line.split("|")[1:3]]
-        shared, _, chats = fields.partition("chat: ")  # of a row for both, what comes after that is the chat's
-        for name, where in re.findall(r"`(\w+)`(?: \((\w+)\))?", shared):
-            for route in found if (where or routes) == "both" else (where or routes,):
-                found[route].append(name)
-        found["chat"] += re.findall(r"`(\w+)`", chats)
+    for cell in re.findall(r"^\| ([^|]*`[^|]*)\|", section(OPENAI), re.MULTILINE):
+        both, *others = re.split(r"\b(chat|completions): ", cell)
+        for route, names in [*((route, both) for route in found), *zip(others[::2], others[1::2], strict=True)]:
+            found[route] += re.findall(r"`(\w+)`", names)
     every = {*HARMLESS, "model", "stream", "stream_options"}
     tools = {"tools", "tool_choice", "parallel_tool_calls"}
     check(found["chat"], {*openai_parameters.CHAT.parameters, *every, *tools, "messages"}, f"{OPENAI}, chats")
@@ -123,13 +117,16 @@ def _refuses(name: str) -> bool:
     return True
 
 
-@in_one_test("heading", [matrix.PARAMETERS, matrix.TENSORS, matrix.CHAT, matrix.TGI, matrix.MINDIE])
-def test_every_engine_has_its_column_and_no_cell_is_empty(heading: str) -> None:
-    rows = table(heading)
-    own = {"openai"}  # docs/engines-by-url.md, as its columns are those of servers
-    missing = set(ENGINES) - own - set(next(iter(rows.values())))
-    assert not missing, f"docs/wire/{heading} needs a column for {', '.join(sorted(missing))}"
-    for name, row in rows.items():
-        assert all(row.values()), name
-        for engine in set(ENGINES) - own:
-            matrix.expected(heading, engine, name, ())
+@in_one_test("heading", [matrix.PARAMETERS, matrix.TENSORS])
+def test_engines_and_notes_are_those_that_exist(heading: str) -> None:
+    for name, row in table(heading).items():
+        found = matrix.refusing(heading, name)
+        assert found.keys() <= set(ENGINES) - {"openai"}, name  # docs/engines-by-url.md has those of servers
+        assert len(found) == len(row[matrix.REFUSED_BY].split(", ")) * bool(row[matrix.REFUSED_BY]), name
+
+
+def test_every_note_is_used() -> None:
+    cells = [
+        row[matrix.REFUSED_BY] for heading in (matrix.PARAMETERS, matrix.TENSORS) for row in table(heading).values()
+    ]
+    assert {letter for cell in cells for letter in cell if not letter.isascii()} == set(matrix.notes())
