@@ -97,28 +97,24 @@ ASYNC = {
     "`finish_reason` of whole answers is null, a stop string, or a token's id": _LINES + "details_stop.txt",
     "`generated_tokens` of a stream counts one too many": _LINES + "stream_details_length.txt",
     "with `return_full_text`, `tokens` has the prompt's tokens too": _LINES + "full_text.txt",
-    "`text` is the decoded id, so that a character of several tokens is lost": _LINES + "details.txt",
-    "a step with several tokens shows the first one's id, and one without a token ends the stream with an error": (
+    "characters of several tokens are lost; a step with several tokens or none breaks the stream": (
         _LINES + "stream_several_a_step.txt"
     ),
     "several choices are mixed in one stream": _LINES + "two_choices.txt",
     "`inputs` with several prompts answers the first": _LINES + "several_prompts.txt",
-    "a list in `adapters`, or null as `parameters`, is refused": (
-        _PROTOCOLS + "test_async.py::test_the_model_is_lmi_unless_it_has_another_name"
+    "a list in `adapters`, null as `parameters` and `stream` in `parameters` are refused": (
+        _LINES + "stream_in_parameters.txt"
     ),
-    "`stream` in `parameters` is refused": _LINES + "stream_in_parameters.txt",
     "`stop_sequences` is dropped": _PROTOCOLS + "test_async.py::test_lmis_names_and_vllms_set_the_same_fields",
-    "a wrong type gets 500, because the message has a line feed": _LINES + "bad_parameter.txt",
+    "a wrong type gets 500": _LINES + "bad_parameter.txt",
     "an unknown model gets 500 or 424 from 0.34 on, as does a `prompt` or chat that is too long": (
         _LINES + "prompt_unknown_model.txt"
     ),
     "`option.enable_stateful_sessions=false` breaks every request": (
         "tests/app/dialects/test_async.py::test_without_sessions_only_requests_about_them_fail"
     ),
-    "a failed call of the engine says `Async Inference Failure`": _LINES + "fails.txt",
-    "a failing stream, or a formatter that raises, leaves the client waiting": _LINES + "stream_fails.txt",
-    "`option.async_mode=true` with `option.rolling_batch=vllm` answers 200 with an error": (
-        "tests/unit/djl/test_startup.py::test_two_modes_at_once_are_refused"
+    "a failed call of the engine says `Async Inference Failure`; a failing stream leaves the client waiting": (
+        _LINES + "stream_fails.txt"
     ),
     "TensorRT-LLM's details lack `prefill` and `tokens`, and its tokens an id": _LINES + "prefill.txt",
 }
