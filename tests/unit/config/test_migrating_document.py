@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -29,6 +30,9 @@ KINDS = {
     "no effect": "No effect",
     "refused": "Refused",
 }
+MANY = ("No effect", "Refused")
+OTHERS = "for other reasons, which `lmi options NAME` gives"
+_INSTEAD = re.compile(r"\b(use|write|put) |^set |option\.|[A-Z]_[A-Z]|lmi serve|/metrics|leave it out|documents:")
 NOTHING = ("", "-1", "0", "1", "auto", "false", "{}")
 """Values that ask for nothing. Some refused options may have them, as the pages say."""
 
@@ -140,7 +144,13 @@ def _by_answer(answers: Iterable[tuple[str, str]]) -> str:
 
 
 def _list(title: str, reasons: dict[str, list[str]]) -> str:
-    rows = sorted(reasons.items(), key=lambda row: (-len(row[1]), row[0]))
+    """Return the reasons with their names; rare ones that say nothing to write instead share a line."""
+    rare = [reason for reason, names in reasons.items() if len(names) < 3 and not _INSTEAD.search(reason)]
+    if title not in MANY or len(rare) < 3:
+        rare = []
+    rows = sorted((row for row in reasons.items() if row[0] not in rare), key=lambda row: (-len(row[1]), row[0]))
+    if rare:
+        rows.append((OTHERS, sorted(name for reason in rare for name in reasons[reason])))
     return f"{title}:\n\n" + "".join(f"* **{reason}:** {', '.join(names)}\n" for reason, names in rows)
 
 
