@@ -120,7 +120,7 @@ ASYNC = {
 TABLES = {
     "changes": (_MIGRATING, "## Behaviour changes", 1, CHANGES),
     "better": (_MIGRATING, "### Better on purpose", 0, BETTER),
-    "unnamed": (_MIGRATING, "## Differences that no name shows", 0, UNNAMED),
+    "unnamed": (_MIGRATING, "## Other differences", 0, UNNAMED),
     "async": (_ASYNC, "## Better on purpose", 0, ASYNC),
 }
 """Page, heading and column of what each table's rows are about, with their tests."""

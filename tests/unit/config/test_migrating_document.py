@@ -34,7 +34,7 @@ MANY = ("No effect", "Refused")
 OTHERS = "for other reasons, which `lmi options NAME` gives"
 _INSTEAD = re.compile(r"\b(use|write|put) |^set |option\.|[A-Z]_[A-Z]|lmi serve|/metrics|leave it out|documents:")
 NOTHING = ("", "-1", "0", "1", "auto", "false", "{}")
-"""Values that ask for nothing. Some refused options may have them, as the pages say."""
+"""Values that change nothing. Some refused options may have them, as the pages say."""
 
 SERVER = """
 engine job_queue_size batch_size max_batch_delay max_idle_time minWorkers maxWorkers load_on_devices retry_threshold
