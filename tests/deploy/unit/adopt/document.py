@@ -35,7 +35,7 @@ def render() -> str:
     rows += [(name, f"refused: {_subject(why)}") for name, (_, why) in OTHERS.items()]
     text = (
         f"{len(PUBLIC)} are adopted, {len(OTHERS)} are refused. {maps} variables map, {idle} have no effect. "
-        f"The others are here:\n\n{table(('endpoint', 'does not map'), rows)}"
+        f"Exceptions:\n\n{table(('endpoint', 'does not map'), rows)}"
     )
     return fill(DOCUMENT.read_text(encoding="utf-8"), "public", text)
 
