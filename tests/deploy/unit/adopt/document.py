@@ -1,4 +1,4 @@
-"""docs/adopt.md: the table of public endpoints. `python -m tests.deploy.unit.adopt.document` writes it anew."""
+"""docs/adopt.md: what becomes of public endpoints. `python -m tests.deploy.unit.adopt.document` writes it anew."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from deploy.adopt.source import Source
 from deploy.adopt.specification import Adopted, Wishes, adopted
 from tests.deploy.public_endpoints import OTHERS, PUBLIC, Public
-from tests.docs.pages import fill, table
+from tests.docs.pages import fill
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "adopt.md"
 
@@ -31,17 +31,16 @@ def render() -> str:
     idle = sum(what.partition("=")[0] in PUBLIC[name].environment for name, one in made.items() for what, _ in one.idle)
     left = {name: {what.partition("=")[0] for what, _ in (*one.unmapped, *one.idle)} for name, one in made.items()}
     maps = sum(len(public.environment.keys() - left[name]) for name, public in PUBLIC.items())
-    rows = [(name, ", ".join(f"`{what}`" for what, _ in one.unmapped)) for name, one in made.items() if one.unmapped]
-    rows += [(name, f"refused: {_subject(why)}") for name, (_, why) in OTHERS.items()]
+    unmapped = sorted({f"`{what}`" for one in made.values() for what, _ in one.unmapped})
+    refused = "".join(
+        f"* {name}: {why if why.startswith('the ') else f'the image {why}'}\n" for name, (_, why) in OTHERS.items()
+    )
     text = (
-        f"{len(PUBLIC)} are adopted, {len(OTHERS)} are refused. {maps} variables map, {idle} have no effect. "
-        f"Exceptions:\n\n{table(('endpoint', 'does not map'), rows)}"
+        f"Of {len(PUBLIC) + len(OTHERS)} endpoints, {len(PUBLIC)} are adopted. Of their variables, {maps} map, and {idle} have no "
+        "effect. "
+        f"These do not map: {', '.join(unmapped)}.\n\nThe others are refused:\n\n{refused}"
     )
     return fill(DOCUMENT.read_text(encoding="utf-8"), "public", text)
-
-
-def _subject(why: str) -> str:
-    return why if why.startswith("the ") else f"the image {why}"
 
 
 if __name__ == "__main__":
