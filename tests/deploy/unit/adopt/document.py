@@ -36,9 +36,9 @@ def render() -> str:
         f"* {name}: {why if why.startswith('the ') else f'the image {why}'}\n" for name, (_, why) in OTHERS.items()
     )
     text = (
-        f"Of {len(PUBLIC) + len(OTHERS)} endpoints, {len(PUBLIC)} are adopted. Of their variables, {maps} map, and {idle} have no "
-        "effect. "
-        f"These do not map: {', '.join(unmapped)}.\n\nThe others are refused:\n\n{refused}"
+        f"Of {len(PUBLIC) + len(OTHERS)} endpoints, {len(PUBLIC)} are adopted. "
+        f"Of their variables, {maps} map, and {idle} have no effect. These do not map: {', '.join(unmapped)}.\n\n"
+        f"The others are refused:\n\n{refused}"
     )
     return fill(DOCUMENT.read_text(encoding="utf-8"), "public", text)
 
