@@ -23,6 +23,7 @@ from tests.docs.pages import fill
 DOCUMENTS = Path(__file__).parents[3] / "docs" / "migrating"
 ENGINES = ("vllm", "trtllm")
 ENGINES_OWN, HAS_NONE = "supported: the engine's own", "refused: the engine has none"
+NEURON = "refused: AWS Neuron is not served"
 KINDS = {
     "supported": "Supported",
     "same": "Other names for",
@@ -109,7 +110,7 @@ def render() -> dict[Path, str]:
 def _lmi() -> str:
     names = {*SERVER.split(), *(f"option.{name}" for name in LMI.split())}
     names |= {one.key for one in OPTIONS if "trtllm" in one.engines or one.of_java or not one.key.startswith("option.")}
-    return _by_answer(pair for name in sorted(names) for pair in _of_both(name))
+    return _by_answer(pair for name in sorted(names) for pair in _of_both(name) if pair[1] != NEURON)
 
 
 def _of_both(name: str) -> Iterator[tuple[str, str]]:
@@ -209,7 +210,7 @@ def test_the_documents_are_up_to_date(page: str) -> None:
 
 
 def test_every_refusal_is_in_the_documents() -> None:
-    keys = [option.key for option in OPTIONS if isinstance(option.parse, Gone)]
+    keys = [option.key for option in OPTIONS if isinstance(option.parse, Gone) and option.parse.answer != NEURON]
     text = "".join(render().values())
     assert keys
     assert [key for key in keys if f"`{key.removeprefix('option.')}`" not in text and f"`{key}`" not in text] == []
