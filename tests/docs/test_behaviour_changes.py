@@ -26,7 +26,7 @@ _OWN_BATCH = "tests/app/dialects/test_dynamic.py::test_requests_with_different_p
 _OWN_FAILURE = _OWN_BATCH + "_and_a_bad_one_fails_alone"
 
 CHANGES = {
-    "the text of a dynamic batch, where `return_full_text` is absent": (
+    "text of a dynamic batch, without `return_full_text`": (
         _VERSIONS + "test_a_dynamic_batchs_text_begins_with_its_prompt_since_0_29"
     ),
     "a list of one prompt in rolling batch": _VERSIONS + "test_a_list_of_one_prompt_is_that_prompt_before_0_30",
@@ -34,11 +34,11 @@ CHANGES = {
     "a chat without `max_tokens`": (
         _VERSIONS + "test_a_chat_without_a_limit_has_30_tokens_before_0_32_and_fills_the_context_since"
     ),
-    "a chat without other parameters of sampling": (
+    "a chat without other sampling parameters": (
         "tests/unit/serving/test_generation.py::test_lmis_chats_heed_it_since_0_32"
     ),
     "`option.async_mode=true`, and LMI's async handlers": _CONFIG + "test_the_schema_of_the_async_mode",
-    "neither `option.rolling_batch` nor `batch_size` chooses a mode": _CONFIG + "test_the_schema_of_the_async_mode",
+    "neither `option.rolling_batch` nor `batch_size` is set": _CONFIG + "test_the_schema_of_the_async_mode",
     "the embedding of one text in async mode": (
         "tests/unit/protocols/tei/test_pooled.py::test_embeddings_of_async_mode_are_lists_since_0_36"
     ),
@@ -46,34 +46,29 @@ CHANGES = {
 }
 
 BETTER = {
-    "rolling batch: no `inputs`, or a list of several": _PROTOCOLS + "test_lmi.py::test_a_wrong_payload_is_refused",
+    "no `inputs`, or several, in rolling batch": _PROTOCOLS + "test_lmi.py::test_a_wrong_payload_is_refused",
     "a chat's prompt": "tests/model/openvino/test_chat_template.py::test_echos_template",
     "a stop string ends the answer": _LMI + "outputs_beams.txt",
-    "`best_of` beside `n`": (
-        _PROTOCOLS + "test_lmi.py::test_the_most_probable_sequence_comes_first_and_n_says_how_many"
-    ),
-    "the text of a token since 0.29": (
-        "tests/unit/core/test_sequence.py::test_a_split_character_is_never_shown_in_parts"
-    ),
+    "`best_of` with `n`": (_PROTOCOLS + "test_lmi.py::test_the_most_probable_sequence_comes_first_and_n_says_how_many"),
+    "a token's text since 0.29": ("tests/unit/core/test_sequence.py::test_a_split_character_is_never_shown_in_parts"),
     "`top_n_tokens`, tools, reasoning, images in chats": (
         _VERSIONS + "test_what_later_releases_brought_is_there_in_every_release"
     ),
     "a failed request": _LMI + "fails.txt",
     "`return_full_text` of a prompt with quotes": _LMI + "full_text.txt",
     "log-probabilities of a streamed chat": "tests/golden/chat/stream_top_logprobs.txt",
-    "a wrong parameter": _OWN_FAILURE,
-    "unequal `parameters` in a dynamic batch": _OWN_FAILURE,
-    "the async mode's counts, finish reasons, statuses and errors": _LINES + "stream_details_length.txt",
+    "wrong or unequal `parameters` in a batch": _OWN_FAILURE,
+    "counts, finish reasons, statuses and errors in async mode": _LINES + "stream_details_length.txt",
     "`option.tgi_compat=true` with streamed chats": "tests/app/dialects/test_chat.py::test_tgi_compat_streams_events",
     "`option.tgi_compat=true`: fields": "tests/golden/tgi_compat/stream.txt",
-    "fields that vLLM's documents always have as null": "tests/golden/async/chat.txt",
-    "chunks of OpenAI's documents": "tests/golden/async/chat_stream.txt",
+    "fields that are always null in vLLM's answers": "tests/golden/async/chat.txt",
+    "chunks of OpenAI's streams": "tests/golden/async/chat_stream.txt",
     "the first chunk of a streamed chat": "tests/golden/async/chat_stream.txt",
-    "async mode: the text beside a tool call that was forced": "tests/golden/openai/chat/named_tool.txt",
+    "text beside a forced tool call in async mode": "tests/golden/openai/chat/named_tool.txt",
 }
 
 UNNAMED = {
-    "engine where no option names one": _LOADER + "test_engine_choice_without_contradiction",
+    "the default engine": _LOADER + "test_engine_choice_without_contradiction",
     "`option.tensor_parallel_degree`": _LOADER + "test_more_devices_than_the_engine_uses_are_refused",
     "a degree of 2 on 4 GPUs": "tests/unit/serving/test_replica_places.py::test_devices",
     "an unknown name": "tests/unit/config/test_lmi_files.py::test_names_that_nobody_has_get_one_line_together",
@@ -83,14 +78,12 @@ UNNAMED = {
     ),
     "images and audio by URL": "tests/app/media/test_refusals.py::test_urls_stay_where_the_options_allow_them",
     "video": _LOADER + "test_only_images_and_audio_clips_may_have_a_limit_above_zero",
-    "`X-Amzn-SageMaker-Target-Model`, which LMI's page on adapters sends": (
+    "`X-Amzn-SageMaker-Target-Model`": (
         "tests/app/test_http.py::test_sagemaker_headers_that_ask_for_what_is_not_there_are_refused"
     ),
-    "`decoding_strategy` of requests to `rolling_batch=scheduler`": (
+    "`decoding_strategy` with `rolling_batch=scheduler`": (
         "tests/app/dialects/test_lmi_clients_028.py::test_a_strategy_of_lmis_scheduler_is_reported"
     ),
-    "`model.py`": "tests/unit/plugins/test_loading.py::test_decorated_functions_are_found",
-    "`requirements.txt`": "tests/unit/config/test_requirements.py::test_it_is_installed_before_model_py_is_imported",
 }
 
 ASYNC = {
@@ -122,7 +115,7 @@ ASYNC = {
 TABLES = {
     "changes": (_MIGRATING, "## Behaviour changes", 1, CHANGES),
     "better": (_MIGRATING, "### Better on purpose", 0, BETTER),
-    "unnamed": (_MIGRATING, "## Differences that no name shows", 0, UNNAMED),
+    "unnamed": (_MIGRATING, "## Other differences", 0, UNNAMED),
     "async": (_ASYNC, "## Better on purpose", 0, ASYNC),
 }
 """Page, heading and column of what each table's rows are about, with their tests."""

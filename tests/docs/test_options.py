@@ -14,7 +14,6 @@ from tests.one_test import in_one_test
 EXCEPTIONS = {
     "option.entryPoint": "DJL Serving reads it; the embedded server takes a few values",
     "option.cluster_size": "LMI's, as an example of a refused one",
-    "option.draft_model_id": "LMI's, as an example of a refused one",
     **dict.fromkeys(
         ("option.sessions_s3url",),
         "LMI's, named as refused",
@@ -27,7 +26,7 @@ EXCEPTIONS = {
 
 _OPTION = re.compile(r"(?<![\w.])option\.\w+")
 _VARIABLE = re.compile(r"\b(?:OPTION|SERVING)_[A-Z][A-Z0-9_]+\b")
-_TABLE = re.compile(r"<!-- (frequent|options|variables|arguments): begin -->.*?<!-- \1: end -->", re.DOTALL)
+_TABLE = re.compile(r"<!-- (options|variables|arguments): begin -->.*?<!-- \1: end -->", re.DOTALL)
 """A table of the names of LMI, TGI or vLLM, which other tests hold to the code."""
 
 _DEFAULT = re.compile(r"^\| `([\w.]+)` \| ([\d,]+)(?: s)? \|", re.MULTILINE)

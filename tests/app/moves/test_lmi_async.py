@@ -115,10 +115,10 @@ ASKED = {
 
 _README, _ASYNC = "migrating/README.md", "wire/async.md"
 VLLMS = [
-    Reason(_README, "fields that vLLM's documents always have as null", (r".*: null -> absent",)),
+    Reason(_README, "fields that are always null in vLLM's answers", (r".*: null -> absent",)),
     Reason(
         _README,
-        "chunks of OpenAI's documents",
+        "chunks of OpenAI's streams",
         (r".*\.system_fingerprint: absent -> string", r".*\.usage: absent -> null"),
         ".*stream.*",
     ),
@@ -158,7 +158,7 @@ REASONS = [
 OF_A_MODEL = [
     Reason(
         _README,
-        "async mode: the text beside a tool call that was forced",
+        "text beside a forced tool call in async mode",
         (r"\$.*\.content: string -> null",),
         "tools.*",
     )

@@ -1,4 +1,4 @@
-"""The endpoints of docs/migrating/README.md: their variables start the server, their clients' requests are answered."""
+"""The endpoints of docs/migrating/: their variables start the server, their clients' requests are answered."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import pytest
 
 from tests.servers import http, serve
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "migrating" / "README.md").read_text()
+PAGES = Path(__file__).parents[3] / "docs" / "migrating"
 CARDS = {
-    name: dict(line.split("=", 1) for line in text.splitlines())
-    for name, text in re.findall(r"<!-- file: (\w+)\.env -->\n```sh\n(.*?)```", DOCUMENT, re.DOTALL)
+    name: dict(line.strip().split("=", 1) for line in text.splitlines() if line.strip())
+    for page in ("lmi", "tgi", "aws-vllm")
+    for name, text in re.findall(
+        r"<!-- file: (\w+)\.env -->\n *```sh\n(.*?)```", (PAGES / f"{page}.md").read_text(), re.DOTALL
+    )
 }
 CHAT = {"model": "qwen", "messages": [{"role": "user", "content": "a b"}], "max_tokens": 2}
 PROMPT = {"inputs": "a b", "parameters": {"max_new_tokens": 2}}

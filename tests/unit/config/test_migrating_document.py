@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import functools
-import textwrap
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,24 @@ from handler.config.options.foreign import FOREIGN, VARIABLES_OF
 from handler.config.options.lookup import find_option
 from handler.config.options.option import OF_JAVA, Gone
 from handler.config.options.variables import VARIABLES
-from tests.docs.pages import fill, table
-from tests.unit.config.frequent_options import ROWS
+from tests.docs.pages import fill
 
 DOCUMENTS = Path(__file__).parents[3] / "docs" / "migrating"
 ENGINES = ("vllm", "trtllm")
+ENGINES_OWN, HAS_NONE = "supported: the engine's own", "refused: the engine has none"
+NEURON = "refused: AWS Neuron is not served"
+KINDS = {
+    "supported": "Supported",
+    "same": "Other names for",
+    "left alone": "Left alone",
+    "no effect": "No effect",
+    "refused": "Refused",
+}
+MANY = ("No effect", "Refused")
+OTHERS = "for other reasons, which `lmi options NAME` gives"
+_INSTEAD = re.compile(r"\b(use|write|put) |^set |option\.|[A-Z]_[A-Z]|lmi serve|/metrics|leave it out|documents:")
+NOTHING = ("", "-1", "0", "1", "auto", "false", "{}")
+"""Values that change nothing. Some refused options may have them, as the pages say."""
 
 SERVER = """
 engine job_queue_size batch_size max_batch_delay max_idle_time minWorkers maxWorkers load_on_devices retry_threshold
@@ -83,7 +96,7 @@ prompt_adapters disable_frontend_multiprocessing expand_tools_even_if_tool_choic
 def render() -> dict[Path, str]:
     """Each page with its generated parts."""
     parts = {
-        "lmi": {"frequent": _frequent(), "options": _lmi()},
+        "lmi": {"options": _lmi()},
         "tgi": {"variables": _tgi()},
         "aws-vllm": {"variables": _variables(VARIABLES_OF["aws-vllm"]), "arguments": _vllm()},
     }
@@ -97,31 +110,49 @@ def render() -> dict[Path, str]:
 def _lmi() -> str:
     names = {*SERVER.split(), *(f"option.{name}" for name in LMI.split())}
     names |= {one.key for one in OPTIONS if "trtllm" in one.engines or one.of_java or not one.key.startswith("option.")}
-    return _by_answer((name, _of_both(name)) for name in sorted(names))
+    return _by_answer(pair for name in sorted(names) for pair in _of_both(name) if pair[1] != NEURON)
 
 
-def _of_both(name: str) -> str:
+def _of_both(name: str) -> Iterator[tuple[str, str]]:
+    """Yield the name with what each engine does with it; marked where the other engine does something else."""
     with_vllm, with_trtllm = (answer(name, engine) for engine in ENGINES)
-    return with_vllm if with_vllm == with_trtllm else f"vLLM: {with_vllm}. TensorRT-LLM: {with_trtllm}"
+    if with_vllm == with_trtllm:
+        yield _named(name, ENGINES[0]), with_vllm
+        return
+    yield f"{_named(name, 'vllm')} (vLLM)", with_vllm
+    yield f"{_named(name, 'trtllm')} (TensorRT-LLM)", with_trtllm
+
+
+def _named(name: str, engine: str) -> str:
+    """Return the name, with the values that are not refused, where they are not just a default."""
+    option = find_option(name, engine)
+    unless = option.parse.unless if option and isinstance(option.parse, Gone) else ()
+    return _except(name, [value for value in unless if value not in NOTHING])
+
+
+def _except(name: str, values: Sequence[str]) -> str:
+    return f"`{name}` (except {', '.join(f'`{value}`' for value in values)})" if values else f"`{name}`"
 
 
 def _by_answer(answers: Iterable[tuple[str, str]]) -> str:
-    """Return a list of the answers with the names that have each: first what does something, then what does nothing."""
-    names: dict[str, list[str]] = {}
+    """Return lists of the reasons with their names, by kind, without the names that work as documented elsewhere."""
+    kinds: dict[str, dict[str, list[str]]] = {kind: {} for kind in KINDS}
     for name, answered in answers:
-        names.setdefault(answered, []).append(f"`{name}`")
-    rows = sorted(names.items(), key=lambda row: (_rank(row[0]), -len(row[1]), row[0]))
-    return "".join(f"* **{answered}:** {', '.join(named)}\n" for answered, named in rows)
+        if answered not in ("supported", ENGINES_OWN, HAS_NONE):
+            kind = next(kind for kind in KINDS if answered.startswith(kind))
+            kinds[kind].setdefault(answered.removeprefix(kind).lstrip(": "), []).append(name)
+    return "\n".join(_list(KINDS[kind], reasons) for kind, reasons in kinds.items() if reasons)
 
 
-def _rank(answered: str) -> int:
-    kinds = ("supported", "same", "no effect", "refused", "vLLM")
-    return next(place for place, kind in enumerate(kinds) if answered.startswith(kind))
-
-
-def _frequent() -> str:
-    rows = ((f"`{row.name}`", f"`{row.value}`", row.meaning) for row in ROWS)
-    return table(("option", "for example", "here, with vLLM"), rows)
+def _list(title: str, reasons: dict[str, list[str]]) -> str:
+    """Return the reasons with their names; rare ones that say nothing to write instead share a line."""
+    rare = [reason for reason, names in reasons.items() if len(names) < 3 and not _INSTEAD.search(reason)]
+    if title not in MANY or len(rare) < 3:
+        rare = []
+    rows = sorted((row for row in reasons.items() if row[0] not in rare), key=lambda row: (-len(row[1]), row[0]))
+    if rare:
+        rows.append((OTHERS, sorted(name for reason in rare for name in reasons[reason])))
+    return f"{title}:\n\n" + "".join(f"* **{reason}:** {', '.join(names)}\n" for reason, names in rows)
 
 
 def _tgi() -> str:
@@ -129,15 +160,16 @@ def _tgi() -> str:
 
 
 def _variables(names: Iterable[str]) -> str:
-    return table(("variable", "here"), ((f"`{name}`", VARIABLES[name].answer) for name in sorted(names)))
+    return _by_answer(
+        (_except(name, VARIABLES[name].unless), VARIABLES[name]._replace(unless=()).answer) for name in sorted(names)
+    )
 
 
 def _vllm() -> str:
-    passed = textwrap.fill(", ".join(f"`{name}`" for name in sorted(_passed())) + ".", 150)
     return (
-        f"The arguments are those of {shipped('vllm').source}, and those that vLLM dropped before. These have an "
-        f"answer of their own:\n\n{_by_answer(_answered())}\n"
-        f"These go to vLLM as they are, if the installed release has them:\n{passed}\n"
+        f"The lists are for {shipped('vllm').source}, and for arguments that vLLM dropped before. Other arguments work "
+        "as in vLLM, if the installed release has them. `lmi options --engine vllm` prints them.\n\n"
+        f"{_by_answer(_answered())}"
     )
 
 
@@ -145,7 +177,7 @@ def _answered() -> Iterator[tuple[str, str]]:
     others = {one.key.removeprefix("option.") for one in FOREIGN if one.engines == ("vllm",)} - set(LMI.split())
     for name in sorted({*shipped("vllm").arguments, *shipped("vllm", "server").arguments, *DROPPED.split(), *others}):
         if name not in _passed():
-            yield name, answer(f"option.{name}", "vllm")
+            yield _named(f"option.{name}", "vllm").replace("option.", "", 1), answer(f"option.{name}", "vllm")
 
 
 def _passed() -> set[str]:
@@ -158,16 +190,16 @@ def answer(name: str, engine: str) -> str:
     option = find_option(name, engine)
     assert option is not None, f"{name} has no answer"
     if isinstance(option.parse, Gone):
-        return option.parse.answer
+        return f"refused: {option.parse.why}"
     if option.of_java:
         instead = option.help.removeprefix(OF_JAVA).replace("in the embedded server", "there")
-        return f"no effect in the embedded server: DJL Serving reads it{instead}"
+        return f"no effect: DJL Serving reads it, not the embedded server{instead}"
     if option.argument:
-        return "supported: the engine's own" if engine in option.engines else "refused: the engine has none"
+        return ENGINES_OWN if engine in option.engines else HAS_NONE
     if option.field is None:
         return f"no effect: {option.help}"
     if option.engines and engine not in option.engines:
-        return f"no effect: {option.idle}" if option.idle else "refused: the engine has none"
+        return f"no effect: {option.idle}" if option.idle else HAS_NONE
     return "supported" if option.key == name else f"same: `{option.key}`"
 
 
@@ -178,7 +210,7 @@ def test_the_documents_are_up_to_date(page: str) -> None:
 
 
 def test_every_refusal_is_in_the_documents() -> None:
-    keys = [option.key for option in OPTIONS if isinstance(option.parse, Gone)]
+    keys = [option.key for option in OPTIONS if isinstance(option.parse, Gone) and option.parse.answer != NEURON]
     text = "".join(render().values())
     assert keys
     assert [key for key in keys if f"`{key.removeprefix('option.')}`" not in text and f"`{key}`" not in text] == []
