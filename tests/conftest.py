@@ -37,7 +37,7 @@ def demo_model() -> Path:
 def exact_demo(demo_model: Path) -> Path:
     """The demo model with the file's own weights, as `option.dtype=fp32` serves it; one worker converts it."""
     with _locked("exact-demo"):
-        return exact_model(demo_model, cache_directory() / "converted", "f32")
+        return exact_model(demo_model, cache_directory() / "converted", "exact")
 
 
 @pytest.fixture(scope="session")

@@ -22,8 +22,8 @@ _CHUNK = 4096
 class _Matrix(NamedTuple):
     """Arrays that hold a matrix, with an item for each of its rows.
 
-    `f32`: the weights. `i8`: whole numbers and scales. `u4`: whole numbers, zero points and scales. Groups have 32
-    weights.
+    `f32`: the weights. `i8`: whole numbers and scales. `u4`: whole numbers, zero points and scales. A group has 32
+    weights, or those of a row.
     """
 
     form: str
@@ -38,12 +38,13 @@ class _Source(NamedTuple):
     order: Any
 
 
-def replace_weights(model: Any, path: Path, others: str) -> None:
+def replace_weights(model: Any, path: Path, weights: str) -> None:
     """Replace each of the graph's matrices by the one of the file that fits.
 
     Args:
-        others: what weights become that are neither 4-bit nor Q8_0: `f32`, or `i8`, which leaves those that are not
-            quantized as the graph has them.
+        weights: `exact`: the blocks of `KEPT` stay as they are, and other kinds become f32. `own`: others become 8-bit
+            in groups of 32. `rows`: all become 8-bit, with a scale for each row. The last two leave weights that are
+            not quantized as the graph has them.
     """
     import numpy as np
     from gguf import GGUFReader
@@ -73,9 +74,9 @@ def replace_weights(model: Any, path: Path, others: str) -> None:
         else:
             raise ConfigError(f"no matrix of {path} is what OpenVINO GenAI has as {root.get_friendly_name()}")
         del first[name]
-        if others == "f32" or tensors[name].tensor_type.name not in FULL:
+        if weights == "exact" or tensors[name].tensor_type.name not in FULL:
             sources.append(_Source(root, tensors[name], order))
-    _replace_matrices(sources, others)
+    _replace_matrices(sources, weights)
     if odd or first:
         raise ConfigError(f"OpenVINO GenAI does not use all weights of {path}: {', '.join([*odd, *first])}")
 
@@ -163,30 +164,33 @@ def _whole(constant: Any, rows: Any) -> Any:
     )
 
 
-def _form(tensor: Any, others: str) -> str:
-    return KEPT.get(tensor.tensor_type.name, others)
+def _form(tensor: Any, weights: str) -> str:
+    if weights == "rows":
+        return "i8"
+    return KEPT.get(tensor.tensor_type.name, "f32" if weights == "exact" else "i8")
 
 
-def _matrix(source: _Source, others: str) -> _Matrix:
+def _matrix(source: _Source, weights: str) -> _Matrix:
     import numpy as np
     from gguf.quants import dequantize
 
     tensor, order = source.tensor, source.order
-    if found := exact_blocks(tensor):
+    if weights != "rows" and (found := exact_blocks(tensor)):
         return _Matrix(found[0], tuple(array[order] for array in found[1]))
-    if others == "f32":
+    if weights == "exact":
         return _Matrix("f32", (dequantize(tensor.data, tensor.tensor_type)[order],))
+    group = int(tensor.shape[0]) if weights == "rows" else 32
     parts = [
-        _eight_bits(dequantize(tensor.data[order[begin : begin + _CHUNK]], tensor.tensor_type))
+        _eight_bits(dequantize(tensor.data[order[begin : begin + _CHUNK]], tensor.tensor_type), group)
         for begin in range(0, len(order), _CHUNK)
     ]
     return _Matrix("i8", tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def _eight_bits(values: Any) -> tuple[Any, Any]:
+def _eight_bits(values: Any, group: int) -> tuple[Any, Any]:
     import numpy as np
 
-    groups = values.reshape(values.shape[0], -1, 32)
+    groups = values.reshape(values.shape[0], -1, group)
     scale = (np.abs(groups).max(-1, keepdims=True) / 127).astype(np.float32)
     return np.rint(groups / np.where(scale == 0, 1, scale)).clip(-127, 127).astype(np.int8), scale
 
@@ -226,7 +230,7 @@ def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
     return "u4", (np.where(flat, np.uint8(0), whole), -minimum / scale, scale)
 
 
-def _replace_matrices(sources: Iterable[_Source], others: str) -> None:
+def _replace_matrices(sources: Iterable[_Source], weights: str) -> None:
     """Put the file's matrices in place. Those multiplied by the same input become one, as queries, keys and values.
 
     Each multiplication costs some microseconds beside its work. One group is in memory at a time.
@@ -240,12 +244,12 @@ def _replace_matrices(sources: Iterable[_Source], others: str) -> None:
         product = next(iter(users)).get_node() if len(users) == 1 else source.root
         if product.get_type_name() == "MatMul" and product.get_attributes()["transpose_b"]:
             other = product.input_value(0)
-            key = (other.get_node().get_name(), other.get_index(), _form(source.tensor, others))
+            key = (other.get_node().get_name(), other.get_index(), _form(source.tensor, weights))
             joined.setdefault(key, []).append((product, source))
         else:
-            source.root.output(0).replace(_nodes(_matrix(source, others)).output(0))
+            source.root.output(0).replace(_nodes(_matrix(source, weights)).output(0))
     for (_, _, form), parts in joined.items():
-        matrices = [_matrix(source, others) for _, source in parts]
+        matrices = [_matrix(source, weights) for _, source in parts]
         arrays = tuple(np.concatenate(arrays) for arrays in zip(*(matrix.arrays for matrix in matrices), strict=True))
         product = opset13.matmul(parts[0][0].input_value(0), _nodes(_Matrix(form, arrays)), False, True)
         if len(parts) > 1:

@@ -20,30 +20,31 @@ from handler.core.errors import ConfigError
 from handler.engines.model_cache import UNKNOWN_LAYOUT, fingerprint, make_once, run_converter
 from handler.engines.openvino import gguf
 from handler.engines.openvino.gguf_graph import FULL, KEPT, replace_weights
+from handler.engines.openvino.ir_files import PRECISION
 
 log = logging.getLogger(__name__)
 
 _UNREADABLE = "gguf_tensor_to_f16 failed"  # GenAI's message of a kind of weights that its reader lacks
 
-_FORMS = {"f32": "32-bit", "i8": "8-bit"}
+_LARGE = 1 << 30  # bytes of a file
 
 RECIPE = "3"  # part of every fingerprint: change it with the conversion
-SCRIPT = "import sys; from handler.engines.openvino.gguf_weights import main; main(*sys.argv[1:], others={!r})"
+SCRIPT = "import sys; from handler.engines.openvino.gguf_weights import main; main(*sys.argv[1:], weights={!r})"
 
 
-def exact_model(source: Path, cache: Path, others: str) -> Path:
+def exact_model(source: Path, cache: Path, weights: str) -> Path:
     """Return the OpenVINO directory of a GGUF file, making it below `cache` where there is none yet.
 
     An image may also have it in `converted/` beside the file.
 
     Args:
-        others: what weights become that are neither 4-bit nor 8-bit: `f32`, or `i8`, see `replace_weights`.
+        weights: their form, see `replace_weights`.
 
     Raises:
         ConfigError: it is no GGUF file, or its layout is unknown.
     """
     try:
-        name = fingerprint(f"{RECIPE} {others}".encode(), [source])
+        name = fingerprint(f"{RECIPE} {weights}".encode(), [source])
         for place in (source.parent / "converted", cache):
             if (place / name).is_dir():
                 return place / name
@@ -53,9 +54,12 @@ def exact_model(source: Path, cache: Path, others: str) -> Path:
 
     def make(directory: Path, lock: int) -> None:
         log.info("converting %s for OpenVINO, once", source)
-        if changed := sorted(_names(types) - {*FULL, *KEPT}):
-            log.info("its %s weights become %s: OpenVINO has no form for theirs", ", ".join(changed), _FORMS[others])
-        run_converter(SCRIPT.format(others), source, directory, lock)
+        if weights == "rows":
+            log.info("its quantized weights become 8-bit: option.dtype=bf16 keeps their bits")
+        elif changed := sorted(_names(types) - {*FULL, *KEPT}):
+            form = {"exact": "32-bit", "own": "8-bit"}[weights]
+            log.info("its %s weights become %s: OpenVINO has no form for theirs", ", ".join(changed), form)
+        run_converter(SCRIPT.format(weights), source, directory, lock)
 
     return make_once(cache / name, make)
 
@@ -65,6 +69,15 @@ def _names(types: Collection[int]) -> set[str]:
 
     known = {kind.value: kind.name for kind in Kind}
     return {known.get(type, f"type {type}") for type in types}
+
+
+def default_weights(source: Path) -> str:
+    """Return the form of a file's weights in the default precision: `rows` or `own`, see `replace_weights`.
+
+    8 bits are faster with few cores, 4 bits where memory is the limit, as it is for large models with many cores.
+    """
+    quantized = not _names(gguf.matrix_types(source)) <= {*FULL}
+    return "rows" if quantized and source.stat().st_size <= _LARGE else "own"
 
 
 def writable(source: Path, cache: Path) -> Path:
@@ -83,10 +96,10 @@ def writable(source: Path, cache: Path) -> Path:
     return make_once(cache / fingerprint(f"{RECIPE} copy".encode(), [source]), make) / source.name
 
 
-def main(source: str, target: str, others: str) -> None:
+def main(source: str, target: str, weights: str) -> None:
     """Run the converter; the exit status tells an unknown layout from a failure, stderr has the error."""
     try:
-        write_model(Path(source), Path(target), others)
+        write_model(Path(source), Path(target), weights)
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(UNKNOWN_LAYOUT)
@@ -97,7 +110,7 @@ def main(source: str, target: str, others: str) -> None:
         sys.exit(f"{type(error).__name__}: {error}")
 
 
-def write_model(source: Path, target: Path, others: str) -> None:
+def write_model(source: Path, target: Path, weights: str) -> None:
     """Save OpenVINO GenAI's graph of the file, replace its weights, and add the other files of a model directory.
 
     Raises:
@@ -120,7 +133,7 @@ def write_model(source: Path, target: Path, others: str) -> None:
         path.rename(target / path.name)
     model = openvino.Core().read_model(scratch / "openvino_model.xml")
     try:
-        replace_weights(model, source, others)
+        replace_weights(model, source, weights)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # a broken file
         raise ConfigError(f"{source}: {type(error).__name__}: {error}") from error
     openvino.save_model(model, target / "openvino_model.xml", compress_to_fp16=False)
@@ -128,4 +141,7 @@ def write_model(source: Path, target: Path, others: str) -> None:
     special = {"bos_token_id": tokenizer.get_bos_token_id(), "eos_token_id": tokenizer.get_eos_token_id()}
     ids = {key: id for key, id in special.items() if id >= 0}
     (target / "generation_config.json").write_text(json.dumps(ids))
-    (target / "config.json").write_text(json.dumps(ids | {"max_position_embeddings": gguf.context_length(source)}))
+    config = ids | {"max_position_embeddings": gguf.context_length(source)}
+    if weights == "rows":
+        config[PRECISION] = "f32"  # the CPU plugin quantizes activations only then, and is faster with few clients
+    (target / "config.json").write_text(json.dumps(config))

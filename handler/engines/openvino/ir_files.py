@@ -13,6 +13,8 @@ from handler.engines.huggingface.model_files import check_json
 _TEXT = ("openvino_tokenizer", "openvino_detokenizer")
 _VISION = ("openvino_language_model", "openvino_text_embeddings_model", "openvino_vision_embeddings_model")
 
+PRECISION = "lmi_precision"
+"""Key of config.json for the precision in which a model that this server converted is fastest: f32, or none."""
 
 _WHISPER = ("openvino_encoder_model", "openvino_decoder_model")
 
@@ -56,6 +58,12 @@ def context_of(directory: Path) -> object:
     config = model_files.read_json(directory / "config.json")
     config = {**config, **(config.get("text_config") or {})}
     return config.get("max_position_embeddings") or config.get("n_positions")
+
+
+def precision_of(directory: Path) -> str | None:
+    """Read the precision that suits the weights, as OpenVINO names it; None where the CPU plugin chooses."""
+    found = model_files.read_json(directory / "config.json").get(PRECISION) if directory.is_dir() else None
+    return "f32" if found == "f32" else None
 
 
 def _check_part(xml: Path, weights: Path, names: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
+from handler.engines.openvino.ir_files import precision_of
 from handler.engines.openvino.scorers.logit_scorer import LogitScorer, has_logits
 from handler.engines.openvino.scorers.pipeline_scorer import PipelineScorer
 
@@ -21,7 +22,7 @@ _PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
 
 def make_scorer(config: EngineConfig, model: Path) -> LogitScorer | PipelineScorer:
     if has_logits(model):
-        return LogitScorer(model, properties(config.options.dtype))
+        return LogitScorer(model, properties(config.options.dtype, model))
     options = replace(config.options, enable_prefix_caching=False, max_rolling_batch_size=1)
     return PipelineScorer(lambda: make_pipeline(replace(config, options=options)))
 
@@ -38,7 +39,7 @@ def make_pipeline(config: EngineConfig) -> Any:
     if config.options.kv_cache_gib:
         scheduler.cache_size = config.options.kv_cache_gib
     pipeline = openvino_genai.ContinuousBatchingPipeline(
-        str(config.model), scheduler, "CPU", properties(config.options.dtype)
+        str(config.model), scheduler, "CPU", properties(config.options.dtype, config.model)
     )
     if config.options.dtype == "fp16" and config.model is not None and has_logits(config.model):
         _check_numbers(pipeline)
@@ -69,14 +70,15 @@ def _check_numbers(pipeline: Any) -> None:
         )
 
 
-def properties(dtype: str) -> dict[str, str]:
-    """Make the CPU plugin's properties.
+def properties(dtype: str, model: Path | None = None) -> dict[str, str]:
+    """Make the CPU plugin's properties; a converted model may name the precision for `auto`.
 
     fp32 needs all three: by the precision hint alone, the KV cache and activations beside compressed weights would
     still be quantized. Only then are greedy answers those of transformers, and independent of other requests.
     """
     if dtype == "auto":
-        return {}
+        precision = precision_of(model) if model is not None else None
+        return {"INFERENCE_PRECISION_HINT": precision} if precision else {}
     import openvino
 
     precisions = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
