@@ -129,19 +129,19 @@ class Options:
 
     # fmt: off
     # what is served
-    model_id: str | None = option(path, None, "a .gguf file, a model directory, a name on the Hugging Face hub (openvino: also owner/model/file.gguf), s3://bucket/prefix/, or `demo`; with openai the tokenizer and config are enough", "option.model")
+    model_id: str | None = option(path, None, "a .gguf file, a model directory, a name on the Hugging Face hub (openvino: also owner/model/file.gguf), s3://bucket/prefix/, or `demo`", "option.model")
     model_name: str = option(string, "model", "the name in /predictions/{name} and /models", "option.modelName")
     served_model_name: tuple[str, ...] | None = option(names, None, "comma-separated model names for OpenAI's clients, the first one in answers; * for any")
     llm_engine: str = option(one_of(*LLM_ENGINES), "auto", "the engine; auto: as option.rolling_batch names it, else openvino")
     rolling_batch: str = option(_rolling_batch, "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler means auto")
     async_mode: bool | None = option(boolean, None, "/invocations has the schema of LMI's async mode; wire/async.md has the defaults")
-    task: str = option(_task, "auto", "text-generation, text-embedding (or feature-extraction), text-classification (or classify), rerank (or score), pooling, which is one of the last three (embeddings.md), or automatic-speech-recognition (or transcription; audio.md); auto: by the model's configuration", "option.runner", "option.convert")
+    task: str = option(_task, "auto", "text-generation, text-embedding, text-classification, rerank, pooling (embeddings.md has other names), or automatic-speech-recognition or transcription (audio.md); auto: by the model's configuration", "option.runner", "option.convert")
     normalize: bool = option(boolean, True, "embeddings have length 1 unless a request says otherwise", "normalize")
-    pooling: str = option(_pooling, "auto", "how the vectors of tokens become an embedding: cls (the first), last (or lasttoken), mean or max (not vllm); auto: as the model's files say", "pooling")
+    pooling: str = option(_pooling, "auto", "how the vectors of tokens become an embedding: cls (the first), last or lasttoken, mean, max (not vllm); auto: by the model's files", "pooling")
     dtype: str = option(precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available)", "option.data_type")
     tensor_parallel_degree: str = option(parallel_degree, "1", "devices for a model, or max; CPU engines have one", "option.tensor_parallel_size")
     replicas: str = option(number_or_auto, "1", "engines side by side behind one queue (scaling.md); auto: as many as the devices allow")
-    lmi_version: LmiVersion = option(read_lmi_version, OLDEST, "the release of LMI whose schema and defaults are served; the default depends on other settings (migrating/README.md)")
+    lmi_version: LmiVersion = option(read_lmi_version, OLDEST, "the release of LMI whose schema and defaults are served; other settings change the default (migrating/README.md)")
     # how answers look
     output_formatter: str | None = option(string, None, "framing of answers to prompts: json, jsonlines or sse; by default json, for streams jsonlines (tgi_compat: sse); or the name of a model.py's output formatter (formatters.md)")
     input_formatter: str | None = option(string, None, "the name of a model.py's input formatter (formatters.md)")
@@ -191,16 +191,16 @@ class Options:
     max_model_len: int | None = option(integer(2), None, "tokens of prompt and answer together; by default the model's context length")
     max_input_len: int | None = option(integer(1), None, "tokens of a prompt; by default all that option.max_model_len leaves")
     max_num_batched_tokens: int | None = option(integer(16), None, "tokens that one engine step computes (tuning.md); by default openvino 256, others as they choose", "option.max_rolling_batch_prefill_tokens")
-    kv_cache_gib: int = option(integer(0), 0, "GiB for the KV cache; 0: the engine decides (openvino: grows as needed; vllm: by option.gpu_memory_utilization, on a CPU 4)")
+    kv_cache_gib: int = option(integer(0), 0, "GiB for the KV cache; 0: the engine decides (vllm on a CPU: 4)")
     enable_prefix_caching: bool | None = option(boolean, None, "reuse the KV cache of equal prompt beginnings; by default on with vllm and trtllm", "option.enable_kv_cache_reuse")
     # how long
     predict_timeout: float = option(number(0.1), 120.0, "seconds that a request may wait for its start; under DJL also the limit of a dynamic batch", "option.predictTimeout")
     request_time_limit: float | None = option(number(0), None, "seconds that a request may take in total; 0: no limit; by default 900 under DJL Serving, else none")
     model_loading_timeout: float = option(number(1), 240.0, "seconds that the engine may take to load")
     engine_timeout: float = option(number(0.1), 60.0, "seconds without a step after which the engine counts as hung")
-    event_loop_timeout: float = option(number(0), 30.0, "seconds that the event loop may be blocked before the server aborts (serving.md); 0: no limit")
+    event_loop_timeout: float = option(number(0), 30.0, "seconds that the event loop may be blocked before the server aborts; 0: no limit")
     client_timeout: float = option(number(0.1), 120.0, "seconds that a client may take to send its body, or may read nothing of its stream")
-    keep_alive_timeout: float = option(number(1), 75.0, "seconds that a connection may be idle between requests; set it above the load balancer's limit (usually 60)")
+    keep_alive_timeout: float = option(number(1), 75.0, "seconds that a connection may be idle between requests (serving.md)")
     # the rest
     engine_isolation: str = option(one_of("auto", "process", "thread"), "auto", "where the engine runs; auto: in a process, echo in a thread")
     log_prompts: bool = option(boolean, False, "write prompts to the log")

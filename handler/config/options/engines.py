@@ -30,7 +30,7 @@ GUIDED = (
         "guide_timeout",
         number(0, 600),
         5.0,
-        "seconds of CPU time that compiling a client's schema, expression or grammar may take; 0 switches the check off",
+        "seconds of CPU time to compile a client's schema, expression or grammar; 0: no check (vllm.md)",
         engines=_GUIDED,
     ),
 )

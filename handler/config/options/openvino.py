@@ -15,6 +15,6 @@ def _group_size(text: str) -> int:
 
 
 OPENVINO = (
-    Option("option.quantize", "quantization", one_of("int8", "int4"), None, "bits of a checkpoint's weights, which this server quantizes when it converts it (documents: own-model): int8, or int4 with a zero point for each group; embeddings and the last matrix keep 8", ("option.quantization",), engines=_OPENVINO),
-    Option("option.group_size", "group_size", _group_size, None, "weights that share a scale with option.quantize=int4: 32, 64 or 128 (by default 32); a matrix whose rows it does not divide gets the next smaller one", engines=_OPENVINO),
+    Option("option.quantize", "quantization", one_of("int8", "int4"), None, "bits of a checkpoint's weights after conversion: int8 or int4 (own-model.md)", ("option.quantization",), engines=_OPENVINO),
+    Option("option.group_size", "group_size", _group_size, None, "weights that share a scale with option.quantize=int4: 32 (default), 64 or 128, or less where it does not divide a matrix's rows", engines=_OPENVINO),
 )  # fmt: skip

@@ -42,9 +42,9 @@ TRTLLM = (
     Option("option.max_num_tokens", "max_num_tokens", integer(16), None, "option.max_num_batched_tokens by TensorRT-LLM's name", engines=_TRTLLM),
     Option("option.max_beam_width", "max_beam_width", integer(1), None, "largest value of num_beams", engines=_TRTLLM),
     Option("option.stream_interval", "stream_interval", integer(1), None, "steps between two messages of a request's tokens", engines=_TRTLLM),
-    Option("option.inactivity_timeout", "inactivity_timeout", number(0.1), 60.0, "seconds without progress of any request, after which the engine counts as hung; beam searches and logits do not count", engines=_TRTLLM),
+    Option("option.inactivity_timeout", "inactivity_timeout", number(0.1), 60.0, "seconds without progress after which the engine counts as hung (trtllm.md)", engines=_TRTLLM),
     # sampling
-    Option("option.sampler_type", "sampler_type", one_of("auto", "TorchSampler", "TRTLLMSampler"), "auto", "before 1.3: TorchSampler has log-probabilities, TRTLLMSampler has penalties, seeds and forbidden words; auto: TRTLLMSampler with option.max_beam_width, else TorchSampler", engines=_TRTLLM),
+    Option("option.sampler_type", "sampler_type", one_of("auto", "TorchSampler", "TRTLLMSampler"), "auto", "before 1.3: TorchSampler or TRTLLMSampler (trtllm.md); auto: the latter with option.max_beam_width", engines=_TRTLLM),
     Option("option.gather_generation_logits", "gather_generation_logits", boolean, None, "allow requests for the answer's logits", engines=_TRTLLM),
     Option("option.disable_flashinfer_sampling", "disable_flashinfer_sampling", boolean, None, "TorchSampler without FlashInfer's kernels", engines=_TRTLLM),
     # the KV cache

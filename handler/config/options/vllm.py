@@ -36,7 +36,7 @@ VLLM = (
     Option("option.kv_cache_dtype", "kv_cache_dtype", string, None, "precision of the KV cache: auto, fp8, ...", engines=_VLLM),
     Option("option.block_size", "block_size", integer(1), None, "tokens in a block of the KV cache", engines=_VLLM),
     Option("option.max_logprobs", "max_logprobs", integer(-1), -1, "largest number of alternatives to a token; -1: no limit", engines=_VLLM),
-    Option("option.tokenizer_mode", "tokenizer_mode", one_of("auto", "hf", "mistral"), None, "vLLM's tokenizer, for bad_sequences and structured output: auto or hf; mistral: Mistral's own, for prompts too (vllm.md)", engines=_VLLM),
+    Option("option.tokenizer_mode", "tokenizer_mode", one_of("auto", "hf", "mistral"), None, "vLLM's tokenizer: auto, hf, or mistral, Mistral's own (vllm.md)", engines=_VLLM),
     Option("option.quantize", "quantization", _quantization, None, "quantization, if the checkpoint does not name it: awq, gptq, fp8, bitsandbytes, ...", ("option.quantization",), engines=_VLLM),
     Option("option.load_in_4bit", "load_in_4bit", boolean, None, "option.quantize=bitsandbytes, by LMI's name", engines=_VLLM, harmless=("false",)),
     Option("option.load_in_8bit", "load_in_8bit", boolean, None, "the same; vLLM computes in 4 bits unless the checkpoint has 8", engines=_VLLM, harmless=("false",)),

@@ -26,11 +26,10 @@ def render() -> str:
             f"## Only with {_enumerate(engines)}\n"
             + _table([option for option in options if engines_of(option) == engines])
         )
-    javas = ", ".join(f"`{option.key}`" for option in OPTIONS if option.of_java and not isinstance(option.parse, Gone))
     idle = ", ".join(f"`{option.key}`" for option in OPTIONS if option.idle)
     note = (
         f"An option of another engine stops the start. These only log a warning: {idle}.\n\n"
-        f"The embedded server ignores DJL Serving's own keys, with a warning: {javas}. "
+        "The embedded server ignores [DJL Serving's own keys](migrating/lmi.md#every-option-of-lmi), with a warning. "
         "`engine` may be Python, MPI or DeepSpeed, `option.entryPoint` one of LMI's handlers or `handler.entry`.\n"
     )
     arguments = " and ".join(shipped(name).source for name in ("vllm", "trtllm"))

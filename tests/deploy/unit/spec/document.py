@@ -16,6 +16,11 @@ from tests.docs.pages import fill, table
 DOCUMENT = Path(__file__).parents[4] / "docs" / "specification.md"
 IN_ONE_ROW = "model.shape"
 """A section whose fields are rarely set: their names are in its row."""
+NAMED_BY_FIELDS = (
+    *("instance", "timeouts", "components", "components[].adapters", "scaling", "update"),
+    *("network", "encryption", "async", "sagemaker", "batch"),
+)
+"""Sections without a row, as their fields' rows follow and say it."""
 
 
 def rows() -> list[tuple[str, str]]:
@@ -24,7 +29,7 @@ def rows() -> list[tuple[str, str]]:
     return [
         (f"`{name}`", _meaning(field, whole, _values(name, field, whole, required)))
         for name, field, required in _fields(whole, whole, "")
-        if not name.startswith(f"{IN_ONE_ROW}.")
+        if not name.startswith(f"{IN_ONE_ROW}.") and name not in NAMED_BY_FIELDS
     ]
 
 
