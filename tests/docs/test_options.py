@@ -20,7 +20,7 @@ EXCEPTIONS = {
     ),
     "option.max_model_length": "misspelt, to show the message",
     "option.max_rolling_batch": "a mistake of public notebooks, which adopt.md shows as one",
-    **dict.fromkeys(("option.key", "option.x", "option.x_y", "option.X", "x_y"), "stands for any option"),
+    **dict.fromkeys(("option.key", "option.x", "option.x_y", "x_y"), "stands for any option"),
 }
 """Names in the documents that are no options here, and why they are there."""
 
