@@ -126,7 +126,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         {200: (_TEXT, str, "# TYPE lmi_active_sequences gauge\nlmi_active_sequences 0.0\n")},
     ),
     ("GET", "/execution-parameters"): Operation(
-        "State", "Set how batch transform calls the server",
+        "State", "Tell batch transform how to call the server",
         {200: (_JSON, ExecutionParameters,
                {"MaxConcurrentTransforms": 32, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": 3})},
     ),

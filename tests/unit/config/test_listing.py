@@ -69,8 +69,8 @@ from handler.core.errors import ConfigError
             ],
         ),
         ("SM_VLLM_NO_ENABLE_PREFIX_CACHING", ["option.enable_prefix_caching"]),
-        ("SM_VLLM_SWAP_SPACE", ["  no effect: vLLM's scheduler has it no more"]),
-        ("option.swap_space", ["  no effect: vLLM's scheduler has it no more"]),
+        ("SM_VLLM_SWAP_SPACE", ["  no effect: vLLM's scheduler no longer has it"]),
+        ("option.swap_space", ["  no effect: vLLM's scheduler no longer has it"]),
         (
             "option.kv_transfer_config",
             ["  meaning:     an argument of the engine's own", "  engines:     vllm; others refuse it"],
