@@ -114,9 +114,9 @@ ASYNC = {
 
 TABLES = {
     "changes": (_MIGRATING, "## Behaviour changes", 1, CHANGES),
-    "better": (_MIGRATING, "### Bugs of LMI that are fixed here", 0, BETTER),
+    "better": (_MIGRATING, "### Deliberate differences", 0, BETTER),
     "unnamed": (_MIGRATING, "## Other differences", 0, UNNAMED),
-    "async": (_ASYNC, "## Bugs of LMI that are fixed here", 0, ASYNC),
+    "async": (_ASYNC, "## Deliberate differences", 0, ASYNC),
 }
 """Page, heading and column of what each table's rows are about, with their tests."""
 

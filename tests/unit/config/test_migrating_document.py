@@ -32,6 +32,8 @@ KINDS = {
     "refused": "Refused",
 }
 MANY = ("No effect", "Refused")
+_PAGE = re.compile(r"\(documents: ([\w-]+)\)")
+_LINK = r"([\1](../\1.md))"
 OTHERS = "for other reasons, which `lmi options NAME` gives"
 _INSTEAD = re.compile(r"\b(use|write|put) |^set |option\.|[A-Z]_[A-Z]|lmi serve|/metrics|leave it out|documents:")
 NOTHING = ("", "-1", "0", "1", "auto", "false", "{}")
@@ -152,7 +154,8 @@ def _list(title: str, reasons: dict[str, list[str]]) -> str:
     rows = sorted((row for row in reasons.items() if row[0] not in rare), key=lambda row: (-len(row[1]), row[0]))
     if rare:
         rows.append((OTHERS, sorted(name for reason in rare for name in reasons[reason])))
-    return f"{title}:\n\n" + "".join(f"* **{reason}:** {', '.join(names)}\n" for reason, names in rows)
+    lines = (f"* **{_PAGE.sub(_LINK, reason)}:** {', '.join(names)}\n" for reason, names in rows)
+    return f"{title}:\n\n" + "".join(lines)
 
 
 def _tgi() -> str:
