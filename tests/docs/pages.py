@@ -102,6 +102,9 @@ def section(text: str, heading: str) -> str:
     return "\n".join(below)
 
 
+_WHERE = "See [where options come from](options.md#where-options-come-from)."
+
+
 def options_by_engine(text: str) -> dict[str, str]:
     """Return a page for each engine of docs/options.md: the table of all engines, then its own tables."""
     tables = {"": text.partition("<!-- tables: begin -->")[2].partition("\n## ")[0]}
@@ -115,7 +118,7 @@ def options_by_engine(text: str) -> dict[str, str]:
             found.setdefault(engine, [rows[""]]).append(rows[name])
     wide = "---\nhide: [navigation, toc]\nsearch: {exclude: true}\n---\n"
     return {
-        engine: "\n\n".join([f"{wide}# All options of {engine}", *parts]) + "\n"
+        engine: "\n\n".join([f"{wide}# All options of {engine}", _WHERE, *parts]) + "\n"
         for engine, parts in sorted(found.items())
     }
 

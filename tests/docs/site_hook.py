@@ -49,8 +49,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return str(pages.separate(markdown))
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    return str(pages.bars(html))
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    html = pages.bars(html)
+    return f'<div class="options">{html}</div>' if page.file.src_uri.startswith(OPTIONS.removesuffix(".md")) else html
 
 
 def on_post_build(config: Any) -> None:
