@@ -73,6 +73,7 @@ def test_the_defaults_are_the_codes() -> None:
 def test_the_site_has_a_page_of_options_for_each_engine() -> None:
     found = options_by_engine((ROOT / "docs" / "options.md").read_text())
     assert found.keys() == ENGINES.keys()
+    assert all("(options.md#where-options-come-from)" in page for page in found.values())
     names = {engine: re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE) for engine, page in found.items()}
     for engine, here in names.items():
         assert len(here) == len(set(here)) > 70
