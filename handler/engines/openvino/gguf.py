@@ -28,9 +28,7 @@ def context_length(path: Path) -> int | None:
     """
     with path.open("rb") as file:
         _, num_values = _begin(file)
-        for _ in range(num_values):
-            key = _string(file)
-            value = _value(file, _read(file, "I"))
+        for key, value in _pairs(file, num_values):
             if key.endswith(b".context_length") and isinstance(value, int):
                 return value
     return None
@@ -44,10 +42,7 @@ def check_complete(path: Path) -> None:
     """
     with path.open("rb") as file:
         num_tensors, num_values = _begin(file)
-        keys = set()
-        for _ in range(num_values):
-            keys.add(_string(file))
-            _value(file, _read(file, "I"))
+        keys = {key for key, _ in _pairs(file, num_values)}
         for key, what in _NEEDED.items():
             if key not in keys:
                 raise ValueError(f"{path} holds no {what}: its header lacks {key.decode()}")
@@ -58,22 +53,27 @@ def check_complete(path: Path) -> None:
 
 
 def matrix_types(path: Path) -> set[int]:
-    """Return the types of the matrices' weights by ggml's numbers.
+    """Return the types of the matrices' weights, as ggml numbers them.
 
     Raises:
         ValueError: not a GGUF file of a known version.
     """
     with path.open("rb") as file:
         num_tensors, num_values = _begin(file)
-        for _ in range(num_values):
-            _string(file)
-            _value(file, _read(file, "I"))
-        return {type for num_dimensions, type, _ in _tensors(file, num_tensors) if num_dimensions > 1}
+        for _ in _pairs(file, num_values):
+            pass  # the tensors come after them
+        return {kind for num_dimensions, kind, _ in _tensors(file, num_tensors) if num_dimensions > 1}
 
 
-def _tensors(file: BinaryIO, number: int) -> Iterator[tuple[int, int, int]]:
-    """Read the tensors' descriptions: numbers of dimensions, types, offsets."""
-    for _ in range(number):
+def _pairs(file: BinaryIO, count: int) -> Iterator[tuple[bytes, object]]:
+    """Read the key-value pairs; a list's value is None."""
+    for _ in range(count):
+        yield _string(file), _value(file, _read(file, "I"))
+
+
+def _tensors(file: BinaryIO, count: int) -> Iterator[tuple[int, int, int]]:
+    """Read each tensor's number of dimensions, its type and its offset."""
+    for _ in range(count):
         _string(file)
         if (num_dimensions := _read(file, "I")) > _MAX_DIMENSIONS:
             raise ValueError(f"{file.name} is broken: its header has a tensor of {num_dimensions:,} dimensions")
