@@ -14,7 +14,7 @@ import pytest
 
 from handler.config.model_files import cache_directory, fetch_demo
 from handler.engines.huggingface.checkpoint import prepare_checkpoint
-from handler.engines.openvino.gguf_weights import exact_model
+from handler.engines.openvino.gguf_weights import converted_model
 from tests.servers import LiveServer, serve
 
 with contextlib.suppress(ImportError):  # a Python that an engine came with may lack hypothesis
@@ -37,7 +37,7 @@ def demo_model() -> Path:
 def exact_demo(demo_model: Path) -> Path:
     """The demo model with the file's own weights, as `option.dtype=fp32` serves it; one worker converts it."""
     with _locked("exact-demo"):
-        return exact_model(demo_model, cache_directory() / "converted", "exact")
+        return converted_model(demo_model, cache_directory() / "converted", "exact")
 
 
 @pytest.fixture(scope="session")

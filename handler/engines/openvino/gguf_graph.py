@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from handler.core.errors import ConfigError
 
-FULL = ("F32", "F16", "BF16")
-"""Kinds of weights that are numbers, and not quantized."""
+Weights = Literal["exact", "blocks", "rows"]
+"""Form of a model's weights, see `replace_weights`."""
+FULL = frozenset({"F32", "F16", "BF16"})
+"""Kinds of weights that are not quantized."""
 KEPT = {"Q4_0": "u4", "Q4_1": "u4", "Q4_K": "u4", "Q8_0": "i8"}
-"""Kinds whose blocks stay as they are, and their forms."""
-_CHECKED = 1024
-"""Rows of a matrix that are compared with the file's."""
-_CHUNK = 4096
-"""Rows of a matrix that are in memory as f32 at a time."""
+"""Kinds whose blocks `exact_blocks` keeps as they are, and their forms."""
+_CHECKED = 1024  # rows of a matrix, at most, that are compared with the file's
+_CHUNK = 4096  # rows of a matrix that are quantized at a time
 
 
 class _Matrix(NamedTuple):
@@ -31,20 +30,23 @@ class _Matrix(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A tensor of the file for a node of the graph, with the order of its rows there."""
+    """A tensor of the file, the node that it replaces, and the order of its rows there."""
 
     root: Any
     tensor: Any
     order: Any
 
 
-def replace_weights(model: Any, path: Path, weights: str) -> None:
+def replace_weights(model: Any, path: Path, weights: Weights) -> None:
     """Replace each of the graph's matrices by the one of the file that fits.
 
     Args:
-        weights: `exact`: the blocks of `KEPT` stay as they are, and other kinds become f32. `own`: others become 8-bit
-            in groups of 32. `rows`: all become 8-bit, with a scale for each row. The last two leave weights that are
-            not quantized as the graph has them.
+        weights: `exact`: the blocks of `KEPT` stay as they are, and other kinds become f32. `blocks`: the same, but
+            others become 8-bit in groups of 32. `rows`: all become 8-bit, with a scale for each row. The last two leave
+            weights that are not quantized as the graph has them.
+
+    Raises:
+        ConfigError: the layout of the file or the graph is unknown.
     """
     import numpy as np
     from gguf import GGUFReader
@@ -58,17 +60,16 @@ def replace_weights(model: Any, path: Path, weights: str) -> None:
     odd = _replace_vectors(nodes, {**vectors, "rotary frequencies": _rotary(reader)})
     odd += [n for n in vectors if n.endswith(".bias") and n.split(".")[-2] in heads]
     sources: list[_Source] = []
-    for root, values_of in _matrices(nodes):
+    for root, checked, values, slack, period in _matrices(nodes):
         rows, columns = root.get_output_shape(0)
-        row = values_of(np.zeros(1, np.int64))[0][0]  # the first in either order of rows; only equal matrices share it
+        row = values[0].reshape(columns)  # the first in either order of rows; only equal matrices share it
         fitting = [n for n in first if list(tensors[n].shape) == [columns, rows]]
-        checked = np.unique(np.linspace(0, rows - 1, min(rows, _CHECKED)).astype(np.int64))
-        values, slack, period = values_of(checked)
         for name in sorted(fitting, key=lambda n: float(np.abs(first[n] - row).max()))[:2]:
             order = np.arange(rows)
             if number := heads.get(name.split(".")[-2]):
                 order = order.reshape(number, -1, 2).swapaxes(1, 2).ravel()
-            moved = dequantize(tensors[name].data[order[checked]], tensors[name].tensor_type) - values
+            exact = dequantize(tensors[name].data[order[checked]], tensors[name].tensor_type)
+            moved = exact.reshape(values.shape) - values
             if np.all(np.abs(moved - period * np.rint(moved / period)) <= slack):
                 break
         else:
@@ -98,45 +99,31 @@ def _replace_vectors(nodes: Iterable[Any], vectors: dict[str, Any]) -> list[str]
     return sorted(unused)
 
 
-def _matrices(nodes: Iterable[Any]) -> Iterator[tuple[Any, Callable[[Any], tuple[Any, Any, Any]]]]:
-    """Yield the graph's matrices: the node, and a function of the numbers of rows.
-
-    It returns their values, the largest difference by rounding (unlimited for a scale of 0), and the period of
-    differences by a zero point that overflowed its bits.
+def _matrices(nodes: Iterable[Any]) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
+    """Yield the graph's matrices: node, numbers of some rows with the first, and of these rows: values, the largest
+    difference by rounding (unlimited for a scale of 0), and the period of differences by a zero point that overflowed
+    its bits.
     """
+    import numpy as np
+
     for root in nodes:
         shape = root.get_output_partial_shape(0) if root.get_type_name() == "Convert" else None
         if shape is None or not shape.is_static or len(shape) != 2 or _type(root) != "f32":
             continue
         node = _input(root)
         node = _input(node) if node.get_type_name() == "Reshape" else node
-        is_plain = node.get_type_name() == "Constant"  # F16, and Q6_K, which GenAI's reader turns into f16
-        yield root, functools.partial(_plain if is_plain else _grouped, node)
-
-
-def _plain(constant: Any, rows: Any) -> tuple[Any, Any, Any]:
-    import numpy as np
-
-    values = constant.data[rows].astype(np.float32)
-    return values, np.abs(values) * 2**-10 + 2**-24, 1e30
-
-
-def _grouped(node: Any, rows: Any) -> tuple[Any, Any, Any]:
-    """Compute `(whole - zero) * scale` of Multiply(Subtract(Convert(whole), Convert(zero)), scale)."""
-    import numpy as np
-
-    whole, zero = (_input(_input(_input(node), port)) for port in (0, 1))
-    scale = _input(node, 1).data[rows].astype(np.float32)
-    # Half a step for the zero point, and the rounding of scales and minimums (Q4_K).
-    slack = np.where(scale == 0, np.inf, np.abs(scale) * 0.52 + 1e-6)
-    period = np.where(scale == 0, 1, scale * {"u4": 16, "u8": 256}[_type(whole)])
-    values = (_whole(whole, rows) - _whole(zero, rows)) * scale
-    count = len(rows)
-    return (
-        values.reshape(count, -1),
-        np.broadcast_to(slack, values.shape).reshape(count, -1),
-        np.broadcast_to(period, values.shape).reshape(count, -1),
-    )
+        last = shape[0].get_length() - 1
+        rows = np.unique(np.linspace(0, last, min(last + 1, _CHECKED), dtype=np.int64))
+        if node.get_type_name() == "Constant":  # F16, and Q6_K, which GenAI's reader turns into f16
+            values = node.data[rows].astype(np.float32)
+            yield root, rows, values, np.abs(values) * 2**-10 + 2**-24, 1e30
+        else:  # Multiply(Subtract(Convert(whole), Convert(zero)), scale)
+            whole, zero = (_input(_input(_input(node), port)) for port in (0, 1))
+            scale = _input(node, 1).data[rows].astype(np.float32)
+            # Half a step for the zero point, and the rounding of scales and minimums (Q4_K).
+            slack = np.where(scale == 0, np.inf, np.abs(scale) * 0.52 + 1e-6)
+            period = np.where(scale == 0, 1, scale * {"u4": 16, "u8": 256}[_type(whole)])
+            yield root, rows, (_whole(whole, rows) - _whole(zero, rows)) * scale, slack, period
 
 
 def _input(node: Any, port: int = 0) -> Any:
@@ -151,26 +138,22 @@ def _whole(constant: Any, rows: Any) -> Any:
     """Return rows of a constant's integers as f32; of two 4-bit ones in a byte the lower half comes first."""
     import numpy as np
 
-    shape = list(constant.get_output_shape(0))
     if _type(constant) != "u4":
         return constant.data[rows].astype(np.float32)
-    size = int(np.prod(shape[1:]))
-    packed = constant.data.view(np.uint8).reshape(-1)
-    places = (rows[:, None] * size + np.arange(size)).reshape(-1)
-    return (
-        ((packed[places >> 1] >> (4 * (places & 1)).astype(np.uint8)) & 15)
-        .reshape(len(rows), *shape[1:])
-        .astype(np.float32)
-    )
+    shape = list(constant.get_output_shape(0))[1:]
+    places = rows[:, None] * np.prod(shape) + np.arange(np.prod(shape))
+    halves = constant.data.view(np.uint8).reshape(-1)[places >> 1] >> 4 * (places & 1)
+    return (halves & 15).reshape(-1, *shape).astype(np.float32)
 
 
-def _form(tensor: Any, weights: str) -> str:
+def _form(tensor: Any, weights: Weights) -> str:
+    """Return the form that `_matrix` gives the tensor, without its arrays."""
     if weights == "rows":
         return "i8"
     return KEPT.get(tensor.tensor_type.name, "f32" if weights == "exact" else "i8")
 
 
-def _matrix(source: _Source, weights: str) -> _Matrix:
+def _matrix(source: _Source, weights: Weights) -> _Matrix:
     import numpy as np
     from gguf.quants import dequantize
 
@@ -188,6 +171,7 @@ def _matrix(source: _Source, weights: str) -> _Matrix:
 
 
 def _eight_bits(values: Any, group: int) -> tuple[Any, Any]:
+    """Quantize rows to whole numbers of -127 to 127, and a scale for each group of a row's weights."""
     import numpy as np
 
     groups = values.reshape(values.shape[0], -1, group)
@@ -230,10 +214,10 @@ def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
     return "u4", (np.where(flat, np.uint8(0), whole), -minimum / scale, scale)
 
 
-def _replace_matrices(sources: Iterable[_Source], weights: str) -> None:
+def _replace_matrices(sources: Iterable[_Source], weights: Weights) -> None:
     """Put the file's matrices in place. Those multiplied by the same input become one, as queries, keys and values.
 
-    Each multiplication costs some microseconds beside its work. One group is in memory at a time.
+    Each multiplication costs some microseconds beside its work. Only what one input needs is in memory at a time.
     """
     import numpy as np
     from openvino import opset13
@@ -266,16 +250,17 @@ def _nodes(matrix: _Matrix) -> Any:
 
     if matrix.form == "f32":
         return opset13.constant(np.ascontiguousarray(matrix.arrays[0]))
-    whole, *_, scale = matrix.arrays
+    whole, *zeros, scale = matrix.arrays
+    constant = opset13.constant(whole)
+    if matrix.form == "u4":
+        tensor = Tensor(Type.u4, list(whole.shape))
+        tensor.data.view(np.uint8).reshape(-1)[:] = (whole[..., ::2] | whole[..., 1::2] << 4).ravel()
+        constant = op.Constant(tensor, shared_memory=False)
+    values = opset13.convert(constant, "f32")
+    for zero in zeros:
+        values = opset13.subtract(values, opset13.constant(zero))
     shape = opset13.constant(np.array([whole.shape[0], whole.shape[1] * whole.shape[2]]))
-    if matrix.form == "i8":
-        values = opset13.convert(opset13.constant(whole), scale.dtype)
-        return opset13.convert(opset13.reshape(opset13.multiply(values, opset13.constant(scale)), shape, False), "f32")
-    tensor = Tensor(Type.u4, list(whole.shape))
-    tensor.data.view(np.uint8).reshape(-1)[:] = (whole[..., ::2] | whole[..., 1::2] << 4).ravel()
-    values = opset13.convert(op.Constant(tensor, shared_memory=False), "f32")
-    product = opset13.multiply(opset13.subtract(values, opset13.constant(matrix.arrays[1])), opset13.constant(scale))
-    return opset13.reshape(product, shape, False)
+    return opset13.reshape(opset13.multiply(values, opset13.constant(scale)), shape, False)
 
 
 def _interleaved(reader: Any) -> dict[str, int]:

@@ -1,9 +1,9 @@
-"""Converts GGUF files to OpenVINO directories with the file's exact weights, once.
+"""Converts GGUF files to OpenVINO directories, once, from the files' exact weights.
 
 OpenVINO GenAI rounds the weights of a GGUF file. A Q4_1 or Q4_K block means `scale * q + minimum`. GenAI keeps
 `scale * (q - zero)` with `zero` an integer of 4 bits. This raises SmolLM2's perplexity by a quarter. Here we save
-GenAI's graph and replace its matrices by the file's. They are matched by value: a matrix may differ from the file by
-that rounding only. So a file or graph of another layout is refused, not served wrong.
+GenAI's graph and replace its matrices by the file's. They are matched by value: rows from all over a matrix may differ
+from the file by that rounding only. So a file or graph of another layout is refused, not served wrong.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Collection
+from collections.abc import Set
 from pathlib import Path
 
 from handler.core.errors import ConfigError
 from handler.engines.model_cache import UNKNOWN_LAYOUT, fingerprint, make_once, run_converter
 from handler.engines.openvino import gguf
-from handler.engines.openvino.gguf_graph import FULL, KEPT, replace_weights
+from handler.engines.openvino.gguf_graph import FULL, KEPT, Weights, replace_weights
 from handler.engines.openvino.ir_files import PRECISION
 
 log = logging.getLogger(__name__)
 
 _UNREADABLE = "gguf_tensor_to_f16 failed"  # GenAI's message of a kind of weights that its reader lacks
 
-_LARGE = 1 << 30  # bytes of a file
+_MAX_ROWS_FILE = 1 << 30  # bytes of a file whose weights become `rows` by default
 
 RECIPE = "3"  # part of every fingerprint: change it with the conversion
 SCRIPT = "import sys; from handler.engines.openvino.gguf_weights import main; main(*sys.argv[1:], weights={!r})"
 
 
-def exact_model(source: Path, cache: Path, weights: str) -> Path:
+def converted_model(source: Path, cache: Path, weights: Weights) -> Path:
     """Return the OpenVINO directory of a GGUF file, making it below `cache` where there is none yet.
 
     An image may also have it in `converted/` beside the file.
@@ -41,43 +41,51 @@ def exact_model(source: Path, cache: Path, weights: str) -> Path:
         weights: their form, see `replace_weights`.
 
     Raises:
-        ConfigError: it is no GGUF file, or its layout is unknown.
+        ConfigError: it is no GGUF file, or it cannot be converted; `UnknownLayout` if for its layout.
     """
     try:
         name = fingerprint(f"{RECIPE} {weights}".encode(), [source])
         for place in (source.parent / "converted", cache):
             if (place / name).is_dir():
                 return place / name
-        types = gguf.matrix_types(source)  # raises for other files
+        kinds = _kinds(source)  # raises for other files
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {source}: {error}") from error
 
     def make(directory: Path, lock: int) -> None:
         log.info("converting %s for OpenVINO, once", source)
-        if weights == "rows":
-            log.info("its quantized weights become 8-bit: option.dtype=bf16 keeps their bits")
-        elif changed := sorted(_names(types) - {*FULL, *KEPT}):
-            form = {"exact": "32-bit", "own": "8-bit"}[weights]
-            log.info("its %s weights become %s: OpenVINO has no form for theirs", ", ".join(changed), form)
+        if changes := _changes(kinds, weights):
+            log.info(changes)
         run_converter(SCRIPT.format(weights), source, directory, lock)
 
     return make_once(cache / name, make)
 
 
-def _names(types: Collection[int]) -> set[str]:
+def default_weights(source: Path) -> Weights:
+    """Return the form of a file's weights in the default precision.
+
+    Rows are faster on few cores, and blocks where memory is the limit, as for large models on many cores.
+    """
+    quantized = not _kinds(source) <= FULL
+    return "rows" if quantized and source.stat().st_size <= _MAX_ROWS_FILE else "blocks"
+
+
+def _kinds(source: Path) -> Set[str]:
     from gguf import GGMLQuantizationType as Kind
 
     known = {kind.value: kind.name for kind in Kind}
-    return {known.get(type, f"type {type}") for type in types}
+    return {known.get(number, f"type {number}") for number in gguf.matrix_types(source)}
 
 
-def default_weights(source: Path) -> str:
-    """Return the form of a file's weights in the default precision: `rows` or `own`, see `replace_weights`.
-
-    8 bits are faster with few cores, 4 bits where memory is the limit, as it is for large models with many cores.
-    """
-    quantized = not _names(gguf.matrix_types(source)) <= {*FULL}
-    return "rows" if quantized and source.stat().st_size <= _LARGE else "own"
+def _changes(kinds: Set[str], weights: Weights) -> str:
+    """Say which kinds of weights do not stay as they are, and what they become; empty if all stay."""
+    changed = kinds - FULL - (set() if weights == "rows" else KEPT.keys())
+    become = {
+        "exact": "32-bit: OpenVINO has no form for theirs",
+        "blocks": "8-bit: OpenVINO has no form for theirs",
+        "rows": "8-bit, with a scale for each row: option.dtype=fp32 keeps them exact",
+    }
+    return f"its {', '.join(sorted(changed))} weights become {become[weights]}" if changed else ""
 
 
 def writable(source: Path, cache: Path) -> Path:
@@ -96,7 +104,7 @@ def writable(source: Path, cache: Path) -> Path:
     return make_once(cache / fingerprint(f"{RECIPE} copy".encode(), [source]), make) / source.name
 
 
-def main(source: str, target: str, weights: str) -> None:
+def main(source: str, target: str, weights: Weights) -> None:
     """Run the converter; the exit status tells an unknown layout from a failure, stderr has the error."""
     try:
         write_model(Path(source), Path(target), weights)
@@ -105,12 +113,12 @@ def main(source: str, target: str, weights: str) -> None:
         sys.exit(UNKNOWN_LAYOUT)
     except (MemoryError, RuntimeError) as error:
         if _UNREADABLE in str(error):
-            kinds = ", ".join(sorted(_names(gguf.matrix_types(Path(source)))))
+            kinds = ", ".join(sorted(_kinds(Path(source))))
             sys.exit(f"OpenVINO GenAI does not read all of its kinds of weights, which are {kinds}")
         sys.exit(f"{type(error).__name__}: {error}")
 
 
-def write_model(source: Path, target: Path, weights: str) -> None:
+def write_model(source: Path, target: Path, weights: Weights) -> None:
     """Save OpenVINO GenAI's graph of the file, replace its weights, and add the other files of a model directory.
 
     Raises:

@@ -12,11 +12,10 @@ from handler.engines.huggingface.model_files import check_json
 
 _TEXT = ("openvino_tokenizer", "openvino_detokenizer")
 _VISION = ("openvino_language_model", "openvino_text_embeddings_model", "openvino_vision_embeddings_model")
+_WHISPER = ("openvino_encoder_model", "openvino_decoder_model")
 
 PRECISION = "lmi_precision"
-"""Key of config.json for the precision in which a model that this server converted is fastest: f32, or none."""
-
-_WHISPER = ("openvino_encoder_model", "openvino_decoder_model")
+"""Key in config.json of a model that this server converted: `f32` where that is the fastest precision."""
 
 
 def is_vision(model: Path) -> bool:
@@ -60,10 +59,9 @@ def context_of(directory: Path) -> object:
     return config.get("max_position_embeddings") or config.get("n_positions")
 
 
-def precision_of(directory: Path) -> str | None:
-    """Read the precision that suits the weights, as OpenVINO names it; None where the CPU plugin chooses."""
-    found = model_files.read_json(directory / "config.json").get(PRECISION) if directory.is_dir() else None
-    return "f32" if found == "f32" else None
+def prefers_f32(directory: Path) -> bool:
+    """Whether a converted model is fastest in f32; the CPU plugin chooses for others."""
+    return directory.is_dir() and model_files.read_json(directory / "config.json").get(PRECISION) == "f32"
 
 
 def _check_part(xml: Path, weights: Path, names: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ from handler.engines.model_cache import UnknownLayout
 from handler.engines.openvino import gguf
 from handler.engines.openvino.convert import check_converter, convert
 from handler.engines.openvino.decoder.weights import Quantization
-from handler.engines.openvino.gguf_weights import default_weights, exact_model, writable
+from handler.engines.openvino.gguf_weights import converted_model, default_weights, writable
 from handler.engines.openvino.ir_files import check_directory, context_of, is_vision, parts, whisper_parts
 from handler.engines.openvino.pooling.bert_graph import is_bert
 
@@ -55,9 +55,9 @@ def prepare_model(
     if model.kind == "huggingface":
         return convert(model.path, cache, task, quantization)
     if dtype == "fp32":
-        return exact_model(model.path, cache, "exact")
+        return converted_model(model.path, cache, "exact")
     try:
-        return exact_model(model.path, cache, default_weights(model.path) if dtype == "auto" else "own")
+        return converted_model(model.path, cache, default_weights(model.path) if dtype == "auto" else "blocks")
     except UnknownLayout as error:  # OpenVINO can still serve it, with rounded weights
         log.warning("its weights will be rounded: %s", error)
         return writable(model.path, cache)

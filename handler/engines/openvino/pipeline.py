@@ -9,7 +9,7 @@ from typing import Any
 
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
-from handler.engines.openvino.ir_files import precision_of
+from handler.engines.openvino.ir_files import prefers_f32
 from handler.engines.openvino.scorers.logit_scorer import LogitScorer, has_logits
 from handler.engines.openvino.scorers.pipeline_scorer import PipelineScorer
 
@@ -71,14 +71,13 @@ def _check_numbers(pipeline: Any) -> None:
 
 
 def properties(dtype: str, model: Path | None = None) -> dict[str, str]:
-    """Make the CPU plugin's properties; a converted model may name the precision for `auto`.
+    """Make the CPU plugin's properties; `auto` depends on the model, where it was converted from GGUF.
 
     fp32 needs all three: by the precision hint alone, the KV cache and activations beside compressed weights would
     still be quantized. Only then are greedy answers those of transformers, and independent of other requests.
     """
     if dtype == "auto":
-        precision = precision_of(model) if model is not None else None
-        return {"INFERENCE_PRECISION_HINT": precision} if precision else {}
+        return {"INFERENCE_PRECISION_HINT": "f32"} if model is not None and prefers_f32(model) else {}
     import openvino
 
     precisions = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")

@@ -26,9 +26,10 @@ from gguf import GGMLQuantizationType as Kind
 from handler.core import child_processes
 from handler.core.errors import ConfigError
 from handler.engines import model_cache
+from handler.engines.openvino import gguf_weights
 from handler.engines.openvino.gguf_graph import exact_blocks
-from handler.engines.openvino.gguf_weights import default_weights, exact_model, writable
-from handler.engines.openvino.ir_files import precision_of
+from handler.engines.openvino.gguf_weights import converted_model, default_weights, writable
+from handler.engines.openvino.pipeline import properties
 from tests.doubles.hub import serve_hub
 from tests.servers import ANSWER_LIMIT, serve
 
@@ -54,7 +55,7 @@ def lone_demo(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def f32_model(lone_demo: Path, cache: Path) -> Path:
-    return exact_model(lone_demo, cache, "exact")
+    return converted_model(lone_demo, cache, "exact")
 
 
 def greedy(model: Path) -> Iterator[tuple[list[int], list[float]]]:
@@ -108,7 +109,7 @@ def test_says_what_an_engine_asks_of_a_directory(f32_model: Path) -> None:
 @pytest.mark.model
 def test_is_made_once(f32_model: Path, lone_demo: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_processes, "run", None)
-    assert exact_model(lone_demo, cache, "exact") == f32_model
+    assert converted_model(lone_demo, cache, "exact") == f32_model
     assert {path.name for path in cache.iterdir()} == {f32_model.name, "lock"}
     assert "scratch" not in {path.name for path in f32_model.iterdir()}
 
@@ -118,9 +119,9 @@ def test_what_is_no_gguf_file_is_refused(tmp_path: Path, content: bytes) -> None
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"model\.gguf"):
-        exact_model(path, tmp_path / "cache", "exact")
+        converted_model(path, tmp_path / "cache", "exact")
     with pytest.raises(ConfigError, match=r"absent\.gguf"):
-        exact_model(tmp_path / "absent.gguf", tmp_path / "cache", "exact")
+        converted_model(tmp_path / "absent.gguf", tmp_path / "cache", "exact")
     assert not (tmp_path / "cache").exists()
 
 
@@ -199,6 +200,10 @@ def weights_of(model: Path) -> list[Any]:
     return [*vectors, *openvino.compile_model(openvino.Model(results, [], "weights"), "CPU", F32)({}).values()]
 
 
+def changes(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "become" in record.getMessage()]
+
+
 def types_of_products(model: Path, properties: dict[str, str]) -> list[str]:
     """The types of the weights that the compiled graph multiplies by.
 
@@ -218,7 +223,7 @@ KINDS = {Kind.Q4_0: "u4", Kind.Q4_1: "u4", Kind.Q4_K: "u4", Kind.Q8_0: "i8", Kin
 def test_every_kind_that_the_reader_knows_is_exact(tmp_path: Path, kind: Kind, held_as: str) -> None:
     source = tmp_path / "small.gguf"
     write_small(source, kind)
-    path = exact_model(source, tmp_path / "cache", "exact") / "openvino_model.xml"
+    path = converted_model(source, tmp_path / "cache", "exact") / "openvino_model.xml"
     held = weights_of(path)
     # Of each layer: queries, keys and values; output; gate and up; down. And the logits.
     assert types_of_products(path, F32) == [held_as] * (4 * LAYERS + 1)
@@ -250,39 +255,61 @@ def test_a_group_of_equal_weights_is_exact(weight: float) -> None:
 
 
 @pytest.mark.parametrize(("kind", "held_as"), [*list(KINDS.items())[:4], (Kind.Q6_K, "i8")])
-def test_by_default_no_kind_takes_more_than_8_bits(
-    tmp_path: Path, kind: Kind, held_as: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_blocks_take_8_bits_at_most(tmp_path: Path, kind: Kind, held_as: str, caplog: pytest.LogCaptureFixture) -> None:
     source = tmp_path / "small.gguf"
     write_small(source, kind)
     with caplog.at_level("INFO"):
-        path = exact_model(source, tmp_path / "cache", "own") / "openvino_model.xml"
+        path = converted_model(source, tmp_path / "cache", "blocks") / "openvino_model.xml"
     assert types_of_products(path, {}) == [held_as] * (4 * LAYERS + 1)
-    changed = [record.getMessage() for record in caplog.records if "become" in record.getMessage()]
-    assert changed == (["its Q6_K weights become 8-bit: OpenVINO has no form for theirs"] if kind is Kind.Q6_K else [])
+    assert properties("auto", path.parent) == {}
+    said = ["its Q6_K weights become 8-bit: OpenVINO has no form for theirs"] if kind is Kind.Q6_K else []
+    assert changes(caplog) == said
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q4_K, Kind.Q6_K, Kind.Q8_0])
-def test_rows_have_one_scale_each(tmp_path: Path, kind: Kind) -> None:
+def test_rows_have_one_scale_each(tmp_path: Path, kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
+    import openvino
+
     source = tmp_path / "small.gguf"
     write_small(source, kind)
-    path = exact_model(source, tmp_path / "cache", "rows") / "openvino_model.xml"
-    assert types_of_products(path, {}) == ["i8"] * (4 * LAYERS + 1)
-    assert precision_of(path.parent) == "f32"
-    held = {weight.shape: weight for weight in weights_of(path) if weight.ndim == 2}
-    [embeddings] = [t for t in gguf.GGUFReader(source).tensors if t.name == "output.weight"]
-    exact = gguf.quants.dequantize(embeddings.data, embeddings.tensor_type)
-    step = np.abs(exact).max(-1, keepdims=True) / 127
-    assert np.all(np.abs(held[exact.shape] - exact) <= step * 0.51)
+    with caplog.at_level("INFO"):
+        path = converted_model(source, tmp_path / "cache", "rows") / "openvino_model.xml"
+    assert properties("auto", path.parent) == {"INFERENCE_PRECISION_HINT": "f32"}
+    assert types_of_products(path, properties("auto", path.parent)) == ["i8"] * (4 * LAYERS + 1)
+    assert changes(caplog) == [
+        f"its {kind.name} weights become 8-bit, with a scale for each row: option.dtype=fp32 keeps them exact"
+    ]
+    wholes = [node.data for node in openvino.Core().read_model(path).get_ops() if node.get_type_name() == "Constant"]
+    assert {whole.shape[1] for whole in wholes if whole.dtype == np.int8} == {1}  # a group for each row
+    held = [weight for weight in weights_of(path) if weight.shape == (258, HIDDEN)]
+    for weight, name in zip(held, ("token_embd.weight", "output.weight"), strict=True):
+        [tensor] = [tensor for tensor in gguf.GGUFReader(source).tensors if tensor.name == name]
+        exact = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        step = np.abs(exact).max(-1, keepdims=True) / 127
+        assert np.all(np.abs(weight - exact) <= step * 0.51), name
 
 
-@pytest.mark.parametrize(("kind", "size", "expected"), [
-    (Kind.Q4_1, 1 << 20, "rows"), (Kind.Q8_0, 1 << 20, "rows"), (Kind.F16, 1 << 20, "own"), (Kind.Q4_1, 2 << 30, "own"),
-])  # fmt: skip
+def test_a_matrix_of_many_rows_is_quantized_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "small.gguf"
+    write_small(source, Kind.Q4_1)
+    whole = converted_model(source, tmp_path / "cache", "rows")
+    small = "from handler.engines.openvino import gguf_graph; gguf_graph._CHUNK = gguf_graph._CHECKED = 100\n"
+    monkeypatch.setattr(gguf_weights, "SCRIPT", small + gguf_weights.SCRIPT)
+    parts = converted_model(source, tmp_path / "other", "rows")
+    assert (parts / "openvino_model.bin").read_bytes() == (whole / "openvino_model.bin").read_bytes()
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "expected"),
+    [(Kind.Q4_1, GIB, "rows"), (Kind.Q8_0, GIB, "rows"), (Kind.F16, GIB, "blocks"), (Kind.Q4_1, GIB + 1, "blocks")],
+)
 def test_the_default_form_of_weights(tmp_path: Path, kind: Kind, size: int, expected: str) -> None:
     source = tmp_path / "small.gguf"
     write_small(source, kind)
-    os.truncate(source, max(size, source.stat().st_size))  # sparse
+    os.truncate(source, size)  # sparse
     assert default_weights(source) == expected
 
 
@@ -292,17 +319,17 @@ def test_weights_of_16_bits_stay_as_they_are(tmp_path: Path, caplog: pytest.LogC
     source = tmp_path / "small.gguf"
     write_small(source, Kind.F16)
     with caplog.at_level("INFO"):
-        path = exact_model(source, tmp_path / "cache", "own") / "openvino_model.xml"
+        path = converted_model(source, tmp_path / "cache", "blocks") / "openvino_model.xml"
     constants = [node for node in openvino.Core().read_model(path).get_ops() if node.get_type_name() == "Constant"]
     assert sum(node.data.dtype == np.float16 and node.data.size > 1000 for node in constants) == 2 + 7 * LAYERS
-    assert "become" not in caplog.text
+    assert changes(caplog) == []
 
 
 def test_makers_that_start_together_share_one_result(tmp_path: Path) -> None:
     source = tmp_path / "small.gguf"
     write_small(source, Kind.Q4_1)
     with ThreadPoolExecutor(3) as pool:
-        models = list(pool.map(lambda _: exact_model(source, tmp_path / "cache", "own"), range(3)))
+        models = list(pool.map(lambda _: converted_model(source, tmp_path / "cache", "blocks"), range(3)))
     assert models == [models[0]] * 3
 
 
@@ -312,15 +339,15 @@ def test_weights_that_the_graph_leaves_out_are_refused(tmp_path: Path, name: str
     extra = np.full((32, 64) if "ffn" in name else HIDDEN, 0.5, np.float32)
     write_small(source, Kind.Q8_0, more={name: extra})
     with pytest.raises(ConfigError, match=name):
-        exact_model(source, tmp_path / "cache", "exact")
+        converted_model(source, tmp_path / "cache", "exact")
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lock"]
 
 
 def test_a_kill_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:
     source, cache = tmp_path / "small.gguf", tmp_path / "cache"
     write_small(source, Kind.Q4_1)
-    code = "import sys; from pathlib import Path; from handler.engines.openvino.gguf_weights import exact_model\n"
-    code += "exact_model(Path(sys.argv[1]), Path(sys.argv[2]), 'exact')"
+    code = "import sys; from pathlib import Path; from handler.engines.openvino.gguf_weights import converted_model\n"
+    code += "converted_model(Path(sys.argv[1]), Path(sys.argv[2]), 'exact')"
     maker = subprocess.Popen([sys.executable, "-c", code, str(source), str(cache)], start_new_session=True)
     while not list(cache.glob("*.partial/openvino_tokenizer.xml")):
         assert maker.poll() is None
@@ -328,7 +355,7 @@ def test_a_kill_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:
     os.killpg(maker.pid, signal.SIGKILL)
     maker.wait()
     assert [path.suffix for path in cache.iterdir() if path.name != "lock"] == [".partial"]
-    model = exact_model(source, cache, "exact")
+    model = converted_model(source, cache, "exact")
     assert {path.name for path in cache.iterdir()} == {model.name, "lock"}
     assert {path.name for path in model.iterdir()} >= set(model_cache.NEEDED)
 
