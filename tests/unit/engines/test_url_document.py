@@ -53,10 +53,8 @@ def render() -> str:
     """Return the page with what all kinds have, what all refuse, and a table of the others."""
     same: dict[str, list[str]] = {}
     rows = []
-    for field in Sampling._fields:
+    for field in [field for field in Sampling._fields if field not in HANDLERS_OWN]:
         name, cells = f"`{NAMES.get(field, field)}`", [_cell(kind, field) for kind in KINDS]
-        if field in HANDLERS_OWN:
-            continue
         if len({*cells}) == 1:
             same.setdefault(cells[0], []).append(name)
         else:

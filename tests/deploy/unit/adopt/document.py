@@ -27,17 +27,21 @@ def read(public: Public) -> Adopted:
 
 
 def render() -> str:
-    made = {name: read(public) for name, public in PUBLIC.items()}
-    idle = sum(what.partition("=")[0] in PUBLIC[name].environment for name, one in made.items() for what, _ in one.idle)
-    left = {name: {what.partition("=")[0] for what, _ in (*one.unmapped, *one.idle)} for name, one in made.items()}
-    maps = sum(len(public.environment.keys() - left[name]) for name, public in PUBLIC.items())
-    unmapped = sorted({f"`{what}`" for one in made.values() for what, _ in one.unmapped})
+    maps, idle = 0, 0
+    unmapped: set[str] = set()
+    for public in PUBLIC.values():
+        made, given = read(public), public.environment.keys()
+        without_effect = given & {what.partition("=")[0] for what, _ in made.idle}
+        maps += len(given - without_effect - {what.partition("=")[0] for what, _ in made.unmapped})
+        idle += len(without_effect)
+        unmapped |= {f"`{what}`" for what, _ in made.unmapped}
     refused = "".join(
         f"* {name}: {why if why.startswith('the ') else f'the image {why}'}\n" for name, (_, why) in OTHERS.items()
     )
     text = (
         f"Of {len(PUBLIC) + len(OTHERS)} endpoints, {len(PUBLIC)} are adopted. "
-        f"Of their variables, {maps} map, and {idle} have no effect. These do not map: {', '.join(unmapped)}.\n\n"
+        f"Of their variables, {maps} map, and {idle} have no effect. "
+        f"These do not map: {', '.join(sorted(unmapped))}.\n\n"
         f"The others are refused:\n\n{refused}"
     )
     return fill(DOCUMENT.read_text(encoding="utf-8"), "public", text)

@@ -98,7 +98,7 @@ def _meaning(field: dict[str, Any], whole: dict[str, Any], values: str) -> str:
 
 
 def _bounds(one: dict[str, Any]) -> str:
-    """None where any number of at least 0 or 1 will do."""
+    """Return what numbers it takes; empty where any of at least 0 or 1 will do."""
     least, most = one.get("minimum", 0), one.get("maximum")
     if most is not None:
         return f"{least:g} to {most:g}"
@@ -107,9 +107,9 @@ def _bounds(one: dict[str, Any]) -> str:
 
 def _default(field: dict[str, Any]) -> str:
     value = field.get("default")
-    return (
-        "" if value in (None, [], {}) or isinstance(value, dict) else f"default `{json.dumps(value)}`".replace('"', "")
-    )
+    if value in (None, []) or isinstance(value, dict):
+        return ""
+    return f"default `{json.dumps(value)}`".replace('"', "")
 
 
 if __name__ == "__main__":
