@@ -29,6 +29,31 @@ class _Matrix(NamedTuple):
     arrays: tuple[Any, ...]
 
 
+class _Rounded(NamedTuple):
+    """Some rows of a matrix of the graph, with the first one.
+
+    Attributes:
+        root: the matrix's node.
+        rows: their numbers.
+        values: their weights.
+        slack: the largest difference that rounding makes; unlimited for a scale of 0.
+        period: of the differences that a zero point makes which overflowed its bits.
+    """
+
+    root: Any
+    rows: Any
+    values: Any
+    slack: Any
+    period: Any
+
+    def is_of(self, exact: Any) -> bool:
+        """Whether rounding makes these rows of the exact ones."""
+        import numpy as np
+
+        moved = exact.reshape(self.values.shape) - self.values
+        return bool(np.all(np.abs(moved - self.period * np.rint(moved / self.period)) <= self.slack))
+
+
 class _Source(NamedTuple):
     """A tensor of the file, the node that it replaces, and the order of its rows there."""
 
@@ -60,26 +85,24 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
     odd = _replace_vectors(nodes, {**vectors, "rotary frequencies": _rotary(reader)})
     odd += [n for n in vectors if n.endswith(".bias") and n.split(".")[-2] in heads]
     sources: list[_Source] = []
-    for root, checked, values, slack, period in _matrices(nodes):
-        rows, columns = root.get_output_shape(0)
-        row = values[0].reshape(columns)  # the first in either order of rows; only equal matrices share it
+    for matrix in _matrices(nodes):
+        rows, columns = matrix.root.get_output_shape(0)
+        row = matrix.values[0].reshape(columns)  # the first in either order of rows; only equal matrices share it
         fitting = [n for n in first if list(tensors[n].shape) == [columns, rows]]
         for name in sorted(fitting, key=lambda n: float(np.abs(first[n] - row).max()))[:2]:
-            order = np.arange(rows)
+            tensor, order = tensors[name], np.arange(rows)
             if number := heads.get(name.split(".")[-2]):
                 order = order.reshape(number, -1, 2).swapaxes(1, 2).ravel()
-            exact = dequantize(tensors[name].data[order[checked]], tensors[name].tensor_type)
-            moved = exact.reshape(values.shape) - values
-            if np.all(np.abs(moved - period * np.rint(moved / period)) <= slack):
+            if matrix.is_of(dequantize(tensor.data[order[matrix.rows]], tensor.tensor_type)):
                 break
         else:
-            raise ConfigError(f"no matrix of {path} is what OpenVINO GenAI has as {root.get_friendly_name()}")
+            raise ConfigError(f"no matrix of {path} is what OpenVINO GenAI has as {matrix.root.get_friendly_name()}")
         del first[name]
-        if weights == "exact" or tensors[name].tensor_type.name not in FULL:
-            sources.append(_Source(root, tensors[name], order))
-    _replace_matrices(sources, weights)
+        if weights == "exact" or tensor.tensor_type.name not in FULL:
+            sources.append(_Source(matrix.root, tensor, order))
     if odd or first:
         raise ConfigError(f"OpenVINO GenAI does not use all weights of {path}: {', '.join([*odd, *first])}")
+    _replace_matrices(sources, weights)
 
 
 def _replace_vectors(nodes: Iterable[Any], vectors: dict[str, Any]) -> list[str]:
@@ -99,11 +122,8 @@ def _replace_vectors(nodes: Iterable[Any], vectors: dict[str, Any]) -> list[str]
     return sorted(unused)
 
 
-def _matrices(nodes: Iterable[Any]) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
-    """Yield the graph's matrices: node, numbers of some rows with the first, and of these rows: values, the largest
-    difference by rounding (unlimited for a scale of 0), and the period of differences by a zero point that overflowed
-    its bits.
-    """
+def _matrices(nodes: Iterable[Any]) -> Iterator[_Rounded]:
+    """Find the graph's matrices."""
     import numpy as np
 
     for root in nodes:
@@ -116,14 +136,14 @@ def _matrices(nodes: Iterable[Any]) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
         rows = np.unique(np.linspace(0, last, min(last + 1, _CHECKED), dtype=np.int64))
         if node.get_type_name() == "Constant":  # F16, and Q6_K, which GenAI's reader turns into f16
             values = node.data[rows].astype(np.float32)
-            yield root, rows, values, np.abs(values) * 2**-10 + 2**-24, 1e30
+            yield _Rounded(root, rows, values, np.abs(values) * 2**-10 + 2**-24, 1e30)
         else:  # Multiply(Subtract(Convert(whole), Convert(zero)), scale)
             whole, zero = (_input(_input(_input(node), port)) for port in (0, 1))
             scale = _input(node, 1).data[rows].astype(np.float32)
             # Half a step for the zero point, and the rounding of scales and minimums (Q4_K).
             slack = np.where(scale == 0, np.inf, np.abs(scale) * 0.52 + 1e-6)
             period = np.where(scale == 0, 1, scale * {"u4": 16, "u8": 256}[_type(whole)])
-            yield root, rows, (_whole(whole, rows) - _whole(zero, rows)) * scale, slack, period
+            yield _Rounded(root, rows, (_whole(whole, rows) - _whole(zero, rows)) * scale, slack, period)
 
 
 def _input(node: Any, port: int = 0) -> Any:
