@@ -140,6 +140,21 @@ def test_a_file_of_another_layout_is_still_served_as_it_is_read(
         converted(source, tmp_path / "cache", "fp32", monkeypatch)
 
 
+def test_a_file_of_another_layout_is_not_converted_at_each_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path / "small.gguf"
+    write_small(source, Kind.Q8_0, more={"blk.0.ffn_extra.weight": np.full((32, 64), 0.5, np.float32)})
+    converted(source, tmp_path / "cache", "auto", monkeypatch)
+    [first] = [record.getMessage() for record in caplog.records]
+    monkeypatch.setattr(gguf_weights, "run_converter", lambda *_: pytest.fail("converted again"))
+    assert converted(source, tmp_path / "cache", "auto", monkeypatch) == source
+    assert [record.getMessage() for record in caplog.records] == [first, first]
+    monkeypatch.setattr(gguf_weights, "version", lambda package: "another")
+    with pytest.raises(pytest.fail.Exception, match="converted again"):
+        converted(source, tmp_path / "cache", "auto", monkeypatch)
+
+
 @pytest.mark.parametrize("dtype", ["auto", "fp32"])
 def test_kinds_of_weights_that_genai_does_not_read_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str

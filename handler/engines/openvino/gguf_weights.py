@@ -8,16 +8,18 @@ from the file by that rounding only. So a file or graph of another layout is ref
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import shutil
 import sys
 from collections.abc import Set
+from importlib.metadata import version
 from pathlib import Path
 
 from handler.core.errors import ConfigError
-from handler.engines.model_cache import UNKNOWN_LAYOUT, fingerprint, make_once, run_converter
+from handler.engines.model_cache import UNKNOWN_LAYOUT, UnknownLayout, fingerprint, make_once, run_converter
 from handler.engines.openvino import gguf
 from handler.engines.openvino.gguf_graph import FULL, KEPT, Weights, replace_weights
 from handler.engines.openvino.ir_files import PRECISION
@@ -35,7 +37,7 @@ SCRIPT = "import sys; from handler.engines.openvino.gguf_weights import main; ma
 def converted_model(source: Path, cache: Path, weights: Weights) -> Path:
     """Return the OpenVINO directory of a GGUF file, making it below `cache` where there is none yet.
 
-    An image may also have it in `converted/` beside the file.
+    An image may also have it in `converted/` beside the file. An unknown layout is remembered below `cache`.
 
     Args:
         weights: their form, see `replace_weights`.
@@ -45,9 +47,12 @@ def converted_model(source: Path, cache: Path, weights: Weights) -> Path:
     """
     try:
         name = fingerprint(f"{RECIPE} {weights}".encode(), [source])
+        note = cache / fingerprint(f"{RECIPE} {weights} unknown to {version('openvino-genai')}".encode(), [source])
         for place in (source.parent / "converted", cache):
             if (place / name).is_dir():
                 return place / name
+        if note.is_file():
+            raise UnknownLayout(note.read_text())
         kinds = _kinds(source)  # raises for other files
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {source}: {error}") from error
@@ -58,7 +63,12 @@ def converted_model(source: Path, cache: Path, weights: Weights) -> Path:
             log.info(changes)
         run_converter(SCRIPT.format(weights), source, directory, lock)
 
-    return make_once(cache / name, make)
+    try:
+        return make_once(cache / name, make)
+    except UnknownLayout as error:
+        with contextlib.suppress(OSError):
+            note.write_text(str(error))
+        raise
 
 
 def default_weights(source: Path) -> Weights:

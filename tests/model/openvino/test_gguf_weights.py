@@ -340,7 +340,7 @@ def test_weights_that_the_graph_leaves_out_are_refused(tmp_path: Path, name: str
     write_small(source, Kind.Q8_0, more={name: extra})
     with pytest.raises(ConfigError, match=name):
         converted_model(source, tmp_path / "cache", "exact")
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lock"]
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
 
 
 def test_a_kill_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:
