@@ -138,7 +138,7 @@ class Options:
     task: str = option(_task, "auto", "text-generation, text-embedding, text-classification, rerank, pooling (embeddings.md has other names), or automatic-speech-recognition or transcription (audio.md); auto: by the model's configuration", "option.runner", "option.convert")
     normalize: bool = option(boolean, True, "embeddings have length 1 unless a request says otherwise", "normalize")
     pooling: str = option(_pooling, "auto", "how the vectors of tokens become an embedding: cls (the first), last or lasttoken, mean, max (not vllm); auto: by the model's files", "pooling")
-    dtype: str = option(precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available)", "option.data_type")
+    dtype: str = option(precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available, f32 for GGUF files of up to 1 GiB)", "option.data_type")
     tensor_parallel_degree: str = option(parallel_degree, "1", "devices for a model, or max; CPU engines have one", "option.tensor_parallel_size")
     replicas: str = option(number_or_auto, "1", "engines side by side behind one queue (scaling.md); auto: as many as the devices allow")
     lmi_version: LmiVersion = option(read_lmi_version, OLDEST, "the release of LMI whose schema and defaults are served; other settings change the default (migrating/README.md)")
