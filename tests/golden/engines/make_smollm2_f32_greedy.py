@@ -4,17 +4,13 @@
     v/bin/pip install torch==2.15.0 transformers==5.23.0 gguf==0.19.0 accelerate==1.15.0 openvino-genai==2026.4.1.0
     v/bin/python tests/golden/engines/make_smollm2_f32_greedy.py path/to/SmolLM2-135M-Instruct.Q4_1.gguf
 
-Those are the versions the file was made with; it takes a minute and a half on two cores. The prompts' ids come from
-OpenVINO's tokenizer: transformers' conversion of the GGUF's own loses the splitting of digits.
+Those are the versions the file was made with. The prompts' ids come from OpenVINO's tokenizer: transformers' conversion
+of the GGUF's own loses the splitting of digits.
 
-Each prompt is answered twice, because OpenVINO GenAI's GGUF reader does not run the weights that the file holds: a
-Q4_1 block means `scale * q + minimum`, the reader keeps `scale * (q - zero_point)` with the zero point made whole.
-`exact` is the answer of the file's weights: for engines given a converted directory (vLLM, OpenVINO's own format).
-`rounded` is the answer of the weights as OpenVINO reads them: for OpenVINO given the GGUF itself.
-
-`ids` end with <|im_end|> where the model stopped by itself; `logprobs` are raw (no temperature, no penalties), one
-per id; `margin` is the smallest lead of a chosen token over the runner-up: an engine whose log-probs err by less than
-half of it must choose the same tokens.
+`exact` is the answer of the file's weights, which OpenVINO GenAI's own GGUF reader would round. Its `ids` end with
+<|im_end|> where the model stopped by itself. `logprobs` are raw (no temperature, no penalties), one per id. `margin` is
+the smallest lead of a chosen token over the runner-up: an engine whose log-probs err by less than half of it must
+choose the same tokens.
 """
 
 from __future__ import annotations
@@ -24,8 +20,6 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-import gguf
-import numpy as np
 import openvino_genai
 import torch
 from transformers import AutoModelForCausalLM
@@ -81,36 +75,16 @@ def complete(model: torch.nn.Module, prompt_ids: list[int]) -> dict[str, object]
     return {"ids": ids, "logprobs": logprobs, "margin": round(margin, 6)}
 
 
-def round_zero_points(model: torch.nn.Module, path: Path) -> None:
-    """Move every Q4_1 block of `model` to where OpenVINO GenAI 2026.4 puts it."""
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.config.num_hidden_layers)
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
-    heads = {"attn_q": model.config.num_attention_heads, "attn_k": model.config.num_key_value_heads}
-    for name, weight in model.named_parameters():
-        stored = names.get_name(name, try_suffixes=(".weight",))
-        if tensors[stored].tensor_type != gguf.GGMLQuantizationType.Q4_1:
-            continue
-        blocks = tensors[stored].data.reshape(weight.shape[0], -1, 20)  # scale f16, minimum f16, 32 nibbles
-        scale, minimum = np.moveaxis(blocks[..., :4].copy().view(np.float16).astype(np.float32), -1, 0)
-        zero_point = np.clip(np.floor(0.5 - minimum / np.where(scale == 0, 1, scale)), 0, 15)
-        shift = np.repeat(-minimum - scale * zero_point, 32, axis=1)
-        if num_heads := heads.get(stored.split(".")[2]):  # llama.cpp interleaves the two halves of each rotary head
-            shift = shift.reshape(num_heads, -1, 2, shift.shape[1]).swapaxes(1, 2).reshape(shift.shape)
-        weight += torch.from_numpy(shift)
-
-
 def main(path: Path) -> None:
     tokenizer = openvino_genai.Tokenizer(str(path))
     ids = [[int(token) for token in tokenizer.encode(prompt).input_ids.data[0]] for prompt in PROMPTS]
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
     with torch.inference_mode():
         exact = [complete(model, prompt_ids) for prompt_ids in ids]
-        round_zero_points(model, path)
-        rounded = [complete(model, prompt_ids) for prompt_ids in ids]
     packages = ("torch", "transformers", "gguf", "openvino-genai")
     head = {"model": path.name, "versions": {name: version(name) for name in packages}, "eos": EOS}
-    fields = ("prompt", "prompt_ids", "exact", "rounded")
-    cases = [dict(zip(fields, case, strict=True)) for case in zip(PROMPTS, ids, exact, rounded, strict=True)]
+    fields = ("prompt", "prompt_ids", "exact")
+    cases = [dict(zip(fields, case, strict=True)) for case in zip(PROMPTS, ids, exact, strict=True)]
     lines = ",\n".join(json.dumps(case, ensure_ascii=False, separators=(",", ":")) for case in cases)
     text = json.dumps(head, separators=(",", ":"))[:-1] + ',"cases":[\n' + lines + "\n]}\n"
     Path(__file__).with_name("smollm2_f32_greedy.json").write_text(text, encoding="utf-8")
