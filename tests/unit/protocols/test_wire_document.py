@@ -93,8 +93,8 @@ VERSIONS = "/versions/{version}"
 def dialects() -> str:
     routes: dict[str, dict[str, None]] = {name: {} for name in DESCRIPTIONS}
     for schemas in (*({"/": root} for root in ROOTS.values()), ROUTES, *POOLED_ROUTES.values()):
-        for path, schema in schemas.items():
-            for name, _ in _fields(schema) if VERSIONS not in path else ():
+        for path in [path for path in schemas if VERSIONS not in path]:
+            for name, _ in _fields(schemas[path]):
                 routes[name][f"`{path}`"] = None
     fields: dict[str, dict[str, None]] = {name: {} for name in DESCRIPTIONS}
     by_task = {Task.GENERATION: list(INVOCATIONS.values()), **{task: [one] for task, one in POOLED_INVOCATIONS.items()}}
@@ -130,12 +130,13 @@ def render(text: str) -> str:
 
 
 def _error(schema: Dialect, errors: Iterable[ServingError]) -> str:
-    """The status, and the code or the type."""
-    (cell,) = {_status(schema, error) for error in errors}
+    """What the errors of a row have in common."""
+    [cell] = {_status(schema, error) for error in errors}
     return cell
 
 
 def _status(schema: Dialect, error: ServingError) -> str:
+    """The status, and the code or the type."""
     answer = schema.errors.whole(error)
     body = json.loads(answer.body)
     nested = body["error"] if isinstance(body.get("error"), dict) else body
