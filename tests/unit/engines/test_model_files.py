@@ -212,6 +212,14 @@ def test_a_whole_gguf_file_is_taken(tmp_path: Path) -> None:
     gguf.check_complete(tmp_path / "a.gguf")
 
 
+def test_the_types_of_a_gguf_files_matrices_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(WHOLE)
+    assert gguf.matrix_types(path) == set(), "it has a vector"
+    path.write_bytes(gguf_file(ARCHITECTURE, TOKENS, tensors=string(b"w") + struct.pack("<IQQIQ", 2, 4, 4, 12, 0)))
+    assert gguf.matrix_types(path) == {12}
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
