@@ -106,8 +106,6 @@ def run_converter(
     # First: a file that was cut short can look like another layout.
     if _NO_SPACE.search(process.stderr) or child_processes.disk_is_full(target.parent):
         raise ConfigError(f"{what}: {_no_space(target.parent)}")
-    if process.returncode == UNKNOWN_LAYOUT:
-        raise UnknownLayout(f"{what}: {tail}")
     if process.returncode == -signal.SIGKILL:
         raise ConfigError(
             f"{what}: the process that converts it was killed (SIGKILL), as happens when memory runs out: give it "
@@ -115,6 +113,8 @@ def run_converter(
         )
     if _NO_MEMORY.search(process.stderr):
         raise ConfigError(f"{what}: out of memory:\n{tail}")
+    if process.returncode == UNKNOWN_LAYOUT:
+        raise UnknownLayout(f"{what}: {tail}")
     how = f"exit status {process.returncode}" if process.returncode else f"no {', '.join(missing)}"
     raise ConfigError(f"{what} ({how}):\n{tail}")
 
