@@ -201,9 +201,11 @@ TENSOR = string(b"w") + struct.pack("<IQIQ", 1, 4, 0, 0)
 
 def gguf_file(*pairs: bytes, version: int = 3, tensors: bytes = TENSOR, count: int | None = None) -> bytes:
     head = b"GGUF" + struct.pack("<IQQ", version, 1, len(pairs) if count is None else count)
-    return head + b"".join(pairs) + tensors + bytes(16)
+    header = head + b"".join(pairs) + tensors
+    return header + bytes(-len(header) % 32) + bytes(16)  # the tensor's four numbers
 
 
+SPLIT = pair(b"split.count", 2, struct.pack("<H", 3))
 WHOLE = gguf_file(ARCHITECTURE, NUMBERS, TOKENS)
 
 
@@ -222,6 +224,9 @@ def test_a_whole_gguf_file_is_taken(tmp_path: Path) -> None:
         (WHOLE[:6], "ends inside its header"),
         (WHOLE[:60], "ends inside its header"),
         (WHOLE[:-16], "is cut short: it holds"),
+        (WHOLE[:-1], r"is cut short: it holds 239 bytes, its header describes 240"),
+        (gguf_file(ARCHITECTURE, TOKENS, SPLIT), "is one of 3 parts of a model: join them with"),
+        (gguf_file(ARCHITECTURE, TOKENS, pair(b"general.alignment", 8, string(b"x"))), "its alignment is no number"),
         (gguf_file(ARCHITECTURE, TOKENS, count=1 << 63), "its header has|ends inside its header"),
         (gguf_file(struct.pack("<Q", 1 << 62)), "its header has a string of 4,611,686,018,427,387,904 bytes"),
         (gguf_file(struct.pack("<Q", 1000)), "ends inside its header"),
