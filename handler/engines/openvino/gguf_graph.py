@@ -17,6 +17,7 @@ _CHECKED = 1024
 """Rows of a matrix that are compared with the file's."""
 _CHUNK = 4096
 """Rows of a matrix that are in memory as f32 at a time."""
+_ROTARY, _DIVISORS = "rotary frequencies", "rope_freqs.weight"
 
 
 class _Matrix(NamedTuple):
@@ -54,35 +55,85 @@ def replace_weights(model: Any, path: Path, weights: str) -> None:
     heads = _interleaved(reader)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     vectors = {n: dequantize(t.data, t.tensor_type) for n, t in tensors.items() if len(t.shape) == 1}
-    first = {n: dequantize(t.data[:1], t.tensor_type)[0] for n, t in tensors.items() if len(t.shape) == 2}
-    odd = _replace_vectors(nodes, {**vectors, "rotary frequencies": _rotary(reader)})
+    first = {n: dequantize(t.data[:1], t.tensor_type) for n, t in tensors.items() if len(t.shape) == 2}
+    for name, vector in vectors.items():
+        _check_finite(name, vector)
+    computed, scaled = _rotary(reader, vectors)
+    odd = _replace_vectors(nodes, {**vectors, _ROTARY: computed}, {**vectors, _ROTARY: scaled})
     odd += [n for n in vectors if n.endswith(".bias") and n.split(".")[-2] in heads]
     sources: list[_Source] = []
     for root, values_of in _matrices(nodes):
         rows, columns = root.get_output_shape(0)
-        row = values_of(np.zeros(1, np.int64))[0][0]  # the first in either order of rows; only equal matrices share it
+        begin = values_of(np.zeros(1, np.int64))  # the first in either order of rows
         fitting = [n for n in first if list(tensors[n].shape) == [columns, rows]]
-        checked = np.unique(np.linspace(0, rows - 1, min(rows, _CHECKED)).astype(np.int64))
-        values, slack, period = values_of(checked)
-        for name in sorted(fitting, key=lambda n: float(np.abs(first[n] - row).max()))[:2]:
-            order = np.arange(rows)
-            if number := heads.get(name.split(".")[-2]):
-                order = order.reshape(number, -1, 2).swapaxes(1, 2).ravel()
-            moved = dequantize(tensors[name].data[order[checked]], tensors[name].tensor_type) - values
-            if np.all(np.abs(moved - period * np.rint(moved / period)) <= slack):
-                break
-        else:
+        near = {n: _order(rows, heads.get(n.split(".")[-2])) for n in fitting if _apart(first[n], *begin) < np.inf}
+        apart = _compare(tensors, near, values_of, np.unique(np.linspace(0, rows - 1, min(rows, _CHECKED)).astype(int)))
+        if len(apart) > 1:  # equal in these rows, as embeddings of which a training changed a few
+            apart = _compare(tensors, {n: near[n] for n in apart}, values_of, np.arange(rows))
+        if not apart:
+            for name in fitting:
+                _check_finite(name, dequantize(tensors[name].data, tensors[name].tensor_type))
             raise ConfigError(f"no matrix of {path} is what OpenVINO GenAI has as {root.get_friendly_name()}")
+        name = min(apart, key=lambda n: apart[n])
         del first[name]
         if weights == "exact" or tensors[name].tensor_type.name not in FULL:
-            sources.append(_Source(root, tensors[name], order))
+            sources.append(_Source(root, tensors[name], near[name]))
+        else:
+            _check_finite(name, tensors[name].data)
     _replace_matrices(sources, weights)
     if odd or first:
         raise ConfigError(f"OpenVINO GenAI does not use all weights of {path}: {', '.join([*odd, *first])}")
 
 
-def _replace_vectors(nodes: Iterable[Any], vectors: dict[str, Any]) -> list[str]:
-    """Replace vectors that are equal up to f16, in which a F16 file's graph is saved; return the unused names."""
+def _check_finite(name: str, *arrays: Any) -> None:
+    """Raise FloatingPointError where a tensor's numbers are infinite or none: a model with one answers noise."""
+    import numpy as np
+
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise FloatingPointError(f"{name} has weights that are infinite or not numbers")
+
+
+def _order(rows: int, heads: int | None) -> Any:
+    """Return the order of a matrix's rows in the graph."""
+    import numpy as np
+
+    order = np.arange(rows)
+    return order.reshape(heads, -1, 2).swapaxes(1, 2).ravel() if heads else order
+
+
+def _compare(
+    tensors: dict[str, Any], orders: dict[str, Any], values_of: Callable[[Any], tuple[Any, Any, Any]], rows: Any
+) -> dict[str, float]:
+    """Return those of the matrices that are the graph's in all of `rows`, with their distances from it."""
+    import numpy as np
+    from gguf.quants import dequantize
+
+    apart = dict.fromkeys(orders, 0.0)
+    for begin in range(0, len(rows), _CHUNK):
+        some = rows[begin : begin + _CHUNK]
+        graph = values_of(some)
+        for name, order in orders.items():
+            apart[name] += _apart(dequantize(tensors[name].data[order[some]], tensors[name].tensor_type), *graph)
+    return {name: distance for name, distance in apart.items() if distance < np.inf}
+
+
+def _apart(exact: Any, values: Any, slack: Any, period: Any) -> float:
+    """Return the sum of differences; infinity where rounding does not explain one, or one is no number."""
+    import numpy as np
+
+    with np.errstate(invalid="ignore"):
+        moved = exact - values
+        moved = np.abs(moved - period * np.rint(moved / period))
+    return float(moved.sum()) if np.all(moved <= slack) else float("inf")
+
+
+def _replace_vectors(nodes: Iterable[Any], vectors: dict[str, Any], exact: dict[str, Any]) -> list[str]:
+    """Replace vectors that are equal up to f16, in which a F16 file's graph is saved; return the unused names.
+
+    Args:
+        vectors: as GenAI's reader makes them.
+        exact: what to put in their places.
+    """
     import numpy as np
     from openvino import opset13
 
@@ -92,8 +143,9 @@ def _replace_vectors(nodes: Iterable[Any], vectors: dict[str, Any]) -> list[str]
             data = node.data.ravel()
             same = [n for n, v in vectors.items() if v.size == data.size and np.allclose(v, data, 1e-3, 1e-7)]
             if same:
-                exact = vectors[same[0]].reshape(node.data.shape)
-                node.output(0).replace(opset13.constant(exact, np.float32).output(0))
+                nearest = min(same, key=lambda n: float(np.abs(vectors[n] - data).max()))
+                value = exact[nearest].reshape(node.data.shape)
+                node.output(0).replace(opset13.constant(value, np.float32).output(0))
                 unused -= set(same)
     return sorted(unused)
 
@@ -176,22 +228,26 @@ def _matrix(source: _Source, weights: str) -> _Matrix:
 
     tensor, order = source.tensor, source.order
     if weights != "rows" and (found := exact_blocks(tensor)):
+        _check_finite(tensor.name, *found[1][1:])
         return _Matrix(found[0], tuple(array[order] for array in found[1]))
     if weights == "exact":
-        return _Matrix("f32", (dequantize(tensor.data, tensor.tensor_type)[order],))
+        values = dequantize(tensor.data, tensor.tensor_type)[order]
+        _check_finite(tensor.name, values)
+        return _Matrix("f32", (values,))
     group = int(tensor.shape[0]) if weights == "rows" else 32
     parts = [
-        _eight_bits(dequantize(tensor.data[order[begin : begin + _CHUNK]], tensor.tensor_type), group)
+        _eight_bits(tensor.name, dequantize(tensor.data[order[begin : begin + _CHUNK]], tensor.tensor_type), group)
         for begin in range(0, len(order), _CHUNK)
     ]
     return _Matrix("i8", tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def _eight_bits(values: Any, group: int) -> tuple[Any, Any]:
+def _eight_bits(name: str, values: Any, group: int) -> tuple[Any, Any]:
     import numpy as np
 
     groups = values.reshape(values.shape[0], -1, group)
     scale = (np.abs(groups).max(-1, keepdims=True) / 127).astype(np.float32)
+    _check_finite(name, scale)
     return np.rint(groups / np.where(scale == 0, 1, scale)).clip(-127, 127).astype(np.int8), scale
 
 
@@ -287,11 +343,27 @@ def _interleaved(reader: Any) -> dict[str, int]:
     return {"attn_q": heads.contents(), "attn_k": shared.contents()}
 
 
-def _rotary(reader: Any) -> Any:
-    """Compute the rotary frequencies as GenAI's reader does."""
+def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
+    """Compute the rotary frequencies as GenAI's reader does, and scale them as llama.cpp does.
+
+    Llama 3.1 and later have a vector of divisors, which is taken out of `vectors`. Other files may have one divisor.
+
+    Raises:
+        ConfigError: the graph cannot rotate as the file says.
+    """
     import numpy as np
 
     prefix = reader.get_field("general.architecture").contents()
-    number = {key.removeprefix(prefix): field.contents() for key, field in reader.fields.items() if prefix in key}
+    number = {k.removeprefix(prefix): f.contents() for k, f in reader.fields.items() if k.startswith(prefix)}
     size = number.get(".attention.key_length", number[".embedding_length"] // number[".attention.head_count"])
-    return 1 / np.float32(number.get(".rope.freq_base", 1e4)) ** (np.arange(0, size, 2, dtype=np.float32) / size)
+    if number.get(".rope.dimension_count", size) != size:
+        raise ConfigError(f"OpenVINO GenAI rotates all {size} dimensions, not {number['.rope.dimension_count']}")
+    frequencies = 1 / np.float32(number.get(".rope.freq_base", 1e4)) ** (np.arange(0, size, 2, dtype=np.float32) / size)
+    divisor = number.get(".rope.scaling.factor", number.get(".rope.scale_linear", 1)) or 1
+    kind = number.get(".rope.scaling.type", "linear")
+    if divisor != 1 and kind not in ("linear", "none"):
+        raise ConfigError(f"OpenVINO GenAI does not know this scaling of positions: {kind}")
+    scaled = frequencies if kind == "none" else frequencies / np.float32(divisor)
+    if (divisors := vectors.get(_DIVISORS)) is not None and divisors.size == scaled.size:
+        scaled = scaled / vectors.pop(_DIVISORS)
+    return frequencies, scaled

@@ -24,11 +24,12 @@ from handler.engines.openvino.ir_files import PRECISION
 
 log = logging.getLogger(__name__)
 
-_UNREADABLE = "gguf_tensor_to_f16 failed"  # GenAI's message of a kind of weights that its reader lacks
+_UNREADABLE = ("gguf_tensor_to_f16 failed", "Unsupported quantization type")
+"""GenAI's messages of a kind of weights that its reader lacks."""
 
 _LARGE = 1 << 30  # bytes of a file
 
-RECIPE = "3"  # part of every fingerprint: change it with the conversion
+RECIPE = "4"  # part of every fingerprint: change it with the conversion
 SCRIPT = "import sys; from handler.engines.openvino.gguf_weights import main; main(*sys.argv[1:], weights={!r})"
 
 
@@ -103,10 +104,14 @@ def main(source: str, target: str, weights: str) -> None:
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(UNKNOWN_LAYOUT)
-    except (MemoryError, RuntimeError) as error:
-        if _UNREADABLE in str(error):
+    except FloatingPointError as error:
+        sys.exit(str(error))
+    except (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError) as error:
+        if any(message in str(error) for message in _UNREADABLE):
             kinds = ", ".join(sorted(_names(gguf.matrix_types(Path(source)))))
             sys.exit(f"OpenVINO GenAI does not read all of its kinds of weights, which are {kinds}")
+        if isinstance(error, LookupError):  # of GenAI's reader, which does not name it
+            sys.exit("OpenVINO GenAI misses a key or a tensor in the file")
         sys.exit(f"{type(error).__name__}: {error}")
 
 
@@ -115,6 +120,7 @@ def write_model(source: Path, target: Path, weights: str) -> None:
 
     Raises:
         ConfigError: the layout of the file or the graph is unknown.
+        FloatingPointError: a weight is infinite or not a number.
     """
     import openvino
     import openvino_genai
@@ -134,6 +140,8 @@ def write_model(source: Path, target: Path, weights: str) -> None:
     model = openvino.Core().read_model(scratch / "openvino_model.xml")
     try:
         replace_weights(model, source, weights)
+    except FloatingPointError:  # GenAI's reader has no better numbers
+        raise
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # a broken file
         raise ConfigError(f"{source}: {type(error).__name__}: {error}") from error
     openvino.save_model(model, target / "openvino_model.xml", compress_to_fp16=False)
