@@ -63,7 +63,7 @@ def check_complete(path: Path) -> None:
         last = max((offset + _size(shape, type) for shape, type, offset in _tensors(file, num_tensors)), default=1)
         alignment = values.get(_ALIGNMENT) or 32
         if not isinstance(alignment, int):
-            raise ValueError(f"{path} is broken: its alignment is no number")
+            raise ValueError(f"{path} is broken: its alignment is not a number")
         size, needed = path.stat().st_size, -(-file.tell() // alignment) * alignment + last
     if size < needed:
         raise ValueError(f"{path} is cut short: it holds {size:,} bytes, its header describes {needed:,}")

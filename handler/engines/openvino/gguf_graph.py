@@ -118,7 +118,7 @@ def _compare(
 
 
 def _apart(exact: Any, values: Any, slack: Any, period: Any) -> float:
-    """Return the sum of differences; infinity where rounding does not explain one, or one is no number."""
+    """Return the sum of differences; infinity where rounding does not explain one, or one is not a number."""
     import numpy as np
 
     with np.errstate(invalid="ignore"):

@@ -226,7 +226,7 @@ def test_a_whole_gguf_file_is_taken(tmp_path: Path) -> None:
         (WHOLE[:-16], "is cut short: it holds"),
         (WHOLE[:-1], r"is cut short: it holds 239 bytes, its header describes 240"),
         (gguf_file(ARCHITECTURE, TOKENS, SPLIT), "is one of 3 parts of a model: join them with"),
-        (gguf_file(ARCHITECTURE, TOKENS, pair(b"general.alignment", 8, string(b"x"))), "its alignment is no number"),
+        (gguf_file(ARCHITECTURE, TOKENS, pair(b"general.alignment", 8, string(b"x"))), "its alignment is not a number"),
         (gguf_file(ARCHITECTURE, TOKENS, count=1 << 63), "its header has|ends inside its header"),
         (gguf_file(struct.pack("<Q", 1 << 62)), "its header has a string of 4,611,686,018,427,387,904 bytes"),
         (gguf_file(struct.pack("<Q", 1000)), "ends inside its header"),
