@@ -38,7 +38,7 @@ def context_length(path: Path) -> int | None:
             key = _string(file)
             value = _value(file, _read(file, "I"))
             if key.endswith(b".context_length") and isinstance(value, int):
-                return value
+                return value if value > 0 else None
     return None
 
 

@@ -20,7 +20,7 @@ from handler.core.errors import ConfigError
 from handler.engines.model_cache import UNKNOWN_LAYOUT, fingerprint, make_once, run_converter
 from handler.engines.openvino import gguf
 from handler.engines.openvino.gguf_graph import FULL, KEPT, replace_weights
-from handler.engines.openvino.ir_files import PRECISION
+from handler.engines.openvino.ir_files import PRECISION, check_directory, parts
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +42,16 @@ def exact_model(source: Path, cache: Path, weights: str) -> Path:
         weights: their form, see `replace_weights`.
 
     Raises:
-        ConfigError: it is no GGUF file, or its layout is unknown.
+        ConfigError: it is no GGUF file, its layout is unknown, or what is beside it is not complete.
     """
     try:
         name = fingerprint(f"{RECIPE} {weights}".encode(), [source])
-        for place in (source.parent / "converted", cache):
-            if (place / name).is_dir():
-                return place / name
+        beside = source.parent / "converted" / name
+        if beside.is_dir():
+            check_directory(beside, parts(vision=False))
+            return beside
+        if (cache / name).is_dir():
+            return cache / name
         types = gguf.matrix_types(source)  # raises for other files
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {source}: {error}") from error

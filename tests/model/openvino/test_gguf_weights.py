@@ -308,6 +308,16 @@ def test_weights_of_16_bits_stay_as_they_are(tmp_path: Path, caplog: pytest.LogC
     assert "become" not in caplog.text
 
 
+def test_a_result_beside_the_file_must_be_complete(tmp_path: Path) -> None:
+    source = tmp_path / "small.gguf"
+    write_small(source, Kind.Q8_0)
+    made = exact_model(source, tmp_path / "converted", "own")
+    assert exact_model(source, tmp_path / "cache", "own") == made
+    (made / "openvino_model.bin").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"openvino_model\.bin is cut short: it holds 0 bytes"):
+        exact_model(source, tmp_path / "cache", "own")
+
+
 def test_makers_that_start_together_share_one_result(tmp_path: Path) -> None:
     source = tmp_path / "small.gguf"
     write_small(source, Kind.Q4_1)

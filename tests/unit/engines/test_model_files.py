@@ -175,6 +175,7 @@ def test_a_missing_graph_is_not_taken_for_another_kind_of_model(tmp_path: Path) 
             b'{"max_position_embeddings": "many"}',
             r"config\.json: max_position_embeddings must be a whole",
         ),
+        ("config.json", b'{"text_config": 5}', r"config\.json: text_config must be an object"),
     ],
 )
 def test_a_broken_configuration_is_refused(tmp_path: Path, name: str, data: bytes, message: str) -> None:
@@ -212,6 +213,14 @@ WHOLE = gguf_file(ARCHITECTURE, NUMBERS, TOKENS)
 def test_a_whole_gguf_file_is_taken(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(WHOLE)
     gguf.check_complete(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize(("kind", "value", "expected"), [(4, 8, 8), (5, -8, None), (4, 0, None)])
+def test_a_context_without_tokens_is_none(tmp_path: Path, kind: int, value: int, expected: int | None) -> None:
+    code = {4: "I", 5: "i"}[kind]
+    data = gguf_file(pair(b"llama.context_length", kind, struct.pack("<" + code, value)), ARCHITECTURE, TOKENS)
+    (tmp_path / "a.gguf").write_bytes(data)
+    assert gguf.context_length(tmp_path / "a.gguf") == expected
 
 
 @pytest.mark.parametrize(
