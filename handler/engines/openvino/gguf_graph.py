@@ -61,6 +61,7 @@ def replace_weights(model: Any, path: Path, weights: str) -> None:
     computed, scaled = _rotary(reader, vectors)
     odd = _replace_vectors(nodes, {**vectors, _ROTARY: computed}, {**vectors, _ROTARY: scaled})
     odd += [n for n in vectors if n.endswith(".bias") and n.split(".")[-2] in heads]
+    odd += [n for n, t in tensors.items() if len(t.shape) not in (1, 2)]  # experts, for one
     sources: list[_Source] = []
     for root, values_of in _matrices(nodes):
         rows, columns = root.get_output_shape(0)

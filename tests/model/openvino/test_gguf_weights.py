@@ -326,10 +326,13 @@ def test_makers_that_start_together_share_one_result(tmp_path: Path) -> None:
     assert models == [models[0]] * 3
 
 
-@pytest.mark.parametrize("name", ["rope_freqs.weight", "blk.0.attn_q.bias", "blk.0.ffn_extra.weight"])
-def test_weights_that_the_graph_leaves_out_are_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "shape"), [
+    ("rope_freqs.weight", HIDDEN), ("blk.0.attn_q.bias", HIDDEN), ("blk.0.ffn_extra.weight", (32, 64)),
+    ("blk.0.ffn_up_exps.weight", (2, 32, 64)),
+])  # fmt: skip
+def test_weights_that_the_graph_leaves_out_are_refused(tmp_path: Path, name: str, shape: Any) -> None:
     source = tmp_path / "small.gguf"
-    extra = np.full((32, 64) if "ffn" in name else HIDDEN, 0.5, np.float32)
+    extra = np.full(shape, 0.5, np.float32)
     write_small(source, Kind.Q8_0, more={name: extra})
     with pytest.raises(ConfigError, match=name):
         exact_model(source, tmp_path / "cache", "exact")
