@@ -6,9 +6,10 @@ Format: github.com/ggml-org/ggml, docs/gguf.md, version 2 and 3, little-endian.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +18,11 @@ _STRING, _ARRAY = 8, 9
 _MAX_STRING = 1 << 26  # bytes; a chat template has some thousands
 _NEEDED = {b"general.architecture": "model", b"tokenizer.ggml.tokens": "tokenizer"}
 _MAX_DIMENSIONS = 4  # ggml's own limit
+_PARTS, _ALIGNMENT = b"split.count", b"general.alignment"
+_USED = (_PARTS, _ALIGNMENT)  # keys whose values `check_complete` needs
+_BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 10: (256, 84)}
+_BLOCKS |= {11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 30: (1, 2)}
+"""Weights in a block, and its bytes, by ggml's number of the type; others are not read by OpenVINO."""
 _LFS_POINTER = b"version https://git-lfs"  # start of the file that a clone without Git LFS has instead
 
 
@@ -30,26 +36,37 @@ def context_length(path: Path) -> int | None:
         _, num_values = _begin(file)
         for key, value in _pairs(file, num_values):
             if key.endswith(b".context_length") and isinstance(value, int):
-                return value
+                return value if value > 0 else None
     return None
 
 
 def check_complete(path: Path) -> None:
-    """Check that the file is not cut short: OpenVINO would read past its end, and crash.
+    """Check that the file is whole: OpenVINO would read past its end, and crash or take zeros for weights.
 
     Raises:
-        ValueError: not a GGUF file, or its header describes more than the file holds.
+        ValueError: not a GGUF file, one of several parts, or its header describes more than the file holds.
     """
     with path.open("rb") as file:
         num_tensors, num_values = _begin(file)
-        keys = {key for key, _ in _pairs(file, num_values)}
+        values = {key: value if key in _USED else None for key, value in _pairs(file, num_values)}
         for key, what in _NEEDED.items():
-            if key not in keys:
+            if key not in values:
                 raise ValueError(f"{path} holds no {what}: its header lacks {key.decode()}")
-        last = max((offset for _, _, offset in _tensors(file, num_tensors)), default=0)
-        size, needed = path.stat().st_size, file.tell() + last
-    if size <= needed:
-        raise ValueError(f"{path} is cut short: it holds {size:,} bytes, its header describes more than {needed:,}")
+        if isinstance(parts := values.get(_PARTS), int) and parts > 1:
+            raise ValueError(f"{path} is one of {parts} parts of a model: join them with `llama-gguf-split --merge`")
+        last = max((offset + _size(shape, type) for shape, type, offset in _tensors(file, num_tensors)), default=1)
+        alignment = values.get(_ALIGNMENT) or 32
+        if not isinstance(alignment, int):
+            raise ValueError(f"{path} is broken: its alignment is not a number")
+        size, needed = path.stat().st_size, -(-file.tell() // alignment) * alignment + last
+    if size < needed:
+        raise ValueError(f"{path} is cut short: it holds {size:,} bytes, its header describes {needed:,}")
+
+
+def _size(shape: Sequence[int], type: int) -> int:
+    """Return the bytes of a tensor: at least one, where the type is unknown."""
+    weights, size = _BLOCKS.get(type, (1, 0))
+    return max(1, math.prod(shape) // weights * size)
 
 
 def matrix_types(path: Path) -> set[int]:
@@ -62,7 +79,7 @@ def matrix_types(path: Path) -> set[int]:
         num_tensors, num_values = _begin(file)
         for _ in _pairs(file, num_values):
             pass  # the tensors come after them
-        return {kind for num_dimensions, kind, _ in _tensors(file, num_tensors) if num_dimensions > 1}
+        return {kind for shape, kind, _ in _tensors(file, num_tensors) if len(shape) > 1}
 
 
 def _pairs(file: BinaryIO, count: int) -> Iterator[tuple[bytes, object]]:
@@ -71,14 +88,14 @@ def _pairs(file: BinaryIO, count: int) -> Iterator[tuple[bytes, object]]:
         yield _string(file), _value(file, _read(file, "I"))
 
 
-def _tensors(file: BinaryIO, count: int) -> Iterator[tuple[int, int, int]]:
-    """Read each tensor's number of dimensions, its type and its offset."""
+def _tensors(file: BinaryIO, count: int) -> Iterator[tuple[list[int], int, int]]:
+    """Read each tensor's shape, its type and its offset."""
     for _ in range(count):
         _string(file)
         if (num_dimensions := _read(file, "I")) > _MAX_DIMENSIONS:
             raise ValueError(f"{file.name} is broken: its header has a tensor of {num_dimensions:,} dimensions")
-        file.seek(8 * num_dimensions, 1)  # its shape
-        yield num_dimensions, _read(file, "I"), _read(file, "Q")
+        shape = [_read(file, "Q") for _ in range(num_dimensions)]
+        yield shape, _read(file, "I"), _read(file, "Q")
 
 
 def _begin(file: BinaryIO) -> tuple[int, int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,8 +15,9 @@ FULL = frozenset({"F32", "F16", "BF16"})
 """Kinds of weights that are not quantized."""
 KEPT = {"Q4_0": "u4", "Q4_1": "u4", "Q4_K": "u4", "Q8_0": "i8"}
 """Kinds whose blocks `exact_blocks` keeps as they are, and their forms."""
-_CHECKED = 1024  # rows of a matrix, at most, that are compared with the file's
-_CHUNK = 4096  # rows of a matrix that are quantized at a time
+_CHECKED = 1024  # rows of a matrix, at most, by which the file's is found
+_CHUNK = 4096  # rows of a matrix that are compared or quantized at a time
+_ROTARY, _DIVISORS = "rotary frequencies", "rope_freqs.weight"
 
 
 class _Matrix(NamedTuple):
@@ -27,31 +29,6 @@ class _Matrix(NamedTuple):
 
     form: str
     arrays: tuple[Any, ...]
-
-
-class _Rounded(NamedTuple):
-    """Some rows of a matrix of the graph, with the first one.
-
-    Attributes:
-        root: the matrix's node.
-        rows: their numbers.
-        values: their weights.
-        slack: the largest difference that rounding makes; unlimited for a scale of 0.
-        period: of the differences that a zero point makes which overflowed its bits.
-    """
-
-    root: Any
-    rows: Any
-    values: Any
-    slack: Any
-    period: Any
-
-    def is_of(self, exact: Any) -> bool:
-        """Whether rounding makes these rows of the exact ones."""
-        import numpy as np
-
-        moved = exact.reshape(self.values.shape) - self.values
-        return bool(np.all(np.abs(moved - self.period * np.rint(moved / self.period)) <= self.slack))
 
 
 class _Source(NamedTuple):
@@ -72,6 +49,7 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
 
     Raises:
         ConfigError: the layout of the file or the graph is unknown.
+        FloatingPointError: a weight is infinite or not a number.
     """
     import numpy as np
     from gguf import GGUFReader
@@ -81,32 +59,86 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
     heads = _interleaved(reader)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     vectors = {n: dequantize(t.data, t.tensor_type) for n, t in tensors.items() if len(t.shape) == 1}
-    first = {n: dequantize(t.data[:1], t.tensor_type)[0] for n, t in tensors.items() if len(t.shape) == 2}
-    odd = _replace_vectors(nodes, {**vectors, "rotary frequencies": _rotary(reader)})
+    first = {n: dequantize(t.data[:1], t.tensor_type) for n, t in tensors.items() if len(t.shape) == 2}
+    for name, vector in vectors.items():
+        _check_finite(name, vector)
+    computed, scaled = _rotary(reader, vectors)
+    odd = _replace_vectors(nodes, {**vectors, _ROTARY: computed}, {**vectors, _ROTARY: scaled})
     odd += [n for n in vectors if n.endswith(".bias") and n.split(".")[-2] in heads]
+    odd += [n for n, t in tensors.items() if len(t.shape) not in (1, 2)]  # experts, for one
     sources: list[_Source] = []
-    for matrix in _matrices(nodes):
-        rows, columns = matrix.root.get_output_shape(0)
-        row = matrix.values[0].reshape(columns)  # the first in either order of rows; only equal matrices share it
+    for root, values_of in _matrices(nodes):
+        rows, columns = root.get_output_shape(0)
+        begin = values_of(np.zeros(1, np.int64))  # the first in either order of rows
         fitting = [n for n in first if list(tensors[n].shape) == [columns, rows]]
-        for name in sorted(fitting, key=lambda n: float(np.abs(first[n] - row).max()))[:2]:
-            tensor, order = tensors[name], np.arange(rows)
-            if number := heads.get(name.split(".")[-2]):
-                order = order.reshape(number, -1, 2).swapaxes(1, 2).ravel()
-            if matrix.is_of(dequantize(tensor.data[order[matrix.rows]], tensor.tensor_type)):
-                break
-        else:
-            raise ConfigError(f"no matrix of {path} is what OpenVINO GenAI has as {matrix.root.get_friendly_name()}")
+        near = {n: _order(rows, heads.get(n.split(".")[-2])) for n in fitting if _apart(first[n], *begin) < np.inf}
+        apart = _compare(tensors, near, values_of, np.unique(np.linspace(0, rows - 1, min(rows, _CHECKED)).astype(int)))
+        if len(apart) > 1:  # equal in these rows, as embeddings of which a training changed a few
+            apart = _compare(tensors, {n: near[n] for n in apart}, values_of, np.arange(rows))
+        if not apart:
+            for name in fitting:
+                _check_finite(name, dequantize(tensors[name].data, tensors[name].tensor_type))
+            raise ConfigError(f"no matrix of {path} is what OpenVINO GenAI has as {root.get_friendly_name()}")
+        name = min(apart, key=lambda n: apart[n])
         del first[name]
-        if weights == "exact" or tensor.tensor_type.name not in FULL:
-            sources.append(_Source(matrix.root, tensor, order))
+        if weights == "exact" or tensors[name].tensor_type.name not in FULL:
+            sources.append(_Source(root, tensors[name], near[name]))
+        else:
+            _check_finite(name, tensors[name].data)
     if odd or first:
         raise ConfigError(f"OpenVINO GenAI does not use all weights of {path}: {', '.join([*odd, *first])}")
     _replace_matrices(sources, weights)
 
 
-def _replace_vectors(nodes: Iterable[Any], vectors: dict[str, Any]) -> list[str]:
-    """Replace vectors that are equal up to f16, in which a F16 file's graph is saved; return the unused names."""
+def _check_finite(name: str, *arrays: Any) -> None:
+    """Raise FloatingPointError where a tensor's numbers are infinite or none: a model with one answers noise."""
+    import numpy as np
+
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise FloatingPointError(f"{name} has weights that are infinite or not numbers")
+
+
+def _order(rows: int, heads: int | None) -> Any:
+    """Return the order of a matrix's rows in the graph."""
+    import numpy as np
+
+    order = np.arange(rows)
+    return order.reshape(heads, -1, 2).swapaxes(1, 2).ravel() if heads else order
+
+
+def _compare(
+    tensors: dict[str, Any], orders: dict[str, Any], values_of: Callable[[Any], tuple[Any, Any, Any]], rows: Any
+) -> dict[str, float]:
+    """Return those of the matrices that are the graph's in all of `rows`, with their distances from it."""
+    import numpy as np
+    from gguf.quants import dequantize
+
+    apart = dict.fromkeys(orders, 0.0)
+    for begin in range(0, len(rows), _CHUNK):
+        some = rows[begin : begin + _CHUNK]
+        graph = values_of(some)
+        for name, order in orders.items():
+            apart[name] += _apart(dequantize(tensors[name].data[order[some]], tensors[name].tensor_type), *graph)
+    return {name: distance for name, distance in apart.items() if distance < np.inf}
+
+
+def _apart(exact: Any, values: Any, slack: Any, period: Any) -> float:
+    """Return the sum of differences; infinity where rounding does not explain one, or one is not a number."""
+    import numpy as np
+
+    with np.errstate(invalid="ignore"):
+        moved = exact - values
+        moved = np.abs(moved - period * np.rint(moved / period))
+    return float(moved.sum()) if np.all(moved <= slack) else float("inf")
+
+
+def _replace_vectors(nodes: Iterable[Any], vectors: dict[str, Any], exact: dict[str, Any]) -> list[str]:
+    """Replace vectors that are equal up to f16, in which a F16 file's graph is saved; return the unused names.
+
+    Args:
+        vectors: as GenAI's reader makes them.
+        exact: what to put in their places.
+    """
     import numpy as np
     from openvino import opset13
 
@@ -116,34 +148,52 @@ def _replace_vectors(nodes: Iterable[Any], vectors: dict[str, Any]) -> list[str]
             data = node.data.ravel()
             same = [n for n, v in vectors.items() if v.size == data.size and np.allclose(v, data, 1e-3, 1e-7)]
             if same:
-                exact = vectors[same[0]].reshape(node.data.shape)
-                node.output(0).replace(opset13.constant(exact, np.float32).output(0))
+                nearest = min(same, key=lambda n: float(np.abs(vectors[n] - data).max()))
+                value = exact[nearest].reshape(node.data.shape)
+                node.output(0).replace(opset13.constant(value, np.float32).output(0))
                 unused -= set(same)
     return sorted(unused)
 
 
-def _matrices(nodes: Iterable[Any]) -> Iterator[_Rounded]:
-    """Find the graph's matrices."""
-    import numpy as np
+def _matrices(nodes: Iterable[Any]) -> Iterator[tuple[Any, Callable[[Any], tuple[Any, Any, Any]]]]:
+    """Yield the graph's matrices: the node, and a function of the numbers of rows.
 
+    It returns their values, the largest difference by rounding (unlimited for a scale of 0), and the period of
+    differences by a zero point that overflowed its bits.
+    """
     for root in nodes:
         shape = root.get_output_partial_shape(0) if root.get_type_name() == "Convert" else None
         if shape is None or not shape.is_static or len(shape) != 2 or _type(root) != "f32":
             continue
         node = _input(root)
         node = _input(node) if node.get_type_name() == "Reshape" else node
-        last = shape[0].get_length() - 1
-        rows = np.unique(np.linspace(0, last, min(last + 1, _CHECKED), dtype=np.int64))
-        if node.get_type_name() == "Constant":  # F16, and Q6_K, which GenAI's reader turns into f16
-            values = node.data[rows].astype(np.float32)
-            yield _Rounded(root, rows, values, np.abs(values) * 2**-10 + 2**-24, 1e30)
-        else:  # Multiply(Subtract(Convert(whole), Convert(zero)), scale)
-            whole, zero = (_input(_input(_input(node), port)) for port in (0, 1))
-            scale = _input(node, 1).data[rows].astype(np.float32)
-            # Half a step for the zero point, and the rounding of scales and minimums (Q4_K).
-            slack = np.where(scale == 0, np.inf, np.abs(scale) * 0.52 + 1e-6)
-            period = np.where(scale == 0, 1, scale * {"u4": 16, "u8": 256}[_type(whole)])
-            yield _Rounded(root, rows, (_whole(whole, rows) - _whole(zero, rows)) * scale, slack, period)
+        is_plain = node.get_type_name() == "Constant"  # F16, and Q6_K, which GenAI's reader turns into f16
+        yield root, functools.partial(_plain if is_plain else _grouped, node)
+
+
+def _plain(constant: Any, rows: Any) -> tuple[Any, Any, Any]:
+    import numpy as np
+
+    values = constant.data[rows].astype(np.float32)
+    return values, np.abs(values) * 2**-10 + 2**-24, 1e30
+
+
+def _grouped(node: Any, rows: Any) -> tuple[Any, Any, Any]:
+    """Compute `(whole - zero) * scale` of Multiply(Subtract(Convert(whole), Convert(zero)), scale)."""
+    import numpy as np
+
+    whole, zero = (_input(_input(_input(node), port)) for port in (0, 1))
+    scale = _input(node, 1).data[rows].astype(np.float32)
+    # Half a step for the zero point, and the rounding of scales and minimums (Q4_K).
+    slack = np.where(scale == 0, np.inf, np.abs(scale) * 0.52 + 1e-6)
+    period = np.where(scale == 0, 1, scale * {"u4": 16, "u8": 256}[_type(whole)])
+    values = (_whole(whole, rows) - _whole(zero, rows)) * scale
+    count = len(rows)
+    return (
+        values.reshape(count, -1),
+        np.broadcast_to(slack, values.shape).reshape(count, -1),
+        np.broadcast_to(period, values.shape).reshape(count, -1),
+    )
 
 
 def _input(node: Any, port: int = 0) -> Any:
@@ -179,23 +229,27 @@ def _matrix(source: _Source, weights: Weights) -> _Matrix:
 
     tensor, order = source.tensor, source.order
     if weights != "rows" and (found := exact_blocks(tensor)):
+        _check_finite(tensor.name, *found[1][1:])
         return _Matrix(found[0], tuple(array[order] for array in found[1]))
     if weights == "exact":
-        return _Matrix("f32", (dequantize(tensor.data, tensor.tensor_type)[order],))
+        values = dequantize(tensor.data, tensor.tensor_type)[order]
+        _check_finite(tensor.name, values)
+        return _Matrix("f32", (values,))
     group = int(tensor.shape[0]) if weights == "rows" else 32
     parts = [
-        _eight_bits(dequantize(tensor.data[order[begin : begin + _CHUNK]], tensor.tensor_type), group)
+        _eight_bits(tensor.name, dequantize(tensor.data[order[begin : begin + _CHUNK]], tensor.tensor_type), group)
         for begin in range(0, len(order), _CHUNK)
     ]
     return _Matrix("i8", tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def _eight_bits(values: Any, group: int) -> tuple[Any, Any]:
+def _eight_bits(name: str, values: Any, group: int) -> tuple[Any, Any]:
     """Quantize rows to whole numbers of -127 to 127, and a scale for each group of a row's weights."""
     import numpy as np
 
     groups = values.reshape(values.shape[0], -1, group)
     scale = (np.abs(groups).max(-1, keepdims=True) / 127).astype(np.float32)
+    _check_finite(name, scale)
     return np.rint(groups / np.where(scale == 0, 1, scale)).clip(-127, 127).astype(np.int8), scale
 
 
@@ -292,11 +346,27 @@ def _interleaved(reader: Any) -> dict[str, int]:
     return {"attn_q": heads.contents(), "attn_k": shared.contents()}
 
 
-def _rotary(reader: Any) -> Any:
-    """Compute the rotary frequencies as GenAI's reader does."""
+def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
+    """Compute the rotary frequencies as GenAI's reader does, and scale them as llama.cpp does.
+
+    Llama 3.1 and later have a vector of divisors, which is taken out of `vectors`. Other files may have one divisor.
+
+    Raises:
+        ConfigError: the graph cannot rotate as the file says.
+    """
     import numpy as np
 
     prefix = reader.get_field("general.architecture").contents()
-    number = {key.removeprefix(prefix): field.contents() for key, field in reader.fields.items() if prefix in key}
+    number = {k.removeprefix(prefix): f.contents() for k, f in reader.fields.items() if k.startswith(prefix)}
     size = number.get(".attention.key_length", number[".embedding_length"] // number[".attention.head_count"])
-    return 1 / np.float32(number.get(".rope.freq_base", 1e4)) ** (np.arange(0, size, 2, dtype=np.float32) / size)
+    if number.get(".rope.dimension_count", size) != size:
+        raise ConfigError(f"OpenVINO GenAI rotates all {size} dimensions, not {number['.rope.dimension_count']}")
+    frequencies = 1 / np.float32(number.get(".rope.freq_base", 1e4)) ** (np.arange(0, size, 2, dtype=np.float32) / size)
+    divisor = number.get(".rope.scaling.factor", number.get(".rope.scale_linear", 1)) or 1
+    kind = number.get(".rope.scaling.type", "linear")
+    if divisor != 1 and kind not in ("linear", "none"):
+        raise ConfigError(f"OpenVINO GenAI does not know this scaling of positions: {kind}")
+    scaled = frequencies if kind == "none" else frequencies / np.float32(divisor)
+    if (divisors := vectors.get(_DIVISORS)) is not None and divisors.size == scaled.size:
+        scaled = scaled / vectors.pop(_DIVISORS)
+    return frequencies, scaled

@@ -22,15 +22,16 @@ from handler.core.errors import ConfigError
 from handler.engines.model_cache import UNKNOWN_LAYOUT, UnknownLayout, fingerprint, make_once, run_converter
 from handler.engines.openvino import gguf
 from handler.engines.openvino.gguf_graph import FULL, KEPT, Weights, replace_weights
-from handler.engines.openvino.ir_files import PRECISION
+from handler.engines.openvino.ir_files import PRECISION, check_directory, parts
 
 log = logging.getLogger(__name__)
 
-_UNREADABLE = "gguf_tensor_to_f16 failed"  # GenAI's message of a kind of weights that its reader lacks
+_UNREADABLE = ("gguf_tensor_to_f16 failed", "Unsupported quantization type")
+"""GenAI's messages of a kind of weights that its reader lacks."""
 
 _MAX_ROWS_FILE = 1 << 30  # bytes of a file whose weights become `rows` by default
 
-RECIPE = "3"  # part of every fingerprint: change it with the conversion
+RECIPE = "4"  # part of every fingerprint: change it with the conversion
 SCRIPT = "import sys; from handler.engines.openvino.gguf_weights import main; main(*sys.argv[1:], weights={!r})"
 
 
@@ -43,14 +44,18 @@ def converted_model(source: Path, cache: Path, weights: Weights) -> Path:
         weights: their form, see `replace_weights`.
 
     Raises:
-        ConfigError: it is no GGUF file, or it cannot be converted; `UnknownLayout` if for its layout.
+        ConfigError: it is no GGUF file, it cannot be converted (`UnknownLayout` if for its layout), or the directory
+            beside it is not complete.
     """
     try:
         name = fingerprint(f"{RECIPE} {weights}".encode(), [source])
         note = cache / fingerprint(f"{RECIPE} {weights} unknown to {version('openvino-genai')}".encode(), [source])
-        for place in (source.parent / "converted", cache):
-            if (place / name).is_dir():
-                return place / name
+        beside = source.parent / "converted" / name
+        if beside.is_dir():
+            check_directory(beside, parts(vision=False))
+            return beside
+        if (cache / name).is_dir():
+            return cache / name
         if note.is_file():
             raise UnknownLayout(note.read_text())
         kinds = _kinds(source)  # raises for other files
@@ -121,10 +126,14 @@ def main(source: str, target: str, weights: Weights) -> None:
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(UNKNOWN_LAYOUT)
-    except (MemoryError, RuntimeError) as error:
-        if _UNREADABLE in str(error):
+    except FloatingPointError as error:
+        sys.exit(str(error))
+    except (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError) as error:
+        if any(message in str(error) for message in _UNREADABLE):
             kinds = ", ".join(sorted(_kinds(Path(source))))
             sys.exit(f"OpenVINO GenAI does not read all of its kinds of weights, which are {kinds}")
+        if isinstance(error, LookupError):  # of GenAI's reader, which does not name it
+            sys.exit("OpenVINO GenAI misses a key or a tensor in the file")
         sys.exit(f"{type(error).__name__}: {error}")
 
 
@@ -133,6 +142,7 @@ def write_model(source: Path, target: Path, weights: Weights) -> None:
 
     Raises:
         ConfigError: the layout of the file or the graph is unknown.
+        FloatingPointError: a weight is infinite or not a number.
     """
     import openvino
     import openvino_genai
@@ -152,6 +162,8 @@ def write_model(source: Path, target: Path, weights: Weights) -> None:
     model = openvino.Core().read_model(scratch / "openvino_model.xml")
     try:
         replace_weights(model, source, weights)
+    except FloatingPointError:  # GenAI's reader has no better numbers
+        raise
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # a broken file
         raise ConfigError(f"{source}: {type(error).__name__}: {error}") from error
     openvino.save_model(model, target / "openvino_model.xml", compress_to_fp16=False)

@@ -26,9 +26,9 @@ from gguf import GGMLQuantizationType as Kind
 from handler.core import child_processes
 from handler.core.errors import ConfigError
 from handler.engines import model_cache
-from handler.engines.openvino import gguf_weights
+from handler.engines.openvino import gguf_graph, gguf_weights
 from handler.engines.openvino.gguf_graph import exact_blocks
-from handler.engines.openvino.gguf_weights import converted_model, default_weights, writable
+from handler.engines.openvino.gguf_weights import converted_model, default_weights, writable, write_model
 from handler.engines.openvino.pipeline import properties
 from tests.doubles.hub import serve_hub
 from tests.servers import ANSWER_LIMIT, serve
@@ -144,8 +144,15 @@ def quantized(kind: Kind, shape: tuple[int, int], random: np.random.Generator) -
     return values.astype(np.float16) if kind is Kind.F16 else gguf.quants.quantize(values, kind)
 
 
-def write_small(path: Path, kind: Kind, architecture: str = "llama", more: dict[str, Any] | None = None) -> None:
-    """A GGUF file that OpenVINO GenAI reads, its matrices quantized as `kind`."""
+def write_small(
+    path: Path,
+    kind: Kind,
+    architecture: str = "llama",
+    more: dict[str, Any] | None = None,
+    keys: dict[str, Any] | None = None,
+    spread: float = 0.1,
+) -> None:
+    """A GGUF file that OpenVINO GenAI reads, its matrices quantized as `kind`, with norms of 1 ± `spread`."""
     random, writer = np.random.default_rng(7), gguf.GGUFWriter(path, architecture)
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
@@ -174,9 +181,11 @@ def write_small(path: Path, kind: Kind, architecture: str = "llama", more: dict[
         writer.add_tensor(f"{name}.weight", quantized(kind, shape, random), raw_dtype=kind)
     vectors = [f"blk.{layer}.{name}" for layer in range(LAYERS) for name in ("attn_norm", "ffn_norm")]
     for name in [*vectors, "output_norm"]:
-        writer.add_tensor(f"{name}.weight", random.normal(1, 0.1, HIDDEN).astype(np.float32))
+        writer.add_tensor(f"{name}.weight", random.normal(1, spread, HIDDEN).astype(np.float32))
     for name, value in (more or {}).items():
         writer.add_tensor(name, value)
+    for name, value in (keys or {}).items():
+        writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -325,6 +334,16 @@ def test_weights_of_16_bits_stay_as_they_are(tmp_path: Path, caplog: pytest.LogC
     assert changes(caplog) == []
 
 
+def test_a_result_beside_the_file_must_be_complete(tmp_path: Path) -> None:
+    source = tmp_path / "small.gguf"
+    write_small(source, Kind.Q8_0)
+    made = converted_model(source, tmp_path / "converted", "blocks")
+    assert converted_model(source, tmp_path / "cache", "blocks") == made
+    (made / "openvino_model.bin").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"openvino_model\.bin is cut short: it holds 0 bytes"):
+        converted_model(source, tmp_path / "cache", "blocks")
+
+
 def test_makers_that_start_together_share_one_result(tmp_path: Path) -> None:
     source = tmp_path / "small.gguf"
     write_small(source, Kind.Q4_1)
@@ -333,14 +352,106 @@ def test_makers_that_start_together_share_one_result(tmp_path: Path) -> None:
     assert models == [models[0]] * 3
 
 
-@pytest.mark.parametrize("name", ["rope_freqs.weight", "blk.0.attn_q.bias", "blk.0.ffn_extra.weight"])
-def test_weights_that_the_graph_leaves_out_are_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "shape"), [
+    ("rope_freqs.weight", HIDDEN), ("blk.0.attn_q.bias", HIDDEN), ("blk.0.ffn_extra.weight", (32, 64)),
+    ("blk.0.ffn_up_exps.weight", (2, 32, 64)),
+])  # fmt: skip
+def test_weights_that_the_graph_leaves_out_are_refused(tmp_path: Path, name: str, shape: Any) -> None:
     source = tmp_path / "small.gguf"
-    extra = np.full((32, 64) if "ffn" in name else HIDDEN, 0.5, np.float32)
+    extra = np.full(shape, 0.5, np.float32)
     write_small(source, Kind.Q8_0, more={name: extra})
     with pytest.raises(ConfigError, match=name):
         converted_model(source, tmp_path / "cache", "exact")
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+
+
+FREQUENCIES = 1 / 10000 ** (np.arange(0, 64, 2) / 64)
+DIVISORS = np.geomspace(1, 8, 32, dtype=np.float32)
+
+
+@pytest.mark.parametrize(("keys", "more", "expected"), [
+    ({}, {"rope_freqs.weight": DIVISORS}, FREQUENCIES / DIVISORS),
+    ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}, {}, FREQUENCIES / 4),
+    ({"llama.rope.scale_linear": 4.0}, {}, FREQUENCIES / 4),
+    ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, {}, FREQUENCIES),
+])  # fmt: skip
+def test_positions_are_scaled_as_the_file_says(
+    tmp_path: Path, keys: dict[str, Any], more: dict[str, Any], expected: Any
+) -> None:
+    source = tmp_path / "small.gguf"
+    write_small(source, Kind.Q8_0, keys=keys, more=more)
+    held = weights_of(converted_model(source, tmp_path / "cache", "blocks") / "openvino_model.xml")
+    found = [weight.ravel() for weight in held if weight.size == len(expected)]
+    assert found
+    assert all(np.allclose(weight, expected, 1e-6, 0) for weight in found)
+
+
+@pytest.mark.parametrize(("keys", "message"), [
+    ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "does not know this scaling.*: yarn"),
+    ({"llama.rope.dimension_count": 32}, "rotates all 64 dimensions, not 32"),
+])  # fmt: skip
+def test_positions_that_the_graph_cannot_rotate_are_refused(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
+    source = tmp_path / "small.gguf"
+    write_small(source, Kind.Q8_0, keys=keys)
+    with pytest.raises(model_cache.UnknownLayout, match=message):
+        converted_model(source, tmp_path / "cache", "exact")
+
+
+def test_norms_that_are_nearly_equal_are_not_mistaken(tmp_path: Path) -> None:
+    source = tmp_path / "small.gguf"
+    write_small(source, Kind.Q8_0, spread=1e-4)
+    held = weights_of(converted_model(source, tmp_path / "cache", "exact") / "openvino_model.xml")
+    norms = [weight.ravel() for weight in held if weight.size == HIDDEN]
+    for tensor in gguf.GGUFReader(source).tensors:
+        assert "norm" not in tensor.name or any(np.array_equal(norm, tensor.data) for norm in norms), tensor.name
+
+
+def test_matrices_that_differ_in_one_row_are_not_mistaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row is none of those that are compared first, and the file has the layers in another order than the graph."""
+    source, row = tmp_path / "small.gguf", 100
+    write_small(source, Kind.Q8_0)
+    swapped = (
+        source.read_bytes().replace(b"blk.0.", b"blk.x.").replace(b"blk.1.", b"blk.0.").replace(b"blk.x.", b"blk.1.")
+    )
+    source.write_bytes(swapped)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(source, "r+").tensors}
+    up = [tensors[f"blk.{layer}.ffn_up.weight"].data for layer in range(LAYERS)]
+    up[0][:row], up[0][row + 1 :] = up[1][:row], up[1][row + 1 :]
+    monkeypatch.setattr(gguf_graph, "_CHECKED", 16)
+    write_model(source, tmp_path / "model", "exact")
+    held = [w for w in weights_of(tmp_path / "model" / "openvino_model.xml") if w.shape == (2 * FEED, HIDDEN)]
+    assert len(held) == LAYERS
+    for weights, data in zip(held, up, strict=True):  # gate, then up
+        assert np.allclose(weights[FEED + row], gguf.quants.dequantize(data[row : row + 1], Kind.Q8_0)[0], 0, 1e-6)
+
+
+@pytest.mark.parametrize(("kind", "number", "row", "weights"), [
+    (Kind.Q8_0, np.inf, 0, "exact"), (Kind.Q8_0, np.nan, 100, "exact"), (Kind.Q8_0, np.inf, 100, "rows"),
+    (Kind.Q4_1, np.nan, 100, "blocks"), (Kind.F16, np.nan, 0, "blocks"), (Kind.F16, np.inf, 100, "blocks"),
+])  # fmt: skip
+def test_weights_that_are_no_numbers_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, number: float, row: int, weights: gguf_graph.Weights
+) -> None:
+    """Both in a row that is compared with the graph's, and in another."""
+    source = tmp_path / "small.gguf"
+    write_small(source, kind)
+    [output] = [tensor for tensor in gguf.GGUFReader(source, "r+").tensors if tensor.name == "output.weight"]
+    output.data.view(np.uint8)[row, :2] = np.frombuffer(np.float16(number).tobytes(), np.uint8)
+    monkeypatch.setattr(gguf_graph, "_CHECKED", 16)
+    with pytest.raises(FloatingPointError, match=r"output\.weight has weights that are infinite or not numbers"):
+        write_model(source, tmp_path / "model", weights)
+
+
+@pytest.mark.parametrize(("kind", "old", "new", "message"), [
+    (Kind.F32, b"", b"", "does not read all of its kinds of weights, which are F32"),
+    (Kind.Q8_0, b"llama.block_count", b"llama.block_kount", r"status 1\):\nOpenVINO GenAI misses a key or a tensor"),
+])  # fmt: skip
+def test_what_the_reader_cannot_read_is_named(tmp_path: Path, kind: Kind, old: bytes, new: bytes, message: str) -> None:
+    source = tmp_path / "small.gguf"
+    write_small(source, kind)
+    source.write_bytes(source.read_bytes().replace(old, new))
+    with pytest.raises(ConfigError, match=message):
+        converted_model(source, tmp_path / "cache", "exact")
 
 
 def test_a_kill_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:

@@ -175,6 +175,7 @@ def test_a_missing_graph_is_not_taken_for_another_kind_of_model(tmp_path: Path) 
             b'{"max_position_embeddings": "many"}',
             r"config\.json: max_position_embeddings must be a whole",
         ),
+        ("config.json", b'{"text_config": 5}', r"config\.json: text_config must be an object"),
     ],
 )
 def test_a_broken_configuration_is_refused(tmp_path: Path, name: str, data: bytes, message: str) -> None:
@@ -201,9 +202,11 @@ TENSOR = string(b"w") + struct.pack("<IQIQ", 1, 4, 0, 0)
 
 def gguf_file(*pairs: bytes, version: int = 3, tensors: bytes = TENSOR, count: int | None = None) -> bytes:
     head = b"GGUF" + struct.pack("<IQQ", version, 1, len(pairs) if count is None else count)
-    return head + b"".join(pairs) + tensors + bytes(16)
+    header = head + b"".join(pairs) + tensors
+    return header + bytes(-len(header) % 32) + bytes(16)  # the tensor's four numbers
 
 
+SPLIT = pair(b"split.count", 2, struct.pack("<H", 3))
 WHOLE = gguf_file(ARCHITECTURE, NUMBERS, TOKENS)
 
 
@@ -220,6 +223,14 @@ def test_the_types_of_a_gguf_files_matrices_are_read(tmp_path: Path) -> None:
     assert gguf.matrix_types(path) == {12}
 
 
+@pytest.mark.parametrize(("kind", "value", "expected"), [(4, 8, 8), (5, -8, None), (4, 0, None)])
+def test_a_context_without_tokens_is_none(tmp_path: Path, kind: int, value: int, expected: int | None) -> None:
+    code = {4: "I", 5: "i"}[kind]
+    data = gguf_file(pair(b"llama.context_length", kind, struct.pack("<" + code, value)), ARCHITECTURE, TOKENS)
+    (tmp_path / "a.gguf").write_bytes(data)
+    assert gguf.context_length(tmp_path / "a.gguf") == expected
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -230,6 +241,9 @@ def test_the_types_of_a_gguf_files_matrices_are_read(tmp_path: Path) -> None:
         (WHOLE[:6], "ends inside its header"),
         (WHOLE[:60], "ends inside its header"),
         (WHOLE[:-16], "is cut short: it holds"),
+        (WHOLE[:-1], r"is cut short: it holds 239 bytes, its header describes 240"),
+        (gguf_file(ARCHITECTURE, TOKENS, SPLIT), "is one of 3 parts of a model: join them with"),
+        (gguf_file(ARCHITECTURE, TOKENS, pair(b"general.alignment", 8, string(b"x"))), "its alignment is not a number"),
         (gguf_file(ARCHITECTURE, TOKENS, count=1 << 63), "its header has|ends inside its header"),
         (gguf_file(struct.pack("<Q", 1 << 62)), "its header has a string of 4,611,686,018,427,387,904 bytes"),
         (gguf_file(struct.pack("<Q", 1000)), "ends inside its header"),
