@@ -89,13 +89,13 @@ UNNAMED = {
 ASYNC = {
     "`finish_reason` of whole answers is null, a stop string, or a token's id": _LINES + "details_stop.txt",
     "`generated_tokens` of a stream counts one too many": _LINES + "stream_details_length.txt",
-    "with `return_full_text`, `tokens` has the prompt's tokens too": _LINES + "full_text.txt",
+    "with `return_full_text`, `tokens` also contains the prompt's tokens": _LINES + "full_text.txt",
     "characters of several tokens are lost; a step with several tokens or none breaks the stream": (
         _LINES + "stream_several_a_step.txt"
     ),
     "several choices are mixed in one stream": _LINES + "two_choices.txt",
-    "`inputs` with several prompts answers the first": _LINES + "several_prompts.txt",
-    "a list in `adapters`, null as `parameters` and `stream` in `parameters` are refused": (
+    "for `inputs` with several prompts, only the first is answered": _LINES + "several_prompts.txt",
+    "a list in `adapters`, null as `parameters`, and `stream` in `parameters` are refused": (
         _LINES + "stream_in_parameters.txt"
     ),
     "`stop_sequences` is dropped": _PROTOCOLS + "test_async.py::test_lmis_names_and_vllms_set_the_same_fields",
@@ -106,10 +106,10 @@ ASYNC = {
     "`option.enable_stateful_sessions=false` breaks every request": (
         "tests/app/dialects/test_async.py::test_without_sessions_only_requests_about_them_fail"
     ),
-    "a failed call of the engine says `Async Inference Failure`; a failing stream leaves the client waiting": (
+    "a failed engine call is reported as `Async Inference Failure`; a failing stream leaves the client waiting": (
         _LINES + "stream_fails.txt"
     ),
-    "TensorRT-LLM's details lack `prefill` and `tokens`, and its tokens an id": _LINES + "prefill.txt",
+    "TensorRT-LLM's details lack `prefill` and `tokens`, and its tokens lack an id": _LINES + "prefill.txt",
 }
 
 TABLES = {

@@ -107,7 +107,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Page", "Describe all routes, as OpenAPI 3.1", {200: (_JSON, dict, {"openapi": "3.1.0"})}
     ),
     ("GET", "/ping"): Operation(
-        "State", "Whether the model can serve, as SageMaker and DJL Serving ask",
+        "State", "Report whether the model can serve, as SageMaker and DJL Serving expect",
         {200: (_JSON, ModelState, {"status": "Healthy", "state": "ready"}),
          503: (_JSON, ModelState, {"status": "Unhealthy", "state": "loading"})}, open=True,
     ),

@@ -57,15 +57,15 @@ DIALECTS = {
 
 ERRORS: dict[str, tuple[ServingError, ...]] = {
     "the body is not JSON": (NotJson("text after the document"),),
-    "a field is missing or wrong, or the engine lacks it": (InvalidParameter("top_p=2: must be at most 1"),),
-    "the prompt, or prompt and answer, are too long": (PromptTooLong("inputs", 9, 8),),
-    "no key, or a wrong one": (Unauthorized("no key"),),
+    "a field is missing, wrong, or not supported by the engine": (InvalidParameter("top_p=2: must be at most 1"),),
+    "the prompt, alone or with its answer, is too long": (PromptTooLong("inputs", 9, 8),),
+    "the API key is missing or wrong": (Unauthorized("no key"),),
     "unknown model": (ModelNotFound("other"),),
     "the body does not arrive within `option.client_timeout`": (TooSlow("the body did not arrive"),),
     "the body is too large": (TooLarge("the body is too large"),),
-    "content type or encoding": (UnsupportedMedia("text/html"),),
-    "the queue is full, or the wait is over `option.predict_timeout`": (Overloaded("the queue is full"),),
-    "the engine is loading or down, the server is stopping": (Unavailable("the engine is not ready"),),
+    "unsupported content type or encoding": (UnsupportedMedia("text/html"),),
+    "the queue is full, or the wait exceeds `option.predict_timeout`": (Overloaded("the queue is full"),),
+    "the engine is loading or down, or the server is stopping": (Unavailable("the engine is not ready"),),
     "the engine or a model.py's formatter failed": (GenerationFailed("the engine raised"), FormatterFailed("x")),
     "a bug in the server": (InternalError("internal error"),),
 }
@@ -106,7 +106,7 @@ def dialects() -> str:
         (dialect, ", ".join(_joined(routes, names)), ", ".join(_joined(fields, names)))
         for dialect, names in DIALECTS.items()
     )
-    return table(("API", "routes of its own (POST)", "field of the body at `/invocations`"), rows)
+    return table(("API", "its own routes (POST)", "field of the body at `/invocations`"), rows)
 
 
 def operations() -> str:
