@@ -108,7 +108,7 @@ ROWS = (
     Row("option.long_lora_scaling_factors", "4.0", warning="vLLM has no long LoRA any more"),
     Row("option.quantize", "awq", {"vllm.quantization": "awq"}),
     Row("option.dtype", "fp16", {"dtype": "fp16", "vllm.dtype": "float16"}),
-    Row("model_loading_timeout", "1800", warning="LMI reads option.model_loading_timeout alone"),
+    Row("model_loading_timeout", "1800", warning="LMI reads only option.model_loading_timeout"),
     Row("adapter_ids", "['org/adapter']", warning="the name is not known"),
     Row("adapter_names", "['one']", warning="the name is not known"),
     Row("option.limit_mm_per_prompt", '{"image": 4}', {"vllm.limit_mm_per_prompt": {"image": 4}}),

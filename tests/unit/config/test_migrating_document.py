@@ -170,8 +170,8 @@ def _variables(names: Iterable[str]) -> str:
 
 def _vllm() -> str:
     return (
-        f"The lists are for {shipped('vllm').source}, and for arguments that vLLM dropped before. Other arguments work "
-        "as in vLLM, if the installed release has them. `lmi options --engine vllm` prints them.\n\n"
+        f"The lists are for {shipped('vllm').source}, including arguments that vLLM dropped earlier. Other arguments "
+        "work as in vLLM, if the installed release has them. `lmi options --engine vllm` prints them.\n\n"
         f"{_by_answer(_answered())}"
     )
 
