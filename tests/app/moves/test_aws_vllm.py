@@ -91,7 +91,7 @@ MIDDLEWARE_REASONS = [
     ),
     Reason(
         _PAGE,
-        "a route that is not there",
+        "an unknown route",
         (r"\$\.detail: string -> absent", r"\$\.error: absent -> object"),
         "no route",
     ),
