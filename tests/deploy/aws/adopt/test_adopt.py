@@ -313,7 +313,7 @@ def test_an_endpoint_that_is_changing_is_refused(
         ({"Mode": "MultiModel"}, "is a multi-model endpoint's"),
         ({"ModelDataUrl": "s3://by-hand/model.tar.gz", "Environment": {}}, "is the archive s3://by-hand/model.tar.gz"),
         ({"Environment": {}}, "the container's model is nothing"),
-        ({"Image": "1.dkr.ecr.us-east-1.amazonaws.com/mine:1"}, "mine:1 is none of those"),
+        ({"Image": "1.dkr.ecr.us-east-1.amazonaws.com/mine:1"}, "mine:1 is not one that"),
     ],
 )
 def test_a_container_that_cannot_be_replaced_is_refused(
