@@ -53,7 +53,7 @@ class Spec(Section):
     name: Name = Field(description="Name of the endpoint, and beginning of all other names.")
     endpoint: Name | None = Field(
         None,
-        description="Another deployment's endpoint for the components; `instance` says what it has.",
+        description="Another deployment's endpoint for the components; `instance` describes it.",
     )
     region: Region | None = Field(None, description="AWS region; default: boto3's.")
     role: RoleArn = Field(description="ARN of the execution role.")

@@ -22,7 +22,7 @@ class Batch(Section):
     )
     payload_mb: Annotated[int, Field(ge=1, le=MOST_TOGETHER)] | None = Field(
         None,
-        description="Maximum MB of a line; times concurrency at most 100. Default: 6 or less.",
+        description="Maximum MB of a line; times concurrency, at most 100. Default: 6 or less.",
     )
     timeout: Annotated[int, Field(ge=1, le=3600)] = Field(3600, description="Seconds per line.")
     retries: Annotated[int, Field(ge=0, le=3)] = Field(3, description="Further attempts after a failure.")

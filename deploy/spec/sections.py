@@ -51,7 +51,7 @@ class Image(Section):
     uri: ImageUri | None = Field(None, description="Image URI in ECR, by tag or digest.")
     repository: Repository | None = Field(None, description="Repository in this account's ECR.")
     aws: Literal["djl-lmi", "djl-tensorrtllm"] | None = Field(None, description="AWS's LMI image.")
-    tag: ImageTag | None = Field(None, description="Tag; default: this package's version, of `aws` the newest known.")
+    tag: ImageTag | None = Field(None, description="Tag; default: this package's version, for `aws` the newest known.")
     cuda: str | None = Field(
         None,
         pattern=r"^\d+\.\d+$",
@@ -107,7 +107,7 @@ class Model(Section):
     s3: S3Prefix | None = Field(None, description="S3 prefix of uncompressed files.")
     path: str | None = Field(None, description="Local directory.")
     upload: S3Prefix | None = Field(None, description="S3 prefix to upload `path` to.")
-    shape: Shape | None = Field(None, description="The model's shape, without a readable config.json.")
+    shape: Shape | None = Field(None, description="The model's shape, if there is no readable config.json.")
     dtype: Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "mxfp4", "fp4", "int4"] = Field(
         "auto",
         description="Precision of the weights, only to choose instances; auto: the checkpoint's.",
@@ -152,7 +152,7 @@ class Pool(Section):
     )
     options: dict[str, Option] = Field(
         default_factory=dict,
-        description="Its options, over `options`.",
+        description="Options that override `options`.",
     )
 
 
@@ -177,7 +177,7 @@ class Instance(Section):
 class Timeouts(Section):
     """Timeouts in seconds; by default derived from the size of the model."""
 
-    download: Seconds | None = Field(None, description="Seconds for the model data.")
+    download: Seconds | None = Field(None, description="Seconds to download the model data.")
     startup: Seconds | None = Field(None, description="Seconds until /ping answers 200.")
     provision: Annotated[int, Field(ge=300, le=3600)] | None = Field(
         None, description="Seconds to find instances; default: AWS's."
@@ -191,7 +191,7 @@ class PrefixAware(Section):
         1024, description="Length of the beginning: bytes of the body, or characters of OpenAI's messages."
     )
     concurrency_threshold: Annotated[int, Field(ge=1, le=1024)] = Field(
-        description="Concurrent requests from which another instance or copy is taken."
+        description="Number of concurrent requests at which another instance or copy is used."
     )
 
 
@@ -208,19 +208,19 @@ class Component(Section):
     name: Name = Field(description="Name, for requests.")
     copies: Count = Field(1, description="Initial number of copies.")
     accelerators: Annotated[int, Field(ge=1, le=64)] = Field(1, description="GPUs of one copy.")
-    memory_mb: Annotated[int, Field(ge=128)] = Field(1024, description="Minimum MB of memory of a copy.")
+    memory_mb: Annotated[int, Field(ge=128)] = Field(1024, description="Minimum memory of a copy, in MB.")
     cpus: Annotated[float, Field(ge=0.25)] | None = Field(None, description="CPU cores of one copy.")
     cache: bool = Field(True, description="Keep image and weights on the instance.")
     adapters: tuple[Adapter, ...] = Field((), description="LoRA adapters.")
     model: Model | None = Field(None, description="Its own model, in place of `model`.")
     image: Image | None = Field(None, description="Its own image, in place of `image`.")
     options: dict[str, Option | None] = Field(
-        default_factory=dict, description="Its options, over `options`; null removes one."
+        default_factory=dict, description="Options that override `options`; null removes one."
     )
     environment: dict[str, Variable | None] = Field(
-        default_factory=dict, description="Its variables, over `environment`; null removes one."
+        default_factory=dict, description="Variables that override `environment`; null removes one."
     )
-    sagemaker: ComponentFields = Field(default_factory=dict, description="As sagemaker.component, for this one.")
+    sagemaker: ComponentFields = Field(default_factory=dict, description="Like sagemaker.component, for this one.")
 
 
 class Scaling(Section):
@@ -232,7 +232,7 @@ class Scaling(Section):
     )
     max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Maximum of copies or instances.")
     concurrency: Annotated[float, Field(gt=0)] = Field(
-        description="Target of concurrent requests per copy, or with async of waiting ones per instance; "
+        description="Target number of concurrent requests per copy, or with async, of waiting ones per instance; "
         "`lmi deploy bench` finds it."
     )
     scale_in_cooldown: Annotated[int, Field(ge=0)] = Field(300, description="Seconds between two reductions.")
@@ -312,7 +312,7 @@ class Encryption(Section):
     model_key: KeyId | None = Field(None, description="Key of the model's and adapters' bucket.")
     secret_key: KeyId | None = Field(None, description="Key of model.token_secret.")
     volume_key: KeyId | None = Field(None, description="Key of the instances' volume.")
-    output_key: KeyId | None = Field(None, description="Key of the answers of async and batch.")
+    output_key: KeyId | None = Field(None, description="Key for the answers of async and batch.")
     input_key: KeyId | None = Field(None, description="Key of batch.input's bucket.")
     topic_key: KeyId | None = Field(None, description="Key of async's SNS topics.")
     capture_key: KeyId | None = Field(None, description="Key of capture's files.")

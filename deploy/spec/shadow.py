@@ -20,8 +20,8 @@ class Shadow(Section):
     percent: Annotated[int, Field(ge=1, le=100)] = Field(description="Percentage of requests copied.")
     image: Image | None = Field(None, description="Its image; default: `image`.")
     model: Model | None = Field(None, description="Its model, by `id` or `s3`; default: `model`.")
-    options: dict[str, Option] = Field(default_factory=dict, description="Its options, over `options`.")
-    environment: dict[str, Variable] = Field(default_factory=dict, description="Its variables, over `environment`.")
+    options: dict[str, Option] = Field(default_factory=dict, description="Options that override `options`.")
+    environment: dict[str, Variable] = Field(default_factory=dict, description="Variables that override `environment`.")
     type: InstanceType | None = Field(None, description="Its instance type; default: instance.type.")
     count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Its number of instances.")
 

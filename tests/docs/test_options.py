@@ -63,7 +63,7 @@ def test_names_that_are_no_options_are_found() -> None:
 
 def test_the_defaults_are_the_codes() -> None:
     defaults = dict(_DEFAULT.findall((ROOT / "docs" / "tuning.md").read_text()))
-    assert len(defaults) == 4
+    assert len(defaults) == 3
     for name, value in defaults.items():
         option = find_option(name, "vllm")
         assert option is not None

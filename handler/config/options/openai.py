@@ -23,8 +23,8 @@ def urls(text: str) -> tuple[str, ...]:
 
 
 OPENAI = (
-    Option("option.base_url", "base_url", urls, None, "address of the server, as http://host:8000/v1; several, comma-separated, are replicas (engines-by-url.md)", engines=_OPENAI),
-    Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "dynamo", "lmi"), "auto", "what the server is; auto: as its /models says when this one starts; lmi: this handler", engines=_OPENAI),
+    Option("option.base_url", "base_url", urls, None, "address of the server, such as http://host:8000/v1; several, comma-separated, are replicas (engines-by-url.md)", engines=_OPENAI),
+    Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "dynamo", "lmi"), "auto", "what the server is; auto: what its /models says when this one starts; lmi: this handler", engines=_OPENAI),
     Option("option.base_url_model", "base_url_model", string, None, "the model's name there; by default the first in /models", engines=_OPENAI),
     Option("option.base_url_connect_timeout", "base_url_connect_timeout", number(0.1), 5.0, "seconds to connect", engines=_OPENAI),
     Option("option.base_url_timeout", "base_url_timeout", number(0.1), 120.0, "seconds without a token after which a request fails", engines=_OPENAI),

@@ -16,5 +16,5 @@ def _group_size(text: str) -> int:
 
 OPENVINO = (
     Option("option.quantize", "quantization", one_of("int8", "int4"), None, "bits of a checkpoint's weights after conversion: int8 or int4 (own-model.md)", ("option.quantization",), engines=_OPENVINO),
-    Option("option.group_size", "group_size", _group_size, None, "weights that share a scale with option.quantize=int4: 32 (default), 64 or 128, or less where it does not divide a matrix's rows", engines=_OPENVINO),
+    Option("option.group_size", "group_size", _group_size, None, "weights that share a scale with option.quantize=int4: 32 (default), 64 or 128, or fewer where that does not divide a matrix's rows", engines=_OPENVINO),
 )  # fmt: skip

@@ -37,7 +37,7 @@ def pytorch(text: str) -> str:
 
 TRTLLM = (
     # lengths and sizes
-    Option("option.max_output_len", "max_output_len", integer(1), None, "largest number of an answer's tokens; with option.max_input_len (then 1024 by default) it gives option.max_model_len", engines=_TRTLLM),
+    Option("option.max_output_len", "max_output_len", integer(1), None, "largest number of tokens in an answer; with option.max_input_len (then 1024 by default) it gives option.max_model_len", engines=_TRTLLM),
     Option("option.max_seq_len", "max_seq_len", integer(2), None, "option.max_model_len by TensorRT-LLM's name", engines=_TRTLLM),
     Option("option.max_num_tokens", "max_num_tokens", integer(16), None, "option.max_num_batched_tokens by TensorRT-LLM's name", engines=_TRTLLM),
     Option("option.max_beam_width", "max_beam_width", integer(1), None, "largest value of num_beams", engines=_TRTLLM),
@@ -53,7 +53,7 @@ TRTLLM = (
     Option("option.max_tokens", "kv_cache_max_tokens", integer(1), None, "tokens in the whole KV cache", engines=_TRTLLM),
     Option("option.kv_cache_dtype", "kv_cache_dtype", string, None, "precision of the KV cache: auto, fp8, nvfp4", engines=_TRTLLM),
     Option("option.host_cache_size", "host_cache_size", integer(0), None, "bytes of host memory for blocks that do not fit on the GPU", engines=_TRTLLM),
-    Option("option.max_attention_window", "max_attention_window", integers, None, "tokens that each layer attends to, separated by commas; repeated over the layers", engines=_TRTLLM),
+    Option("option.max_attention_window", "max_attention_window", integers, None, "numbers of tokens that the layers attend to, separated by commas; repeated over the layers", engines=_TRTLLM),
     Option("option.sink_token_length", "sink_token_length", integer(0), None, "first tokens that stay within a sliding window", engines=_TRTLLM),
     Option("option.onboard_blocks", "onboard_blocks", boolean, None, "copy blocks back from the host's memory before use", engines=_TRTLLM),
     Option("option.cross_kv_cache_fraction", "cross_kv_cache_fraction", number(0, 1), None, "share of the KV cache for cross attention", engines=_TRTLLM),
@@ -80,7 +80,7 @@ TRTLLM = (
     Option("option.moe_tensor_parallel_size", "moe_tensor_parallel_size", integer(1), None, "GPUs for one expert", engines=_TRTLLM),
     Option("option.moe_expert_parallel_size", "moe_expert_parallel_size", integer(1), None, "GPUs for the experts", engines=_TRTLLM),
     Option("option.moe_cluster_parallel_size", "moe_cluster_parallel_size", integer(1), None, "GPU clusters for the experts", engines=_TRTLLM),
-    Option("option.enable_attention_dp", "enable_attention_dp", boolean, None, "attention by request instead of by head", engines=_TRTLLM),
+    Option("option.enable_attention_dp", "enable_attention_dp", boolean, None, "split attention by request instead of by head", engines=_TRTLLM),
     # adapters, statistics
     Option("option.lora_target_modules", "lora_target_modules", names, None, "modules that adapters change, separated by commas; by default those of attention and MLP", engines=_TRTLLM),
     Option("option.iter_stats_max_iterations", "iter_stats_max_iterations", integer(1), None, "steps whose statistics are kept", engines=_TRTLLM),

@@ -28,14 +28,12 @@ def render() -> str:
         )
     idle = ", ".join(f"`{option.key}`" for option in OPTIONS if option.idle)
     note = (
-        f"An option of another engine stops the start. These only log a warning: {idle}.\n\n"
+        f"The server does not start with another engine's option. These only log a warning: {idle}.\n\n"
         "The embedded server ignores [DJL Serving's own keys](migrating/lmi.md#every-option-of-lmi), with a warning. "
-        "`engine` may be Python, MPI or DeepSpeed, `option.entryPoint` one of LMI's handlers or `handler.entry`.\n"
+        "`engine` may be Python, MPI or DeepSpeed, and `option.entryPoint` one of LMI's handlers or `handler.entry`.\n"
     )
     arguments = " and ".join(shipped(name).source for name in ("vllm", "trtllm"))
-    part = f"Where the engine is not installed, the arguments are those of {arguments}.\n\n" + "\n".join(
-        [*tables, note]
-    )
+    part = f"If the engine is not installed, the arguments are those of {arguments}.\n\n" + "\n".join([*tables, note])
     return fill(DOCUMENT.read_text(), "tables", part)
 
 
