@@ -54,7 +54,9 @@ def container_kind(image: str, said: str | None) -> Container:
     kind = said or next((kind for kind, name in _REPOSITORIES if name.search(repository)), None)
     if kind is None:
         known = ", ".join(KINDS.values())
-        raise Refused(f"the image {image or '(none)'} is not one that lmi deploy can replace ({known})", _ADVICE)
+        raise Refused(
+            f"the image {image or '(none)'} is not one that lmi deploy can replace: those are {known}", _ADVICE
+        )
     engine = "trtllm" if kind == "lmi" and "tensorrtllm" in tag else "vllm"
     release = str(release_of(tag) or "") if kind == "lmi" else ""
     return Container(kind, engine, release)

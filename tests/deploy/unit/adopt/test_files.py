@@ -121,7 +121,7 @@ def test_the_second_recommendation_of_a_job(tmp_path: Path) -> None:
     assert said["options"]["max_rolling_batch_size"] == 64
     with pytest.raises(SpecError, match="--recommendation 3: the job has 2"):
         read_file(path, 3)
-    with pytest.raises(Refused, match="none of those"):
+    with pytest.raises(Refused, match="not one that lmi deploy can replace"):
         adopted(read_file(path), Wishes(name="chat", model="Qwen/Qwen3-8B"))
 
 

@@ -136,7 +136,7 @@ def test_a_container_is_known_by_its_image(image: str, kind: str, engine: str, r
 
 @in_one_test("image", ["x/sglang:1", "x/huggingface-pytorch-inference:2", "x/tritonserver:24", "", "vllmish:1"])
 def test_another_container_is_refused_unless_the_user_says_what_it_is(image: str) -> None:
-    with pytest.raises(Refused, match="none of those"):
+    with pytest.raises(Refused, match="not one that lmi deploy can replace"):
         container_kind(image, None)
     assert container_kind(image, "vllm").kind == "vllm"
 
