@@ -26,7 +26,7 @@ ENGINES_OWN, HAS_NONE = "supported: the engine's own", "refused: the engine has 
 NEURON = "refused: AWS Neuron is not served"
 KINDS = {
     "supported": "Supported",
-    "same": "Other names for",
+    "same": "These also have other names",
     "left alone": "Left alone",
     "no effect": "No effect",
     "refused": "Refused",
