@@ -72,14 +72,11 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
         begin = values_of(np.zeros(1, np.int64))  # the first in either order of rows
         fitting = [n for n in first if list(tensors[n].shape) == [columns, rows]]
         near = {n: _order(rows, heads.get(n.split(".")[-2])) for n in fitting if _apart(first[n], *begin) < np.inf}
-        apart = _compare(tensors, near, values_of, np.unique(np.linspace(0, rows - 1, min(rows, _CHECKED)).astype(int)))
-        if len(apart) > 1:  # equal in these rows, as embeddings of which a training changed a few
-            apart = _compare(tensors, {n: near[n] for n in apart}, values_of, np.arange(rows))
-        if not apart:
+        name = _nearest(tensors, near, values_of, rows)
+        if name is None:
             for name in fitting:
                 _check_finite(name, dequantize(tensors[name].data, tensors[name].tensor_type))
             raise ConfigError(f"no matrix of {path} is what OpenVINO GenAI has as {root.get_friendly_name()}")
-        name = min(apart, key=lambda n: apart[n])
         del first[name]
         if weights == "exact" or tensors[name].tensor_type.name not in FULL:
             sources.append(_Source(root, tensors[name], near[name]))
@@ -104,6 +101,19 @@ def _order(rows: int, heads: int | None) -> Any:
 
     order = np.arange(rows)
     return order.reshape(heads, -1, 2).swapaxes(1, 2).ravel() if heads else order
+
+
+def _nearest(
+    tensors: dict[str, Any], orders: dict[str, Any], values_of: Callable[[Any], tuple[Any, Any, Any]], rows: int
+) -> str | None:
+    """Return the matrix that is the graph's: by some rows, and by all where several are equal in these."""
+    import numpy as np
+
+    some = np.unique(np.linspace(0, rows - 1, min(rows, _CHECKED)).astype(int))
+    apart = _compare(tensors, orders, values_of, some)
+    if len(apart) > 1:  # as embeddings of which a training changed a few
+        apart = _compare(tensors, {n: orders[n] for n in apart}, values_of, np.arange(rows))
+    return min(apart, key=lambda n: apart[n], default=None)
 
 
 def _compare(

@@ -81,8 +81,9 @@ def default_weights(source: Path) -> Weights:
 
     Rows are faster on few cores, and blocks where memory is the limit, as for large models on many cores.
     """
-    quantized = not _kinds(source) <= FULL
-    return "rows" if quantized and source.stat().st_size <= _MAX_ROWS_FILE else "blocks"
+    if source.stat().st_size > _MAX_ROWS_FILE or _kinds(source) <= FULL:
+        return "blocks"
+    return "rows"
 
 
 def _kinds(source: Path) -> Set[str]:
