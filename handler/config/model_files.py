@@ -186,6 +186,19 @@ def fetch_demo() -> Path:
     return target
 
 
+def read_text_config(directory: Path) -> dict[str, Any]:
+    """Read config.json, with the keys of its `text_config`, where a model of several parts has one, over its own.
+
+    Raises:
+        ConfigError: one of them is not a JSON object.
+    """
+    config = read_json(directory / "config.json")
+    text = config.get("text_config") or {}
+    if not isinstance(text, dict):
+        raise ConfigError(f"{directory / 'config.json'}: text_config must be an object")
+    return {**config, **text}
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of a model directory; empty where the file is missing.
 

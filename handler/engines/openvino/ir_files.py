@@ -54,11 +54,7 @@ def check_directory(directory: Path, names: Sequence[str]) -> None:
 
 def context_of(directory: Path) -> object:
     """Read the context length, in tokens, from config.json."""
-    config = model_files.read_json(directory / "config.json")
-    text = config.get("text_config") or {}
-    if not isinstance(text, dict):
-        raise ConfigError(f"{directory / 'config.json'}: text_config must be an object")
-    config = {**config, **text}
+    config = model_files.read_text_config(directory)
     return config.get("max_position_embeddings") or config.get("n_positions")
 
 

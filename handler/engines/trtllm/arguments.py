@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.config.gpus import spread
-from handler.config.model_files import read_json
+from handler.config.model_files import read_text_config
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.checkpoint import TORCH_DTYPES
@@ -249,8 +249,7 @@ def _sampler(arguments: Mapping[str, Any], sampler: str, release: Release) -> di
 
 def context_length(model: Path) -> int | None:
     """Read the context length, in tokens, from config.json."""
-    config = read_json(model / "config.json")
-    config = {**config, **(config.get("text_config") or {})}
+    config = read_text_config(model)
     for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
         if isinstance(config.get(name), int):
             return int(config[name])

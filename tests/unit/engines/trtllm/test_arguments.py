@@ -283,6 +283,9 @@ def test_the_length_that_the_engine_is_told_is_the_one_we_check(tmp_path: Path) 
     assert llm_arguments(EngineConfig(model=tmp_path), 1)["max_seq_len"] == 2048  # the model does not say
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": 77}}))
     assert llm_arguments(EngineConfig(model=tmp_path), 1)["max_seq_len"] == 77
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": 5}))
+    with pytest.raises(ConfigError, match=r"config\.json: text_config must be an object"):
+        llm_arguments(EngineConfig(model=tmp_path), 1)
 
 
 PENALTIES = {"repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "seed"}
