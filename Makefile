@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PORT
 
 .DEFAULT_GOAL = install
-.PHONY: help install dev serve djl test test-process test-model test-deploy test-fuzz test-attacks test-docs test-tools test-templates test-trtllm test-dynamo test-uvicorn test-python test-djl test-browser test-clients environments accept-vllm accept-trtllm accept-aws image-check lint format dist bench clean
+.PHONY: help install dev serve djl test test-process test-model test-deploy test-fuzz test-attacks test-docs test-tools test-joints test-templates test-trtllm test-dynamo test-uvicorn test-python test-djl test-browser test-clients environments accept-vllm accept-trtllm accept-aws image-check lint format dist bench clean
 
 help: ## the targets, and how long tests usually take on two cores once they are installed
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -106,6 +106,9 @@ test-attacks: dev ## 3 min: what costs a server most, and the time that it costs
 
 test-tools: dev ## 3 min: tests of the doubles, the benchmarks, `lmi replay`, `lmi conform`, the examples, the container's programs, conversion, the wheel; Prometheus (Debian's, by apt)
 	$(PYTEST) $(QUICK) tests/doubles tests/bench tests/container tests/conversion tests/accept tests/djl tests/examples tests/monitoring tests/moving tests/tools
+
+test-joints: dev ## 1 min: two halves that are each tested alone, joined: prompts and parsers, server and nginx or HAProxy (Debian's, by apt), files and encodings, log lines and advice
+	$(PYTEST) tests/joints
 
 test-trtllm: dev ## 3 min: TensorRT-LLM's double, and MPI workers under Open MPI 4 (of Debian, by apt as root) and 5 (of PyPI)
 	$(PYTEST) tests/gpu/trtllm

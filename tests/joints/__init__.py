@@ -1,0 +1,1 @@
+"""Two halves that are each right alone, joined: what one writes, the other must read."""
