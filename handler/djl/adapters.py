@@ -16,7 +16,8 @@ from djl_python import Input
 
 from handler.core.errors import InvalidPayload, NotFound, ServingError
 from handler.djl.batches import Item
-from handler.djl.wire import is_of_http, one_line
+from handler.djl.versions import is_of_http
+from handler.djl.wire import one_line
 from handler.scheduler.lora.calls import AdapterCall, read_adapter_call, required
 from handler.serving.model import ServedModel
 

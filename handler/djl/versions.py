@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import struct
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import djl_python
@@ -13,10 +15,27 @@ from handler.config import environment
 MAX_FIELD = environment.netty_buffer_bytes() // 2  # room for what is around it
 """Bytes of a field that Java takes; with a larger one it gives the worker up, and everybody in it."""
 
+_OF_HTTP = frozenset(
+    {"host", "connection", "content-length", "content-type", "user-agent", "x-request-id", "requestid"}
+)
+"""Properties of a client's own; in a batch, Java puts its prefix before them."""
+
 _RECEIVE_BYTES = 1 << 16  # Python makes room for as many at each call
 
 _COUNT, _INT = struct.Struct(">H"), struct.Struct(">i")
-"""Of fields, and of bytes. Java writes the low 16 bits of a count: a thousand new requests have tens of thousands."""
+"""Of fields, and of bytes."""
+
+_WRAP = 1 << 16
+"""Java writes the low 16 bits of a count, and 256 new requests may have 70,000 headers: each of SageMaker's custom
+attributes is one. Java's map of properties is sorted, so that `handler` comes after every `batch_...`: while it is
+missing, this many more follow. Contents are in the order of the requests: while the last one's are missing too."""
+
+_SOON = 0.1  # seconds in which more of a call comes, where its count leaves open whether any does
+
+
+def is_of_http(properties: Mapping[Any, Any]) -> bool:
+    """Whether they are a client's headers, not Java's own words."""
+    return not _OF_HTTP.isdisjoint(str(name).lower() for name in properties)
 
 
 class DjlVersion(NamedTuple):
@@ -126,15 +145,31 @@ class Reader:
         inputs.function_name = message.properties.get("handler")
 
     def _next_message(self) -> _Message:
-        count, at = self._number(_COUNT, 0)
-        properties = {}
-        for _ in range(count):
-            key, at = self._string(at)
-            properties[key], at = self._string(at)
-        if "handler" not in properties:  # Java names the function in each call
-            raise ValueError("no call of DJL's: more than 65,535 headers in a step, whose number has 16 bits?")
+        at = self._skip_contents()
+        start = at
         count, at = self._number(_COUNT, at)
-        keys, values = [], []
+        properties: dict[str | None, str | None] = {}
+        while True:
+            for _ in range(count):
+                key, at = self._string(at)
+                properties[key], at = self._string(at)
+            if "handler" in properties:  # Java names the function in each call
+                break
+            count = _WRAP
+        count, at = self._number(_COUNT, at)
+        keys: list[str | None] = []
+        values: list[bytearray] = []
+        last = _last_request(properties)
+        while True:
+            at = self._contents(count, at, keys, values)
+            if last is None or any(key and key.startswith(last) for key in reversed(keys)) or not self._has_more(at):
+                break
+            count = _WRAP
+        del self._received[:start]
+        return _Message(properties, keys, values, at - start)
+
+    def _contents(self, count: int, at: int, keys: list[str | None], values: list[bytearray]) -> int:
+        """Read `count` contents; return where the next field begins."""
         for _ in range(count):
             key, at = self._string(at)
             size, start = self._number(_INT, at)
@@ -142,7 +177,22 @@ class Reader:
             self._receive(at)
             keys.append(key)
             values.append(self._received[start:at])
-        return _Message(properties, keys, values, at)
+        return at
+
+    def _skip_contents(self) -> int:
+        """Skip what a lone request's contents had beyond their count; return where the call begins.
+
+        Each field of a form is one. No call begins with two zero bytes, for it has `handler`; the length of a content's
+        key does, where it has four bytes.
+        """
+        at = 0
+        while self._length.size == _INT.size and self._number(_COUNT, at)[0] == 0:
+            at = self._contents(_WRAP, at, [], [])
+        return at
+
+    def _has_more(self, at: int) -> bool:
+        """Whether bytes lie beyond, or come soon: Java sends a batch and waits for its answer."""
+        return len(self._received) > at or bool(select.select([self._source], [], [], _SOON)[0])
 
     def _string(self, at: int) -> tuple[str | None, int]:
         """Return a string, and where the next field begins."""
@@ -166,3 +216,11 @@ class Reader:
             if not more:
                 raise ValueError("Connection disconnected")
             self._received += more
+
+
+def _last_request(properties: Mapping[str | None, str | None]) -> str | None:
+    """Return how the contents of a batch's last request begin; None: the call is no batch."""
+    size = properties.get("batch_size")
+    if not size or not size.isdecimal() or is_of_http(properties):
+        return None
+    return f"batch_{int(size) - 1:03d}."

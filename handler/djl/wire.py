@@ -16,7 +16,7 @@ from djl_python import Input, Output
 from handler.core.errors import ServingError
 from handler.core.framing import dumps
 from handler.djl.batches import Item, Piece
-from handler.djl.versions import MAX_FIELD, DjlVersion
+from handler.djl.versions import MAX_FIELD, DjlVersion, is_of_http
 from handler.protocols.kernel.errors import FRONT_END
 from handler.protocols.kernel.http_response import HttpResponse, retry_headers
 from handler.serving.preprocess import QUERY_ADAPTER, ignored_header
@@ -28,11 +28,6 @@ _MAX_REASON = 1000
 _COUNT, _SIZE = struct.Struct(">h"), struct.Struct(">i")
 
 _BATCH_KEY = re.compile(r"batch_(\d{3,})\.(.*)", re.DOTALL)  # from 1,000 on, Java writes as many digits as it needs
-
-_OF_HTTP = frozenset(
-    {"host", "connection", "content-length", "content-type", "user-agent", "x-request-id", "requestid"}
-)
-"""Properties of a client's own; in a batch, Java puts its prefix before them."""
 
 
 def is_batch(inputs: Input) -> bool:
@@ -49,11 +44,6 @@ def is_batch(inputs: Input) -> bool:
         and keys[-1].startswith("batch_")
         and not is_of_http(properties)
     )
-
-
-def is_of_http(properties: Mapping[str, Any]) -> bool:
-    """Whether they are a client's headers, not Java's own words."""
-    return not _OF_HTTP.isdisjoint(map(str.lower, properties))
 
 
 def single(inputs: Input) -> Item:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from typing import Any, TypeAlias
 
@@ -54,7 +55,7 @@ def message(length: str, properties: dict[str, str | None], contents: list[tuple
     return b"".join(parts)
 
 
-def read(reader: Any, connection: Connection) -> tuple[str | None, dict[str, str | None], list[Any]]:
+def read(reader: Any, connection: Connection | socket.socket) -> tuple[str | None, dict[str, str | None], list[Any]]:
     inputs = Input()
     reader.read(inputs, connection)
     contents = list(zip(inputs.content.keys, map(bytes, inputs.content.values), strict=True))
@@ -102,9 +103,49 @@ def test_a_step_may_have_as_many_headers_as_its_16_bits_count(modes: Any, length
     assert found == ("handle", properties, contents)
 
 
-def test_more_headers_end_the_worker_not_the_order_of_its_answers(modes: Any) -> None:
-    properties: dict[str, str | None] = {f"batch_{index:03d}.x": "v" for index in range(70_000)}
-    properties |= {"handler": "handle", "batch_size": "70000"}
-    connection = Connection(message(">i", properties, [("batch_000.data", b"{}")]), 1 << 20)
-    with pytest.raises(ValueError, match="more than 65,535 headers in a step"):
-        read(modes.Reader(struct.Struct(">i")), connection)
+@LENGTHS
+@pytest.mark.parametrize("more", [0, 1, 7, 65_536])
+def test_a_step_may_have_more_headers_than_its_16_bits_count(modes: Any, length: str, more: int) -> None:
+    """Java's map is sorted: all that begins with `batch_` comes before `handler`."""
+    properties: dict[str, str | None] = {f"batch_{index:03d}.x": "v" for index in range(65_536 + more)}
+    properties |= {"batch_size": "256", "handler": "handle"}
+    contents: list[tuple[str | None, bytes]] = [(f"batch_{index:03d}.data", b"{}") for index in range(256)]
+    steps: list[Call] = [(properties, contents), ({"batch_size": "1", "handler": "handle"}, [("batch_000.data", b"")])]
+    connection = Connection(b"".join(message(length, *step) for step in steps), 1 << 16)
+    reader = modes.Reader(struct.Struct(length))
+    for step in steps:
+        assert read(reader, connection) == ("handle", *step)
+
+
+@LENGTHS
+@pytest.mark.parametrize("more", [0, 1, 65_536])
+def test_a_batch_may_have_more_contents_than_its_16_bits_count(modes: Any, length: str, more: int) -> None:
+    """Each name of a request's query is one; those of the last request come last."""
+    properties: dict[str, str | None] = {"batch_size": "100", "handler": "handle"}
+    contents: list[tuple[str | None, bytes]] = [(f"batch_{index % 99:03d}.q", b"") for index in range(65_536 + more)]
+    contents += [("batch_099.data", b"{}"), ("batch_099.seed", b"7")]
+    wire = message(length, properties, contents)
+    assert read(modes.Reader(struct.Struct(length)), Connection(wire, 1 << 16)) == ("handle", properties, contents)
+
+
+@LENGTHS
+def test_a_batch_whose_last_request_is_empty_ends_where_its_count_says(modes: Any, length: str) -> None:
+    java, worker = socket.socketpair()
+    with java, worker:
+        properties: dict[str, str | None] = {"batch_size": "2", "handler": "handle"}
+        for _ in range(2):
+            java.sendall(message(length, properties, [("batch_000.data", b"{}")]))
+            found = read(modes.Reader(struct.Struct(length)), worker)
+            assert found == ("handle", properties, [("batch_000.data", b"{}")])
+
+
+@pytest.mark.parametrize("more", [0, 1, 65_536])
+def test_a_form_with_more_fields_than_16_bits_count_loses_its_own_and_no_call_after_it(modes: Any, more: int) -> None:
+    fields: list[tuple[str | None, bytes]] = [(f"f{index}", b"v") for index in range(65_536 + more)]
+    client: dict[str, str | None] = {"host": "here", "batch_size": "7", "handler": "handle"}
+    after: Call = ({"handler": "handle"}, [("data", b"{}")])
+    connection = Connection(message(">i", client, fields) + message(">i", *after) * 2, 1 << 16)
+    reader = modes.Reader(struct.Struct(">i"))
+    assert read(reader, connection)[:2] == ("handle", client)
+    for _ in range(2):
+        assert read(reader, connection) == ("handle", *after)
