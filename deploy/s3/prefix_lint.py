@@ -18,6 +18,7 @@ from typing import Any
 import javaproperties
 
 from deploy.errors import Refused
+from handler.config.sources import decode_properties
 
 Read = Callable[[str], bytes]
 """Read a small file by its name below the directory or prefix."""
@@ -240,7 +241,7 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) 
 def _model_elsewhere(read: Read) -> str | None:
     """Return the hub's model, or `demo`, that serving.properties names; None where it names none or a path."""
     try:
-        name = javaproperties.loads(read("serving.properties").decode()).get("option.model_id")
+        name = javaproperties.loads(decode_properties(read("serving.properties"))).get("option.model_id")
     except ValueError:
         return None  # `options` names what is wrong with the file
     return name if name and _ELSEWHERE.fullmatch(name) else None

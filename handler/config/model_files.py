@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.config.config import Config
-from handler.core import child_processes
+from handler.core import child_processes, text_files
 from handler.core.errors import ConfigError
 from handler.core.values import Task
 
@@ -199,8 +199,11 @@ def read_text_config(directory: Path) -> dict[str, Any]:
     return {**config, **text}
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, *, mark: bool = True) -> dict[str, Any]:
     """Read a JSON object of a model directory; empty where the file is missing.
+
+    Args:
+        mark: as of `text_files.decode`.
 
     Raises:
         ConfigError: the file does not hold a JSON object.
@@ -208,7 +211,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(text_files.decode(path.read_bytes(), mark=mark))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -228,8 +231,8 @@ def chat_template(config: Config) -> str | None:
     paths = [home / given for home in (config.directory, Path()) if home is not None]
     path = next((path for path in paths if path.is_file()), None)
     try:
-        text = "" if path is None else path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        text = "" if path is None else text_files.read_text(path)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{config.where(key)}: {key}={given}: {error}") from None
     if not text:
         raise ConfigError(f"{config.where(key)}: {key}={given[:200]}: is neither a template nor a file with one")

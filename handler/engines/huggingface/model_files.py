@@ -58,9 +58,9 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def check_json(directory: Path, *names: str) -> None:
-    """Raise ConfigError where one of the files exists and does not hold a JSON object."""
+    """Raise ConfigError where one of the files exists and does not hold a JSON object that transformers reads."""
     for name in names:
-        model_files.read_json(directory / name)
+        model_files.read_json(directory / name, mark=False)
 
 
 def check_safetensors(path: Path) -> None:

@@ -10,6 +10,7 @@ import urllib.parse
 from collections.abc import Iterable
 from pathlib import Path
 
+from handler.core import text_files
 from handler.core.errors import AdapterFailed, BadRequest, ConfigError, ServingError
 
 _NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._:@+=~-]{1,256}")
@@ -83,7 +84,7 @@ def _check_config(src: str, file: Path) -> None:
             content = stream.read(_MAX_CONFIG + 1)
         if len(content) > _MAX_CONFIG:
             raise AdapterFailed(f"src={src}: {file.name} has more than {_MAX_CONFIG} bytes")
-        config = json.loads(content, parse_constant=_finite, parse_float=_finite)
+        config = json.loads(text_files.decode(content, mark=False), parse_constant=_finite, parse_float=_finite)
     except FileNotFoundError:
         raise AdapterFailed(f"src={src}: holds no {file.name}") from None
     except RecursionError:

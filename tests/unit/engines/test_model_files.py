@@ -66,7 +66,7 @@ def test_a_whole_checkpoint_is_taken(tmp_path: Path) -> None:
     [
         ("config.json", half, r"config\.json is not JSON: "),
         ("config.json", lambda data: b"[]", r"config\.json does not hold a JSON object"),
-        ("config.json", lambda data: b'{"\xff": 1}', r"config\.json is not JSON: 'utf-8' codec"),
+        ("config.json", lambda data: b'{"\xff": 1}', r"config\.json is not JSON: it is not UTF-8: byte 0xff in line 1"),
         ("config.json", lambda data: b"[" * 100_000, r"config\.json is not JSON: "),
         ("tokenizer.json", half, r"tokenizer\.json is not JSON: "),
         ("tokenizer.json", gone, r"has no tokenizer: none of tokenizer\.json, tokenizer\.model"),
