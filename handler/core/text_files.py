@@ -6,6 +6,7 @@ import codecs
 from pathlib import Path
 
 UTF_16 = "it is UTF-16, as PowerShell's > writes it; save it as UTF-8"
+_LFS_POINTER = b"version https://git-lfs"
 _UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -46,3 +47,10 @@ def decode(data: bytes, *, mark: bool = True, otherwise: str = "") -> str:
 def is_utf_16(data: bytes) -> bool:
     """Whether data begin as UTF-16 does, which may lack its mark."""
     return data.startswith(_UTF_16_MARKS) or b"\0" in data[:2]
+
+
+def placeholder(head: bytes) -> str:
+    """Say what stands in the place of a file, by its first 64 bytes; "" where that is the file."""
+    if head.startswith(_LFS_POINTER):  # a clone without Git LFS
+        return "is a Git LFS pointer, not the file: fetch it with `git lfs pull`"
+    return "" if head else "is empty: download it again"

@@ -19,6 +19,7 @@ _NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._:@+=~-]{1,256}")
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Files that PEFT's `save_pretrained` writes beside adapter_config.json."""
 
+_OF_MACOS = "__MACOSX"  # beside the files of an archive that macOS has packed
 _MAX_CONFIG = 1 << 20  # bytes of an adapter_config.json; PEFT writes about one thousand
 
 
@@ -125,7 +126,7 @@ def adapters_of(directory: Path) -> dict[str, Path]:
     """
     adapters = {}
     for path in sorted(directory.iterdir()):
-        if path.is_dir() and not path.name.startswith("."):
+        if path.is_dir() and not path.name.startswith(".") and path.name != _OF_MACOS:
             try:
                 check_name(path.name)
                 adapters[path.name] = adapter_path(str(path.absolute()), None)
