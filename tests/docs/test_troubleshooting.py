@@ -43,7 +43,7 @@ VAGUE = 10
 FOREIGN = {
     "CUDA out of memory": "torch",
     "No available memory for the cache blocks": "vLLM",
-    "larger than the maximum number of tokens that can be stored in KV cache": "vLLM",
+    "larger than the available KV cache memory": "vLLM",
     "Backend Python process is stopped.": "DJL Serving: PyPredictor.java",
     "Inference Engine Failure": "DJL Serving: AsyncRequestManager.java",
     "cannot listen on …: Address already in use": "EADDRINUSE",
