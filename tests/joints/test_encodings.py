@@ -29,6 +29,7 @@ from handler.container import djl
 from handler.container.arguments import Arguments
 from handler.container.model import ModelSource
 from handler.core.errors import AdapterFailed, ConfigError
+from handler.djl.startup import read_properties
 from handler.engines.huggingface.model_files import check_checkpoint
 from handler.plugins.functions import check_model_py, find_formatters
 from handler.replay.request import Unreadable
@@ -49,6 +50,10 @@ def properties_under_djl(file: Path) -> object:
     target = file.parent / "scratch" / "model"
     djl.make_model(Arguments(8080, ()), ModelSource(file.parent, None, {}), {}, target, (0, 36, 0))
     return read_server_config(properties=target / "serving.properties").config.model_id
+
+
+def properties_in_djls_worker(file: Path) -> object:
+    return read_properties({"model_dir": str(file.parent)}, asynchronous=True).config.model_id
 
 
 def properties_before_upload(file: Path) -> object:
@@ -125,6 +130,11 @@ _MODEL = '{"Model": {\n"ModelName": "é", "PrimaryContainer": {"Image": "x", "En
 FILES: dict[str, tuple[str, Take, str]] = {
     "properties": ("any.properties", properties, "option.model_id=/é\noption.dtype=fp16\n"),
     "properties under DJL": ("serving.properties", properties_under_djl, "option.model_id=a/b\n# é\n"),
+    "properties in DJL's worker": (
+        "serving.properties",
+        properties_in_djls_worker,
+        "option.model_id=a/b\n# é\noption.llm_engine=echo\n",
+    ),
     "properties before an upload": ("serving.properties", properties_before_upload, "option.model_id=a/b\n# é\n"),
     "chat template": ("chat.jinja", template, "{% for m in messages %}\né{% endfor %}\n"),
     "deployment": ("spec.yaml", lambda file: read_spec(file), _SPEC),
@@ -195,7 +205,7 @@ def test_another_encoding_is_refused_by_the_file_s_name(kind: str, encoding: str
         if encoding == "ISO 8859-1":  # as Java reads them
             assert "Problem" not in str(take(file))
             return
-        if kind == "properties":
+        if kind in ("properties", "properties in DJL's worker"):
             with pytest.raises(ConfigError, match=f"{name}.*{why}"):
                 read_server_config(properties=file).checked()
             return

@@ -145,6 +145,14 @@ def test_what_stands_in_the_place_of_a_file_is_named(name: str, data: bytes, why
         assert [str(one) for one in found if "pointer" in one.says] == [f"{name}: {found[0].says}"]
 
 
+def test_torchs_weights_are_looked_at_where_there_are_no_others(tmp_path: Path) -> None:
+    pointer = {"pytorch_model.bin": POINTER}
+    assert find_checkpoint(str(made(tmp_path / "both", {**CHECKPOINT, **pointer})))
+    described = {name: data for name, data in CHECKPOINT.items() if "safetensors" not in name}
+    with pytest.raises(ConfigError, match=r"pytorch_model\.bin is a Git LFS pointer"):
+        find_checkpoint(str(made(tmp_path / "alone", {**described, **pointer})))
+
+
 def test_hidden_files_are_no_tokenizer(tmp_path: Path) -> None:
     files = {name: data for name, data in CHECKPOINT.items() if name != "tokenizer.json"}
     model = made(tmp_path / "m", {**files, "._tokenizer.json": APPLE_DOUBLE})

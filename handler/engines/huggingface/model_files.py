@@ -47,8 +47,11 @@ def check_checkpoint(directory: Path) -> None:
     for path in weight_files(directory):
         if not path.is_file():
             raise ConfigError(f"{path} is missing; {_INDEX} names it")
-    for path in model_files.visible(directory, "*.safetensors"):
+    for path in (weights := model_files.visible(directory, "*.safetensors")):
         check_safetensors(path)
+    if not weights:
+        for path in model_files.visible(directory, "*.bin"):
+            model_files.check_content(path)
 
 
 def weight_files(directory: Path) -> list[Path]:
