@@ -96,6 +96,11 @@ CONTAINER = (
         "The model computes no numbers in fp16: options.dtype: bf16, on a GPU that has it (A10G and later).",
     ),
     Cause(
+        "task",
+        (r"do(es)? not support .--runner", r"does not support any pooling tasks"),
+        "The model's family computes something else than options.task says: leave it out, and config.json decides.",
+    ),
+    Cause(
         "not for this family",
         (r"Supported models implement the .Supports", r"does not support LoRA yet"),
         "The engine does not do this with the model's family: take options.enable_lora, or the pipeline's degree, out.",
@@ -108,7 +113,7 @@ CONTAINER = (
     ),
     Cause(
         "draft model",
-        (r"draft model should have the same vocabulary", r"num_speculative_tokens. was not provided"),
+        (r"draft model should have the same vocabulary", r"num_speculative_tokens.* (was not|must be) provided"),
         "options.speculative_draft_model does not go with the model: it needs the same vocabulary, and the number of "
         "tokens that it proposes.",
     ),
