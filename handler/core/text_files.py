@@ -53,4 +53,4 @@ def placeholder(head: bytes) -> str:
     """Say what stands in the place of a file, by its first 64 bytes; "" where that is the file."""
     if head.startswith(_LFS_POINTER):  # a clone without Git LFS
         return "is a Git LFS pointer, not the file: fetch it with `git lfs pull`"
-    return "" if head else "is empty: download it again"
+    return "" if head else "is an empty file"

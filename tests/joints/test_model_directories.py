@@ -92,7 +92,7 @@ PARTS = {f"m-0000{number}-of-00003.gguf": FIRST if number == 1 else LATER for nu
         ({"mmproj.gguf": PROJECTOR}, "", r"mmproj\.gguf holds no model, but something for one \(mmproj\)"),
         ({"a.gguf": PROJECTOR, "b.gguf": of_type(b"adapter")}, "", "a.gguf holds no model, but something for one"),
         ({"a.gguf": POINTER, "b.gguf": POINTER}, "", "a.gguf is a Git LFS pointer, not the file"),
-        ({"a.gguf": b""}, "", "a.gguf is empty"),
+        ({"a.gguf": b""}, "", "a.gguf is an empty file"),
         ({"._a.gguf": APPLE_DOUBLE}, "", "holds no model"),
         ({f"top/{name}": data for name, data in CHECKPOINT.items()}, "", r"holds no model.*; \S+/top does: name that"),
         ({"top/q4.gguf": WHOLE, "__MACOSX/top/._q4.gguf": APPLE_DOUBLE}, "", r"/top does: name that"),
@@ -135,7 +135,7 @@ def test_a_checkpoint_is_found_whatever_lies_beside_it(beside: dict[str, bytes],
 
 
 @pytest.mark.parametrize("name", [*CHECKPOINT, "tokenizer.model"])
-@pytest.mark.parametrize(("data", "why"), [(POINTER, "is a Git LFS pointer"), (b"", "is empty")])
+@pytest.mark.parametrize(("data", "why"), [(POINTER, "is a Git LFS pointer"), (b"", "is an empty file")])
 def test_what_stands_in_the_place_of_a_file_is_named(name: str, data: bytes, why: str, tmp_path: Path) -> None:
     model = made(tmp_path / "m", {**CHECKPOINT, name: data})
     with pytest.raises(ConfigError, match=f"{name} {why}"):
