@@ -136,8 +136,8 @@ test-python-%: $(VENV)-%/.dev
 test-djl: dev ## 8 min: under DJL's Java engine; needs a JDK and Maven
 	$(PYTEST) -m 'djl and not vllm' tests/djl tests/container
 
-test-templates: dev $(VENV)-templates/.fetched $(VENV)-templates/vllm.jsonl ## 2 min: tool calls in the chat templates of 60 models, of llama-cpp-python's source distribution; answers in vLLM's tests, of vLLM's
-	$(PYTEST) tests/templates --templates $(VENV)-templates
+test-templates: dev $(VENV)-templates/.fetched $(VENV)-templates/vllm.jsonl ## 3 min: tool calls in the chat templates of 60 models, of llama-cpp-python's source distribution; answers in vLLM's tests and messages in its source, of vLLM's
+	$(PYTEST) tests/templates tests/joints/test_log_lines.py --templates $(VENV)-templates
 
 # Nothing of it is installed; pip prepares its metadata.
 LLAMA_CPP = 0.3.36

@@ -12,6 +12,7 @@ from typing import Any
 from deploy.adopt.shapes import check
 from deploy.adopt.source import Source
 from deploy.errors import Refused, SpecError
+from handler.core.text_files import decode
 
 _MOST = 4 << 20  # bytes of a file
 
@@ -47,7 +48,7 @@ def _json(path: Path) -> Content:
             text = file.read(_MOST + 1)
         if len(text) > _MOST:
             raise SpecError(f"{path}: has more than {_MOST >> 20} MiB")
-        content = json.loads(text)
+        content = json.loads(decode(text))
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -12,6 +12,7 @@ from deploy.cli.arguments import add_endpoint
 from deploy.client import NotStarted, Patience, Predictor
 from deploy.client.aws.account import boto_session
 from deploy.errors import DeployError
+from handler.core.text_files import decode
 
 
 def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,15 +118,13 @@ def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read(text: str) -> str:
-    if text == "-":
-        return sys.stdin.read()
-    if not text.startswith("@"):
+    if text != "-" and not text.startswith("@"):
         return text
     try:
-        return Path(text[1:]).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return decode(sys.stdin.buffer.read() if text == "-" else Path(text[1:]).read_bytes())
+    except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise DeployError(f"{text[1:]}: {why}") from None
+        raise DeployError(f"{'standard input' if text == '-' else text[1:]}: {why}") from None
 
 
 def _print_retry(error: NotStarted, pause: float) -> None:

@@ -14,16 +14,162 @@ CONTAINER = (
             r"forward compatibility was attempted on non supported HW",
             r"CUDA_ERROR_(SYSTEM_DRIVER_MISMATCH|COMPAT_NOT_SUPPORTED|UNSUPPORTED_PTX_VERSION)",
             r"provided PTX was compiled with an unsupported toolchain",
-            r"no kernel image is available for execution",
+            r"unsupported display driver / cuda driver combination",
         ),
         "The image's CUDA and the host's driver do not match. Set image.cuda to the image's CUDA (e.g. 13.0) and "
         "leave instance.ami: auto, or set instance.ami yourself: al2023-ami-sagemaker-inference-gpu-4-1 for CUDA 13, "
         "al2-ami-sagemaker-inference-gpu-3-1 for CUDA 12.",
     ),
     Cause(
+        "generation of the GPU",
+        (
+            r"no kernel image is available for execution",
+            r"only supported on GPUs with compute capability",
+            r"not supported for the current GPU",
+        ),
+        "The GPU's generation cannot compute this: options.dtype: fp16 in place of bf16 on a GPU before the A10G; for "
+        "fp8 and other options.quantize, and for an image built for newer GPUs, another instance.type.",
+    ),
+    Cause(
+        "broken GPU",
+        (r"uncorrectable (NVLink|ECC) error", r"GPU has fallen off the bus", r"system not yet initialized"),
+        "The host's GPUs do not work: delete the endpoint (`lmi deploy down`) and run `lmi deploy up` again, which "
+        "takes another host; if it happens again, another instance.type.",
+    ),
+    Cause(
+        "number of GPUs",
+        (
+            r"attention heads \(.+\) must be divisible by tensor",
+            r"is larger than the number of available GPUs",
+            r"invalid device ordinal",
+        ),
+        "options.tensor_parallel_degree does not fit: it must divide the model's attention heads, and be no more than "
+        "the GPUs of instance.type (of a component, components.accelerators).",
+    ),
+    Cause(
+        "taken GPU memory",
+        (r"on startup is less than (desired GPU memory utilization|the engine's budget)",),
+        "Something else holds the GPU's memory: lower options.gpu_memory_utilization, a share of the whole GPU, or "
+        "leave the GPU to one model.",
+    ),
+    Cause(
+        "context of the model",
+        (r"is greater than the derived max_model_len", r"max_num_batched_tokens \(.+\) is smaller than max_model_len"),
+        "The context is longer than the model, or a step, takes: a shorter model.context (options.max_model_len), at "
+        "most the model's own and options.max_num_batched_tokens.",
+    ),
+    Cause(
+        "batch in a step",
+        (r"must be greater than or equal to max_num_seqs",),
+        "A step has fewer tokens than requests: raise options.max_num_batched_tokens, or lower "
+        "options.max_rolling_batch_size.",
+    ),
+    Cause(
+        "family unknown to the engine",
+        (
+            r"Model architectures .+ are not supported",
+            r"does not recognize this architecture",
+            r"was supported in vLLM until",
+            r"is not supported in-tree anymore",
+            r"The Transformers implementation of .+ is not compatible",
+            r"Unknown architecture for AutoModel",
+            r"Tokenizer class .+ (was not found|is not currently imported)",
+        ),
+        "This release of the engine does not know the model's family: take an image with a newer one (image.tag or "
+        "image.uri), or another options.llm_engine.",
+    ),
+    Cause(
+        "quantization",
+        (
+            r"does not match the quantization method specified",
+            r"Unknown quantization method|Invalid quantization method",
+            r"is not supported for quantization method",
+            r"Cannot find the config file for",
+        ),
+        "options.quantize and the checkpoint do not go together: leave it out for a checkpoint that is quantized "
+        "already, and for one that is not name a method that needs no files of its own (fp8); options.dtype must be "
+        "one that the method takes.",
+    ),
+    Cause(
+        "precision",
+        (r"does not support float16",),
+        "The model computes no numbers in fp16: options.dtype: bf16, on a GPU that has it (A10G and later).",
+    ),
+    Cause(
+        "task",
+        (r"do(es)? not support .--runner", r"does not support any pooling tasks"),
+        "The model's family computes something else than options.task says: leave it out, and config.json decides.",
+    ),
+    Cause(
+        "not for this family",
+        (r"Supported models implement the .Supports", r"does not support LoRA yet"),
+        "The engine does not do this with the model's family: take options.enable_lora, or the pipeline's degree, out.",
+    ),
+    Cause(
+        "adapter's rank",
+        (r"is greater than max_lora_rank",),
+        "The adapter's rank is too large for the engine: raise options.max_lora_rank to the largest `r` of the "
+        "adapter_config.json files.",
+    ),
+    Cause(
+        "draft model",
+        (r"draft model should have the same vocabulary", r"num_speculative_tokens.* (was not|must be) provided"),
+        "options.speculative_draft_model does not go with the model: it needs the same vocabulary, and the number of "
+        "tokens that it proposes.",
+    ),
+    Cause(
+        "shared memory",
+        (r"/dev/shm", r"shared memory ?(\(shm\)|segment)"),
+        "/dev/shm is too small for the engine's processes: with Docker add `--shm-size 8g`; on SageMaker set "
+        "NCCL_SHM_DISABLE: '1' in environment, or take an instance.type with one GPU that is large enough.",
+    ),
+    Cause(
+        "no such model on the hub",
+        (
+            r"is not a valid model identifier",
+            r"Repository Not Found for url",
+            r"Invalid repository ID or local directory",
+        ),
+        "The hub has no such model, or hides it: correct model.id (OWNER/MODEL), or the path; for a private one put "
+        "a token that may read it into model.token_secret.",
+    ),
+    Cause(
+        "revision",
+        (r"is not a valid git identifier", r"Revision Not Found for url"),
+        "The hub's model has no such branch, tag or commit: correct options.revision.",
+    ),
+    Cause(
+        "too many requests to the hub",
+        (r"429 Client Error|HTTP 429|429 Too Many Requests",),
+        "The hub answers no more requests for now: give a token by model.token_secret, or deploy by model.path and "
+        "model.upload, so that nothing is fetched at the start.",
+    ),
+    Cause(
+        "weights incomplete",
+        (
+            r"Cannot find any model weights",
+            r"referenced in index but missing",
+            r"weights were not initialized from checkpoint",
+            r"SafetensorError|while deserializing header",
+        ),
+        "The model data lack weights, or hold them in part: download the model again (`git lfs pull` in a clone), and "
+        "run `lmi deploy up` again; `lmi deploy plan` checks the directory in model.path.",
+    ),
+    Cause(
+        "package missing",
+        (
+            r"packages that were not found in your environment",
+            r"library but it was not found in your environment",
+            r"Missing requirements in your local environment",
+            r"No module named '(?!sagemaker)",
+        ),
+        "The model's code needs a Python package that the image lacks: name it in a requirements.txt beside the "
+        "model's files in model.path, with its wheel in requirements/ where the container is isolated.",
+    ),
+    Cause(
         "gated model",
         (
-            r"gated repo",
+            r"access (a )?gated repo|is a gated repo",
             r"GatedRepoError",
             r"Access to model .+ is restricted",
             r"401 Client Error.*hugging",
@@ -42,6 +188,11 @@ CONTAINER = (
             r"torch\.(cuda\.)?OutOfMemoryError",
             r"No available memory for the cache blocks",
             r"larger than the maximum number of tokens that can be stored in KV cache",
+            r"larger than the available KV cache memory",
+            r"not enough GPU memory",
+            r"insufficient GPU memory",
+            r"CUBLAS_STATUS_ALLOC_FAILED",
+            r"Cuda failure 2 'out of memory'",
             r"CUDA error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY",
             r"worker.+507|out of memory.+507",
         ),
@@ -52,16 +203,18 @@ CONTAINER = (
     Cause(
         "out of host memory",
         (
-            r"exit(ed)?( with)?( status| code)? (137|-9)\b",
+            r"exit(ed)?( with)?( status| code)?:? (137|-9)\b",
+            r"exited on signal 9\b",
             r"OOMKilled|oom-kill|Killed process",
-            r"Cannot allocate memory",
+            r"(Cannot|can't) allocate memory",
+            r"Available memory on node .+ is less than requested",
         ),
         "The host's memory is too small while the model loads: take the next size of the same family in "
         "instance.type; with components, raise components.memory_mb.",
     ),
     Cause(
         "disk full",
-        (r"No space left on device", r"ENOSPC"),
+        (r"(?m)^(?!.*(/dev/shm|shared memory)).*No space left on device", r"ENOSPC"),
         "The disk does not hold the model: set instance.volume_gb, or take an instance.type with NVMe; deploy by "
         "model.path and model.upload, so that nothing is fetched at the start.",
     ),
@@ -81,6 +234,8 @@ CONTAINER = (
             r"Can't load tokenizer",
             r"Couldn't instantiate the backend tokenizer",
             r"does not appear to have a file named (tokenizer|config)",
+            r"Unrecognized model in .+ Should have a `model_type` key",
+            r"no config file found",
             r"no (tokenizer|config)\.json",
             r"there is no model:|holds no model",
         ),
@@ -92,7 +247,8 @@ CONTAINER = (
         (
             r"(resolve|couldn't connect to|connect to|reach)\W+(https?://)?\S*(huggingface\.co|hf\.co)",
             r"LocalEntryNotFoundError",
-            r"OfflineModeIsEnabled|HF_HUB_OFFLINE",
+            r"cannot find the requested files|couldn't find them in the cached files",
+            r"OfflineModeIsEnabled|offline mode is enabled",
             r"Temporary failure in name resolution|Name or service not known|Network is unreachable",
         ),
         "The container cannot reach the hub: it is isolated (network.isolated) or its network.subnets have no way out. "
@@ -110,7 +266,11 @@ CONTAINER = (
     ),
     Cause(
         "unknown option",
-        (r"unknown option|no such option|did you mean|unrecognized arguments: --", r"option\.\S+ (must|is not|cannot)"),
+        (
+            r"unknown option|no such option|did you mean|unrecognized arguments: --",
+            r"option\.\S+ (must|is not|cannot)",
+            r"Extra inputs are not permitted",
+        ),
         "The container refuses an option: correct it in options (`lmi options` lists them; without `option.`); "
         "variables of other servers' entry points in environment do nothing here.",
     ),
@@ -130,7 +290,11 @@ CONTAINER = (
     ),
     Cause(
         "no GPU",
-        (r"no NVIDIA driver (?:is visible|in sight)", r"Found no NVIDIA driver", r"No CUDA GPUs are available"),
+        (
+            r"no NVIDIA driver (?:is visible|in sight)|Found no NVIDIA driver",
+            r"No CUDA GPUs are available|no CUDA-capable device is detected",
+            r"Torch not compiled with CUDA|Failed to infer device type",
+        ),
         "The container sees no GPU: take an instance.type with one, give a component some (components.accelerators),"
         " or take a CPU engine in the CPU image (options.llm_engine: openvino).",
     ),
@@ -141,5 +305,30 @@ CONTAINER = (
         " endpoint's region, and the role needs secretsmanager:GetSecretValue on it, and kms:Decrypt if it "
         "has a key of your own (encryption.secret_key; `lmi deploy iam` prints both); with "
         "network.subnets also the endpoint secretsmanager.",
+    ),
+    Cause(
+        "compiler missing",
+        (r"Failed to find C compiler", r"Could not find nvcc", r"CUDA_HOME environment variable is not set"),
+        "The engine compiles at the start, and the image has no compiler: take an image with gcc and CUDA's nvcc "
+        "(image.uri), as the engine's own has them.",
+    ),
+    Cause(
+        "GPUs do not reach one another",
+        (r"ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError|NCCL error", r"Watchdog caught"),
+        "NCCL, which joins the GPUs, has failed: set NCCL_DEBUG: INFO in environment, and the log says why. Where it "
+        "names peer access, NCCL_P2P_DISABLE: '1' avoids it.",
+        symptom=True,
+    ),
+    Cause(
+        "engine did not start",
+        (
+            r"Engine core initialization failed|EngineCore failed to start|WorkerProc (initialization )?failed",
+            r"Worker proc .+ died unexpectedly",
+            r"failed to be inspected",
+            r"Executor worker returned error|Failed to initialize executor",
+        ),
+        "The engine did not start, and its own reason stands further up in the log: `lmi deploy logs {name} --filter "
+        "Error` shows it.",
+        symptom=True,
     ),
 )

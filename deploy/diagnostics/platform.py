@@ -37,7 +37,11 @@ PLATFORM = (
     ),
     Cause(
         "image of another processor",
-        (r"exec format error", r"(architecture|platform).*(not match|not supported|mismatch|unsupported)"),
+        (
+            r"exec format error",
+            r"image.*(architecture|platform).*(not match|not supported|mismatch|unsupported)",
+            r"no matching manifest for linux/",
+        ),
         "The image is for another processor: build it with `docker build --platform linux/amd64`, push it, and set "
         "image.uri to its new digest.",
     ),
@@ -124,9 +128,11 @@ PLATFORM = (
             r"(startup|health[- ]check)\b.*(timed? ?out|timeout)",
             r"(timed? ?out|not ready).*(/ping|health|model_loading_timeout)",
             r"model_loading_timeout|did not load within",
+            r"Timed out waiting for (new )?engine core",
         ),
         "The model took longer to load than it was given: raise timeouts.startup (seconds, up to 3600) and "
-        "options.model_loading_timeout with it; for downloads from S3 timeouts.download.",
+        "options.model_loading_timeout with it (for vLLM also VLLM_ENGINE_READY_TIMEOUT_S in environment); for "
+        "downloads from S3 timeouts.download.",
     ),
     Cause(
         "ping",

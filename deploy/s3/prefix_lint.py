@@ -18,14 +18,18 @@ from typing import Any
 import javaproperties
 
 from deploy.errors import Refused
+from handler.config.sources import decode_properties
+from handler.core.text_files import placeholder
 
 Read = Callable[[str], bytes]
 """Read a small file by its name below the directory or prefix."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")  # surrogates: bytes that are no UTF-8
 _LONGEST = 255  # bytes of a name
-_SKIPPED_DIRECTORIES = (".git", ".cache", "__pycache__", ".ipynb_checkpoints", ".huggingface")
-_SKIPPED_NAMES = (".DS_Store", ".gitattributes", ".gitignore")
+_SKIPPED_DIRECTORIES = (".git", ".cache", "__pycache__", ".ipynb_checkpoints", ".huggingface", "__MACOSX")
+_SKIPPED_NAMES = (".DS_Store", ".gitattributes", ".gitignore", "Thumbs.db", "desktop.ini")
+_APPLE_DOUBLE = "._"  # begins the files in which macOS keeps what other systems do not
+_POINTER = 200  # bytes that a Git LFS pointer has at most
 _DUPLICATES = (".bin", ".pth", ".pt", ".h5", ".msgpack", ".ckpt")  # formats that safetensors replace
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".pth", ".pt", ".engine")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json", "vocab.txt")
@@ -114,7 +118,7 @@ def list_directory(directory: Path) -> Listing:
         directories.sort()
         for name in sorted(names):
             place, path = (here / name).as_posix(), Path(root) / name
-            if name in _SKIPPED_NAMES:
+            if name in _SKIPPED_NAMES or name.startswith(_APPLE_DOUBLE):
                 left_out.append((place, "no model data"))
             elif fault := _fault(place, path):
                 findings.append(fault)
@@ -210,6 +214,9 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) 
     has_weights = any(name.endswith(_WEIGHTS) for name in sizes)
     may_name_model = "serving.properties" in top and "config.json" not in top
     elsewhere = _model_elsewhere(read) if may_name_model else None
+    for name, size in sizes.items():
+        if 0 < size <= _POINTER and name.endswith((*_WEIGHTS, *_TOKENIZERS)) and (why := placeholder(read(name))):
+            yield Finding(Level.ERROR, name, why, "Its directory is a clone without Git LFS: run `git lfs pull` in it.")
     if not has_weights and elsewhere is None:
         yield Finding(Level.ERROR, "", "there are no weights", "Put *.safetensors (or a .gguf file) there.")
     if isolated and elsewhere not in (None, "demo"):
@@ -240,7 +247,7 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) 
 def _model_elsewhere(read: Read) -> str | None:
     """Return the hub's model, or `demo`, that serving.properties names; None where it names none or a path."""
     try:
-        name = javaproperties.loads(read("serving.properties").decode()).get("option.model_id")
+        name = javaproperties.loads(decode_properties(read("serving.properties"))).get("option.model_id")
     except ValueError:
         return None  # `options` names what is wrong with the file
     return name if name and _ELSEWHERE.fullmatch(name) else None

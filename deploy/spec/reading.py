@@ -14,6 +14,7 @@ from deploy.errors import SpecError
 from deploy.spec import Spec
 from deploy.spec.messages import messages
 from deploy.spec.options import is_aws_image, misplaced, settings_of, wrong_options
+from handler.core.text_files import read_text
 
 
 def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
@@ -125,7 +126,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # JSON is YAML too
+        content = yaml.load(read_text(path), _Loader)  # JSON is YAML too
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}") from None
     except SpecError as error:

@@ -11,8 +11,9 @@ import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from handler.config import gguf
 from handler.config.config import Config
-from handler.core import child_processes
+from handler.core import child_processes, text_files
 from handler.core.errors import ConfigError
 from handler.core.values import Task
 
@@ -142,16 +143,52 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
         raise ConfigError(f"there is no model at {model_id!r}: give {expected}")
     if is_openvino(path):
         return Model("openvino", path)
-    ggufs = sorted(path.glob("*.gguf"))
-    if len(ggufs) == 1:
-        return Model("gguf", ggufs[0])
-    if ggufs:
-        raise ConfigError(f"{path} holds {len(ggufs)} .gguf files; name one of them")
+    if (file := _gguf_of(path)) is not None:
+        return Model("gguf", file)
     if any(path.glob("openvino_*")):
         raise ConfigError(f"{path / 'openvino_model.xml'} is missing, though {path} holds other files of OpenVINO's")
     if (path / "config.json").is_file():
         return Model("huggingface", path)
-    raise ConfigError(f"{path} holds no model: no openvino_model.xml, no .gguf file, no config.json")
+    below = "" if (lower := model_below(path)) is None else f"; {lower} does: name that"
+    raise ConfigError(f"{path} holds no model: no openvino_model.xml, no .gguf file, no config.json{below}")
+
+
+def visible(directory: Path, pattern: str) -> list[Path]:
+    """List a directory's files of a pattern, sorted, without hidden ones, such as the `._model.gguf` of macOS."""
+    return sorted(path for path in directory.glob(pattern) if not path.name.startswith("."))
+
+
+def holds_model(directory: Path) -> bool:
+    """Whether a directory has a model's files, by their names."""
+    return (directory / "config.json").is_file() or is_openvino(directory) or bool(visible(directory, "*.gguf"))
+
+
+def model_below(directory: Path) -> Path | None:
+    """Return the directory with a model that an archive has put one level lower; None where there is none."""
+    return next((path for path in visible(directory, "*") if path.is_dir() and holds_model(path)), None)
+
+
+def _gguf_of(directory: Path) -> Path | None:
+    """Return a directory's model in GGUF, by the files' headers; None where no file is one.
+
+    Raises:
+        ConfigError: there are several, or one in several parts.
+    """
+    files = visible(directory, "*.gguf")
+    if len(files) < 2:
+        return files[0] if files else None
+    found: dict[Path, gguf.Contents] = {}
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):  # an empty one, or a pointer: it is of no use here
+            found[file] = gguf.contents(file)
+    parts = {file: contents.parts for file, contents in found.items() if contents.kind == "model"}
+    if len(parts) < 2 and max(parts.values(), default=1) == 1:
+        return next(iter(parts), next((file for file in files if file not in found), files[0]))  # its check says more
+    first, number = next(iter(parts.items()))
+    if {*parts.values()} == {number} and number >= len(parts):
+        raise ConfigError(f"{directory} holds {gguf.in_parts(number, first.name)}")
+    names = ", ".join(file.name for file in parts)
+    raise ConfigError(f"{directory} holds {len(parts)} .gguf files; name one of them: {names[:1000]}")
 
 
 def is_openvino(directory: Path) -> bool:
@@ -186,6 +223,13 @@ def fetch_demo() -> Path:
     return target
 
 
+def check_content(path: Path) -> None:
+    """Raise ConfigError where a file is empty, or what Git leaves in its place."""
+    with path.open("rb") as file:
+        if why := text_files.placeholder(file.read(64)):
+            raise ConfigError(f"{path} {why}")
+
+
 def read_text_config(directory: Path) -> dict[str, Any]:
     """Read config.json, with the keys of its `text_config`, where a model of several parts has one, over its own.
 
@@ -199,8 +243,11 @@ def read_text_config(directory: Path) -> dict[str, Any]:
     return {**config, **text}
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, *, mark: bool = True) -> dict[str, Any]:
     """Read a JSON object of a model directory; empty where the file is missing.
+
+    Args:
+        mark: as of `text_files.decode`.
 
     Raises:
         ConfigError: the file does not hold a JSON object.
@@ -208,12 +255,37 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        if why := text_files.placeholder(data[:64]):
+            raise ConfigError(f"{path} {why}")
+        value = json.loads(text_files.decode(data, mark=mark))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} does not hold a JSON object")
     return value
+
+
+def tokenizer_template(own: Any, model: Path) -> Any:
+    """Return a tokenizer's own chat templates without byte order marks, else the one that only its processor has.
+
+    Args:
+        own: as transformers reads them: a text, texts by name, or None.
+        model: its directory. Processors of 2024 and 2025 wrote chat_template.json.
+    """
+    if isinstance(own, dict):
+        return {name: text.removeprefix("\ufeff") for name, text in own.items()}
+    if own or not model.is_dir():
+        return own and own.removeprefix("\ufeff")
+    found = (read_json(model / name).get("chat_template") for name in ("chat_template.json", "processor_config.json"))
+    return next((_default_template(given) for given in found if given), None)
+
+
+def _default_template(given: Any) -> str:
+    if isinstance(given, list):  # the form of several templates, each with its name
+        named = {str(one.get("name")): one.get("template") for one in given if isinstance(one, dict)}
+        given = named.get("default")
+    return given if isinstance(given, str) else ""
 
 
 def chat_template(config: Config) -> str | None:
@@ -228,8 +300,8 @@ def chat_template(config: Config) -> str | None:
     paths = [home / given for home in (config.directory, Path()) if home is not None]
     path = next((path for path in paths if path.is_file()), None)
     try:
-        text = "" if path is None else path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        text = "" if path is None else text_files.read_text(path)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{config.where(key)}: {key}={given}: {error}") from None
     if not text:
         raise ConfigError(f"{config.where(key)}: {key}={given[:200]}: is neither a template nor a file with one")

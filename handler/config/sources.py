@@ -16,6 +16,7 @@ from handler.config.options.common import BY_ROLLING_BATCH, ROLLING_BATCHES, TAS
 from handler.config.options.lookup import Unknown, key_of, unknown_variable
 from handler.config.options.option import shown
 from handler.config.options.variables import SECRET, SM_VLLM, Note, Own, translate
+from handler.core import text_files
 from handler.core.errors import Problem
 
 
@@ -27,7 +28,7 @@ class Setting(NamedTuple):
     origin: str
 
 
-_MOST_CHARACTERS = 1 << 20  # of a file of options
+_MOST_BYTES = 1 << 20  # of a file of options
 _HANDLERS = {"trtllm": "trtllm", "tensorrt_llm": "trtllm", "vllm": "vllm"}
 """Words in the names of djl_python's modules, and their engines."""
 
@@ -39,13 +40,13 @@ _TRANSLATORS = ("ai.djl.huggingface.translator.TextEmbeddingTranslatorFactory",)
 def from_file(path: Path) -> Iterator[Setting | Problem]:
     """Read a Java properties file; the last value of a key counts, as in Java."""
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(_MOST_CHARACTERS + 1)
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+        text = decode_properties(data)
+    except (OSError, ValueError) as error:
         yield Problem("", "", f"cannot read {path}: {error}")
-        return
-    if len(text) > _MOST_CHARACTERS:
-        yield Problem("", "", f"cannot read {path}: it has more than {_MOST_CHARACTERS} characters")
         return
     stream = io.StringIO(text)
     elements = javaproperties.parse(stream)
@@ -61,6 +62,15 @@ def from_file(path: Path) -> Iterator[Setting | Problem]:
             return
         if isinstance(element, javaproperties.KeyValue):
             yield Setting(element.key, element.value, origin)
+
+
+def decode_properties(data: bytes) -> str:
+    """Return the text of a properties file: UTF-8, else ISO 8859-1, as Java's `Properties.load` reads it.
+
+    Raises:
+        ValueError: it is UTF-16.
+    """
+    return text_files.decode(data, otherwise="iso-8859-1")
 
 
 def from_overrides(overrides: Iterable[str]) -> Iterator[Setting | Problem]:

@@ -12,6 +12,7 @@ from handler import __version__
 from handler.conform.dialects import PROFILES
 from handler.conform.rule import RULES
 from handler.conform.run import Plan, Result
+from handler.core import text_files
 from handler.core.errors import ConfigError
 
 VERDICTS = ("passed", "failed", "not asked")
@@ -94,11 +95,12 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
     reports = []
     for path in paths:
         try:
-            report = json.loads(path.read_text("utf-8"))
+            report = json.loads(text_files.read_text(path))
         except OSError as error:
             raise ConfigError(f"lmi conform: {path}: {error.strerror}") from None
-        except ValueError:
-            raise ConfigError(f"lmi conform: {path} is not JSON: give reports that --output FILE.json wrote") from None
+        except ValueError as error:
+            why = "give reports that --output FILE.json wrote" if isinstance(error, json.JSONDecodeError) else error
+            raise ConfigError(f"lmi conform: {path} is not JSON: {why}") from None
         if not isinstance(report, dict) or not {"conform", "title", "results"} <= set(report):
             raise ConfigError(f"lmi conform: {path} is not a report: give those that --output FILE.json wrote")
         reports.append(report)

@@ -17,7 +17,7 @@ from handler.config.model_files import locate
 from handler.config.model_py import has_own_handle
 from handler.config.options.common import BY_ROLLING_BATCH
 from handler.config.options.foreign import ENTRY_POINTS
-from handler.config.sources import Setting, from_environment, from_file, java_engine
+from handler.config.sources import Setting, decode_properties, from_environment, from_file, java_engine
 from handler.container.arguments import Arguments
 from handler.container.model import ModelSource
 from handler.core.errors import ConfigError
@@ -93,7 +93,7 @@ def make_model(
         if name not in _NOT_LINKED:
             (target / name).symlink_to(entry)
     file = target / "serving.properties"
-    own = source.properties.read_text(encoding="utf-8") if source.properties else ""
+    own = _text(source.properties) if source.properties else ""
     lines = ["engine=Python", "minWorkers=1", "maxWorkers=1"]
     given = _given(source.properties, environ)
     named = given["option.entryPoint"].value.strip() if "option.entryPoint" in given else ""
@@ -116,6 +116,13 @@ def make_model(
     if (packages := requirements.requirements_file(source.directory, wanted=config.install_requirements)) is not None:
         requirements.install(packages, environ)
     return name
+
+
+def _text(properties: Path) -> str:
+    try:
+        return decode_properties(properties.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {properties}: {error}") from None
 
 
 def _given(file: Path | None, environ: Mapping[str, str]) -> dict[str, Setting]:

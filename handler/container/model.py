@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from handler.config.model_files import holds_model, model_below
 from handler.core.errors import ConfigError
 
-_MARKS = ("config.json", "openvino_model.xml", "openvino_language_model.xml")
 _CHANNELS = "additional-model-data-sources"
 DEFAULT = "LMI_DEFAULT_MODEL"
 """Names a model in the image itself; images with the demo model set it."""
@@ -48,7 +48,7 @@ def find_model(environ: Mapping[str, str], *, needed: bool = True) -> ModelSourc
     name = environ.get("OPTION_MODEL_ID") or environ.get("HF_MODEL_ID")
     present = sorted(entry.name for entry in root.iterdir()) if root.is_dir() else []
     directory = root if present else None
-    if directory and _holds_model(directory):
+    if directory and holds_model(directory):
         if name and Path(name) != directory:
             raise ConfigError(
                 f"{directory} holds a model, and the environment names another, {name}: leave one of them out "
@@ -65,15 +65,12 @@ def find_model(environ: Mapping[str, str], *, needed: bool = True) -> ModelSourc
         raise ConfigError(
             f"{directory} holds no model: no config.json, openvino_model.xml, .gguf file or serving.properties, but "
             f"{', '.join(present[:8])}. Where the model lies in a directory below, say "
-            f"OPTION_MODEL_ID={directory}/NAME; archives within the model data are not unpacked"
+            f"OPTION_MODEL_ID={model_below(directory) or directory / 'NAME'}; archives within the model data are not "
+            "unpacked"
         )
     if own := _own(environ):
         return ModelSource(None, own, channels)
     raise ConfigError(f"there is no model: {root} is empty, and neither OPTION_MODEL_ID nor HF_MODEL_ID is set")
-
-
-def _holds_model(directory: Path) -> bool:
-    return any((directory / mark).is_file() for mark in _MARKS) or any(directory.glob("*.gguf"))
 
 
 def _own(environ: Mapping[str, str]) -> str | None:

@@ -74,7 +74,7 @@ def _secret_text(arn: str, region: str) -> str:
 
 def _token(arn: str, text: str) -> str:
     """Take the text, or of a JSON object its member HF_TOKEN, or its only one. No message shows any of it."""
-    text = text.strip()
+    text = text.strip("\ufeff \t\r\n")  # of a file, with its byte order mark
     if text.startswith("{"):
         try:
             members = json.loads(text)

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
+from handler.core import text_files
 from handler.core.errors import ConfigError, FormatterFailed
 from handler.plugins.foreign_handlers import refuse_foreign_handlers, refuse_predictors
 from handler.plugins.stand_ins import StandIn
@@ -258,6 +259,8 @@ def import_file(path: Path, name: str = "") -> ModuleType:
 
 
 def _failure(path: Path, error: BaseException) -> ConfigError:
+    if isinstance(error, (SyntaxError, ValueError)) and text_files.is_utf_16(path.read_bytes()[:2]):
+        return ConfigError(f"{path}: {text_files.UTF_16}")
     return ConfigError(f"{path}, line {_line(error, path)}: {type(error).__name__}: {error}")
 
 

@@ -41,7 +41,8 @@ def secret(text: str, name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "text", ["hf_abc\n", json.dumps({"HF_TOKEN": "hf_abc", "other": "x"}), json.dumps({"token": "hf_abc"})]
+    "text",
+    ["hf_abc\n", "\ufeffhf_abc\r\n", json.dumps({"HF_TOKEN": "hf_abc", "other": "x"}), json.dumps({"token": "hf_abc"})],
 )
 def test_token_is_the_text_or_a_member(text: str, request: pytest.FixtureRequest) -> None:
     arn = secret(text, f"good-{abs(hash(request.node.name))}")

@@ -34,6 +34,7 @@ from tests.docs.blocks import ANY
 from tests.docs.pages import ROOT, section
 from tests.one_test import in_one_test
 from tests.servers import LiveServer, http, options, wait_for
+from tests.unit.engines.test_model_files import SPLIT, WHOLE, gguf_file
 
 TEXT = (ROOT / "docs" / "troubleshooting.md").read_text()
 VAGUE = 10
@@ -42,7 +43,7 @@ VAGUE = 10
 FOREIGN = {
     "CUDA out of memory": "torch",
     "No available memory for the cache blocks": "vLLM",
-    "larger than the maximum number of tokens that can be stored in KV cache": "vLLM",
+    "larger than the available KV cache memory": "vLLM",
     "Backend Python process is stopped.": "DJL Serving: PyPredictor.java",
     "Inference Engine Failure": "DJL Serving: AsyncRequestManager.java",
     "cannot listen on …: Address already in use": "EADDRINUSE",
@@ -128,6 +129,18 @@ def incomplete(directory: Path) -> str:
     return start(model=str(directory), engine="vllm")
 
 
+def two_quantizations(directory: Path) -> str:
+    for name in ("q4.gguf", "q8.gguf"):
+        (directory / name).write_bytes(WHOLE)
+    return start(model=str(directory), engine="openvino")
+
+
+def in_parts(directory: Path) -> str:
+    for number in (1, 2, 3):
+        (directory / f"m-0000{number}-of-00003.gguf").write_bytes(gguf_file(SPLIT))
+    return start(model=str(directory), engine="openvino")
+
+
 def cut_short(directory: Path) -> str:
     header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     files(directory, "config.json", "tokenizer.json")
@@ -163,7 +176,8 @@ STARTS: Mapping[str, Callable[[Path], str]] = {
     "dynamic batching": lambda tmp: start("batch_size=2", "option.enable_streaming=true"),
     "a wrong path": lambda tmp: start(model="/no/such/model", engine="openvino"),
     "an empty directory": lambda tmp: start(model=str(tmp), engine="openvino"),
-    "two GGUF files": lambda tmp: start(model=files(tmp, "a.gguf", "b.gguf"), engine="openvino"),
+    "two GGUF files": two_quantizations,
+    "three parts": in_parts,
     "a missing shard": incomplete,
     "a short file": cut_short,
     "no tokenizer": lambda tmp: start(model=files(tmp, "config.json"), engine="vllm"),

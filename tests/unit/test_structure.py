@@ -203,6 +203,7 @@ def test_deploy_imports_of_the_handler_only_its_load_generator_reports_options_a
         "handler.config.options.variables",
         "handler.config.sources",
         "handler.core.command_line",
+        "handler.core.text_files",
     }
     assert used == {"handler.bench.load", "handler.bench.report.arguments", "handler.bench.report.progress", *options}
 

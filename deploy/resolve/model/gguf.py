@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import struct
@@ -25,17 +26,33 @@ _KEPT = 4096
 _PRECISIONS: dict[int, Precision] = {0: "fp32", 1: "fp16", 30: "bf16", 8: "int8", 9: "int8", 15: "int8", 39: "mxfp4"}
 """Precisions by ggml's number of a tensor's type. All others (Q2_K to Q6_K, IQ…) count as int4."""
 
+_START = 4096
+"""Bytes of a file in which it says what it is."""
+
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
-def parts(sizes: Sequence[str], name: str | None = None) -> list[str]:
+def parts(files: Files, name: str | None = None) -> list[str]:
     """Return the names of one GGUF model: the named file, else the first, with the other parts of a split one."""
-    found = sorted(item for item in sizes if item.endswith(".gguf"))
+    found = sorted(item for item in files.sizes if item.endswith(".gguf") and not item.startswith("."))
+    if name is None and len(found) > 1:
+        found = [item for item in found if not _stands_beside(_Cursor(files.read(item, 0, _START)))]
     first = name if name in found else None if name is not None else next(iter(found), None)
     if first is None or (match := _PART.search(first)) is None:
         return [] if first is None else [first]
     stem, end = first[: match.start()], f"-of-{match[2]}.gguf"
     return [item for item in found if item.startswith(f"{stem}-") and item.endswith(end) and _PART.search(item)]
+
+
+def _stands_beside(cursor: _Cursor) -> bool:
+    """Whether a file's first entries say that it is a vision projector, an adapter or the like."""
+    with contextlib.suppress(struct.error, UnicodeDecodeError, KeyError, IndexError):  # the beginning ends within one
+        _, entries = _begin(cursor)
+        for _ in range(entries):
+            said = cursor.text(), cursor.value(cursor.number("I"))
+            if said == ("general.architecture", "clip") or (said[0] == "general.type" and said[1] != "model"):
+                return True
+    return False
 
 
 def gguf_shape(files: Files, names: Sequence[str]) -> Shape:
@@ -92,11 +109,16 @@ class _Cursor:
         return list(struct.unpack(f"<{length}{code}", data)) if length <= _KEPT else []
 
 
-def _read(cursor: _Cursor, weights: Counter[int]) -> dict[str, Any]:
-    """Return a file's metadata, and add its tensors' weights by type."""
+def _begin(cursor: _Cursor) -> tuple[int, int]:
+    """Return the numbers of tensors and of entries."""
     if cursor.number("4s") != b"GGUF" or cursor.number("I") not in (2, 3):
         raise SpecError("not a GGUF file of version 2 or 3")
-    tensors, entries = cursor.number("Q"), cursor.number("Q")
+    return cursor.number("Q"), cursor.number("Q")
+
+
+def _read(cursor: _Cursor, weights: Counter[int]) -> dict[str, Any]:
+    """Return a file's metadata, and add its tensors' weights by type."""
+    tensors, entries = _begin(cursor)
     metadata = {cursor.text(): cursor.value(cursor.number("I")) for _ in range(entries)}
     for _ in range(tensors):
         cursor.text()

@@ -70,7 +70,7 @@ def read_shape(files: Files, notes: list[str] | None = None, gguf: str | None = 
     """
     notes = [] if notes is None else notes
     if gguf is not None or "config.json" not in files.sizes:
-        names = parts(list(files.sizes), gguf)
+        names = parts(files, gguf)
         return gguf_shape(files, names) if names else None
     config = json_file(files, "config.json") or {}
     if (quantized := json_file(files, "hf_quant_config.json")) is not None:  # ModelOpt's

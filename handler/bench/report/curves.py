@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.bench.machine import taken, where
+from handler.core import text_files
 from handler.core.errors import ConfigError
 
 LATENCIES = {
@@ -110,7 +111,7 @@ def read_curves(paths: Sequence[Path]) -> list[Curve]:
 
 def _read(path: Path, name: str) -> Curve:
     try:
-        lines = path.read_text("utf-8").strip()
+        lines = text_files.read_text(path).strip()
         try:
             document = json.loads(lines)
         except ValueError:

@@ -72,8 +72,10 @@ def find_checkpoint(model_id: str) -> Path:
     Raises:
         ConfigError: there is no such model, or no directory of Hugging Face's format.
     """
-    if (Path(model_id) / "params.json").is_file() and not (Path(model_id) / "config.json").exists():
-        model = model_files.Model("huggingface", Path(model_id))  # in Mistral's own form, which vLLM reads
+    directory = Path(model_id)
+    mistrals = (directory / "params.json").is_file() and not (directory / "config.json").exists()
+    if mistrals or ((directory / "config.json").is_file() and model_files.visible(directory, "*.safetensors")):
+        model = model_files.Model("huggingface", directory)  # whatever lies beside it; vLLM reads Mistral's own form
     else:
         model = model_files.locate(model_id, _EXPECTED)
     if model.kind != "huggingface":

@@ -78,7 +78,7 @@ def is_hub_reference(model_id: str | None) -> TypeGuard[str]:
 def download_checkpoint(name: str, revision: str | None, *, torch: bool = True) -> Path:
     """Download a checkpoint, with weights of torch only where there are no safetensors, and `torch` can be read."""
     directory = download(name, revision, without=(*OTHER_FORMATS, *TORCH))
-    return download(name, revision) if torch and not any(directory.glob("*.safetensors")) else directory
+    return download(name, revision) if torch and not model_files.visible(directory, "*.safetensors") else directory
 
 
 def download_descriptions(name: str, revision: str | None) -> Path:

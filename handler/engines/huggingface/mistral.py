@@ -21,7 +21,7 @@ _CALL_ID = 9  # characters; mistral_common takes no others, and vLLM keeps the l
 
 def tokenizer_file(model: Path) -> Path | None:
     """Return the file of Mistral's own tokenizer; None where the directory has none."""
-    found = (path for pattern in _FILES for path in sorted(model.glob(pattern), reverse=True))
+    found = (path for pattern in _FILES for path in reversed(model_files.visible(model, pattern)))
     return next(found, None)
 
 

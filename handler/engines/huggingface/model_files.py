@@ -34,8 +34,11 @@ def check_tokenizer(directory: Path) -> None:
     """Raise ConfigError where the directory has no tokenizer, or a file beside it does not hold a JSON object."""
     check_json(directory, *_JSON_FILES)
     own_code = model_files.read_json(directory / "tokenizer_config.json").get("auto_map")
-    if not own_code and not any(any(directory.glob(name)) for name in _TOKENIZERS):
+    found = [path for name in _TOKENIZERS for path in model_files.visible(directory, name)]
+    if not own_code and not found:
         raise ConfigError(f"{directory} has no tokenizer: none of {', '.join(_TOKENIZERS)}")
+    for path in found:
+        model_files.check_content(path)
 
 
 def check_checkpoint(directory: Path) -> None:
@@ -44,8 +47,11 @@ def check_checkpoint(directory: Path) -> None:
     for path in weight_files(directory):
         if not path.is_file():
             raise ConfigError(f"{path} is missing; {_INDEX} names it")
-    for path in sorted(directory.glob("*.safetensors")):
+    for path in (weights := model_files.visible(directory, "*.safetensors")):
         check_safetensors(path)
+    if not weights:
+        for path in model_files.visible(directory, "*.bin"):
+            model_files.check_content(path)
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -58,9 +64,9 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def check_json(directory: Path, *names: str) -> None:
-    """Raise ConfigError where one of the files exists and does not hold a JSON object."""
+    """Raise ConfigError where one of the files exists and does not hold a JSON object that transformers reads."""
     for name in names:
-        model_files.read_json(directory / name)
+        model_files.read_json(directory / name, mark=False)
 
 
 def check_safetensors(path: Path) -> None:
@@ -84,6 +90,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     Raises:
         ConfigError: it is cut short, or has no such header.
     """
+    model_files.check_content(path)
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

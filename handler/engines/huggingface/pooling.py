@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from handler.config import model_files
 from handler.config.model_files import label_names
+from handler.core import text_files
 from handler.core.errors import ConfigError
 from handler.core.values import Pooling
 
@@ -98,7 +99,7 @@ def _modules(model: Path) -> list[dict[str, Any]]:
     import json
 
     try:
-        modules = json.loads(file.read_bytes())
+        modules = json.loads(text_files.read_text(file))
     except ValueError as error:
         raise ConfigError(f"{file} is not JSON: {error}") from None
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):

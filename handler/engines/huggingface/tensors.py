@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from handler.config.model_files import visible
 from handler.core.errors import ConfigError
 from handler.engines.huggingface.model_files import read_header, weight_files
 
@@ -34,7 +35,7 @@ class Tensors:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._places: dict[str, Tensor] = {}
-        for path in weight_files(directory) or sorted(directory.glob("*.safetensors")):
+        for path in weight_files(directory) or visible(directory, "*.safetensors"):
             header, begin = read_header(path)
             self._places |= {name: _tensor(path, name, one, begin) for name, one in header.items()}
 

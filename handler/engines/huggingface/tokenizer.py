@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from handler.config.model_files import tokenizer_template
 from handler.core.errors import ConfigError, GenerationFailed, InvalidPayload
 from handler.core.media import MediaTokens
 from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
@@ -47,8 +48,7 @@ class HfTokenizer:
         self._tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=trust_remote_code)
         if not self._tokenizer.is_fast:
             raise ConfigError(f"the tokenizer of {model} has no fast form (tokenizer.json)")
-        if chat_template is not None:
-            self._tokenizer.chat_template = chat_template
+        self._tokenizer.chat_template = chat_template or tokenizer_template(self._tokenizer.chat_template, model)
         self._fast = self._tokenizer.backend_tokenizer
         self._fast.no_truncation()
         self._fast.no_padding()

@@ -13,7 +13,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from handler.config.model_files import is_openvino
+from handler.config.model_files import is_openvino, visible
 from handler.core.errors import ConfigError
 from handler.core.values import Task
 from handler.engines.huggingface import hub
@@ -28,7 +28,7 @@ from handler.engines.openvino.pooling.bert_graph import has_bert_config
 log = logging.getLogger(__name__)
 
 RECIPE = b"1"  # part of every fingerprint: change it with CONVERTER
-OWN_RECIPE = "own 1"  # likewise, with what OWN_CONVERTER writes
+OWN_RECIPE = "own 2"  # likewise, with what OWN_CONVERTER writes
 
 OWN_CONVERTER = "import sys; from handler.engines.openvino.decoder.convert import main; main(*sys.argv[1:], {}, {})"
 
@@ -89,7 +89,7 @@ def download(model_id: str, revision: str | None) -> Path:
             f"{model_id} on the hub has neither openvino_model.xml nor config.json; "
             f"name a file of GGUF with its name: {model_id}/FILE.gguf"
         )
-    fetched = any(directory.glob("*.safetensors"))  # and maybe converted too
+    fetched = bool(visible(directory, "*.safetensors"))  # and maybe converted too
     here = has_bert_config(directory) or not unknown(directory)
     if not fetched and not here and not converter_is_installed():
         raise ConfigError(
@@ -170,7 +170,7 @@ def unknown(source: Path, task: Task = Task.GENERATION) -> str:
     """
     if task is not Task.GENERATION:
         return "it generates no text"
-    if not any(source.glob("*.safetensors")):
+    if not visible(source, "*.safetensors"):
         return "it has no safetensors"
     try:
         read_decoder(source)

@@ -18,9 +18,9 @@ from collections.abc import Set
 from importlib.metadata import version
 from pathlib import Path
 
+from handler.config import gguf
 from handler.core.errors import ConfigError
 from handler.engines.model_cache import UNKNOWN_LAYOUT, UnknownLayout, fingerprint, make_once, run_converter
-from handler.engines.openvino import gguf
 from handler.engines.openvino.gguf_graph import FULL, KEPT, Weights, replace_weights
 from handler.engines.openvino.ir_files import PRECISION, check_directory, parts
 

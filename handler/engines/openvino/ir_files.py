@@ -68,9 +68,12 @@ def _check_part(xml: Path, weights: Path, names: Sequence[str]) -> None:
         raise ConfigError(
             f"{xml} is missing: an OpenVINO model directory has {', '.join(f'{name}.xml' for name in names)}"
         )
+    model_files.check_content(xml)
     needed = _bytes_needed(xml)
     if needed and not weights.is_file():
         raise ConfigError(f"{weights} is missing, with the weights that {xml.name} describes")
+    if needed:
+        model_files.check_content(weights)
     if needed > (size := weights.stat().st_size if weights.is_file() else 0):
         raise ConfigError(f"{weights} is cut short: it holds {size:,} bytes, {xml.name} describes {needed:,}")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from handler.config import generation_config, model_files
+from handler.config import generation_config, gguf, model_files
 from handler.core.errors import ConfigError, InvalidPayload, PromptTooLong
 from handler.core.media import MediaTokens, SharedMedia
 from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
@@ -22,7 +22,6 @@ from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.huggingface.pooling import read_pooling
 from handler.engines.huggingface.whisper import WhisperTokenizer, whisper_ids
 from handler.engines.model_cache import UnknownLayout
-from handler.engines.openvino import gguf
 from handler.engines.openvino.convert import check_converter, convert
 from handler.engines.openvino.decoder.weights import Quantization
 from handler.engines.openvino.gguf_weights import converted_model, default_weights, writable
@@ -50,6 +49,8 @@ def prepare_model(
     """Check the model's files, and return them or their cached conversion."""
     model = find_model(model_id or model_files.DEMO, task, pooling, quantization)
     cache = model_files.cache_directory() / "converted"
+    if model.kind == "gguf" and model_files.visible(model.path.parent, "*.gguf")[1:] and Path(model_id or "").is_dir():
+        log.warning("%s is read, and no other .gguf file beside it: the model takes text", model.path)
     if model.kind == "openvino" or (task not in _GENERATING and is_bert(model.path)):
         return model.path
     if model.kind == "huggingface":
@@ -140,7 +141,8 @@ class OpenVinoTokenizer:
         import openvino_genai
 
         self._tokenizer = openvino_genai.Tokenizer(str(model))
-        if chat_template is not None:
+        chat_template = chat_template or model_files.tokenizer_template(self._tokenizer.chat_template, model)
+        if chat_template:  # "" would be an error
             self._tokenizer.chat_template = chat_template
         self.vocabulary: Vocabulary | None
         self.vocabulary = self._vocabulary = _vocabulary(self._tokenizer)

@@ -51,8 +51,10 @@ def _of_kind(argument: str, files: Sequence[File]) -> Iterator[Request | Unreada
             return request_lines.read(list(files))
         if kind == "batch" or kind == "answers":
             return _batch(argument, files)
+    fault = _fault(files[0])
+    why = "" if fault is None else f" ({fault.place}: {fault.reason})"
     where = f"{files[0].name} is" if len(files) == 1 else f"its files ({files[0].name} and others) are"
-    raise ConfigError(f"{argument}: {where} of no known kind; known are:\n{KINDS}")
+    raise ConfigError(f"{argument}: {where} of no known kind{why}; known are:\n{KINDS}")
 
 
 def _batch(argument: str, files: Sequence[File]) -> Iterator[Request | Unreadable]:
@@ -71,7 +73,7 @@ def _with_others(
 ) -> Iterator[Request | Unreadable]:
     for file, kind in kinds:
         if kind not in ("batch", "answers"):
-            yield Unreadable(file.name, "it has neither a batch's requests nor its answers")
+            yield _fault(file) or Unreadable(file.name, "it has neither a batch's requests nor its answers")
     yield from found
 
 
@@ -94,6 +96,11 @@ def _kind(file: File) -> str:
         if not isinstance(line, Unreadable) and (kind := _kind_of_line(line.text)):
             return kind
     return ""
+
+
+def _fault(file: File) -> Unreadable | None:
+    """Return the first line that cannot be read; None where those at the beginning can."""
+    return next((line for line in islice(lines(file), _LOOKED_AT) if isinstance(line, Unreadable)), None)
 
 
 def _kind_of_line(text: str) -> str:

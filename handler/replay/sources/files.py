@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import io
 import os
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from handler.core import text_files
 from handler.core.errors import ConfigError
 from handler.replay.request import Unreadable
 from handler.replay.sources.s3 import FORM, SCHEME, objects
@@ -54,6 +56,8 @@ class File(NamedTuple):
                 stream = _buffered(opened.enter_context(gzip.GzipFile(fileobj=stream)))
             if stream.peek(3).startswith(_BOM):
                 stream.read(3)
+            if text_files.is_utf_16(stream.peek(2)):
+                raise OSError(errno.EILSEQ, text_files.UTF_16)
             yield stream
 
 

@@ -10,6 +10,7 @@ import urllib.parse
 from collections.abc import Iterable
 from pathlib import Path
 
+from handler.core import text_files
 from handler.core.errors import AdapterFailed, BadRequest, ConfigError, ServingError
 
 _NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._:@+=~-]{1,256}")
@@ -18,6 +19,7 @@ _NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._:@+=~-]{1,256}")
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Files that PEFT's `save_pretrained` writes beside adapter_config.json."""
 
+_OF_MACOS = "__MACOSX"  # beside the files of an archive that macOS has packed
 _MAX_CONFIG = 1 << 20  # bytes of an adapter_config.json; PEFT writes about one thousand
 
 
@@ -83,7 +85,7 @@ def _check_config(src: str, file: Path) -> None:
             content = stream.read(_MAX_CONFIG + 1)
         if len(content) > _MAX_CONFIG:
             raise AdapterFailed(f"src={src}: {file.name} has more than {_MAX_CONFIG} bytes")
-        config = json.loads(content, parse_constant=_finite, parse_float=_finite)
+        config = json.loads(text_files.decode(content, mark=False), parse_constant=_finite, parse_float=_finite)
     except FileNotFoundError:
         raise AdapterFailed(f"src={src}: holds no {file.name}") from None
     except RecursionError:
@@ -124,7 +126,7 @@ def adapters_of(directory: Path) -> dict[str, Path]:
     """
     adapters = {}
     for path in sorted(directory.iterdir()):
-        if path.is_dir() and not path.name.startswith("."):
+        if path.is_dir() and not path.name.startswith(".") and path.name != _OF_MACOS:
             try:
                 check_name(path.name)
                 adapters[path.name] = adapter_path(str(path.absolute()), None)

@@ -1,4 +1,4 @@
-"""Fetches vLLM's sources and records its tests' answers: `python -m tests.templates.vllm.fetch DIRECTORY`."""
+"""Fetches vLLM's source, and records its tests' answers: `python -m tests.templates.vllm.fetch DIRECTORY`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,20 @@ SOURCE = re.compile(r'^sdist = \{ url = "([^"]+)".*?sha256 = "([0-9a-f]{64})"', 
 
 def main(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    sources = directory / "vllm"
+    sources, whole = directory / "vllm", directory / "vllm-source"
     shutil.rmtree(sources, ignore_errors=True)
+    shutil.rmtree(whole, ignore_errors=True)
     archive = _download(directory)
     with tarfile.open(archive) as tar:
         for member in tar:
-            if member.isfile() and member.name.endswith(".py") and PARTS.match(member.name):
-                target = sources / member.name.partition("/")[2]
+            if not member.isfile() or not member.name.endswith(".py"):
+                continue
+            name, file = member.name.partition("/")[2], tar.extractfile(member)
+            data = file.read() if file is not None else b""
+            homes = [*([sources] if PARTS.match(member.name) else []), *([whole] if name.startswith("vllm/") else [])]
+            for target in (home / name for home in homes):
                 target.parent.mkdir(parents=True, exist_ok=True)
-                file = tar.extractfile(member)
-                target.write_bytes(file.read() if file is not None else b"")
+                target.write_bytes(data)
     archive.unlink()
     (sources / "vllm/__init__.py").unlink(missing_ok=True)  # a stub stands for it
     site = sources / "site"

@@ -268,4 +268,4 @@ def test_a_value_is_shown_on_one_line_and_in_utf_8() -> None:
 
 def test_a_file_without_end_is_not_read_to_its_end() -> None:
     (problem,) = read_config(properties=Path("/dev/zero"), environ={}).problems
-    assert "cannot read /dev/zero: it has more than 1048576 characters" in str(problem)
+    assert "cannot read /dev/zero: it has more than 1048576 bytes" in str(problem)

@@ -19,7 +19,13 @@ from handler.engines.openvino.decoder.weights import Matrices, Quantization
 
 _EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _WINDOW = 10  # the input of paged attention that has the window, 0 for none
-_COPIED = ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+_COPIED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
 
 
 def check_weights(model: Path, decoder: Decoder) -> None:

@@ -18,7 +18,7 @@ _FAMILIES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta."}
 
 def is_bert(model: Path) -> bool:
     """Whether the graph of a Hugging Face directory can be made here."""
-    return has_bert_config(model) and any(model.glob("*.safetensors"))
+    return has_bert_config(model) and bool(model_files.visible(model, "*.safetensors"))
 
 
 def has_bert_config(model: Path) -> bool:

@@ -20,7 +20,7 @@ SHOWN = 'Deep "Learning" 😀\n'
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8"))
 
 
 @pytest.mark.parametrize(

@@ -9,21 +9,24 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
+
+from handler.core.text_files import placeholder
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MAX_STRING = 1 << 26  # bytes; a chat template has some thousands
-_NEEDED = {b"general.architecture": "model", b"tokenizer.ggml.tokens": "tokenizer"}
+_ARCHITECTURE, _TYPE = b"general.architecture", b"general.type"
+_BESIDE: Mapping[object, str] = {kind.encode(): kind for kind in ("mmproj", "adapter", "imatrix")}
+_NEEDED = {_ARCHITECTURE: "model", b"tokenizer.ggml.tokens": "tokenizer"}
 _MAX_DIMENSIONS = 4  # ggml's own limit
 _PARTS, _ALIGNMENT = b"split.count", b"general.alignment"
-_USED = (_PARTS, _ALIGNMENT)  # keys whose values `check_complete` needs
+_USED = (_ARCHITECTURE, _TYPE, _PARTS, _ALIGNMENT)  # keys whose values are needed
 _BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 10: (256, 84)}
 _BLOCKS |= {11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 30: (1, 2)}
 """Weights in a block, and its bytes, by ggml's number of the type; others are not read by OpenVINO."""
-_LFS_POINTER = b"version https://git-lfs"  # start of the file that a clone without Git LFS has instead
 
 
 def context_length(path: Path) -> int | None:
@@ -40,6 +43,40 @@ def context_length(path: Path) -> int | None:
     return None
 
 
+class Contents(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+        kind: `model`, or in llama.cpp's words what stands beside one: mmproj, adapter, imatrix.
+        parts: files of the model.
+    """
+
+    kind: str
+    parts: int
+
+
+def contents(path: Path) -> Contents:
+    """Return what a file says of itself.
+
+    Raises:
+        ValueError: not a GGUF file of a known version.
+    """
+    with path.open("rb") as file:
+        _, num_values = _begin(file)
+        return _contents({key: value for key, value in _pairs(file, num_values) if key in _USED})
+
+
+def _contents(values: Mapping[bytes, object]) -> Contents:
+    kind, parts = values.get(_TYPE), values.get(_PARTS)
+    if values.get(_ARCHITECTURE) == b"clip":
+        kind = b"mmproj"  # early projectors say no more
+    return Contents(_BESIDE.get(kind, "model"), parts if isinstance(parts, int) and parts else 1)
+
+
+def in_parts(parts: int, first: str) -> str:
+    return f"a model in {parts} parts: merge them with `llama-gguf-split --merge {first} merged.gguf`"
+
+
 def check_complete(path: Path) -> None:
     """Check that the file is whole: OpenVINO would read past its end, and crash or take zeros for weights.
 
@@ -49,11 +86,14 @@ def check_complete(path: Path) -> None:
     with path.open("rb") as file:
         num_tensors, num_values = _begin(file)
         values = {key: value if key in _USED else None for key, value in _pairs(file, num_values)}
+        kind, parts = _contents(values)
+        if kind != "model":
+            raise ValueError(f"{path} holds no model, but something for one ({kind}): name the model's own file")
+        if parts > 1:
+            raise ValueError(f"{path} is one of the parts of {in_parts(parts, path.name)}")
         for key, what in _NEEDED.items():
             if key not in values:
                 raise ValueError(f"{path} holds no {what}: its header lacks {key.decode()}")
-        if isinstance(parts := values.get(_PARTS), int) and parts > 1:
-            raise ValueError(f"{path} is one of {parts} parts of a model: join them with `llama-gguf-split --merge`")
         last = max((offset + _size(shape, type) for shape, type, offset in _tensors(file, num_tensors)), default=1)
         alignment = values.get(_ALIGNMENT) or 32
         if not isinstance(alignment, int):
@@ -100,10 +140,10 @@ def _tensors(file: BinaryIO, count: int) -> Iterator[tuple[list[int], int, int]]
 
 def _begin(file: BinaryIO) -> tuple[int, int]:
     """Read the start of the header; return the numbers of tensors and of key-value pairs, which follow."""
-    magic = file.read(4)
-    if magic + file.read(len(_LFS_POINTER) - 4) == _LFS_POINTER:
-        raise ValueError(f"{file.name} is a Git LFS pointer, not the model: fetch it with `git lfs pull`")
-    if magic != b"GGUF":
+    head = file.read(64)
+    if why := placeholder(head):
+        raise ValueError(f"{file.name} {why}")
+    if not head.startswith(b"GGUF"):
         raise ValueError(f"{file.name} is not a GGUF file")
     file.seek(4)
     version = _read(file, "I")
