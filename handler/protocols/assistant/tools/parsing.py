@@ -35,7 +35,7 @@ class Format(NamedTuple):
         make: makes the parser of one answer, which may look into the request's tools for types.
         marks: texts that a tokenizer may have as special tokens, which it leaves out of the text by default.
         template: an expression that finds the format in a chat template; "" where none does.
-        notations: text that a chat template has -> how structured output writes calls; the first that it has counts.
+        notations: text that a chat template has -> how calls are written; the first that it has counts.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Format(NamedTuple):
     notations: Mapping[str, Notation] = {}
 
     def notation(self, template: str) -> Notation | None:
-        """Return how structured output writes calls for a model with this chat template; None where it cannot."""
+        """Return how a model with this chat template writes calls; None where that is not known."""
         return next((notation for text, notation in self.notations.items() if text in template), None)
 
     def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:

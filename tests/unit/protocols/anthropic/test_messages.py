@@ -19,7 +19,7 @@ from tests.unit.protocols.answers import CAPABLE, CONTEXT, DIALECTS, answer, wit
 from tests.unit.protocols.anthropic.golden import ASK, CALL, TOOLS, body
 from tests.unit.protocols.openai.requests import CITY, saying
 
-HERMES = replace(CAPABLE, chat_template="{{ tools }} <tool_call>")
+HERMES = replace(CAPABLE, chat_template="{{ tools }} <tool_call> {{ tool_calls }}")
 USE = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Köln"}}
 
 THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
