@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,9 @@ def test_a_server_can_render_all_others(directory: Path) -> None:
     assert {name for name in WANTED if ".append(" in source(directory, name)} == APPENDING
 
 
-def render(template: str, messages: tuple[Any, ...], tools: tuple[Any, ...], *, prompt: bool = False) -> str:
+def render(
+    template: str, messages: Sequence[Any], tools: Sequence[Any] | None, *, prompt: bool = False, **arguments: Any
+) -> str:
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
@@ -123,7 +125,7 @@ def render(template: str, messages: tuple[Any, ...], tools: tuple[Any, ...], *, 
     environment.filters |= {"tojson": tojson, "from_json": json.loads}
     environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: "2026-01-01"}
     return environment.from_string(template).render(
-        messages=messages, tools=tools, add_generation_prompt=prompt, bos_token="<s>", eos_token="</s>"
+        messages=messages, tools=tools, add_generation_prompt=prompt, bos_token="<s>", eos_token="</s>", **arguments
     )
 
 
