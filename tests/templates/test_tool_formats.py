@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def render(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], autoescape=False
     )
     environment.filters |= {"tojson": tojson, "from_json": json.loads}
-    environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: "2026-01-01"}
+    environment.globals |= {"raise_exception": refuse, "strftime_now": datetime(2026, 1, 1).strftime}
     return environment.from_string(template).render(
         messages=messages, tools=tools, add_generation_prompt=prompt, bos_token="<s>", eos_token="</s>", **arguments
     )

@@ -16,7 +16,9 @@ VERSION = "0.33.0"
 PACKAGES = ("openai==3.54.0", "partial-json-parser==0.2.1.1.post7", "cohere-melody==0.15.3")
 """What vLLM's parsers import of others and cannot do without."""
 
-PARTS = re.compile(r"[^/]+/(?:vllm|tests)/(?:(?:tool_parsers|reasoning|parser)/|__init__\.py)")
+PARTS = re.compile(
+    r"[^/]+/(?:(?:vllm|tests)/(?:(?:tool_parsers|reasoning|parser)/.*\.py|__init__\.py)|examples/tool_chat_template_.*)"
+)
 SOURCE = re.compile(r'^sdist = \{ url = "([^"]+)".*?sha256 = "([0-9a-f]{64})"', re.MULTILINE)
 
 
@@ -27,7 +29,7 @@ def main(directory: Path) -> None:
     archive = _download(directory)
     with tarfile.open(archive) as tar:
         for member in tar:
-            if member.isfile() and member.name.endswith(".py") and PARTS.match(member.name):
+            if member.isfile() and PARTS.fullmatch(member.name):
                 target = sources / member.name.partition("/")[2]
                 target.parent.mkdir(parents=True, exist_ok=True)
                 file = tar.extractfile(member)

@@ -38,7 +38,7 @@ _ONE_TEXT = re.compile(r"\.content and \w+\.thinking\b[^{}]*%\}\s*\{\{-?\s*raise
 _CALLS = re.compile(r"\btool_calls\b")
 """Templates of LFM2 and of Granite 3.3 have no word of calls: they print a message's role and text alone."""
 
-_DESCRIPTION = re.compile(r"[+~]\s*(?:\w+\.description|\(\w+\.description \| tojson)")
+_DESCRIPTION = re.compile(r"[+~]\s*(?:(?:\w+\.)+description|\(\w+\.description \| tojson)")
 """The templates of gpt-oss and Muse Glimmer, and some others, fail for a tool without a description."""
 
 

@@ -268,7 +268,7 @@ def test_tools_have_a_description_where_templates_fail_without_one() -> None:
         for name, more in (("f", {}), ("g", {"description": "G"}))
     ]
     assert lay_out([], tools, "{{ tools }}")[1] == tuple(tools)
-    for printed in ("tool.description", "(tool.description | tojson)"):
+    for printed in ("tool.description", "tool.function.description", "(tool.description | tojson)"):
         _, (first, second) = lay_out([], tools, f"{{{{ tools }}}}{{{{ '// ' + {printed} }}}}")
         assert first["function"] == {"name": "f", "description": ""}
         assert second["function"]["description"] == "G"

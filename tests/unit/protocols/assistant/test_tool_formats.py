@@ -60,6 +60,13 @@ def test_golden_answers_call_the_tools_with_json(format: str) -> None:
     assert calls["no call"] == []
 
 
+def test_quotes_of_functiongemma_make_no_string_where_the_schema_has_none() -> None:
+    values = ("city", "5"), ("days", "3"), ("metric", "True"), ("tags", "['a']"), ("unit", "C")
+    given = ",".join(f"{name}:<escape>{value}<escape>" for name, value in values)
+    (call,) = parse("functiongemma", f"<start_function_call>call:weather{{{given}}}<end_function_call>")
+    assert json.loads(call[1]) == {"city": "5", "days": 3, "metric": True, "tags": ["a"], "unit": "C"}
+
+
 FRAMED = ("openai", "kimi_k3", "inkling", "muse_glimmer")
 """Formats in which marks stand around text too."""
 

@@ -21,6 +21,9 @@ _DEPTH = 32  # of objects and lists in one another
 class Gemma4(CallParser):
     """Strings stand between marks, with nothing escaped; a bare value is JSON's, or a string where it is none.
 
+    Where the schema has no string, a value between the marks is of its type: vLLM's template for FunctionGemma prints
+    all values so.
+
     Attributes:
         call_end: the mark after a call.
         quote: the mark before a string, and after it.
@@ -63,7 +66,8 @@ class Gemma4(CallParser):
             if sign in "{[":
                 yield from self._members("}" if sign == "{" else "]", schemas, member, depth + 1)
             elif (yield from self.take(self.quote)):
-                value = ParameterValue(_STRING, self.write)
+                types = schemas.types(member)
+                value = ParameterValue(_STRING if "string" in types else types, self.write)
                 yield from self.stream_until(value.feed, self.quote)
                 value.close()
             else:
