@@ -121,7 +121,8 @@ class CallParser:
     def flush(self) -> list[Event]:
         if self._steps is not None:
             self._steps.close()
-            self._end_block(self.held)
+            if not (self._after_call and self._begins_call(self.taken + self.held)):
+                self._end_block(self.held)
             self.end_call(Ending.OPEN if self._closable and not self.held.strip() else Ending.BROKEN)
             self.held = ""
         return self._pop()
@@ -330,6 +331,11 @@ class CallParser:
     def _end_block(self, rest: str = "") -> None:
         if not self._committed:
             self.show("".join([*self._taken, rest]))
+
+    def _begins_call(self, text: str) -> bool:
+        """Return whether an answer that ends so was cut off within the mark of another call."""
+        start = text.strip()
+        return len(start) > 1 and any(mark.startswith(start) for mark in self.begins)
 
     def _pop(self) -> list[Event]:
         if self._written:

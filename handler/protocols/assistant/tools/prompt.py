@@ -179,16 +179,11 @@ def _plain(message: Message, notation: Notation) -> Message:
 
 
 def _instructions(tools: Sequence[Mapping[str, Any]], notation: Notation) -> str:
-    call = ("NAME", {"ARGUMENT": "VALUE"})
-    if notation == _OUR_OWN:
-        how, example = "To call some, answer with nothing but a JSON list of the calls between these marks", [call]
-    elif notation.several:
-        how, example = "To call some, answer with nothing but the calls in this form", [call, call]
-    else:
-        how, example = "To call one, answer with nothing but the call in this form", [call]
+    form = "a JSON list of the calls between these marks" if notation == _OUR_OWN else "the calls, each in this form"
+    example = write_calls(notation, [("NAME", {"ARGUMENT": "VALUE"})])
     return (
         f"These functions can be called:\n<tools>{dumps([tool['function'] for tool in tools])}</tools>\n"
-        f"{how}:\n{write_calls(notation, example)}\n"
+        f"To call some, answer with nothing but {form}:\n{example}\n"
         "If none is of use, or an argument that is needed is missing, answer in words."
     )
 
