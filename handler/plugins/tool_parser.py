@@ -1,4 +1,4 @@
-"""A user's own format of tool calls: a Python file with `make_parser(tools)`, and perhaps `MARKS` (docs/models.md)."""
+"""A user's own format of tool calls: a Python file with `make_parser(tools)`, `MARKS`, `NOTATION` (docs/models.md)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import ModuleType
 from handler.core.errors import ConfigError
 from handler.plugins.functions import import_file
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Parser
+from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.parsing import Format, Tool
 
 log = logging.getLogger("handler.formatters")
@@ -85,4 +86,8 @@ def _format(module: ModuleType) -> Format:
         raise ValueError("has no function make_parser(tools)")
     if isinstance(marks, str) or not all(isinstance(mark, str) and mark for mark in marks):
         raise ValueError("MARKS must be a list of strings")
-    return Format("tool_parser_plugin", lambda tools: UsersParser(make, tools), tuple(marks))
+    notation = getattr(module, "NOTATION", None)
+    if not isinstance(notation, Notation | None):
+        raise ValueError("NOTATION must be a Notation")
+    notations = {} if notation is None else {"": notation}
+    return Format("tool_parser_plugin", lambda tools: UsersParser(make, tools), tuple(marks), notations=notations)

@@ -10,11 +10,15 @@ from typing import NamedTuple
 import pytest
 
 from handler.config.options.common import REASONING_PARSERS, TOOL_CALL_PARSERS
+from handler.core.values import Request
+from handler.protocols.assistant.events import Reasoning
 from handler.protocols.assistant.reasoning.families import choose_family
+from handler.protocols.assistant.reasoning.request import Thinking
+from handler.protocols.assistant.template import THOUGHTS
 from handler.protocols.assistant.tools.formats import find
 from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2
 from handler.protocols.assistant.tools.prompt import takes_tools
-from tests.templates.test_tool_formats import directory, source
+from tests.templates.test_tool_formats import USER, directory, render, source
 
 __all__ = ["directory"]
 
@@ -108,3 +112,32 @@ def test_auto_finds_in_a_template_what_the_table_says(family: Family, directory:
     assert tools.name in family.tools
     reasoning = choose_family("auto", template)
     assert (reasoning.name if reasoning else "–") == family.reasoning
+
+
+PRINTED = 25
+"""Templates that print the thought of a history's last answer after what may be the prompt."""
+
+
+def test_a_thought_is_read_from_where_the_prompt_leaves_it(directory: Path) -> None:
+    """Whether a template opens a thought in the prompt, or leaves that to the model, by default and when asked."""
+    answer = {"role": "assistant", "content": "Yes.", **dict.fromkeys(THOUGHTS, "I think.")}
+    read = set()
+    for file in sorted(directory.glob("*.jinja")):
+        template = source(directory, file.stem)
+        family = choose_family("auto", template)
+        for arguments in ({}, {"enable_thinking": True}, {"enable_thinking": False}) if family else ():
+            prompt = render(template, [USER], None, prompt=True, **arguments)
+            begun, prompt_alone, rest = render(template, [USER, answer], None, **arguments).partition(prompt)
+            if begun or not prompt_alone or "I think." not in rest:
+                continue  # the template prints no thought, or a prompt as before an answer without one
+            assert family
+            thinking = Thinking(family.of(None, template), arguments)
+            thinking.read_prompt(Request(""), prompt)
+            for pieces in ([rest], rest):
+                parser = thinking.parser()
+                events = [event for piece in pieces for event in parser.feed(piece)] + parser.flush()
+                thought = "".join(event.text for event in events if isinstance(event, Reasoning))
+                text = "".join(event for event in events if isinstance(event, str))
+                assert (thought.strip(), text.strip()[:4]) == ("I think.", "Yes."), (file.stem, arguments)
+            read.add(file.stem)
+    assert len(read) >= PRINTED, sorted(read)

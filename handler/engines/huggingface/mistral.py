@@ -72,7 +72,7 @@ class MistralTokenizer:
         self.vocabulary = self._vocabulary = Vocabulary(pieces, special)
         marks = sorted(self._vocabulary.marks)
         # There is no template: parsers of tool calls and reasoning find the marks that the model knows.
-        self.chat_template = " ".join([*marks, *(["tools"] if "[AVAILABLE_TOOLS]" in marks else [])])
+        self.chat_template = " ".join([*marks, *(["tools", "tool_calls"] if "[AVAILABLE_TOOLS]" in marks else [])])
 
     def encode(self, text: str) -> Prompt:
         check_tokens(

@@ -38,7 +38,7 @@ def _output_config(value: Any) -> StructuredOutput | None:
 TABLE = Table(
     {
         **named("anthropic"),
-        "max_tokens": Parameter("max_new_tokens", integer(1)),
+        "max_tokens": Parameter("max_new_tokens", integer(0)),
         "temperature": CHAT.parameters["temperature"],
         "output_config": Parameter("structured_output", _output_config),
         "speed": unsupported("there is one speed", "standard"),

@@ -12,6 +12,7 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.framing import JSON
 from handler.core.identifiers import new_secret
+from handler.core.values import Sampling
 from handler.protocols.anthropic.answers import AnthropicCount as AnthropicTokens
 from handler.protocols.anthropic.errors import ERRORS
 from handler.protocols.anthropic.messages import MESSAGES, MessagesReader
@@ -21,11 +22,12 @@ from handler.protocols.anthropic.thinking import THINKING, Thinking, read_effort
 from handler.protocols.anthropic.threads import ThreadKeeping, continued, make_keeping, read_wanted
 from handler.protocols.anthropic.tools import TOOLS, read_choice, read_tools
 from handler.protocols.anthropic.words import in_own_words
-from handler.protocols.kernel.base import Dialect, ParsedRequest
+from handler.protocols.kernel.base import Dialect, ParsedRequest, Reply
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.kept import Wanted
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.reply import PromptOnly
 from handler.protocols.kernel.schema.shapes import Shape
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
 from handler.protocols.openai.parameters import CHAT
@@ -95,6 +97,8 @@ class AnthropicCount(AnthropicMessages):
         return read_wanted(body, keeps=False)
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        if isinstance(body, dict):
+            body = {name: value for name, value in body.items() if name != "max_tokens"}
         return self._parse(body, context, _CountedChat)
 
 
@@ -121,10 +125,14 @@ class _Chat(OpenAiChat):
         settings = Settings(
             id, chat.head.model, form, sampling.max_new_tokens, sampling.stop, self._thinking.show, self._keeping
         )
-        if chat.framing is JSON:
-            return ParsedRequest((request,), MessageDocument(settings), self.errors, chat.ignored)
-        stream = MessageStream(settings)
-        return ParsedRequest((request,), stream, self.errors, chat.ignored, streams=True, keep_alive=PING)
+        streams = chat.framing is not JSON
+        reply: Reply = MessageStream(settings) if streams else MessageDocument(settings)
+        if sampling.max_new_tokens == 0:  # the prompt's prefix goes to the engine's cache
+            request = request._replace(sampling=Sampling(max_new_tokens=1), read_prompt=None)
+            reply = PromptOnly(reply)
+        return ParsedRequest(
+            (request,), reply, self.errors, chat.ignored, streams=streams, keep_alive=PING if streams else b""
+        )
 
 
 class _CountedChat(_Chat):

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
+from handler.protocols.assistant.events import CallStart
 from handler.protocols.assistant.reasoning.families import Family, choose_family
 from handler.protocols.assistant.response_template.request import family
+from handler.protocols.assistant.tools.formats import find
 from handler.protocols.assistant.tools.formats.hf import HF
+from handler.protocols.assistant.tools.grammar import write_calls
+from handler.protocols.assistant.tools.prompt import takes_tools
 from handler.protocols.assistant.tools.request import AUTO, NONE, choose_format
 from handler.protocols.kernel.context import ServerContext
+
+log = logging.getLogger("handler.template")
 
 
 def reasoning_family(context: ServerContext) -> Family | None:
@@ -35,3 +43,32 @@ def describe_parsers(context: ServerContext) -> str:
     else:
         told = f"{calls.name if calls else 'in an unknown format'}, by {own if calls is HF else shown}"
     return f"reasoning: {said}; tool calls: {told}"
+
+
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+def warn_of_unread_calls(context: ServerContext) -> None:
+    """Log that prompts show calls in a form that the parser of the answers does not read."""
+    template, format = context.chat_template, choose_format(context)
+    if format is None:
+        return
+    if not takes_tools(template):
+        if format.notation(template) is None:
+            log.warning(
+                "tools: the chat template has no place for them, and %s does not say how calls are written; "
+                "prompts ask for <tool_call>[JSON]</tool_call>",
+                format.name,
+            )
+        return
+    shown = find(template)
+    if context.tool_format is not None or shown is None or (notation := shown.notation(template)) is None:
+        return
+    parser = format.make([_TOOL])
+    events = [*parser.feed(write_calls(notation, [("f", {})])), *parser.flush()]
+    if not any(isinstance(event, CallStart) for event in events):
+        log.warning(
+            "option.tool_call_parser=%s does not read calls as the chat template shows them, which are %s's",
+            context.config.tool_call_parser,
+            shown.name,
+        )

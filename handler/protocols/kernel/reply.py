@@ -114,6 +114,32 @@ class WholeReply(Reply):
         raise NotImplementedError
 
 
+class PromptOnly(Reply):
+    """The reply to a limit of 0 tokens: it hides, and does not count, the one token that engines generate at least."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._hidden: dict[int, SequenceOutput] = {}
+        self.content_type = reply.content_type
+        self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._reply.start(index, num_prompt_tokens)
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        if delta.error is None:
+            hidden = self._hidden.setdefault(index, SequenceOutput())
+            hidden.take(delta)
+            if delta.finish is None:
+                return b""
+            delta = Delta(
+                delta.id, delta.sequence, (), Finish.LENGTH, prefill=hidden.prefill or None, extras=hidden.extras
+            )
+        data = self._reply.feed(index, delta)
+        self.finished = self._reply.finished
+        return data
+
+
 class VectorReply(WholeReply):
     """The document that a dialect makes of its requests' vectors.
 

@@ -20,6 +20,9 @@ _IDLE = {
 }
 """Values by field that ask for nothing else than the most likely token, or for nothing at all."""
 
+_IDLE_IF_SAID = {**_IDLE, "temperature": {0, 1}, "top_k": {0, 1, 50}}
+"""The same beside `do_sample` false, where LMI's and transformers' defaults do not ask for sampling either."""
+
 _NOTICE = (
     "requests have sampling parameters without do_sample, and so are decoded greedily, as in LMI before 0.32: "
     "option.lmi_version=0.32 or later samples where there is a temperature. The header x-lmi-ignored-parameters "
@@ -43,8 +46,8 @@ def ignored(parsed: ParsedParameters) -> list[str]:
     """List the client's names of the sampling parameters that have no effect, as decoding is greedy."""
     if parsed.sampling.do_sample:
         return []
-    given = parsed.names.items()
-    return [name for field, name in given if field in SAMPLED and getattr(parsed.sampling, field) not in _IDLE[field]]
+    given, idle = parsed.names.items(), _IDLE_IF_SAID if "do_sample" in parsed.names else _IDLE
+    return [name for field, name in given if field in SAMPLED and getattr(parsed.sampling, field) not in idle[field]]
 
 
 def give_notice(names: Sequence[str], parameters: Mapping[str, Any], context: ServerContext) -> None:

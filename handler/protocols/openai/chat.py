@@ -13,7 +13,7 @@ from handler.core.values import Adapter, Request, keep_last
 from handler.protocols.assistant.answer import answer_form
 from handler.protocols.assistant.template import read_template
 from handler.protocols.assistant.tools.prompt import lay_out
-from handler.protocols.assistant.tools.request import FIELDS, Tools, read_tools
+from handler.protocols.assistant.tools.request import FIELDS, Tools, choose_format, read_tools
 from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
@@ -98,7 +98,7 @@ class OpenAiChat(Dialect):
         prefix = messages[-1]["content"] if template.continue_final_message else None
         form = answer_form(tools, context, dict(template.arguments), prefix)
         sampling = form.sampling(parameters.sampling, context)
-        messages, shown = lay_out(messages, tools.shown, context.chat_template)
+        messages, shown = lay_out(messages, tools.shown, context.chat_template, choose_format(context))
         request = Request(
             "",
             sampling,

@@ -15,9 +15,10 @@ from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.parameters import read_sampled
 from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.reply import PromptOnly
 from handler.protocols.kernel.schema.shapes import Shape
 from handler.protocols.kernel.texts import read_texts, text_of, texts_shape
-from handler.protocols.openai.completions_response import PromptOnly, TextDocument, TextFormat, TextStream
+from handler.protocols.openai.completions_response import TextDocument, TextFormat, TextStream
 from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import COMPLETIONS, MODEL, harmless, read_model
 from handler.protocols.openai.request import STREAM, names, read_stream, streaming, unknown_fields

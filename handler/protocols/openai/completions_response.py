@@ -169,28 +169,3 @@ def completion_of(request: Request, head: Head, *, streams: bool) -> Reply:
     if streams:
         return TextStream(head, format, sampling.num_sequences, Usage())
     return TextDocument(head, format, sampling.num_sequences)
-
-
-class PromptOnly(Reply):
-    """The reply to `max_tokens` 0, which hides and does not count the one generated token of each request."""
-
-    def __init__(self, reply: Reply) -> None:
-        self._reply = reply
-        self._prefills: dict[int, Sequence[Token] | None] = {}
-        self.content_type = reply.content_type
-        self.finished = False
-
-    def start(self, index: int, num_prompt_tokens: int) -> None:
-        self._reply.start(index, num_prompt_tokens)
-
-    def feed(self, index: int, delta: Delta) -> bytes:
-        if delta.error is None:
-            if delta.prefill is not None:
-                self._prefills[index] = delta.prefill
-            if delta.finish is None:
-                return b""
-            prefill = self._prefills.pop(index, None)
-            delta = Delta(delta.id, delta.sequence, (), Finish.LENGTH, prefill=prefill, extras=delta.extras)
-        data = self._reply.feed(index, delta)
-        self.finished = self._reply.finished
-        return data

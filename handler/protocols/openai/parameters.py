@@ -50,7 +50,7 @@ _STRUCTURED_OUTPUT_READERS = {
 
 
 @accepts(type="object", properties={name: {} for name in _STRUCTURED_OUTPUT_READERS})
-def _structured_outputs(value: Any) -> StructuredOutput | None:
+def structured_outputs(value: Any) -> StructuredOutput | None:
     """Read vLLM's `structured_outputs`, an object with exactly one name."""
     wanted = f"must be an object with one of {', '.join(_STRUCTURED_OUTPUT_READERS)}"
     given = {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else {}
@@ -75,7 +75,7 @@ def _budget(value: Any) -> int | None:
 
 _OF_VLLM: Mapping[str, Parameter] = {
     "truncate_prompt_tokens": Parameter("truncate", most_tokens),
-    "structured_outputs": Parameter("structured_output", _structured_outputs),
+    "structured_outputs": Parameter("structured_output", structured_outputs),
     "use_beam_search": unsupported("there is no beam search on this route", False),
     "prompt_logprobs": unsupported("ask for echo with logprobs on /v1/completions", [], {}),
     "allowed_token_ids": unsupported("the engines have no such thing", [], {}),

@@ -13,6 +13,7 @@ from handler.core.text import Prompt, spans
 from handler.core.values import Request
 from handler.protocols.assistant.template import READERS, read_template
 from handler.protocols.assistant.tools.prompt import lay_out
+from handler.protocols.assistant.tools.request import choose_format
 from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.readers.body import report_unknown
@@ -67,7 +68,7 @@ class _TgiChatTokenize(_TgiTokenize):
             raise OutOfRange(error.message) from None
         others = [name for name in given if name not in _NO_EFFECT]
         ignored = report_unknown([*ignored, *unread, *others], body, context)
-        laid, _ = lay_out(messages, (), context.chat_template)
+        laid, _ = lay_out(messages, (), context.chat_template, choose_format(context))
         reply = PromptDocument(_chat_tokens)
         request = Request("", messages=tuple(laid), template=template)
         return ParsedRequest((request,), reply, self.errors, ignored, take_prompt=reply.take)

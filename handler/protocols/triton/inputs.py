@@ -1,7 +1,7 @@
 """The inputs of Triton's generate extension: the names of TensorRT-LLM's Triton backend, and the fields that they set.
 
-They are those of its models `ensemble`, `tensorrt_llm_bls` and `llmapi` (`sampling_param_...`, `streaming`), with some
-of vLLM's backend.
+They are those of its models `ensemble`, `tensorrt_llm_bls` and `llmapi` (`sampling_param_...`, `streaming`), and those
+of vLLM's backend (triton-inference-server/vllm_backend, src/utils), with its sampling parameters.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
+from handler.core.framing import loads
 from handler.core.values import Adapter, StructuredOutput
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.parameters import Parameter, Table, top_k, unsupported
+from handler.protocols.kernel.parameters import PARAMETERS, Parameter, Table, top_k, unsupported
 from handler.protocols.kernel.readers.adapters import named_adapter
 from handler.protocols.kernel.readers.structured_output import grammar, json_schema, regex
 from handler.protocols.kernel.readers.values import boolean, integer, number, string, strings
 from handler.protocols.kernel.schema.readers import accepts
 from handler.protocols.kernel.validation import show
+from handler.protocols.openai.parameters import structured_outputs
 from handler.protocols.tensors.inputs import TENSORS, one_of, plain_or_tensor, single
 
 
@@ -56,6 +58,18 @@ def _top_p(value: Any) -> float:
 @accepts(anyOf=one_of({"type": "string"}))
 def _adapter_name(value: Any, context: ServerContext) -> Adapter | None:
     return named_adapter(single(string)(value), context)
+
+
+@accepts(type=["string", "object"])
+def _structured_outputs(value: Any) -> StructuredOutput | None:
+    """Read vLLM's `structured_outputs`, which its backend takes as JSON text."""
+    try:
+        value = loads(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError("must be the JSON text of an object") from None
+    if isinstance(value, dict):
+        value = {name: item for name, item in value.items() if name != "backend"}  # as vLLM's backend drops it
+    return structured_outputs(value)
 
 
 def _any_json(value: Any) -> StructuredOutput:
@@ -137,6 +151,15 @@ INPUTS: Mapping[str, Input] = {
     "lora_task_id": Input("UINT64", TENSORS["lora_task_id"]),
     "lora_id": Input("UINT64", TENSORS["lora_task_id"]),
     "lora_name": Input("BYTES", Parameter("adapter", _adapter_name, informed=True)),
+    # vLLM's sampling parameters
+    "sampling_parameters": Input("BYTES", Parameter("", single(string))),  # `join_sampling` reads it
+    "n": _same("INT32", "n"),
+    "best_of": _same("INT32", "best_of"),
+    "stop_token_ids": Input("INT32", PARAMETERS["stop_token_ids"]),
+    "include_stop_str_in_output": _same("BOOL", "include_stop_str_in_output"),
+    "skip_special_tokens": _same("BOOL", "skip_special_tokens"),
+    "structured_outputs": Input("BYTES", Parameter("structured_output", _structured_outputs)),
+    "guided_decoding": Input("BYTES", Parameter("structured_output", _structured_outputs)),
     # the llmapi model's
     "streaming": Input("BOOL", Parameter("stream", _FLAG)),
     "sampling_param_max_tokens": _same("INT32", "max_new_tokens"),
@@ -176,7 +199,55 @@ LLMAPI = ("sampling_param_", "streaming")
 """The prefixes of the llmapi model's names. Its answers leave the prompt out by default."""
 
 
+# -- texts -------------------------------------------------------------------------------------------------------
+
+_FLAGS = {"true": True, "True": True, "false": False, "False": False}
+TEXTS: Mapping[str, Callable[[str], Any]] = {"INT32": int, "UINT64": int, "FP32": float, "BOOL": _FLAGS.__getitem__}
+"""Datatype -> the reader of a value's text."""
+
+
+def from_text(name: str, value: Any) -> Any:
+    """Return the number or the flag that an input's text is, as vLLM's backend reads it; another value as it is."""
+    read = TEXTS.get(INPUTS[name].datatype) if isinstance(value, str) and name in INPUTS else None
+    try:
+        return value if read is None else read(value)
+    except (ValueError, KeyError):
+        return value  # which the parameter's reader refuses
+
+
 # -- rules between inputs ----------------------------------------------------------------------------------------
+
+_BESIDE_SAMPLING = frozenset(
+    {"stream", "exclude_input_in_output"} | {name for name in INPUTS if name.startswith("return_")}
+)
+_SAMPLING = "sampling_parameters"
+
+
+def join_sampling(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Put `sampling_parameters` in the place of all others, as vLLM's backend does.
+
+    Returns:
+        the inputs, and the names that have no effect.
+
+    Raises:
+        InvalidParameter: it is no object in JSON text.
+    """
+    if _SAMPLING not in given:
+        return dict(given), []
+    text = _unpack(given[_SAMPLING])
+    try:
+        named = loads(text) if isinstance(text, str) else None
+    except ValueError:
+        named = None
+    if not isinstance(named, dict):
+        raise InvalidParameter(f"{_SAMPLING}={show(text)}: must be the JSON text of an object")
+    named = {name: from_text(name, value) for name, value in named.items() if value is not None}
+    known = {
+        name: value for name, value in named.items() if name in INPUTS and name not in (*_BESIDE_SAMPLING, _SAMPLING)
+    }
+    kept = {name: value for name, value in given.items() if name in _BESIDE_SAMPLING or name == _SAMPLING}
+    replaced = [name for name, value in given.items() if name not in kept and named.get(name) != value]
+    return {**kept, **known}, [*(f"{_SAMPLING}.{name}" for name in named if name not in known), *replaced]
 
 
 def join_guide(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,13 +268,24 @@ def join_guide(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**inputs, "guided_decoding_guide": {kind: structured_output}}
 
 
-def samples(given: Mapping[str, Any]) -> bool:
+def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Sampling fields whose default these inputs decide; vLLM's where they have its parameters."""
+    limit = {"max_new_tokens": _VLLM_MAX_TOKENS} if _SAMPLING in given else {}
+    return {"do_sample": _samples(given), **limit}
+
+
+_VLLM_MAX_TOKENS = 16
+
+
+def _samples(given: Mapping[str, Any]) -> bool:
     """Return whether these inputs ask for sampling, by the rule of TensorRT-LLM's LLM API; top_p 0 is off.
 
     Raises:
         InvalidParameter: they ask for beams as well.
     """
     temperature = _number(given, "temperature", "sampling_param_temperature")
+    if _SAMPLING in given:
+        return temperature != 0  # by vLLM's rule
     k = _number(given, "top_k", "sampling_param_top_k")
     p = _number(given, "top_p", "sampling_param_top_p")
     beams = _number(given, "beam_width")

@@ -19,11 +19,14 @@ from handler.protocols.triton.answers import (
     TritonTensorConfig,
 )
 from handler.protocols.triton.errors import TritonError
-from handler.protocols.triton.inputs import TABLE
+from handler.protocols.triton.inputs import INPUTS, TABLE, TEXTS
 
 
 def _request(context: ServerContext) -> Shape:
-    inputs = parameters(TABLE.parameters, context)
+    inputs = {
+        name: {"anyOf": [shape, TEXT]} if INPUTS[name].datatype in TEXTS else shape
+        for name, shape in parameters(TABLE.parameters, context).items()
+    }
     text = {"text_input": {"anyOf": [TEXT, listing(TEXT, minItems=1, maxItems=1)]}}
     return record(
         {}, {**text, "id": TEXT, "parameters": {"type": "object", "properties": {**text, **inputs}}, **inputs}

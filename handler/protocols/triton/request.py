@@ -20,7 +20,16 @@ from handler.protocols.kernel.validation import show
 from handler.protocols.tensors.outputs import select_tensors
 from handler.protocols.triton.answers import TritonHead
 from handler.protocols.triton.errors import ERRORS, EVENTS, OneResponse, TritonErrors
-from handler.protocols.triton.inputs import INPUTS, LLMAPI, PROMPT, TABLE, join_guide, samples
+from handler.protocols.triton.inputs import (
+    INPUTS,
+    LLMAPI,
+    PROMPT,
+    TABLE,
+    defaults,
+    from_text,
+    join_guide,
+    join_sampling,
+)
 from handler.protocols.triton.response import ResponseOptions, ResponseReply, StreamReply
 
 VERSION = "1"
@@ -61,9 +70,10 @@ class Triton(Dialect):
             raise InvalidPayload(f"Unable to parse 'id': it has {len(id)} characters; at most {MAX_NAME}")
         given, unknown = _read_names(body)
         prompt = _read_prompt(given, id, context)
+        given, replaced = join_sampling(given)
         given = join_guide(given)
-        parameters = read_all(given, context, defaults={"do_sample": samples(given)}, table=TABLE)
-        ignored = report_unknown(unknown, body, context)
+        parameters = read_all(given, context, defaults=defaults(given), table=TABLE)
+        ignored = report_unknown([*unknown, *replaced], body, context)
         streams = self._streams(parameters)
         request = _request(prompt, parameters, ignores_end=given.get("ignore_eos") in (True, [True]))
         fixed: TritonHead = {"model_name": context.model_names[0], "model_version": VERSION}
@@ -123,7 +133,7 @@ def _read_names(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             elif name in given:
                 raise InvalidPayload(f"input '{name}' already exists in request")
             else:
-                given[name] = value
+                given[name] = from_text(name, value)
     return given, unknown
 
 
@@ -154,7 +164,7 @@ def _request(prompt: str, parameters: ParsedParameters, *, ignores_end: bool) ->
     if end_id is not None:  # in the place of the model's own end token
         if ignores_end:
             raise InvalidParameter(f"end_id={end_id}: contradicts ignore_eos=true")
-        sampling = sampling._replace(stop_token_ids=(end_id,))
+        sampling = sampling._replace(stop_token_ids=(*sampling.stop_token_ids, end_id))
     ranked = sampling.num_sequences > 1 or bool(parameters.others.get("cumulative_logprob"))
     return Request(
         prompt=prompt,

@@ -19,7 +19,7 @@ from handler.engines.base import Tokenizer
 from handler.engines.process.engine_loop import Spec
 from handler.engines.structured_output.validator import Restartable, StructuredOutputValidator
 from handler.plugins.functions import Formatters
-from handler.protocols.assistant.choice import describe_parsers
+from handler.protocols.assistant.choice import describe_parsers, warn_of_unread_calls
 from handler.protocols.assistant.template import warn_of_unread
 from handler.serving.loading.context import server_context
 from handler.serving.loading.engine_spec import engine_spec
@@ -77,7 +77,9 @@ async def load_model(
         context = replace(server_context(config, spec, adapters.registry), tool_format=formatters.tool_format)
         warn_of_unread(config.default_chat_template_kwargs or (), tokenizer.chat_template)
         if tokenizer.chat_template and context.task is Task.GENERATION:
-            log.info("%s", describe_parsers(replace(context, chat_template=tokenizer.chat_template)))
+            shown = replace(context, chat_template=tokenizer.chat_template)
+            log.info("%s", describe_parsers(shown))
+            warn_of_unread_calls(shown)
         validator = make_validator(spec, engine)
         make = functools.partial(ServedModel, stepped=stepped, tracer=tracer, request_log=request_log)
         model = make(config, engine, tokenizer, context, adapters, formatters, validator, sessions, store)

@@ -16,7 +16,9 @@ VERSION = "0.33.0"
 PACKAGES = ("openai==3.54.0", "partial-json-parser==0.2.1.1.post7", "cohere-melody==0.15.3")
 """What vLLM's parsers import of others and cannot do without."""
 
-PARTS = re.compile(r"[^/]+/(?:vllm|tests)/(?:(?:tool_parsers|reasoning|parser)/|__init__\.py)")
+PARTS = re.compile(
+    r"[^/]+/(?:(?:vllm|tests)/(?:(?:tool_parsers|reasoning|parser)/.*\.py|__init__\.py)|examples/tool_chat_template_.*)"
+)
 SOURCE = re.compile(r'^sdist = \{ url = "([^"]+)".*?sha256 = "([0-9a-f]{64})"', re.MULTILINE)
 
 
@@ -28,12 +30,12 @@ def main(directory: Path) -> None:
     archive = _download(directory)
     with tarfile.open(archive) as tar:
         for member in tar:
-            if not member.isfile() or not member.name.endswith(".py"):
-                continue
-            name, file = member.name.partition("/")[2], tar.extractfile(member)
+            name = member.name.partition("/")[2]
+            homes = [sources] if PARTS.fullmatch(member.name) else []
+            homes += [whole] if name.startswith("vllm/") and name.endswith(".py") else []
+            file = tar.extractfile(member) if member.isfile() and homes else None
             data = file.read() if file is not None else b""
-            homes = [*([sources] if PARTS.match(member.name) else []), *([whole] if name.startswith("vllm/") else [])]
-            for target in (home / name for home in homes):
+            for target in (home / name for home in homes if file is not None):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(data)
     archive.unlink()

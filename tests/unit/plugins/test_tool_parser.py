@@ -13,6 +13,7 @@ from handler.core.errors import ConfigError
 from handler.core.text import Vocabulary
 from handler.plugins.tool_parser import load_tool_format
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart
+from handler.protocols.assistant.tools.grammar import write_calls
 from handler.protocols.assistant.tools.request import read_tools
 from handler.serving.loading.model_directory import model_formatters
 from tests.unit.protocols.answers import CAPABLE
@@ -63,7 +64,10 @@ def test_calls_are_read_by_a_users_parser(tmp_path: Path) -> None:
 
 def test_the_documents_example_reads_calls(tmp_path: Path) -> None:
     example = DOCUMENT.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
-    parser = load_tool_format(write(tmp_path, example), [tmp_path]).make([TOOL])
+    format = load_tool_format(write(tmp_path, example), [tmp_path])
+    notation, parser = format.notation(""), format.make([TOOL])
+    assert notation is not None
+    assert write_calls(notation, [("shout", {"a": 1})]) == '<call>shout {"a": 1}'
     assert [*parser.feed('<call>shout {"a"'), *parser.feed(": 1}")] == []
     assert parser.flush() == [CallStart(0, "shout"), Arguments(0, '{"a": 1}'), CallEnd(0)]
 
@@ -94,6 +98,7 @@ def test_the_answer_of_a_parser_that_fails_is_text(
         (None, r"option\.tool_parser_plugin=wrong\.py: there is no such file"),
         ("x = 1", r"has no function make_parser\(tools\)"),
         ("MARKS = 'a'\ndef make_parser(tools): ...", "MARKS must be a list of strings"),
+        ("NOTATION = 'a'\ndef make_parser(tools): ...", "NOTATION must be a Notation"),
         ("x = 1\nimport nothing_of_the_kind", r"wrong\.py, line 2: ModuleNotFoundError"),
     ],
 )

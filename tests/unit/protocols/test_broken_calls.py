@@ -211,7 +211,8 @@ def test_a_broken_call_in_the_history_ends_no_conversation(text: str) -> None:
         ("lmi", {**CHAT, "messages": [*TALK, *turns]}, "messages[].tool_calls[].function.arguments"),
         ("openai_responses", {**RESPONSE, "input": [*TALK, *items]}, "input[].arguments"),
     ):
-        parsed = answers.DIALECTS[dialect].parse(body, replace(CAPABLE, chat_template="{{ tools }} <tool_call>"))
+        context = replace(CAPABLE, chat_template="{{ tools }} <tool_call> {{ tool_calls }}")
+        parsed = answers.DIALECTS[dialect].parse(body, context)
         assert list(parsed.ignored) == [name]
         (said,) = [message for message in parsed.requests[0].messages or () if "tool_calls" in message]
         assert said["tool_calls"][0]["function"] == {"name": "weather", "arguments": {}}

@@ -1,8 +1,8 @@
-"""Rules for answers with tool calls in a format's own notation, as structural tags (xgrammar's documentation)."""
+"""How a format writes calls, in prompts and by rules for answers: structural tags (xgrammar's documentation)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from handler.protocols.assistant.tools.json_text import dumps
@@ -22,8 +22,9 @@ class Notation(NamedTuple):
         block: before the first call and after the last one.
         between: from one call to the next.
         mark: the beginning that no other text has, "" where there is none.
-        style: xgrammar's name for the form of the arguments.
+        style: xgrammar's name for the form of the arguments; "" where it has none.
         several: an answer may have several calls.
+        arguments: writes a call's arguments.
     """
 
     call: tuple[str, str]
@@ -32,12 +33,36 @@ class Notation(NamedTuple):
     mark: str = ""
     style: str = "json"
     several: bool = True
+    arguments: Callable[[Mapping[str, Any]], str] = dumps
 
 
-def write_json(notation: Notation, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
-    """Write calls, of which each is a name and its arguments, in a notation whose arguments are JSON."""
+def pairs(begin: str, middle: str, end: str) -> Callable[[Mapping[str, Any]], str]:
+    """Return a writer of arguments: each is its name and its value, which is plain text where it is a string.
+
+    Args:
+        begin: before the name.
+        middle: between name and value; STRING stands for whether the value is a string.
+        end: after the value.
+    """
+
+    def write(arguments: Mapping[str, Any]) -> str:
+        written = list[str]()
+        for name, value in arguments.items():
+            is_string = isinstance(value, str)
+            between = middle.replace("STRING", str(is_string).lower())
+            written += [begin, name, between, value if is_string else dumps(value), end]
+        return "".join(written)
+
+    return write
+
+
+def write_calls(notation: Notation, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    """Write calls, of which each is a name and its arguments."""
     before, after = notation.call
-    written = (f"{before.replace(_NAME, name)}{dumps(arguments)}{after}" for name, arguments in calls)
+    written = (
+        f"{before.replace(_NUMBER, str(number)).replace(_NAME, name)}{notation.arguments(arguments)}{after}"
+        for number, (name, arguments) in enumerate(calls)
+    )
     return f"{notation.block[0]}{notation.between.join(written)}{notation.block[1]}"
 
 

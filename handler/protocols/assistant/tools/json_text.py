@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -104,6 +105,9 @@ def is_object(text: str) -> bool:
     return isinstance(value, dict) and not is_too_deep(value, text)
 
 
+PYTHON_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
+"""What stands after a backslash in a string of Python's, and what it means."""
+
 _ANY_STRING = frozenset({"string"})
 _STRING_OR_NULL = frozenset({"string", "null"})
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -111,9 +115,12 @@ _BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """Return the JSON of a parameter's plain text: of the first type that it fits, else any JSON, else a string."""
+    """Return the JSON of a parameter's plain text: of the first type that it fits, else any JSON, else a string.
+
+    Objects, lists and null may be Python's: several models' templates write them so.
+    """
     plain = text.strip()
-    if "null" in types and plain.lower() == "null":
+    if "null" in types and (plain.lower() == "null" or plain == "None"):
         return "null"
     if "number" in types and _NUMBER.fullmatch(plain):
         return plain
@@ -122,12 +129,30 @@ def as_json(text: str, types: frozenset[str]) -> str:
     if "boolean" in types and plain.lower() in _BOOLEANS:
         return _BOOLEANS[plain.lower()]
     if types & {"object", "array"} and plain[:1] in ("{", "["):
-        value = _json(plain)
+        value = _json(plain) or _json(_PYTHON.sub(_from_python, plain))
         if value is not None:
             return value
     if not types or "string" in types:
         return dumps(text)
     return _json(plain) or dumps(text)
+
+
+_PYTHON = re.compile(r"""'([^'\\]*(?:\\.[^'\\]*)*)'?|"([^"\\]*(?:\\.[^"\\]*)*)"?|\b(?:True|False|None)\b""", re.DOTALL)
+_PYTHON_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
+def _from_python(literal: re.Match[str]) -> str:
+    """Return the JSON of one of Python's strings or words. An unclosed string goes to the end: the search is linear."""
+    text = literal[1] if literal[1] is not None else literal[2]
+    return _WORDS[literal[0]] if text is None else dumps(_PYTHON_ESCAPE.sub(_unescape, text))
+
+
+def _unescape(escape: re.Match[str]) -> str:
+    code = escape[1] or escape[2] or escape[3]
+    if code is None:
+        return PYTHON_ESCAPES.get(escape[4], escape[4] if escape[4] in "\\'\"" else escape[0])
+    return chr(int(code, 16)) if int(code, 16) <= sys.maxunicode else escape[0]
 
 
 def _json(text: str) -> str | None:
@@ -187,7 +212,7 @@ class ParameterValue:
         start = (self._start + text).lstrip()
         word = start.rstrip()
         self._start = word if word == start else f"{word} "  # any space between words, so that it stays short
-        return not "null".startswith(word.lower())
+        return not ("null".startswith(word.lower()) or "None".startswith(word))
 
 
 def _escape(text: str) -> str:

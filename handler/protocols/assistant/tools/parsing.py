@@ -35,7 +35,7 @@ class Format(NamedTuple):
         make: makes the parser of one answer, which may look into the request's tools for types.
         marks: texts that a tokenizer may have as special tokens, which it leaves out of the text by default.
         template: an expression that finds the format in a chat template; "" where none does.
-        notations: text that a chat template has -> how structured output writes calls; the first that it has counts.
+        notations: text that a chat template has -> how calls are written; the first that it has counts.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Format(NamedTuple):
     notations: Mapping[str, Notation] = {}
 
     def notation(self, template: str) -> Notation | None:
-        """Return how structured output writes calls for a model with this chat template; None where it cannot."""
+        """Return how a model with this chat template writes calls; None where that is not known."""
         return next((notation for text, notation in self.notations.items() if text in template), None)
 
     def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:
@@ -121,7 +121,8 @@ class CallParser:
     def flush(self) -> list[Event]:
         if self._steps is not None:
             self._steps.close()
-            self._end_block(self.held)
+            if not (self._after_call and self._begins_call(self.taken + self.held)):
+                self._end_block(self.held)
             self.end_call(Ending.OPEN if self._closable and not self.held.strip() else Ending.BROKEN)
             self.held = ""
         return self._pop()
@@ -330,6 +331,11 @@ class CallParser:
     def _end_block(self, rest: str = "") -> None:
         if not self._committed:
             self.show("".join([*self._taken, rest]))
+
+    def _begins_call(self, text: str) -> bool:
+        """Return whether an answer that ends so was cut off within the mark of another call."""
+        start = text.strip()
+        return len(start) > 1 and any(mark.startswith(start) for mark in self.begins)
 
     def _pop(self) -> list[Event]:
         if self._written:

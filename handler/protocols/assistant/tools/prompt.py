@@ -11,15 +11,15 @@ from typing import Any
 
 from handler.protocols.assistant.template import THOUGHTS
 from handler.protocols.assistant.tools.formats import find
-from handler.protocols.assistant.tools.formats.json_calls import GRANITE
-from handler.protocols.assistant.tools.formats.pythonic import LFM2, write_lfm2
-from handler.protocols.assistant.tools.grammar import write_json
+from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2
+from handler.protocols.assistant.tools.grammar import Notation, write_calls
 from handler.protocols.assistant.tools.json_text import dumps
+from handler.protocols.assistant.tools.parsing import Format
 
 Message = Mapping[str, Any]
 
-_BEGIN, _END = "<tool_call>", "</tool_call>"
-"""SmolLM2's marks (its documentation), which our own words about the tools ask for."""
+_OUR_OWN = SMOLLM2.notations[""]
+"""What we ask for where no format is named."""
 
 _TOOLS = re.compile(r"\btools\b")
 
@@ -38,17 +38,21 @@ _ONE_TEXT = re.compile(r"\.content and \w+\.thinking\b[^{}]*%\}\s*\{\{-?\s*raise
 _CALLS = re.compile(r"\btool_calls\b")
 """Templates of LFM2 and of Granite 3.3 have no word of calls: they print a message's role and text alone."""
 
-_DESCRIPTION = re.compile(r"[+~]\s*(?:\w+\.description|\(\w+\.description \| tojson)")
+_DESCRIPTION = re.compile(r"[+~]\s*(?:(?:\w+\.)+description|\(\w+\.description \| tojson)")
 """The templates of gpt-oss and Muse Glimmer, and some others, fail for a tool without a description."""
 
 
 def lay_out(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], template: str
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], template: str, format: Format | None = None
 ) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]:
-    """Return messages and tools as the model's chat template takes them."""
+    """Return messages and tools as the model's chat template takes them.
+
+    Args:
+        format: that in which the answers' calls are read, which is also that of calls in text; None: the template's.
+    """
     messages = _results_in_order(messages)
     if not takes_tools(template):
-        return tuple(plain_messages(messages, tools)), ()
+        return tuple(_plain_messages(messages, tools, _notation(template, format) or _OUR_OWN)), ()
     if _shows(_SHORT_ID, template):
         messages = [_with_short_ids(message) for message in messages]
     elif _shows(_INDEXED_ID, template):
@@ -57,8 +61,8 @@ def lay_out(
         messages = _one_call_a_message(messages)
         if _shows(_ONE_TEXT, template):
             messages = [_with_one_text(message) for message in messages]
-    elif not _shows(_CALLS, template):
-        messages = [_with_written_calls(message, template) for message in messages]
+    elif not _shows(_CALLS, template) and (notation := _notation(template, format, find(template))) is not None:
+        messages = [_with_written_calls(message, notation) for message in messages]
     if _shows(_DESCRIPTION, template):
         tools = [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
     return tuple(messages), tuple(tools)
@@ -124,16 +128,13 @@ def _with_one_text(message: Message) -> Message:
     return {**message, "content": "", **{name: joined for name in THOUGHTS if name in message}}
 
 
-def _with_written_calls(message: Message, template: str) -> Message:
+def _with_written_calls(message: Message, notation: Notation, between: str = "") -> Message:
     """Put calls into a message's text, for a template that prints none."""
-    calls, format = message.get("tool_calls"), find(template)
-    if not calls or (format is not LFM2 and format is not GRANITE):
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
+    if not calls:
         return message
-    notation = format.notation(template)
-    pairs = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
-    written = write_lfm2(pairs) if notation is None else write_json(notation, pairs)
     others = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**others, "content": f"{message['content']}{written}"}
+    return {**others, "content": between.join(filter(None, (message["content"], write_calls(notation, calls))))}
 
 
 def _short(id: str) -> str:
@@ -151,11 +152,19 @@ def _shows(part: re.Pattern[str], template: str) -> bool:
     return part.search(template) is not None
 
 
-def plain_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rewrite messages for a template without a place for tools: all about tools becomes text, as in SmolLM2."""
-    plain = [_plain(message) for message in messages]
+def _notation(template: str, *formats: Format | None) -> Notation | None:
+    """Return how the first of the formats that is known writes calls."""
+    found = (format.notation(template) for format in formats if format is not None)
+    return next((notation for notation in found if notation is not None), None)
+
+
+def _plain_messages(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], notation: Notation
+) -> list[Message]:
+    """Rewrite messages for a template without a place for tools: all about tools becomes text."""
+    plain = [_plain(message, notation) for message in messages]
     if tools:
-        instructions = _instructions(tools)
+        instructions = _instructions(tools, notation)
         if plain[0]["role"] == "system":
             plain[0] = {"role": "system", "content": f"{plain[0]['content']}\n\n{instructions}"}
         else:
@@ -163,25 +172,18 @@ def plain_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mappin
     return plain
 
 
-def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(message: Message, notation: Notation) -> Message:
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-    calls = [
-        {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
-        for call in message.get("tool_calls", ())
-    ]
-    if not calls:
-        return {**message}
-    others = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**others, "content": "\n".join(filter(None, (message["content"], f"{_BEGIN}{dumps(calls)}{_END}")))}
+    return _with_written_calls(message, notation, "\n")
 
 
-def _instructions(tools: Sequence[Mapping[str, Any]]) -> str:
-    example = dumps([{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}])
+def _instructions(tools: Sequence[Mapping[str, Any]], notation: Notation) -> str:
+    form = "a JSON list of the calls between these marks" if notation == _OUR_OWN else "the calls, each in this form"
+    example = write_calls(notation, [("NAME", {"ARGUMENT": "VALUE"})])
     return (
         f"These functions can be called:\n<tools>{dumps([tool['function'] for tool in tools])}</tools>\n"
-        f"To call some, answer with nothing but a JSON list of the calls between these marks:\n"
-        f"{_BEGIN}{example}{_END}\n"
+        f"To call some, answer with nothing but {form}:\n{example}\n"
         "If none is of use, or an argument that is needed is missing, answer in words."
     )
 

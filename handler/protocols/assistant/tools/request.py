@@ -159,13 +159,11 @@ def choose_format(context: ServerContext) -> Format | None:
     name = context.config.tool_call_parser
     if name == NONE:
         return None
+    if name == AUTO and not takes_tools(context.chat_template):
+        return SMOLLM2  # which our own words about the tools ask for
     if context.response_template is not None and context.response_template.calls is not None:
         return HF
-    if name != AUTO:
-        return named(name)
-    if not takes_tools(context.chat_template):
-        return SMOLLM2  # which our own words about the tools ask for
-    return find(context.chat_template)
+    return find(context.chat_template) if name == AUTO else named(name)
 
 
 def _allowed(

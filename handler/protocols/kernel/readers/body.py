@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import orjson
@@ -107,19 +107,41 @@ _ELSEWHERE = frozenset(
 """Names that say: a part of this request is on the server. Without it the answer would be another one."""
 
 
+_NEUTRAL: Mapping[str, Collection[Any]] = {
+    **dict.fromkeys(("repetition_penalty", "length_penalty", "top_p", "typical_p"), (1,)),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p"), (0,)),
+    **dict.fromkeys(("n", "best_of", "num_beams", "beam_width", "num_return_sequences"), (1,)),
+    **dict.fromkeys(("min_length", "min_tokens", "no_repeat_ngram_size", "top_n_tokens"), (0,)),
+    **dict.fromkeys(("early_stopping", "use_beam_search", "watermark", "decoder_input_details"), (False,)),
+    **dict.fromkeys(("ignore_eos", "ignore_eos_token", "include_stop_str_in_output"), (False,)),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
+    **dict.fromkeys(("stop", "stop_sequences", "stop_token_ids", "bad_words", "bad_sequences"), ([],)),
+    "top_k": (0, -1),
+    "logit_bias": ({},),
+}
+"""Sampling parameters of some dialects, and their values that ask for nothing."""
+
+
 def report_unknown(names: list[str], body: Mapping[str, Any], context: ServerContext) -> list[str]:
     """Return unknown names for the answer's header, or refuse them (option.unknown_parameters=refuse).
+
+    A sampling parameter of another dialect whose value asks for nothing is none.
 
     Raises:
         InvalidParameter: one says that the rest of the request is on the server.
     """
+    found = []
     for name in names:
         place, _, key = name.rpartition(".")
         values = body if not place else body.get(place)
-        if key in _ELSEWHERE and (not isinstance(values, Mapping) or values.get(key, True)):  # falsy values say nothing
+        value = values.get(key, True) if isinstance(values, Mapping) else True
+        if key in _ELSEWHERE and value:  # falsy values say nothing
             raise InvalidParameter(
                 f"{name}: is not supported: nothing is kept between requests; send the whole request"
             )
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in _NEUTRAL.get(key, ())):
+            found.append(name)
+    names = found
     if names and context.config.unknown_parameters == "refuse":
         some = ", ".join(name[:64] for name in names[:8])
         raise InvalidPayload(f"unknown names: {some} (option.unknown_parameters=refuse)")

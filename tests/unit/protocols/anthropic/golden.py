@@ -38,6 +38,8 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
         "plain": ("anthropic_messages", ASK, None),
         "stream": ("anthropic_messages", body(stream=True), None),
         "max_tokens": ("anthropic_messages", body(max_tokens=4), saying("One, two", 2, Finish.LENGTH)),
+        "no_tokens": ("anthropic_messages", body(max_tokens=0), saying("One", 4, Finish.LENGTH)),
+        "stream_no_tokens": ("anthropic_messages", body(max_tokens=0, stream=True), saying("One", 4)),
         "context_window": ("anthropic_messages", ASK, saying("One, two", 2, Finish.LENGTH)),
         "stop": ("anthropic_messages", body(stop_sequences=["x", "d."]), stopped("The end.")),
         "stream_stop": ("anthropic_messages", body(stop_sequences=["x", "d."], stream=True), stopped("The end.")),

@@ -10,16 +10,16 @@ import pytest
 
 from handler.core.framing import dumps
 from handler.core.text import Vocabulary
-from handler.core.values import Finish, StructuredOutput
+from handler.core.values import Delta, Extras, Finish, Sampling, StructuredOutput, Token
 from handler.protocols.anthropic.blocks import Blocks, gather
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
 from handler.protocols.kernel.base import ParsedRequest
 from tests.one_test import in_one_test
-from tests.unit.protocols.answers import CAPABLE, CONTEXT, DIALECTS, answer, with_options
+from tests.unit.protocols.answers import CAPABLE, CONTEXT, DIALECTS, answer, deltas, value, with_options
 from tests.unit.protocols.anthropic.golden import ASK, CALL, TOOLS, body
 from tests.unit.protocols.openai.requests import CITY, saying
 
-HERMES = replace(CAPABLE, chat_template="{{ tools }} <tool_call>")
+HERMES = replace(CAPABLE, chat_template="{{ tools }} <tool_call> {{ tool_calls }}")
 USE = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Köln"}}
 
 THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
@@ -159,6 +159,47 @@ def test_parameters() -> None:
     assert not parse(body(temperature=0)).requests[0].sampling.do_sample
 
 
+@in_one_test("stream", [False, True])
+@in_one_test(
+    "more",
+    [
+        {},
+        {"stop_sequences": ["x"]},
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"tools": TOOLS, "tool_choice": {"type": "any"}},
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+    ],
+)
+def test_without_tokens_the_prompt_is_read_and_the_answer_is_empty(more: dict[str, Any], stream: bool) -> None:
+    """Engines make one token at least: it is not shown, nor counted. The prompt is that of the same request."""
+    template = f"{HERMES.chat_template} {{{{ enable_thinking }}}}<think></think>"
+    context = replace(HERMES, chat_template=template, vocabulary=Vocabulary([b"</think>"], {0}))
+    asked = body(max_tokens=0, stream=stream, **more)
+    (request,), (usual,) = (parse(one, context=context).requests for one in (asked, {**asked, "max_tokens": 2048}))
+    assert (request.messages, request.tools, request.template) == (usual.messages, usual.tools, usual.template)
+    assert (request.sampling, request.read_prompt) == (Sampling(max_new_tokens=1), None)
+    deltas = [
+        Delta(1, 0, (Token(1, "No", -1.0, False),), extras=Extras(num_cached_tokens=1)),
+        Delta(1, 0, (), Finish.STOP),
+    ]
+    found = answer("anthropic_messages", asked, deltas, context).body.decode()
+    values = [json.loads(line.removeprefix("data: ")) for line in found.splitlines() if line[:1] in ("{", "d")]
+    if stream:
+        assert [value["type"] for value in values] == ["message_start", "message_delta", "message_stop"]
+        values = [values[0]["message"] | values[1]["delta"] | {"usage": values[1]["usage"]}]
+    (message,) = values
+    assert (message["content"], message["stop_reason"], message["stop_sequence"]) == ([], "max_tokens", None)
+    counts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+    assert [message["usage"][name] for name in counts] == [1, 0, 1, 0]
+
+
+@in_one_test("limit", [0, -1, "many", None])
+def test_a_count_does_not_read_the_limit_of_an_answer(limit: Any) -> None:
+    assert value("anthropic_count", {"messages": ASK["messages"], "max_tokens": limit}, deltas()[:1]) == {
+        "input_tokens": 2
+    }
+
+
 @in_one_test(
     ("more", "listed"),
     [
@@ -182,7 +223,7 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
     ("asked", "message"),
     [
         ({"messages": ASK["messages"]}, "'max_tokens' is required"),
-        (body(max_tokens=0), "max_tokens=0: must be an integer from 1"),
+        (body(max_tokens=-1), "max_tokens=-1: must be an integer from 0"),
         (body(messages=[]), "'messages' must be a non-empty list"),
         (body(messages=[{"role": "tool", "content": ""}]), "messages[0].role must be one of user, assistant, system"),
         (talk([]), "messages[0].content must be a string or a non-empty list of blocks"),

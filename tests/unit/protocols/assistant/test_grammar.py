@@ -122,7 +122,7 @@ def test_another_guide_precedes_strict() -> None:
 
 @in_one_test("name", [name for name, format in FORMATS.items() if format.notations])
 def test_the_formats_parser_reads_what_its_notation_writes(name: str) -> None:
-    for notation in FORMATS[name].notations.values():
+    for notation in (notation for notation in FORMATS[name].notations.values() if notation.style):
         told = [("weather", {"city": "Köln", "days": 3}), ("time", {})][: 2 if notation.several else 1]
         found = read(FORMATS[name].make(TOOLS), [write(notation, *told)])
         assert [one if isinstance(one, str) else (one[0], json.loads(one[1])) for one in found] == told

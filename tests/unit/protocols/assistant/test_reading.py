@@ -14,7 +14,7 @@ from handler.core.text import Vocabulary
 from handler.core.values import StructuredOutput
 from handler.protocols.assistant.tools.formats.json_calls import HERMES, LLAMA3_JSON, SMOLLM2
 from handler.protocols.assistant.tools.parsing import Format
-from handler.protocols.assistant.tools.prompt import lay_out, plain_messages
+from handler.protocols.assistant.tools.prompt import lay_out
 from handler.protocols.assistant.tools.request import Tools, choose_format, read_tools
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, with_options
@@ -191,17 +191,18 @@ def test_a_template_without_a_place_for_tools_gets_text() -> None:
         {"role": "assistant", "content": "Well.", "tool_calls": [call]},
     ]
     written = '<tool_call>[{"name": "time", "arguments": {"zone": "é"}}]</tool_call>'
-    assert plain_messages(messages, []) == [
+    plain = (
         {"role": "user", "content": "When?"},
         {"role": "assistant", "content": written},
         {"role": "user", "content": "<tool_response>\nnoon\n</tool_response>"},
         {"role": "assistant", "content": f"Well.\n{written}"},
-    ]
-    told, *rest = plain_messages(messages, [WEATHER])
+    )
+    assert lay_out(messages, [], "") == (plain, ())
+    (told, *rest), _ = lay_out(messages, [WEATHER], "")
     assert len(rest) == 4
     assert told["role"] == "system"
     assert f"<tools>[{json.dumps(WEATHER['function'])}]</tools>" in told["content"]
-    first, *rest = plain_messages([{"role": "system", "content": "Be brief."}], [WEATHER])
+    (first, *rest), _ = lay_out([{"role": "system", "content": "Be brief."}], [WEATHER], "")
     assert first == {"role": "system", "content": f"Be brief.\n\n{told['content']}"}
     assert not rest
 
@@ -267,7 +268,7 @@ def test_tools_have_a_description_where_templates_fail_without_one() -> None:
         for name, more in (("f", {}), ("g", {"description": "G"}))
     ]
     assert lay_out([], tools, "{{ tools }}")[1] == tuple(tools)
-    for printed in ("tool.description", "(tool.description | tojson)"):
+    for printed in ("tool.description", "tool.function.description", "(tool.description | tojson)"):
         _, (first, second) = lay_out([], tools, f"{{{{ tools }}}}{{{{ '// ' + {printed} }}}}")
         assert first["function"] == {"name": "f", "description": ""}
         assert second["function"]["description"] == "G"
@@ -319,7 +320,8 @@ def test_a_template_that_refuses_text_beside_reasoning_gets_both_as_reasoning() 
             'So.<|tool_call|>[{"name": "f", "arguments": {"a": "b\'\\"", "c": [true, null]}}, '
             '{"name": "g", "arguments": {}}]',
         ),
-        ("<function_calls>", "So."),
+        ("<function_calls>", "So.<function_calls>f(a='b\\'\"', c=[True, None])\ng()</function_calls>"),
+        ("", "So."),
     ],
 )
 def test_a_template_without_calls_gets_them_as_text(mark: str, written: str) -> None:

@@ -60,6 +60,13 @@ def test_golden_answers_call_the_tools_with_json(format: str) -> None:
     assert calls["no call"] == []
 
 
+def test_quotes_of_functiongemma_make_no_string_where_the_schema_has_none() -> None:
+    values = ("city", "5"), ("days", "3"), ("metric", "True"), ("tags", "['a']"), ("unit", "C")
+    given = ",".join(f"{name}:<escape>{value}<escape>" for name, value in values)
+    (call,) = parse("functiongemma", f"<start_function_call>call:weather{{{given}}}<end_function_call>")
+    assert json.loads(call[1]) == {"city": "5", "days": 3, "metric": True, "tags": ["a"], "unit": "C"}
+
+
 FRAMED = ("openai", "kimi_k3", "inkling", "muse_glimmer")
 """Formats in which marks stand around text too."""
 
@@ -154,7 +161,18 @@ def test_strings_come_as_they_are_written(format: str) -> None:
         ("5", "string integer", "5"),
         ("five", "string integer", '"five"'),
         ('{"a": 1}', "object", '{"a": 1}'),
-        ("{'a': 1}", "object", "\"{'a': 1}\""),
+        ("{'a': 1}", "object", '{"a": 1}'),
+        (
+            "['it\\'s', \"a\\x41 'b'\", '\\u00e9\\d', None, True]",
+            "array",
+            '["it\'s", "aA \'b\'", "é\\\\d", null, true]',
+        ),
+        ("['\\U00110000']", "array", '["\\\\U00110000"]'),
+        ("{'a'", "object", "\"{'a'\""),
+        ("[None]", "string", '"[None]"'),
+        ("None", "string null", "null"),
+        ("none", "string null", '"none"'),
+        ("None", "string", '"None"'),
         ("[1]", "string array", "[1]"),
         ("true", "integer", "true"),
         ("x", "any", '"x"'),

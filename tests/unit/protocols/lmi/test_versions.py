@@ -126,6 +126,22 @@ def test_values_that_ask_for_the_most_likely_token_are_not_ignored() -> None:
     assert parse(of("0.28"), temperature=None, seed=None).ignored == []
 
 
+@pytest.mark.parametrize("dialect", ["lmi", "tgi_compat", "dynamic_batch", "lmi_async"])
+def test_greedy_by_the_clients_own_word_ignores_no_default(dialect: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The seed's defaults and transformers', as clients send them all together."""
+    context = of("0.28", unknown_parameters="refuse")
+    for given in (
+        {"temperature": 1.0, "top_k": 0, "top_p": 1.0},
+        {"temperature": 1, "top_k": 50, "repetition_penalty": 1.0},
+    ):
+        with caplog.at_level(logging.WARNING):
+            assert parse(context, dialect, do_sample=False, **given).ignored == []
+    assert caplog.messages == []
+    if dialect != "lmi_async":  # which samples without do_sample
+        assert parse(context, dialect, temperature=1).ignored == ["parameters.temperature"]
+    assert parse(context, dialect, do_sample=False, temperature=0.7).ignored == ["parameters.temperature"]
+
+
 def test_they_are_ignored_not_unknown_and_so_never_refused() -> None:
     context = of("0.28", CONTEXT, unknown_parameters="refuse")
     assert parse(context, temperature=0.7, typical_p=0.5).ignored == ["parameters.temperature", "parameters.typical_p"]

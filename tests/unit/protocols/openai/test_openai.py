@@ -414,7 +414,7 @@ def test_any_name_may_be_let_in() -> None:
 
 # -- messages ----------------------------------------------------------------------------------------------------
 
-TEMPLATE = "{% for tool in tools %}<tool_call>"
+TEMPLATE = "{% for tool in tools %}<tool_call>{{ tool_calls }}"
 
 
 def test_messages_go_to_a_template_that_takes_tools_as_they_are() -> None:

@@ -15,7 +15,7 @@ from tests.unit.protocols.answers import CAPABLE, DIALECTS, answer
 from tests.unit.protocols.openai.requests import CITY, saying
 from tests.unit.protocols.responses.golden import ASK, TOOLS, WEATHER, body
 
-HERMES = replace(CAPABLE, chat_template="{{ tools, message.reasoning, reasoning_effort }} <tool_call>")
+HERMES = replace(CAPABLE, chat_template="{{ tools, tool_calls, message.reasoning, reasoning_effort }} <tool_call>")
 
 
 def parse(asked: dict[str, Any], context: Any = HERMES) -> ParsedRequest:

@@ -156,7 +156,7 @@ def test_what_is_refused_by_name(dialect: str, body: Any, message: str) -> None:
     [
         ("openai_embeddings", {"input": "a", "user": "me", "foo": 1}, ["foo", "user"]),
         ("tei_embed", {"inputs": "a", "foo": 1}, ["foo"]),
-        ("lmi_embedding", {"inputs": "a", "foo": 1, "parameters": {"top_p": 1}}, ["foo", "parameters.top_p"]),
+        ("lmi_embedding", {"inputs": "a", "foo": 1, "parameters": {"top_p": 0.5}}, ["foo", "parameters.top_p"]),
         ("tei_similarity", {"inputs": SENTENCES, "foo": 1, "parameters": {"foo": 1}}, ["foo", "parameters.foo"]),
         ("rerank", {**DOCUMENTS, "foo": 1}, ["foo"]),
     ],

@@ -28,6 +28,14 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
         None,
     ),
     "triton/llmapi": (_GENERATE, {"text_input": ["What is"], "sampling_param_max_tokens": [9], **EXTRAS}, None),
+    "triton/sampling_parameters": (
+        _GENERATE,
+        {
+            "text_input": "What is",
+            "sampling_parameters": '{"temperature": "0.1", "top_p": "0.95", "max_tokens": "100"}',
+        },
+        None,
+    ),
     "triton/log_probs": (_GENERATE, {**ASK, "parameters": {"return_log_probs": True}}, None),
     "triton/logits": (_GENERATE, {**ASK, **LOGITS}, with_logits()),
     "triton/beams": (

@@ -63,6 +63,18 @@ def refused(body: Any, context: ServerContext = CAPABLE, schema: Triton = GENERA
         ({"max_tokens": [7]}, {"max_new_tokens": 7}),
         ({"sampling_param_max_tokens": 7}, {"max_new_tokens": 7}),
         ({}, {"max_new_tokens": 30, "do_sample": False}),
+        (
+            {"max_tokens": "7", "temperature": "0.5", "top_k": "-1"},
+            {"max_new_tokens": 7, "temperature": 0.5, "top_k": 0},
+        ),
+        ({"ignore_eos": "true", "top_p": "0", "seed": "3"}, {"ignore_eos": True, "top_p": 1.0, "seed": 3}),
+        ({"n": 2, "stop_token_ids": [3], "end_id": 4}, {"n": 2, "stop_token_ids": (3, 4)}),
+        ({"include_stop_str_in_output": True, "skip_special_tokens": False}, {"include_stop": True}),
+        ({"structured_outputs": '{"regex": "a+"}'}, {"structured_output": StructuredOutput("regex", "a+")}),
+        (
+            {"guided_decoding": '{"json": {"type": "object"}, "backend": "auto"}'},
+            {"structured_output": StructuredOutput("json_schema", '{"type": "object"}')},
+        ),
         ({"stop_words": "x"}, {"stop": ("x",)}),
         ({"stop_words": ["x", "", "y"]}, {"stop": ("x", "y")}),
         ({"stop_words": "", "bad_words": [""]}, {"stop": (), "bad_sequences": ()}),
@@ -91,6 +103,35 @@ def test_each_name_sets_its_field_flat_and_under_parameters(names: dict[str, Any
     for body in (names, {"parameters": names}):
         found = call(body).requests[0].sampling
         assert {name: getattr(found, name) for name in fields} == fields
+
+
+@in_one_test(
+    ("named", "fields"),
+    [
+        ({"temperature": "0.1", "top_p": "0.95", "max_tokens": "100"}, {"temperature": 0.1, "max_new_tokens": 100}),
+        ({}, {"do_sample": True, "temperature": 1.0, "max_new_tokens": 16}),
+        ({"temperature": 0, "max_tokens": None}, {"do_sample": False, "max_new_tokens": 16}),
+        ({"stop": ["x", "y"], "min_tokens": "2", "ignore_eos": True}, {"stop": ("x", "y"), "min_new_tokens": 2}),
+        ({"guided_decoding": {"choice": ["a"]}}, {"structured_output": StructuredOutput("choice", '["a"]')}),
+    ],
+)
+def test_vllms_sampling_parameters_are_an_object_in_a_text(named: dict[str, Any], fields: dict[str, Any]) -> None:
+    text = json.dumps(named)
+    for body in ({"sampling_parameters": text}, {"parameters": {"sampling_parameters": [text]}}):
+        found = call(body).requests[0].sampling
+        assert {name: getattr(found, name) for name in fields} == fields
+
+
+def test_they_replace_the_others_and_what_has_no_effect_is_listed() -> None:
+    named = json.dumps({"temperature": "0.5", "logprobs": 2, "stream": True, "sampling_parameters": "{}"})
+    others = {"temperature": "0.5", "top_k": 4, "return_finish_reason": True, "x": 1}
+    found = call({"sampling_parameters": named, "parameters": others})
+    assert found.requests[0].sampling.top_k == 0
+    assert found.ignored == [
+        *("parameters.x", "sampling_parameters.logprobs", "sampling_parameters.stream"),
+        *("sampling_parameters.sampling_parameters", "top_k"),
+    ]
+    assert not found.streams
 
 
 @in_one_test(
@@ -230,6 +271,18 @@ _KINDS = "has invalid type. It should be either 'int', 'bool', or 'string'."
         ({"text_input": "a", "parameters": {"text_input": "b"}}, "input 'text_input' already exists in request"),
         ({"text_input": "a", "top_k": 1, "parameters": {"top_k": 1}}, "input 'top_k' already exists in request"),
         ({"text_input": "a", "max_tokens": "x"}, 'max_tokens="x": must be an integer from 1 to 2147483647'),
+        ({"text_input": "a", "max_tokens": "1.5"}, 'max_tokens="1.5": must be an integer from 1 to 2147483647'),
+        ({"text_input": "a", "temperature": "nan"}, "temperature=NaN: must be a number of at least 0"),
+        ({"text_input": "a", "ignore_eos": "no"}, 'ignore_eos="no": must be true or false'),
+        (
+            {"text_input": "a", "sampling_parameters": "{"},
+            'sampling_parameters="{": must be the JSON text of an object',
+        ),
+        ({"text_input": "a", "sampling_parameters": "[1]"}, "must be the JSON text of an object"),
+        ({"text_input": "a", "sampling_parameters": 1}, "must be the JSON text of an object"),
+        ({"text_input": "a", "sampling_parameters": '{"top_p": "x"}'}, 'top_p="x": must be a number'),
+        ({"text_input": "a", "guided_decoding": "x"}, "must be the JSON text of an object"),
+        ({"text_input": "a", "structured_outputs": '{"json": 1, "regex": "a"}'}, "must be an object with one of"),
         ({"text_input": "a", "max_tokens": 1.5}, "max_tokens=1.5: must be an integer from 1 to 2147483647"),
         ({"text_input": "a", "max_tokens": [1, 2]}, "max_tokens=[1, 2]: must be one value, or a tensor of shape [1]"),
         ({"text_input": "a", "max_tokens": 1, "sampling_param_max_tokens": 2}, "contradicts max_tokens"),

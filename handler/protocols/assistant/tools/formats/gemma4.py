@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Mapping
 from typing import Any
 
+from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import ParameterValue, as_json, dumps
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, CallParser, Format, Steps
 from handler.protocols.assistant.tools.schema import ANY, ToolSchema
@@ -17,6 +20,9 @@ _DEPTH = 32  # of objects and lists in one another
 
 class Gemma4(CallParser):
     """Strings stand between marks, with nothing escaped; a bare value is JSON's, or a string where it is none.
+
+    Where the schema has no string, a value between the marks is of its type: vLLM's template for FunctionGemma prints
+    all values so.
 
     Attributes:
         call_end: the mark after a call.
@@ -60,7 +66,8 @@ class Gemma4(CallParser):
             if sign in "{[":
                 yield from self._members("}" if sign == "{" else "]", schemas, member, depth + 1)
             elif (yield from self.take(self.quote)):
-                value = ParameterValue(_STRING, self.write)
+                types = schemas.types(member)
+                value = ParameterValue(_STRING if "string" in types else types, self.write)
                 yield from self.stream_until(value.feed, self.quote)
                 value.close()
             else:
@@ -88,6 +95,28 @@ def _marks(parser: type[Gemma4]) -> tuple[str, ...]:
     return (*parser.begins, parser.call_end, parser.quote)
 
 
-GEMMA4 = Format("gemma4", Gemma4, _marks(Gemma4), r"<\|tool_call>")
-FUNCTIONGEMMA = Format("functiongemma", FunctionGemma, _marks(FunctionGemma), "<start_function_call>")
+def _notations(parser: type[Gemma4]) -> dict[str, Notation]:
+    call = (f"{parser.begins[0]}call:NAME{{", f"}}{parser.call_end}")
+    return {"": Notation(call, style="", arguments=functools.partial(_write_members, parser.quote))}
+
+
+def _write_members(quote: str, members: Mapping[str, Any]) -> str:
+    keys = (key if _KEY.fullmatch(key) else f"{quote}{key}{quote}" for key in members)
+    return ",".join(f"{key}:{_write(quote, value)}" for key, value in zip(keys, members.values(), strict=True))
+
+
+def _write(quote: str, value: Any) -> str:
+    if isinstance(value, str):
+        return f"{quote}{value}{quote}"
+    if isinstance(value, dict):
+        return f"{{{_write_members(quote, value)}}}"
+    if isinstance(value, list):
+        return f"[{','.join(_write(quote, item) for item in value)}]"
+    return dumps(value)
+
+
+GEMMA4 = Format("gemma4", Gemma4, _marks(Gemma4), r"<\|tool_call>", _notations(Gemma4))
+FUNCTIONGEMMA = Format(
+    "functiongemma", FunctionGemma, _marks(FunctionGemma), "<start_function_call>", _notations(FunctionGemma)
+)
 """vLLM 0.33; FunctionGemma's documentation."""

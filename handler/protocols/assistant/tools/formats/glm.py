@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from handler.protocols.assistant.tools.grammar import Notation
+from handler.protocols.assistant.tools.grammar import Notation, pairs
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
 from handler.protocols.assistant.tools.parsing import NAME, CallParser, Format, Steps
 
@@ -113,8 +113,15 @@ def _marks(parser: type[PairedCalls]) -> tuple[str, ...]:
     return (parser.call, parser.call_end, parser.key, parser.key_end, parser.value, parser.value_end)
 
 
-_GLM47 = Notation((f"{Glm.call}NAME", Glm.call_end), between="\n", mark=Glm.call, style="glm_xml")
-_GLM45 = _GLM47._replace(call=(f"{Glm.call}NAME\n", Glm.call_end))
+def _notation(parser: type[PairedCalls], after_name: str = "", line_end: str = "\n") -> Notation:
+    arguments = pairs(parser.key, f"{parser.key_end}{line_end}{parser.value}", f"{parser.value_end}{line_end}")
+    call = (f"{parser.call}NAME{after_name}{line_end}", parser.call_end)
+    return Notation(call, between="\n", mark=parser.call, style="", arguments=arguments)
+
+
+_GLM45 = _notation(Glm)._replace(style="glm_xml")
+_GLM47 = _notation(Glm, line_end="")._replace(style="glm_xml")
+_HUNYUAN = _notation(Hunyuan)._replace(block=("<tool_calls>\n", "\n</tool_calls>"))
 
 GLM45 = Format("glm45", Glm, _marks(Glm), Glm.key, {"": _GLM45})
 GLM47 = GLM45._replace(name="glm47", notations={"": _GLM47})
@@ -124,8 +131,9 @@ HY_V3 = Format(
     Hunyuan,
     ("<tool_calls>", "</tool_calls>", "<tool_sep>", *_marks(Hunyuan)),
     r"<tool_calls(?:\{\}|:\w+)>|(?s:<tool_calls>.*<arg_key>)",
+    {"": _notation(Hunyuan, "<tool_sep>")._replace(block=_HUNYUAN.block)},
 )
-HY_V4 = HY_V3._replace(name="hy_v4", template="")
+HY_V4 = HY_V3._replace(name="hy_v4", template="", notations={"": _HUNYUAN})
 """The template of Hy3; vLLM 0.33."""
 
 K2_HORIZON = Format(
@@ -133,5 +141,6 @@ K2_HORIZON = Format(
     K2Horizon,
     (*K2Horizon.begins, K2Horizon.section_end, *_marks(K2Horizon)),
     r"<ifm\|tool_calls>",
+    {"": _notation(K2Horizon)._replace(block=(f"{K2Horizon.begins[0]}\n", f"\n{K2Horizon.section_end}"))},
 )
 """vLLM 0.33."""

@@ -322,7 +322,7 @@ GRANITE = Format("granite", Granite, ("<|tool_call|>",), r"<\|tool_call\|>", {""
 _LLAMA3 = r"(?s)\A(?!.*<function=).*(?:<\|python_tag\|>|dictionary of argument name)"
 """Functionary's tags are another format after the same mark."""
 
-_WHOLE_ANSWER = Notation(('{"name": "NAME", "parameters": ', "}"), several=False)
+_WHOLE_ANSWER = Notation(('{"name": "NAME", "parameters": ', "}"), between="; ", several=False)
 
 LLAMA3_JSON = Format("llama3_json", Llama3, ("<|python_tag|>",), _LLAMA3, {"": _WHOLE_ANSWER})
 """The answer is an object with `parameters`, after a mark or without one (the templates of Llama 3.1 to 3.3)."""

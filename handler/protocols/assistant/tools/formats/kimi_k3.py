@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
+from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
 from handler.protocols.assistant.tools.parsing import NAME, Broken, CallParser, Format, Steps
 from handler.protocols.assistant.tools.schema import ANY
@@ -72,4 +75,19 @@ def _drop(text: str) -> None:
     pass
 
 
-KIMI_K3 = Format("kimi_k3", KimiK3, (OPEN, CLOSE, SEPARATOR), r"<\|open\|>")
+_TYPES = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+
+
+def _write(arguments: Mapping[str, Any]) -> str:
+    written = list[str]()
+    for key, value in arguments.items():
+        name, kind = key.replace("&", "&amp;").replace('"', "&quot;"), _TYPES.get(type(value), "null")
+        text = value if isinstance(value, str) else dumps(value)
+        written.append(f'{_ARGUMENT}key="{name}" type="{kind}"{SEPARATOR}{text}{_ARGUMENT_END}')
+    return "".join(written)
+
+
+_NOTATION = Notation(
+    (f'{_CALL}tool="NAME" index="NUMBER"{SEPARATOR}', _CALL_END), (TOOLS, _TOOLS_END), style="", arguments=_write
+)
+KIMI_K3 = Format("kimi_k3", KimiK3, (OPEN, CLOSE, SEPARATOR), r"<\|open\|>", {"": _NOTATION})

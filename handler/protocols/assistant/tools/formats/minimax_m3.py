@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, CallParser, Format, Steps, Tool
 from handler.protocols.assistant.tools.schema import ToolSchema
@@ -166,4 +167,23 @@ def _drop(text: str) -> None:
     pass
 
 
-MINIMAX_M3 = Format("minimax_m3", MinimaxM3, (_MARK, "<tool_call>", "</tool_call>"), r"\]<\]minimax\[>\[")
+def _write(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return "".join(_element(name, member) for name, member in value.items())
+    if isinstance(value, list):
+        return "".join(_element(_ITEM, item) for item in value)
+    return dumps(value)
+
+
+def _element(name: str, value: Any) -> str:
+    return f"{_MARK}<{name}>{_write(value)}{_MARK}</{name}>"
+
+
+_NOTATION = Notation(
+    (f'{_CALL}"NAME">', f"{_MARK}</{_CALL_NAME}>\n"), (f"{_CALLS}\n", _CALLS_END), style="", arguments=_write
+)
+MINIMAX_M3 = Format(
+    "minimax_m3", MinimaxM3, (_MARK, "<tool_call>", "</tool_call>"), r"\]<\]minimax\[>\[", {"": _NOTATION}
+)

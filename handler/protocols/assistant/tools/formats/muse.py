@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from handler.protocols.assistant.tools.formats.tagged import TaggedCalls
+from handler.protocols.assistant.tools.formats.tagged import TaggedCalls, invocations
 from handler.protocols.assistant.tools.parsing import Format, Steps
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
@@ -76,4 +76,12 @@ class MuseGlimmer(TaggedCalls):
             self.held = mark + self.held
 
 
-MUSE_GLIMMER = Format("muse_glimmer", MuseGlimmer, (_START, _MESSAGE, *_ENDS), MuseGlimmer.block)
+_TAGS = invocations(MuseGlimmer)[""]
+_NOTATION = _TAGS._replace(
+    call=(
+        f"{_START}assistant to=NAME{_MESSAGE}{_TAGS.block[0]}{_TAGS.call[0]}",
+        f"{_TAGS.call[1]}{_TAGS.block[1]}{_ENDS[0]}",
+    ),
+    block=("", ""),
+)
+MUSE_GLIMMER = Format("muse_glimmer", MuseGlimmer, (_START, _MESSAGE, *_ENDS), MuseGlimmer.block, {"": _NOTATION})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.parsing import NAME, Broken, CallParser, Format, Steps
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -44,6 +45,15 @@ class Harmony(CallParser):
             self.held = end + self.held
 
 
+_NOTATION = Notation(
+    (f"{_START}assistant{_CHANNEL}commentary to=functions.NAME {_CONSTRAIN}json{_MESSAGE}", _CALL), style=""
+)
+"""A rule cannot begin with a header: it begins after the thoughts, in the final message."""
+
 OPENAI = Format(
-    "openai", Harmony, (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _CALL, _RETURN), r"(?s)<\|channel\|>.*<\|call\|>"
+    "openai",
+    Harmony,
+    (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _CALL, _RETURN),
+    r"(?s)<\|channel\|>.*<\|call\|>",
+    {"": _NOTATION},
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
+from handler.protocols.assistant.tools.grammar import Notation
+from handler.protocols.assistant.tools.json_text import PYTHON_ESCAPES, ParameterValue, dumps
 from handler.protocols.assistant.tools.parsing import NAME, Broken, CallParser, Format, Steps
 
 _KEYWORD = re.compile(r"[^\W\d]\w{0,255}")
@@ -15,7 +16,6 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _ZEROS = re.compile(r"\A(-?)0+(?=[0-9])")  # before a number, as models write months
 _QUOTES = ('"""', "'''", '"', "'")
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
 _HEX = {"x": 2, "u": 4, "U": 8}
 _ENDS = {"[": "]", "(": ")", "{": "}"}
 _DEPTH = 32  # of containers in one another
@@ -121,7 +121,7 @@ class PythonicCalls(CallParser):
                     yield
                 value.feed(_character(self.advance(_HEX[sign])))
             else:
-                value.feed(_ESCAPES.get(sign, sign if sign in "\\'\"" else "\\" + sign))
+                value.feed(PYTHON_ESCAPES.get(sign, sign if sign in "\\'\"" else "\\" + sign))
         value.close()
 
 
@@ -198,16 +198,36 @@ class Olmo3(PythonicCalls):
             yield from self.call()
 
 
-def write_lfm2(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
-    """Write calls, of which each is a name and its arguments."""
-    written = (f"{name}({', '.join(f'{key}={value!r}' for key, value in items.items())})" for name, items in calls)
-    return f"{LFM2_MARKS[0]}[{', '.join(written)}]{LFM2_MARKS[1]}"
+def _write(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
 
 
-PYTHONIC = Format("pythonic", Pythonic)
-LLAMA4_PYTHONIC = Format("llama4_pythonic", Llama4Pythonic, (_START, _END), r"<\|python_start\|>")
-LFM2 = Format("lfm2", Lfm2, LFM2_MARKS, r"<\|tool_(?:call|list)_start\|>|keep_past_thinking(?s:.*)List of tools: \[")
+def _between(begin: str, end: str, between: str = ", ") -> dict[str, Notation]:
+    return {"": Notation(("NAME(", ")"), (begin, end), between, style="", arguments=_write)}
+
+
+PYTHONIC = Format("pythonic", Pythonic, notations=_between("[", "]"))
+LLAMA4_PYTHONIC = Format(
+    "llama4_pythonic",
+    Llama4Pythonic,
+    (_START, _END),
+    r"<\|python_start\|>",
+    _between(f"{_START}[", f"]{_END}"),
+)
+LFM2 = Format(
+    "lfm2",
+    Lfm2,
+    LFM2_MARKS,
+    r"<\|tool_(?:call|list)_start\|>|keep_past_thinking(?s:.*)List of tools: \[",
+    _between(f"{LFM2_MARKS[0]}[", f"]{LFM2_MARKS[1]}"),
+)
 """The templates of LFM2 and 2.5, of which some do not show calls: only the models' documentation does."""
 
-OLMO3 = Format("olmo3", Olmo3, (*Olmo3.begins, _OLMO3_END), "<function_calls>")
+OLMO3 = Format(
+    "olmo3",
+    Olmo3,
+    (*Olmo3.begins, _OLMO3_END),
+    "<function_calls>",
+    _between(Olmo3.begins[0], _OLMO3_END, "\n"),
+)
 """vLLM 0.33; Olmo 3's documentation."""

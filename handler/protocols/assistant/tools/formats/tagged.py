@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from handler.protocols.assistant.events import Ending
 from handler.protocols.assistant.tools.formats.json_calls import JsonCalls
-from handler.protocols.assistant.tools.grammar import Notation
+from handler.protocols.assistant.tools.grammar import Notation, pairs
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps, refuse_constant
 from handler.protocols.assistant.tools.parsing import NAME, CallParser, Format, Steps, Tool
 from handler.protocols.assistant.tools.schema import ANY, ToolSchema
@@ -261,7 +261,11 @@ class MiniCpm5(TaggedCalls):
 _DATA, _DATA_END = "<![CDATA[", "]]>"
 
 _QWEN = Notation(
-    ("<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>"), between="\n", mark="<tool_call>", style="qwen_xml"
+    ("<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>"),
+    between="\n",
+    mark="<tool_call>",
+    style="qwen_xml",
+    arguments=pairs("<parameter=", ">\n", "\n</parameter>\n"),
 )
 QWEN3_CODER = Format(
     "qwen3_coder", Qwen3Coder, ("<tool_call>", "</tool_call>"), "(?s)<function=.*<parameter=", {"": _QWEN}
@@ -269,7 +273,8 @@ QWEN3_CODER = Format(
 QWEN3_XML = QWEN3_CODER._replace(name="qwen3_xml")
 """Also Nemotron 3's and Step 3.5's (their templates)."""
 
-MIMO = QWEN3_CODER._replace(name="mimo", make=MiMo, template="", notations={})
+_MIMO = _QWEN._replace(style="", arguments=pairs("<parameter=", ">", "</parameter>\n"))
+MIMO = QWEN3_CODER._replace(name="mimo", make=MiMo, template="", notations={"": _MIMO})
 """MiMo V2's, whose values have no line ends around them (vLLM 0.33)."""
 
 _SEED = _QWEN._replace(
@@ -278,9 +283,15 @@ _SEED = _QWEN._replace(
 SEED_OSS = Format("seed_oss", SeedOss, (SeedOss.block, SeedOss.block_end), "<seed:tool_call>", {"": _SEED})
 
 
-def _invocations(parser: type[TaggedCalls], style: str) -> dict[str, Notation]:
+def invocations(parser: type[TaggedCalls], style: str = "", attribute: str = "") -> dict[str, Notation]:
+    """Return the notation of calls with names in attributes of the tags.
+
+    Args:
+        attribute: another one of a parameter's tag.
+    """
     call, block = (f'{parser.call}"NAME">\n', f"{parser.call_end}\n"), (f"{parser.block}\n", parser.block_end)
-    return {"": Notation(call, block, mark=parser.block, style=style)}
+    arguments = pairs(f'{parser.parameter}"', f'"{attribute}>', f"{parser.parameter_end}\n")
+    return {"": Notation(call, block, mark=parser.block, style=style, arguments=arguments)}
 
 
 MINIMAX_M2 = Format(
@@ -288,33 +299,53 @@ MINIMAX_M2 = Format(
     MinimaxM2,
     (MinimaxM2.block, MinimaxM2.block_end),
     MinimaxM2.block,
-    _invocations(MinimaxM2, "minimax_xml"),
+    invocations(MinimaxM2, "minimax_xml"),
 )
 
-_DEEPSEEK = "deepseek_xml"
+_DEEPSEEK = ("deepseek_xml", ' string="STRING"')
 DEEPSEEK_V32 = Format(
     "deepseek_v32",
     DeepSeekV32,
     ("｜DSML｜",),
     "(?s)｜DSML｜.*function_calls",
-    _invocations(DeepSeekV32, _DEEPSEEK),
+    invocations(DeepSeekV32, *_DEEPSEEK),
 )
 DEEPSEEK_V41 = Format(
     "deepseek_v41",
     DeepSeekV41,
     ("｜DSML｜",),
     r"(?s)\A(?=.*｜DSML｜).*['\"｜] calls>",
+    invocations(DeepSeekV41, attribute=_DEEPSEEK[1]),
 )
 """V4.1's tags have no rule of xgrammar's."""
 
-DEEPSEEK_V4 = Format("deepseek_v4", DeepSeekV4, ("｜DSML｜",), "｜DSML｜", _invocations(DeepSeekV4, _DEEPSEEK))
+DEEPSEEK_V4 = Format("deepseek_v4", DeepSeekV4, ("｜DSML｜",), "｜DSML｜", invocations(DeepSeekV4, *_DEEPSEEK))
 """A parameter's tag also says whether the value is a string."""
 
-STEP3 = Format("step3", Step3, (Step3.block, Step3.block_end, *_STEP3_MARKS[:3]), "<steptml:|<｜tool_calls_begin｜>")
+_STEP3 = Notation(
+    ('<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="NAME">', "</steptml:invoke><｜tool_call_end｜>"),
+    (f"{Step3.block}\n", f"\n{Step3.block_end}"),
+    "\n",
+    style="",
+    arguments=pairs('<steptml:parameter name="', '">', "</steptml:parameter>"),
+)
+STEP3 = Format(
+    "step3",
+    Step3,
+    (Step3.block, Step3.block_end, *_STEP3_MARKS[:3]),
+    "<steptml:|<｜tool_calls_begin｜>",
+    {"": _STEP3},
+)
 """vLLM 0.33; Step 3's documentation."""
 
-DOTS = Format("dots", Dots, (Dots.block, Dots.block_end), "<dots_function_call>", _invocations(Dots, "minimax_xml"))
+DOTS = Format("dots", Dots, (Dots.block, Dots.block_end), "<dots_function_call>", invocations(Dots, "minimax_xml"))
 """vLLM 0.33."""
 
-MINICPM5 = Format("minicpm5", MiniCpm5, (MiniCpm5.call_end, MiniCpm5.parameter_end), "<function name=")
+_MINICPM5 = Notation(
+    ('<function name="NAME">', "</function>"),
+    between="\n",
+    style="",
+    arguments=pairs('<param name="', f'">{_DATA}', f"{_DATA_END}</param>"),
+)
+MINICPM5 = Format("minicpm5", MiniCpm5, (MiniCpm5.call_end, MiniCpm5.parameter_end), "<function name=", {"": _MINICPM5})
 """The template of MiniCPM5."""
