@@ -323,6 +323,9 @@ def test_an_image_that_is_small_and_slow_gets_its_time_apart(images: MediaLoader
     ):
         images.load([source(image_file("WEBP", (1000, 1000), lossless=True))]).result()
     assert [call.kwargs["slow"] for call in turn.call_args_list] == [False, True]
+    told, taken = (call.args[2] for call in turn.call_args_list)
+    assert told < 2 * 1000 * 1000
+    assert taken > media._COST + RULES.files["image"].max_units  # after the largest image whose header says its size
 
 
 @in_one_test("kind", ["PNG", "JPEG", "WEBP", "GIF"])
