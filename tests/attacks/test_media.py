@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import PIL.Image
 import pytest
 
-from tests.app.media.files import data_url, image_file
+from tests.app.media.files import data_url, image_file, png
 from tests.attacks.watch import hold, pings
 from tests.servers import LiveServer, serve
 
@@ -33,6 +34,12 @@ def noisy(side: int) -> str:
     return data_url(file.getvalue(), "webp")
 
 
+def profiles(number: int) -> str:
+    """One pixel, and a MiB a profile where they are unpacked."""
+    profile, pixel = (b"iCCP", b"a\0\0" + zlib.compress(bytes(1 << 20))), (b"IDAT", zlib.compress(bytes(4)))
+    return data_url(png(1, 1, *[profile] * number, pixel))
+
+
 def ask(urls: list[str]) -> dict[str, Any]:
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     return {"messages": [{"role": "user", "content": parts}], "max_tokens": 1}
@@ -43,6 +50,7 @@ ATTACKS = {
     "as many pixels as the memory": lambda: ask([solid(5700)] * 10),
     "many of middle size": lambda: ask([solid(2000)] * 8),
     "small ones that take long": lambda: ask([noisy(1000)] * 2),
+    "one pixel with many profiles": lambda: ask([profiles(300)] * 2),
     "very many tiny ones": lambda: ask([solid(16)] * 32),
 }
 

@@ -17,7 +17,7 @@ _ROLES = ("user", "assistant", "system")
 
 _BLOCKS: Mapping[str, tuple[str, ...]] = {
     "user": ("text", "image", "tool_result"),
-    "assistant": ("text", "thinking", "tool_use"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text",),
 }
 """Role -> the types of its blocks."""
@@ -26,6 +26,7 @@ _FIELDS: Mapping[str, frozenset[str]] = {
     "text": frozenset({"type", "text", "cache_control"}),
     "image": frozenset({"type", "source", "cache_control"}),
     "thinking": frozenset({"type", "thinking", "signature"}),
+    "redacted_thinking": frozenset({"type", "data"}),
     "tool_use": frozenset({"type", "id", "name", "input", "cache_control", "caller"}),
     "tool_result": frozenset({"type", "tool_use_id", "content", "cache_control"}),
 }
@@ -35,7 +36,6 @@ _WHY: Mapping[str, str] = {
     "image": only_in("image"),
     "document": "send its text in a block of type 'text'",
     "search_result": "send its text in a block of type 'text'",
-    "redacted_thinking": "only Anthropic can read it",
     "container_upload": "there are no containers",
     "tool_reference": "there is no search among tools",
 }
@@ -121,6 +121,9 @@ class MessagesReader:
             add_to_turn(self.chat, role, content=self._read_image(block, at))
         elif kind == "thinking":
             add_to_turn(self.chat, role, reasoning_content=_string(block, "thinking", at))
+        elif kind == "redacted_thinking":  # only Anthropic can read it
+            add_to_turn(self.chat, role)
+            self.unknown["messages[].content[].redacted_thinking"] = None
         elif kind == "tool_use":
             add_to_turn(self.chat, role, tool_calls=self._read_call(block, at))
         else:

@@ -8,15 +8,14 @@ from typing import Any
 from handler.core.errors import InvalidPayload, NotKept
 from handler.core.media import MediaSource
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.readers.media import check_read, check_taken, only_in, read_url
 from handler.protocols.kernel.readers.messages import MAX_ARGUMENTS, read_arguments
+from handler.protocols.kernel.readers.parts import PartReader
 from handler.protocols.kernel.readers.turns import Chat, add_to_turn, join_turns
 from handler.protocols.kernel.schema.shapes import TEXT, Shape, listing, nullable, record
 from handler.protocols.kernel.validation import show
 from handler.protocols.responses.items import secret_id
 
 _ROLES = ("user", "assistant", "system", "developer")
-_TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 _READ = {
     "message": {"type", "role", "content", "id", "status", "phase"},
     "function_call": {"type", "id", "call_id", "name", "namespace", "arguments", "status", "caller"},
@@ -62,6 +61,7 @@ class InputReader:
         self._shown: list[MediaSource] = []  # by the outputs of calls
         self.chat: Chat = []
         self.unknown: dict[str, None] = {}
+        self._parts = PartReader(context, "input[].content[]", self.unknown)
         self.items: list[Any] = []
         self._calls: set[str] = set()
 
@@ -86,6 +86,8 @@ class InputReader:
         for index, item in enumerate(given):
             self._item(self._resolved(item, f"input[{index}]"), f"input[{index}]")
         self._add_shown()
+        if not self.chat:
+            raise InvalidPayload("'input' has nothing that the model reads")
         join_turns(self.chat)
 
     def _resolved(self, item: Any, at: str) -> Any:
@@ -130,13 +132,13 @@ class InputReader:
         if (role := item.get("role")) not in _ROLES:
             raise InvalidPayload(f"{at}.role must be one of {', '.join(_ROLES)}")
         content, place = item.get("content"), f"{at}.content"
-        for part in self._parts(content, place, media=True) if role == "user" else [self._text(content, place)]:
+        for part in self._parts.read(content, place, media=True) if role == "user" else [self._text(content, place)]:
             add_to_turn(self.chat, "system" if role == "developer" else role, content=part)
 
     def _reasoning(self, item: Mapping[str, Any], at: str) -> None:
         parts = item.get("content") or item.get("summary") or []
-        if not parts and item.get("encrypted_content"):
-            raise InvalidPayload(f"{at}.encrypted_content is not supported: only OpenAI can read it; send content")
+        if not parts and item.get("encrypted_content"):  # only OpenAI can read it
+            self.unknown["input[].encrypted_content"] = None
         if parts:
             add_to_turn(self.chat, "assistant", reasoning_content=self._text(parts, f"{at}.content"))
 
@@ -145,7 +147,7 @@ class InputReader:
         id = _string(item, "call_id", at)
         if id not in self._calls:
             raise InvalidPayload(f"{at}.call_id={show(id)}: no function_call before it has this id")
-        parts = self._parts(item.get("output"), f"{at}.output", media=True)
+        parts = self._parts.read(item.get("output"), f"{at}.output", media=True)
         output = "\n".join([part for part in parts if isinstance(part, str)])
         self._shown += [part for part in parts if isinstance(part, MediaSource)]
         self.chat.append({"role": "tool", "tool_call_id": id, "content": output})
@@ -157,38 +159,7 @@ class InputReader:
 
     def _text(self, content: Any, at: str) -> str:
         """Read a string, or parts of text, which line ends join."""
-        return "\n".join([part for part in self._parts(content, at, media=False) if isinstance(part, str)])
-
-    def _parts(self, content: Any, at: str, *, media: bool) -> list[str | MediaSource]:
-        """Read a string, or a list of parts; `media` may be among them."""
-        if isinstance(content, str):
-            return [content]
-        if not isinstance(content, list) or not content:
-            raise InvalidPayload(f"{at} must be a string or a non-empty list of parts")
-        return [self._part(part, f"{at}[{index}]", media=media) for index, part in enumerate(content)]
-
-    def _part(self, part: Any, at: str, *, media: bool) -> str | MediaSource:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "input_image":
-            check_taken("image", kind, at, self._context)
-            if not media:
-                raise InvalidPayload(
-                    f"{at}: 'input_image' is not supported: {only_in('image')}, and in outputs of calls"
-                )
-            if part.get("file_id") is not None:
-                raise InvalidPayload(f"{at}.file_id is not supported: no files are kept; send image_url")
-            if part.get("detail") not in (None, "auto"):
-                self.unknown |= {"input[].content[].detail": None}
-            return read_url("image", part.get("image_url"), f"{at}.image_url")
-        if kind not in _TEXTS:
-            if isinstance(kind, str):
-                check_read(kind, at, self._context)
-            known = ", ".join(("input_image", *_TEXTS))
-            raise InvalidPayload(f"{at}: {show(kind)} is not supported: it must be one of {known}")
-        text = part.get("refusal" if kind == "refusal" else "text")
-        if not isinstance(text, str):
-            raise InvalidPayload(f"{at}.text must be a string")
-        return text
+        return "\n".join([part for part in self._parts.read(content, at, media=False) if isinstance(part, str)])
 
     def _call(self, item: Mapping[str, Any], at: str) -> dict[str, Any]:
         id, arguments = _string(item, "call_id", at), _string(item, "arguments", at)

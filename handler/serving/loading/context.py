@@ -52,8 +52,8 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         structural_tags=able.structural_tags if "structured_output" not in able.unsupported else frozenset(),
         no_media={
             kind: able.no_media.get(kind, NO_MEDIA)
-            or missing_packages(kind)
             or ("" if max_media[kind] else "option.limit_mm_per_prompt is 0")
+            or missing_packages(kind)
             for kind in MEDIA
         },
         max_media=max_media,

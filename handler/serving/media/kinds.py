@@ -17,4 +17,4 @@ def missing_packages(kind: str) -> str:
     decoder = DECODERS[kind]
     missing = [name for name in (*decoder.packages, *_FETCHING) if importlib.util.find_spec(name) is None]
     install = f"pip install 'lmi-handler[{decoder.extra}]'"
-    return f"{' and '.join(missing)} cannot be imported: {install}" if missing else ""
+    return f"the server takes text only: {' and '.join(missing)} cannot be imported: {install}" if missing else ""

@@ -78,7 +78,7 @@ def user(part: Any) -> dict[str, Any]:
         ("openai_responses", {"input": [{"id": "m", "type": None}]}, "input[0]: 'item_reference' is not supported"),
         ("openai_responses", {"input": [{"type": "compaction", "encrypted_content": "x"}]}, "'compaction' is not supp"),
         ("openai_responses", {"input": [{"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"}]},
-         "input[0].encrypted_content is not supported"),
+         "'input' has nothing that the model reads"),
         ("openai_responses", {"input": "a", "prompt": {"id": "pmpt_1"}}, "prompt={\"id\": \"pmpt_1\"}: is not supp"),
         ("openai_responses", {"input": "a", "store": True}, "store=true: is not supported: nothing is kept"),
         ("openai_responses", {"input": "a", "background": True}, "background=true: is not supported"),

@@ -6,8 +6,10 @@ import functools
 import gc
 import io
 import json
+import struct
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,6 +17,7 @@ from unittest import mock
 
 import PIL.Image
 import pytest
+from PIL import PngImagePlugin
 
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError, InvalidPayload, Overloaded, ServingError, Unavailable
@@ -22,6 +25,7 @@ from handler.core.framing import dumps
 from handler.core.media import MediaSource, Medium
 from handler.serving.media import loader as media
 from handler.serving.media.addresses import is_public
+from handler.serving.media.image.ancillary import without_ancillary
 from handler.serving.media.image.decode import decode
 from handler.serving.media.image.headers import read_size
 from handler.serving.media.kinds import missing_packages
@@ -29,7 +33,7 @@ from handler.serving.media.loader import Load, MediaLoader
 from handler.serving.media.rules import media_rules
 from handler.serving.request_task import RequestTask
 from handler.serving.turns import Quota
-from tests.app.media.files import data_url, image_file
+from tests.app.media.files import data_url, image_file, png
 from tests.one_test import in_one_test
 from tests.servers import PATIENCE, wait_for
 from tests.stepped import Bench, benches
@@ -64,6 +68,27 @@ def turned() -> bytes:
     return saved(pair("RGB", RED, BLUE), exif=exif)
 
 
+XMP = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+
+
+def with_text(chunk: PngImagePlugin.PngInfo) -> bytes:
+    return saved(pair("RGB", RED, BLUE), pnginfo=chunk, icc_profile=bytes(300))
+
+
+def turned_by_xmp() -> bytes:
+    info = PngImagePlugin.PngInfo()
+    info.add_itxt("XML:com.adobe.xmp", XMP.decode(), zip=True)
+    return with_text(info)
+
+
+def turned_by_imagemagick() -> bytes:
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    info = PngImagePlugin.PngInfo()
+    info.add_text("Raw profile type exif", f"\nexif\n{len(exif.tobytes()):8}\n{exif.tobytes().hex()}\n", zip=True)
+    return with_text(info)
+
+
 def palette() -> bytes:
     image = pair("RGB", RED, BLUE).convert("P", palette=PIL.Image.Palette.ADAPTIVE)
     return saved(image, transparency=image.getpixel((1, 0)))
@@ -78,6 +103,10 @@ CASES = {
     "gray": (saved(pair("L", 7, 9)), (2, 1), (7, 7, 7, 9, 9, 9)),
     "black and white": (saved(pair("1", 0, 1)), (2, 1), (0, 0, 0, *WHITE)),
     "turned by EXIF": (turned(), (1, 2), (*RED, *BLUE)),
+    "turned by XMP": (turned_by_xmp(), (1, 2), (*RED, *BLUE)),
+    "turned by ImageMagick's profile": (turned_by_imagemagick(), (1, 2), (*RED, *BLUE)),
+    "a JPEG turned by XMP": (saved(PIL.Image.new("L", (2, 1), 7), "JPEG", xmp=XMP), (1, 2), (7,) * 6),
+    "much XMP": (saved(PIL.Image.new("L", (2, 1)), "WEBP", xmp=XMP + bytes(1 << 20)), (1, 2), (0,) * 6),
     "a broken EXIF": (saved(pair("RGB", RED, BLUE), exif=b"Exif\0\0II*\0\xff\xff\xff\xff"), (2, 1), (*RED, *BLUE)),
     "WebP": (saved(pair("RGB", RED, BLUE), "WEBP", lossless=True), (2, 1), (*RED, *BLUE)),
     "the first frame": (
@@ -92,6 +121,81 @@ def test_images_are_decoded_as_vllm_does(name: str) -> None:
     data, size, pixels = CASES[name]
     found = decoded(data)
     assert (found.size, tuple(found.data)) == (size, pixels)
+
+
+def chunks(number: int, name: bytes, head: bytes, unpacked: bytes = bytes(1 << 20)) -> bytes:
+    """A PNG of one pixel with that many packed chunks of a MiB, before its pixels and after them."""
+    packed, pixel = [(name, head + zlib.compress(unpacked))] * number, (b"IDAT", zlib.compress(bytes(4)))
+    return png(1, 1, *packed, pixel, *packed)
+
+
+def segments(number: int, marker: int, body: bytes) -> bytes:
+    file = saved(PIL.Image.new("L", (1, 1)), "JPEG")
+    return file[:2] + number * (struct.pack(">BBH", 0xFF, marker, 2 + len(body)) + body) + file[2:]
+
+
+def scans(number: int) -> bytes:
+    file = saved(PIL.Image.new("L", (1, 1)), "JPEG", progressive=True)
+    return file[:-2] + number * file[file.rindex(b"\xff\xda") : -2] + file[-2:]
+
+
+def extensions(number: int, extension: bytes) -> bytes:
+    file = saved(PIL.Image.new("L", (1, 1)), "GIF")
+    assert b",\0\0\0\0" in file
+    return file.replace(b",\0\0\0\0", number * extension + b",\0\0\0\0", 1)
+
+
+EXIF = b"Exif\0\0" + bytes(60_000)
+LEFT_OUT = {
+    "ICC profiles": chunks(150, b"iCCP", b"a\0\0"),
+    "texts": chunks(30, b"zTXt", b"a\0\0"),
+    "texts without a name": chunks(150, b"zTXt", b"\0\0"),
+    "texts that are no UTF-8": chunks(150, b"iTXt", b"a\0\1\0\0\0", b"\xff" * (1 << 20)),
+    "XMP more than once": chunks(150, b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0"),
+    "private chunks": chunks(150, b"abCd", b""),
+    "a JPEG's ICC profile": segments(200, 0xE2, b"ICC_PROFILE\0\1\xff" + bytes(60_000)),
+    "Photoshop's resources": segments(200, 0xED, b"Photoshop 3.0\0" + b"8BIM\x04\x04\0\0\0\0\0\0" * 4000),
+    "further images": segments(200, 0xE2, b"MPF\0" + bytes(60_000)),
+    "comments": segments(200, 0xFE, bytes(60_000)),
+    "empty segments": segments(4000, 0xE0, b""),
+    "a GIF's comments": extensions(200, b"!\xfe" + 200 * (b"\xff" + bytes(255)) + b"\0"),
+}
+TOO_MANY = {
+    "65536 chunks": png(1, 1, *[(b"abCd", b"")] * 65536, (b"IDAT", zlib.compress(bytes(4)))),
+    "65536 chunks of pixels": png(1, 1, (b"IDAT", zlib.compress(bytes(4))), *[(b"IDAT", b"")] * 65536),
+    "4096 segments": segments(4096, 0xE0, b""),
+    "500 scans": scans(500),
+    "65536 blocks": extensions(65537, b"!\x01\0"),
+    "262145 bytes of Exif": png(1, 1, (b"eXIf", bytes(262145)), (b"IDAT", zlib.compress(bytes(4)))),
+    "300050 bytes of Exif": segments(5, 0xE1, EXIF),
+    "300024 bytes of Exif": saved(PIL.Image.new("L", (1, 1)), "WEBP", exif=EXIF * 5),
+}
+
+
+@in_one_test("name", LEFT_OUT)
+def test_what_decides_no_pixel_is_left_out_before_it_is_unpacked(name: str) -> None:
+    data = LEFT_OUT[name]
+    with mock.patch.object(
+        PngImagePlugin, "_safe_zlib_decompress", wraps=PngImagePlugin._safe_zlib_decompress
+    ) as unpack:
+        assert decoded(data).size == (1, 1)
+    assert unpack.call_count <= 1
+    assert len(without_ancillary(memoryview(data))) < 2000
+
+
+@in_one_test("name", TOO_MANY)
+def test_images_of_more_parts_than_any_image_has_are_refused_before_they_are_read(name: str) -> None:
+    number = name.split()[0]
+    with mock.patch.object(PIL.Image.Image, "getexif") as parse, pytest.raises(InvalidPayload, match=number):
+        decoded(TOO_MANY[name])
+    assert not parse.called
+
+
+@in_one_test("cut", [0, 1, 7, 20, 100])
+@in_one_test("name", CASES)
+def test_what_is_left_of_a_broken_file_is_as_broken(name: str, cut: int) -> None:
+    data = CASES[name][0]
+    assert len(without_ancillary(memoryview(data[: len(data) - cut] if cut < len(data) else b""))) <= len(data)
 
 
 def test_equal_pixels_have_equal_digests() -> None:
@@ -219,6 +323,9 @@ def test_an_image_that_is_small_and_slow_gets_its_time_apart(images: MediaLoader
     ):
         images.load([source(image_file("WEBP", (1000, 1000), lossless=True))]).result()
     assert [call.kwargs["slow"] for call in turn.call_args_list] == [False, True]
+    told, taken = (call.args[2] for call in turn.call_args_list)
+    assert told < 2 * 1000 * 1000
+    assert taken > media._COST + RULES.files["image"].max_units  # after the largest image whose header says its size
 
 
 @in_one_test("kind", ["PNG", "JPEG", "WEBP", "GIF"])
@@ -303,8 +410,9 @@ def test_vllms_arguments_that_this_server_reads_are_refused_among_engine_args() 
 
 
 def test_without_pillow_images_are_refused_by_its_name() -> None:
+    cure = "PIL and aiohttp cannot be imported: pip install 'lmi-handler[images]'"
     with mock.patch("importlib.util.find_spec", return_value=None):
-        assert missing_packages("image") == "PIL and aiohttp cannot be imported: pip install 'lmi-handler[images]'"
+        assert missing_packages("image") == f"the server takes text only: {cure}"
     assert missing_packages("image") == ""
 
 

@@ -16,9 +16,6 @@ _PART = 1 << 18  # characters, a multiple of four: other threads may run between
 
 _TEXT_ONLY = "the engine reads text only"
 
-_UNREAD = {"video_url": "video", "input_video": "video", "file": "files", "input_file": "files"}
-"""Types of parts that other servers read, each with what it brings."""
-
 
 def place(source: MediaSource) -> dict[str, Any]:
     """Return a medium's place in a message, as Hugging Face's chat templates expect it."""
@@ -38,14 +35,6 @@ def check_taken(kind: str, word: str, at: str, context: ServerContext) -> None:
     """Raise InvalidPayload where the engine takes no media of a kind; `word` is the client's for one."""
     if reason := context.no_media.get(kind, _TEXT_ONLY):
         raise InvalidPayload(f"{at}: {word!r} is not supported: {reason}")
-
-
-def check_read(word: str, at: str, context: ServerContext) -> None:
-    """Raise InvalidPayload where no engine reads parts of this type, naming what they bring and what this one reads."""
-    if word in _UNREAD:
-        taken = [MEDIA[kind] for kind in taken_media(context)]
-        read = " and ".join([", ".join(["text", *taken[:-1]]), *taken[-1:]])
-        raise InvalidPayload(f"{at}: {word!r} is not supported: the engine reads {read}, no {_UNREAD[word]}")
 
 
 def read_url(kind: str, url: Any, name: str) -> MediaSource:

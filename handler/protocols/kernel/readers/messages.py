@@ -9,35 +9,13 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.media import MediaSource
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.readers.media import (
-    check_number,
-    check_read,
-    check_taken,
-    only_in,
-    place,
-    read_base64,
-    read_url,
-)
+from handler.protocols.kernel.readers.media import check_number, place
+from handler.protocols.kernel.readers.parts import PARTS, PartReader
 from handler.protocols.kernel.schema.shapes import COUNT, NULL, TEXT, Shape, listing, nullable, record
 
 ROLES = ("system", "user", "assistant", "developer", "tool")
 
 MAX_ARGUMENTS, MAX_ALL_ARGUMENTS = 1 << 20, 1 << 22
-
-_URLS = {"image_url": "image", "audio_url": "audio"}
-"""Types of parts with a URL in a field of the same name, and the kind of their media."""
-
-_AUDIO = "input_audio"
-"""OpenAI's type of parts with an audio clip."""
-
-AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus")
-"""Formats of audio clips; OpenAI has the first two. The file itself says which one it is."""
-
-_KINDS = {**_URLS, _AUDIO: "audio"}
-"""Types of parts with media, and their kinds."""
-
-_OTHER_IMAGES = ("image", "input_image")
-"""What other APIs call a part with an image."""
 
 _THOUGHTS = ("reasoning", "reasoning_content")
 
@@ -51,19 +29,11 @@ _READ: Mapping[str, Mapping[str, Shape]] = {
 }
 """Fields of a message beside role and content."""
 
-_PART = record(
-    {"type": {"enum": ["text", *_KINDS]}},
-    {
-        "text": nullable(TEXT),
-        **{name: {"anyOf": [TEXT, record({"url": TEXT}), NULL]} for name in _URLS},
-        _AUDIO: nullable(record({"data": TEXT}, {"format": nullable({"enum": [*AUDIO_FORMATS]})})),
-    },
-)
 MESSAGES: Shape = listing(
     record(
         {"role": {"enum": [*ROLES]}},
         {
-            "content": {"anyOf": [TEXT, listing(_PART, minItems=1), NULL]},
+            "content": {"anyOf": [TEXT, PARTS, NULL]},
             **{name: shape for fields in _READ.values() for name, shape in fields.items()},
         },
     ),
@@ -87,14 +57,13 @@ def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ..
         raise InvalidPayload("'messages' must be a non-empty list")
     _check_arguments(value)
     messages, media, unknown = [], list[MediaSource](), dict[str, None]()
+    parts = PartReader(context, "messages[].content[]", unknown)
     for index, message in enumerate(value):
         at = f"messages[{index}]"
         if not isinstance(message, dict):
             raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
         message = {name: item for name, item in message.items() if item is not None}
-        read_message = _message(message, at, context, unknown)
-        if read_message["role"] == "user":
-            read_message["content"] = _content(message.get("content"), f"{at}.content", context, media, unknown)
+        read_message = _message(message, at, parts, media)
         messages.append(read_message)
         read = ("role", "content", *_READ.get(read_message["role"], ()))
         unknown |= {f"messages[].{name}": None for name in message if name not in read}
@@ -103,7 +72,8 @@ def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ..
     return tuple(messages), media, list(unknown)
 
 
-def _message(message: Message, at: str, context: ServerContext, unknown: dict[str, None]) -> dict[str, Any]:
+def _message(message: Message, at: str, parts: PartReader, media: list[MediaSource]) -> dict[str, Any]:
+    """Read a message; `media` gets those of its content."""
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise InvalidPayload(f"{at}.role must be one of {', '.join(ROLES)}")
@@ -113,15 +83,15 @@ def _message(message: Message, at: str, context: ServerContext, unknown: dict[st
         calls, thoughts = message.get("tool_calls"), _thoughts(message, at)
         read = {"role": role, "content": ""}
         if content is not None or not (calls or thoughts):
-            read["content"] = _text(content, f"{at}.content", context)
+            read["content"] = _text(content, f"{at}.content", parts)
         return {
             **read,
             **thoughts,
-            **({"tool_calls": _tool_calls(calls, f"{at}.tool_calls", unknown)} if calls else {}),
+            **({"tool_calls": _tool_calls(calls, f"{at}.tool_calls", parts.unknown)} if calls else {}),
         }
     if role == "user":
-        return {"role": role}
-    result = {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content", context)}
+        return {"role": role, "content": _content(content, f"{at}.content", parts, media)}
+    result = {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content", parts)}
     if role == "tool":
         result |= {name: _string(message[name], f"{at}.{name}") for name in _READ["tool"] if name in message}
     return result
@@ -198,83 +168,20 @@ def _string(value: Any, at: str) -> str:
     return value
 
 
-def _text(content: Any, at: str, context: ServerContext) -> str:
+def _text(content: Any, at: str, parts: PartReader) -> str:
     """Read a string, or text parts, which LMI and vLLM join with line ends."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise InvalidPayload(f"{at} must be a string or a non-empty list of parts")
-    return "\n".join([_part(part, f"{at}[{index}]", context) for index, part in enumerate(content)])
+    return "\n".join([part for part in parts.read(content, at, media=False) if isinstance(part, str)])
 
 
-def _content(
-    content: Any, at: str, context: ServerContext, media: list[MediaSource], unknown: dict[str, None]
-) -> str | list[Message]:
+def _content(content: Any, at: str, parts: PartReader, media: list[MediaSource]) -> str | list[Message]:
     """Read a text as `_text` does; with media a list of parts, each a text or a medium's place.
 
     Args:
         media: gets those of the content.
-        unknown: gets names that have no effect.
     """
-    if not isinstance(content, list) or not any(_is_medium(part) for part in content):
-        return _text(content, at, context)
-    parts: list[Message] = []
-    for index, part in enumerate(content):
-        where = f"{at}[{index}]"
-        if isinstance(part, MediaSource):
-            source = part
-        elif (word := _type(part)) in _KINDS:
-            check_taken(_KINDS[word], word, where, context)
-            source = _medium(part, word, where, unknown)
-        else:
-            parts.append({"type": "text", "text": _part(part, where, context)})
-            continue
-        media.append(source)
-        parts.append(place(source))
-    return parts
-
-
-def _is_medium(part: Any) -> bool:
-    return isinstance(part, MediaSource) or _type(part) in _KINDS
-
-
-def _type(part: Any) -> str:
-    """Return the type of a part; "" where it has none."""
-    word = part.get("type") if isinstance(part, dict) else None
-    return word if isinstance(word, str) else ""
-
-
-def _medium(part: Message, word: str, at: str, unknown: dict[str, None]) -> MediaSource:
-    """Read OpenAI's part of type `word`; the field of a URL may also be the URL itself, as in vLLM."""
-    given = part.get(word)
-    read = ("data", "format") if word == _AUDIO else ("url",)
-    more = {name: value for name, value in given.items() if name not in read} if isinstance(given, dict) else {}
-    if more.get("detail") == "auto":
-        del more["detail"]  # as if it was left out
-    unknown |= {f"messages[].content[].{word}.{name}": None for name, value in more.items() if value is not None}
-    names = [name for name in part if name not in ("type", word) and part[name] is not None]
-    unknown |= {f"messages[].content[].{name}": None for name in names}
-    if word == _AUDIO:
-        return _input_audio(given, f"{at}.{word}")
-    return read_url(_URLS[word], given.get("url") if isinstance(given, dict) else given, f"{at}.{word}")
-
-
-def _input_audio(given: Any, at: str) -> MediaSource:
-    if not isinstance(given, dict):
-        raise InvalidPayload(f"{at} must be an object with 'data', the file in base64, and 'format'")
-    if (name := given.get("format")) is not None and name not in AUDIO_FORMATS:
-        raise InvalidPayload(f"{at}.format must be one of {', '.join(AUDIO_FORMATS)}")
-    return read_base64("audio", given.get("data"), f"{at}.data")
-
-
-def _part(part: Any, at: str, context: ServerContext) -> str:
-    word = _type(part)
-    if word in _KINDS:
-        raise InvalidPayload(f"{at}: {word!r} is not supported: {only_in(_KINDS[word])}")
-    if word in _OTHER_IMAGES:
-        check_taken("image", word, at, context)
-        raise InvalidPayload(f"{at}: {word!r} is not supported: write it as an 'image_url'")
-    check_read(word, at, context)
-    if word != "text" or not isinstance(part.get("text"), str):
-        raise InvalidPayload(f"{at} must be an object with 'type': 'text' and a string 'text'")
-    return str(part["text"])
+    read = parts.read(content, at, media=True)
+    found = [part for part in read if isinstance(part, MediaSource)]
+    if not found:
+        return "\n".join([part for part in read if isinstance(part, str)])
+    media += found
+    return [place(part) if isinstance(part, MediaSource) else {"type": "text", "text": part} for part in read]

@@ -14,6 +14,7 @@ from PIL import GifImagePlugin, ImageOps, JpegImagePlugin, PngImagePlugin, WebPI
 from handler.core.errors import InvalidPayload
 from handler.core.words import client_words
 from handler.serving.media.decoder import LargerThanRead
+from handler.serving.media.image.ancillary import check_exif, without_ancillary
 from handler.serving.media.image.headers import read_size
 
 PIL.Image.MAX_IMAGE_PIXELS = None  # `decode` has a limit of its own
@@ -47,7 +48,7 @@ def decode(max_pixels: int, data: memoryview) -> Iterator[Any]:
     """
     try:
         image = _open(max_pixels, data)
-    except (LargerThanRead, MemoryError):
+    except (LargerThanRead, InvalidPayload, MemoryError):
         raise
     except PIL.UnidentifiedImageError:
         raise InvalidPayload("it is not JPEG, PNG, WebP or GIF") from None
@@ -63,8 +64,9 @@ def decode(max_pixels: int, data: memoryview) -> Iterator[Any]:
 
 def _open(max_pixels: int, data: memoryview) -> PIL.Image.Image:
     _check_size(read_size(bytes(data[:30])), max_pixels)  # Pillow allocates a WebP's pixels when it opens one
-    with PIL.Image.open(io.BytesIO(data), formats=_FORMATS) as file:
+    with PIL.Image.open(io.BytesIO(without_ancillary(data)), formats=_FORMATS) as file:
         _check_size(file.size, max_pixels)
+        check_exif(len(file.info.get("exif", b"")))  # a WebP's
         upright: PIL.Image.Image = file
         with contextlib.suppress(Exception):  # a broken EXIF does not spoil the image
             upright = ImageOps.exif_transpose(file)

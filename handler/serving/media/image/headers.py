@@ -5,7 +5,7 @@ from __future__ import annotations
 _SEGMENTS = 256  # of a JPEG before its size; a photo has some ten
 _JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Markers of a frame, whose header has the size (ITU-T T.81, table B.1)."""
-_ALONE = frozenset((0x01, *range(0xD0, 0xD9)))
+ALONE = frozenset((0x01, *range(0xD0, 0xD9)))
 """Markers without a length."""
 
 
@@ -34,7 +34,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
         if head[1] == 0xFF:  # a fill byte
             place += 1
         else:
-            place += 2 if head[1] in _ALONE else 2 + int.from_bytes(head[2:4], "big")
+            place += 2 if head[1] in ALONE else 2 + int.from_bytes(head[2:4], "big")
     return 0, 0
 
 

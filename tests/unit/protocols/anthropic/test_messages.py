@@ -233,8 +233,8 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
         (talk([{"type": "search_result"}]), "'search_result' is not supported: send its text in a block"),
         (talk([{"type": "sound"}]), "'sound' is not supported: it must be text, image or tool_result"),
         (
-            talk("a", [{"type": "redacted_thinking", "data": ""}]),
-            "'redacted_thinking' is not supported: only Anthropic",
+            talk([{"type": "redacted_thinking", "data": ""}]),
+            "'redacted_thinking' is not supported: it must be text, image or tool_result",
         ),
         (
             talk("a", [{"type": "server_tool_use"}]),

@@ -1,0 +1,122 @@
+"""Ancillary data of image files: what decides no pixel is left out before Pillow sees, inflates and joins it.
+
+Pillow bounds some of it, of one chunk at a time, and reads all of it in Python.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from handler.core.errors import InvalidPayload
+from handler.serving.media.image.headers import ALONE
+
+_MAX_EXIF = 1 << 18  # bytes; a JPEG's segment has at most a quarter of that
+_MOST = 1 << 16  # chunks of a PNG, and blocks of a GIF before its first image
+_SEGMENTS, _SCANS = 4096, 500  # of a JPEG: before its first scan, and in all; a photo has some ten of each
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_CHUNKS = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"acTL", b"fcTL", b"fdAT"))
+_UPRIGHT = re.compile(rb"eXIf|iTXtXML:com\.adobe\.xmp\0|(?:tEXt|zTXt|iTXt)Raw profile type exif\0")
+"""How the chunks begin that may say which side is up; Pillow reads no others for that."""
+
+_GIF_BLOCK, _GRAPHIC_CONTROL = re.compile(rb"[!,;]"), b"\xf9"
+
+_MARKER = re.compile(rb"\xff([^\x00\xff])")
+_APP0, _APP1, _APP14, _APP15, _COMMENT, _SCAN = 0xE0, 0xE1, 0xEE, 0xEF, 0xFE, 0xDA
+_EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
+_APPLICATIONS = {_APP0: (b"JFIF",), _APP1: (_EXIF, _XMP), _APP14: (b"Adobe",)}
+"""Markers of segments that decide on colours and on which side is up, with how these begin."""
+
+
+def without_ancillary(data: memoryview) -> bytes | memoryview:
+    """Return an image's file with what decides its pixels.
+
+    Raises:
+        InvalidPayload: it has more parts than any image; the message goes after the field's name.
+    """
+    head = bytes(data[:8])
+    if head == _PNG:
+        return b"".join(_png(data))
+    if head.startswith(b"\xff\xd8\xff"):
+        return b"".join(_jpeg(data))
+    if head.startswith((b"GIF87a", b"GIF89a")):
+        return b"".join(_gif(data))
+    return data  # a WebP's chunks are read in C, and none is compressed
+
+
+def check_exif(size: int) -> None:
+    """Raise InvalidPayload where there is more Exif than is parsed."""
+    if size > _MAX_EXIF:
+        raise InvalidPayload(f"the image has {size} bytes of Exif; at most {_MAX_EXIF}")
+
+
+def _png(data: memoryview) -> Iterator[memoryview]:
+    yield data[:8]
+    place, seen = 8, set[bytes]()
+    for _ in range(_MOST):
+        head = data[place : place + 8]
+        if len(head) < 8:
+            return
+        length, name = int.from_bytes(head[:4], "big"), bytes(head[4:])
+        end = place + 12 + length
+        if name in _CHUNKS:
+            yield data[place:end]
+        elif name not in seen and _UPRIGHT.match(data[place + 4 : place + 40]):
+            check_exif(0 if bytes(data[place + 8 : place + 11]) == b"XML" else length)
+            seen.add(name)
+            yield data[place:end]
+        place = end
+    raise InvalidPayload(f"the image has more than {_MOST} chunks")
+
+
+def _jpeg(data: memoryview) -> Iterator[memoryview]:
+    yield data[:2]
+    place, exif = 2, 0
+    for _ in range(_SEGMENTS):
+        found = _MARKER.search(data, place)
+        if found is None:
+            return
+        place, marker = found.start(), data[found.start() + 1]
+        if marker == _SCAN:
+            break
+        end = place + 2 + (0 if marker in ALONE else int.from_bytes(data[place + 2 : place + 4], "big"))
+        if _APP0 <= marker <= _APP15:
+            start = bytes(data[place + 4 : place + 40])
+            kept = start.startswith(_APPLICATIONS.get(marker, ()))
+            check_exif(exif := exif + (end - place if start.startswith(_EXIF) else 0))
+        else:
+            kept = marker != _COMMENT
+        if kept:
+            yield data[place:end]
+        place = end
+    else:
+        raise InvalidPayload(f"the image has more than {_SEGMENTS} segments")
+    for number, _ in enumerate(re.finditer(rb"\xff\xda", data[place:])):
+        if number == _SCANS:
+            raise InvalidPayload(f"the image has more than {_SCANS} scans")
+    yield data[place:]
+
+
+def _gif(data: memoryview) -> Iterator[memoryview]:
+    flags = data[10] if len(data) > 10 else 0
+    place = 13 + ((6 << (flags & 7)) if flags & 0x80 else 0)
+    yield data[:place]
+    blocks = 0
+    while (found := _GIF_BLOCK.search(data, place)) is not None and found[0] == b"!":
+        start, place = found.start(), found.start() + 2
+        while length := int.from_bytes(data[place : place + 1], "big"):
+            place += 1 + length
+            blocks = _counted(blocks)
+        place += 1
+        blocks = _counted(blocks)
+        if data[start + 1 : start + 2] == _GRAPHIC_CONTROL:
+            yield data[start:place]
+    if found is not None:
+        yield data[found.start() :]
+
+
+def _counted(blocks: int) -> int:
+    if blocks == _MOST:
+        raise InvalidPayload(f"the image has more than {_MOST} blocks before its first frame")
+    return blocks + 1
