@@ -36,7 +36,8 @@ from handler.protocols.kernel.readers.values import (
     strings,
     token_ids,
 )
-from handler.protocols.kernel.schema.readers import accepts
+from handler.protocols.kernel.schema.readers import accepts, schema_of_reader
+from handler.protocols.kernel.schema.shapes import Shape
 from handler.protocols.kernel.validation import DEFAULTS, Named, check_agreement, check_support
 
 MAX_TOP_TOKENS = 20  # alternatives to a token: OpenAI's limit, and vLLM's default; TGI's is 5
@@ -95,6 +96,11 @@ class Table:
 
     parameters: Mapping[str, Parameter]
     prefix: str = ""
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The JSON schema of each."""
+        return {name: schema_of_reader(one.read) for name, one in self.parameters.items()}
 
 
 @accepts(type="integer", minimum=-1, maximum=INT32)

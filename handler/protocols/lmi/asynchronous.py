@@ -25,7 +25,9 @@ from handler.protocols.kernel.parameters import (
 )
 from handler.protocols.kernel.readers.adapters import ADAPTERS, read_adapters
 from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
 from handler.protocols.kernel.readers.values import integer
+from handler.protocols.kernel.schema.readers import schema_of_reader
 from handler.protocols.kernel.schema.shapes import FLAG, NULL, Shape, nullable
 from handler.protocols.kernel.texts import Text, TooManyTexts, read_texts, text_of, texts_shape
 from handler.protocols.lmi.async_response import AsyncFormat, AsyncStream
@@ -83,6 +85,10 @@ FIELDS: Mapping[str, Shape] = {
     **ADAPTERS,
 }
 _KNOWN = TABLE.parameters.keys() | REQUEST_NAMES.keys()
+_relax = relaxed_by(PYDANTIC, FIELDS)
+_relax_parameters = relaxed_by(
+    PYDANTIC, {**{name: schema_of_reader(read) for name, read in REQUEST_NAMES.items()}, **TABLE.shapes}
+)
 
 
 def read_served(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
@@ -106,7 +112,8 @@ class AsyncPrompt(Dialect):
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict) or body.get("inputs") is None:
             raise InvalidPayload("the body must be a JSON object with 'inputs', 'prompt' or 'messages'")
-        given = read_parameters_field(body)
+        body = _relax(body)
+        given = _relax_parameters(read_parameters_field(body))
         model, adapter = read_served(body, context)
         streams = read_stream(body, given)
         parameters = read_sampled(

@@ -7,9 +7,11 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.parameters import REQUEST_FIELDS
+from handler.protocols.kernel.parameters import LMI, REQUEST_FIELDS
 from handler.protocols.kernel.readers.adapters import ADAPTERS
 from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.lax import PYTHON, as_int, relaxed_by
+from handler.protocols.kernel.schema.readers import schema_of_reader
 from handler.protocols.kernel.schema.shapes import FLAG, TEXT, Shape, nullable
 from handler.protocols.kernel.validation import show
 from handler.protocols.tensors.inputs import TABLE
@@ -22,6 +24,12 @@ FIELDS: Mapping[str, Shape] = {
 }
 """The body's fields; dynamic batch's `inputs` may be a list."""
 _KNOWN = TABLE.parameters.keys() | REQUEST_FIELDS.keys()
+_relax = relaxed_by(PYTHON, FIELDS)
+_relax_parameters = relaxed_by(
+    PYTHON,
+    {**{name: schema_of_reader(read) for name, read in REQUEST_FIELDS.items()}, **LMI.shapes},
+    {"seed": as_int},
+)
 
 
 def read_object(body: Any) -> Mapping[str, Any]:
@@ -31,7 +39,13 @@ def read_object(body: Any) -> Mapping[str, Any]:
         parameters = body.get("parameters")
         if not isinstance(parameters, dict) or parameters.get("input_ids") is None:
             raise InvalidPayload("the body has no 'inputs'")
-    return body
+    return relaxed(body)
+
+
+def relaxed(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Put the numbers and flags of a body of rolling or dynamic batch right, as LMI reads them."""
+    parameters = body.get("parameters")
+    return {**_relax(body), "parameters": _relax_parameters(parameters)} if parameters else _relax(body)
 
 
 def read_parameters_field(body: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,7 +14,14 @@ from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import ParsedParameters, read_all
 from handler.protocols.kernel.readers.adapters import merge_adapters, read_adapters
 from handler.protocols.kernel.validation import show
-from handler.protocols.lmi.body import read_field, read_object, read_parameters_field, read_stream, unknown_names
+from handler.protocols.lmi.body import (
+    read_field,
+    read_object,
+    read_parameters_field,
+    read_stream,
+    relaxed,
+    unknown_names,
+)
 from handler.protocols.lmi.errors import LmiErrors
 from handler.protocols.lmi.reply import DocumentReply, ResponseFormat, StreamReply
 from handler.protocols.lmi.response import LmiFormat
@@ -105,7 +112,7 @@ class Lmi(Dialect):
         return named or FRAMINGS.get(context.config.output_formatter or "") or (self.stream_framing if stream else JSON)
 
     def errors_of(self, body: Any, context: ServerContext) -> LmiErrors:
-        body = body if isinstance(body, dict) else {}
+        body = relaxed(body) if isinstance(body, dict) else {}
         content = body.get("parameters")
         parameters = content if isinstance(content, dict) else {}
 

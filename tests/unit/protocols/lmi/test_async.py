@@ -130,7 +130,7 @@ def test_a_list_of_one_prompt_is_that_prompt(inputs: Any, ids: tuple[int, ...] |
         ({"inputs": ""}, "'inputs' must not be empty"),
         ({"inputs": 3}, "'inputs' must be"),
         ({"parameters": []}, "'parameters' must be an object"),
-        ({"stream": 1}, "'stream' must be true or false"),
+        ({"stream": 2}, "'stream' must be true or false"),
     ],
 )
 def test_a_wrong_body_is_refused_by_name(body: dict[str, Any], message: str) -> None:
@@ -140,7 +140,14 @@ def test_a_wrong_body_is_refused_by_name(body: dict[str, Any], message: str) -> 
 
 @in_one_test(
     "parameters",
-    [{"max_new_tokens": 0}, {"do_sample": "no"}, {"details": 1}, {"truncate": 0}, {"n": 0}, {"use_beam_search": True}],
+    [
+        {"max_new_tokens": 0},
+        {"do_sample": "maybe"},
+        {"details": 2},
+        {"truncate": 0},
+        {"n": 0},
+        {"use_beam_search": True},
+    ],
 )
 def test_a_wrong_parameter_is_refused_by_name(parameters: dict[str, Any]) -> None:
     (name,) = parameters
