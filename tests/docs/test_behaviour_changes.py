@@ -81,7 +81,7 @@ UNNAMED = {
     "`X-Amzn-SageMaker-Target-Model`": (
         "tests/app/test_http.py::test_sagemaker_headers_that_ask_for_what_is_not_there_are_refused"
     ),
-    "`decoding_strategy` with `rolling_batch=scheduler`": (
+    "`decoding_strategy`, `cached_prompt` with `rolling_batch=scheduler`": (
         "tests/app/dialects/test_lmi_clients_028.py::test_a_strategy_of_lmis_scheduler_is_reported"
     ),
 }

@@ -54,6 +54,16 @@ _EVENTS = JSONLINES._replace(end=b"\n")
 _UNSHOWN = ("n", "top_n_tokens", "logprobs")
 """Numbers that ask vLLM for what LMI's answer does not show: more than one choice, alternatives to a token."""
 
+_BEATEN = {
+    "max_new_tokens": "max_tokens",
+    "truncate": "truncate_prompt_tokens",
+    "return_full_text": "echo",
+    "ignore_eos_token": "ignore_eos",
+    "stop_sequences": "stop",
+    "decoder_input_details": "prompt_logprobs",
+}
+"""LMI's names, each with that of vLLM which it loses to where both are given."""
+
 _LMIS = {
     **{
         name: PARAMETERS[name]
@@ -113,7 +123,7 @@ class AsyncPrompt(Dialect):
         if not isinstance(body, dict) or body.get("inputs") is None:
             raise InvalidPayload("the body must be a JSON object with 'inputs', 'prompt' or 'messages'")
         body = _relax(body)
-        given = _relax_parameters(read_parameters_field(body))
+        given, beaten = _without_beaten(_relax_parameters(read_parameters_field(body)))
         model, adapter = read_served(body, context)
         streams = read_stream(body, given)
         parameters = read_sampled(
@@ -132,8 +142,17 @@ class AsyncPrompt(Dialect):
         def as_openai() -> Reply:
             return completion_of(request, Head(*identity("cmpl"), model, context.fingerprint), streams=streams)
 
-        names = [*_ignored(body, given, context), *ignored(parameters)]
+        names = [*_ignored(body, given, context), *beaten, *ignored(parameters)]
         return ParsedRequest((request,), reply, self.errors, names, streams, of_tokens=True, as_openai=as_openai)
+
+
+def _without_beaten(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """Return the parameters without those of LMI's names that lose, and which of them would say something else."""
+    lost = [name for name, by in _BEATEN.items() if given.get(name) is not None and given.get(by) is not None]
+    if not lost:
+        return given, []
+    kept = {name: value for name, value in given.items() if name not in lost}
+    return kept, [f"parameters.{name}" for name in lost if given[name] != given[_BEATEN[name]]]
 
 
 def _request(

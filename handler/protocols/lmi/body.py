@@ -24,6 +24,7 @@ FIELDS: Mapping[str, Shape] = {
 }
 """The body's fields; dynamic batch's `inputs` may be a list."""
 _KNOWN = TABLE.parameters.keys() | REQUEST_FIELDS.keys()
+_FORMATTER = "output_formatter"
 _relax = relaxed_by(PYTHON, FIELDS)
 _relax_parameters = relaxed_by(
     PYTHON,
@@ -84,4 +85,6 @@ def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], contex
     """List the body's names that no table knows."""
     names = [name for name in body if name not in FIELDS]
     names += [f"parameters.{name}" for name in parameters if name not in _KNOWN]
+    if parameters.get(_FORMATTER) is not None and read_field(parameters, _FORMATTER) is None:
+        names.append(f"parameters.{_FORMATTER}")
     return report_unknown(names, body, context)

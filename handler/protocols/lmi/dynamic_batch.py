@@ -45,10 +45,12 @@ class DynamicBatch(Dialect):
         most = context.config.max_rolling_batch_size
         if len(prompts) > most:
             raise InvalidPayload(f"'inputs' holds {len(prompts)} prompts; the most is {most} (max_rolling_batch_size)")
-        for name in ("details", "decoder_input_details", "output_formatter"):
+        for name in ("details", "decoder_input_details"):
             if parameters.get(name) not in (None, False):
                 raise InvalidParameter(f"parameters.{name}: {_NOT_HERE}")
         ignored = unknown_names(body, parameters, context)
+        if read_field(parameters, "output_formatter") is not None:  # unknown ones are among the unknown names
+            ignored.append("parameters.output_formatter")
         adapters = read_adapters(body, len(prompts), context)
         parsed = [
             _LMI.parse_prompt(prompt, parameters, context, adapter)

@@ -83,8 +83,7 @@ class Lmi(Dialect):
             prompt, parameters, context, adapter, defaults=inferred(parameters, context)
         )
         stream = read_stream(body, parameters, streaming)
-        named = _read_formatter(parameters)
-        framing = self._framing(named, context, stream)
+        framing = self._framing(parameters, context, stream)
         give_notice(greedy, parameters, context)
         names = [*unknown_names(body, parameters, context), *greedy]
         streams, errors = framing is not JSON, self.errors.framed(framing)
@@ -104,12 +103,15 @@ class Lmi(Dialect):
             name = context.model_names[0] if request.adapter is None else request.adapter.name
             return completion_of(request, Head(*identity("cmpl"), name, context.fingerprint), streams=streams)
 
-        if named:  # the client's own choice
+        if parameters.get("output_formatter") is not None:  # the client's own choice
             return ParsedRequest((request,), reply, errors, names, streams)
         return ParsedRequest((request,), reply, errors, names, streams, of_tokens=True, as_openai=as_openai)
 
-    def _framing(self, named: Framing | None, context: ServerContext, stream: bool | None) -> Framing:
-        return named or FRAMINGS.get(context.config.output_formatter or "") or (self.stream_framing if stream else JSON)
+    def _framing(self, parameters: Mapping[str, Any], context: ServerContext, stream: bool | None) -> Framing:
+        named: Framing | None = read_field(parameters, "output_formatter")
+        if parameters.get("output_formatter") is None:
+            named = FRAMINGS.get(context.config.output_formatter or "")
+        return named or (self.stream_framing if stream else JSON)
 
     def errors_of(self, body: Any, context: ServerContext) -> LmiErrors:
         body = relaxed(body) if isinstance(body, dict) else {}
@@ -120,8 +122,9 @@ class Lmi(Dialect):
             given = parameters.get("streaming")
             return read_stream(body, parameters, None if given is None else TABLE.parameters["streaming"].read(given))
 
-        named = _readable(lambda: _read_formatter(parameters))
-        return self.errors.framed(self._framing(named, context, _readable(stream)))
+        streams = _readable(stream)
+        framing = _readable(lambda: self._framing(parameters, context, streams))
+        return self.errors.framed(framing or self._framing({}, context, streams))
 
     def parse_prompt(
         self,
@@ -175,14 +178,6 @@ def _readable(read: Callable[[], T]) -> T | None:
         return read()
     except (ServingError, ValueError):
         return None
-
-
-def _read_formatter(parameters: Mapping[str, Any]) -> Framing | None:
-    """Read `output_formatter`; None when absent."""
-    name = read_field(parameters, "output_formatter")
-    if name is None or (isinstance(name, str) and name in FRAMINGS):
-        return None if name is None else FRAMINGS[name]
-    raise InvalidParameter(f"parameters.output_formatter={show(name)}: must be one of {', '.join(FRAMINGS)}")
 
 
 def _is_one_text(prompt: Any) -> bool:

@@ -114,7 +114,7 @@ def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: A
         ("details", "yes", "true or false"),
         ("return_full_text", 2, "true or false"),
         ("truncate", 0, "an integer from 1"),
-        ("output_formatter", "xml", "one of json, jsonlines, sse"),
+        ("output_formatter", "json_chat", "is not for answers to prompts"),
         ("logprobs", -1, "an integer from 0"),
         ("prompt_logprobs", 2, "an integer from 0 to 1"),
         ("watermark", True, "is not supported"),
@@ -304,13 +304,20 @@ def test_unknown_names_are_refused_where_that_is_asked() -> None:
         ("json", None, True, "application/json"),
         ("json", "sse", True, "text/event-stream"),
         ("sse", "json", True, "application/json"),
+        ("sse", "xml", False, "application/json"),
+        ("json", "xml", True, "application/jsonlines"),
+        ("json", {}, True, "application/jsonlines"),
     ],
 )
 def test_the_formatter_of_the_request_beats_the_options_beats_stream(
-    option: str | None, parameter: str | None, stream: bool, wanted: str
+    option: str | None, parameter: Any, stream: bool, wanted: str
 ) -> None:
+    """A name that LMI does not know replaces the option's all the same, and changes nothing else."""
     body = {"inputs": "a", "stream": stream, "parameters": {"output_formatter": parameter}}
-    assert answer("lmi", body, context=with_options(CONTEXT, output_formatter=option)).content_type == wanted
+    context = with_options(CONTEXT, output_formatter=option)
+    assert answer("lmi", body, context=context).content_type == wanted
+    known = parameter in (None, "json", "sse")
+    assert INVOCATIONS["lmi"].parse(body, context).ignored == ([] if known else ["parameters.output_formatter"])
 
 
 def test_stream_may_stand_among_the_parameters() -> None:
