@@ -125,7 +125,8 @@ class AsyncPrompt(Dialect):
         body = _relax(body)
         given, beaten = _without_beaten(_relax_parameters(read_parameters_field(body)))
         model, adapter = read_served(body, context)
-        streams = read_stream(body, given)
+        stream = read_stream(body)
+        streams = bool(read_field(given, "stream") if stream is None else stream)
         parameters = read_sampled(
             given, context, generation=context.generation, max_new_tokens=_MAX_NEW_TOKENS, table=TABLE
         )

@@ -69,13 +69,17 @@ def read_field(parameters: Mapping[str, Any], name: str) -> Any:
         raise InvalidParameter(f"parameters.{name}={show(value)}: {error}") from None
 
 
-def read_stream(body: Mapping[str, Any], parameters: Mapping[str, Any], streaming: bool | None = None) -> bool:
-    """Read `stream`. The top level takes precedence over `parameters`; GptManager's `streaming` must agree."""
-    inner = read_field(parameters, "stream")
-    outer = body.get("stream")
-    if outer is not None and not isinstance(outer, bool):
+def read_stream(body: Mapping[str, Any]) -> bool | None:
+    """Read the body's own `stream`; None when absent."""
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
         raise InvalidPayload("'stream' must be true or false")
-    stream = inner if outer is None else outer
+    return stream
+
+
+def wants_stream(body: Mapping[str, Any], streaming: bool | None) -> bool:
+    """Return whether a body of rolling or dynamic batch asks for a stream; GptManager's `streaming` must agree."""
+    stream = read_stream(body)
     if streaming is not None and stream is not None and streaming != stream:
         raise InvalidParameter(f"parameters.streaming={show(streaming)} contradicts 'stream'")
     return bool(streaming if stream is None else stream)
@@ -87,4 +91,6 @@ def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], contex
     names += [f"parameters.{name}" for name in parameters if name not in _KNOWN]
     if parameters.get(_FORMATTER) is not None and read_field(parameters, _FORMATTER) is None:
         names.append(f"parameters.{_FORMATTER}")
+    if read_field(parameters, "stream") and not body.get("stream"):  # the body's own replaces it
+        names.append("parameters.stream")
     return report_unknown(names, body, context)

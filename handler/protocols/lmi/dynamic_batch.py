@@ -15,7 +15,7 @@ from handler.protocols.kernel.readers.adapters import read_adapters
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply
 from handler.protocols.kernel.stream import TokenStream
 from handler.protocols.lmi.answers import BatchLine, BatchText
-from handler.protocols.lmi.body import read_field, read_object, read_parameters_field, read_stream, unknown_names
+from handler.protocols.lmi.body import read_field, read_object, read_parameters_field, unknown_names, wants_stream
 from handler.protocols.lmi.errors import BatchErrors
 from handler.protocols.lmi.request import Lmi
 
@@ -59,7 +59,7 @@ class DynamicBatch(Dialect):
         full = _has_prompts(parameters, context)
         requests = [item.request._replace(full_text=full) for item in parsed]
         ignored += parsed[0].ignored
-        if read_stream(body, parameters, parsed[0].streaming) and not context.config.enable_streaming:
+        if wants_stream(body, parsed[0].streaming) and not context.config.enable_streaming:
             ignored += _asking_for_stream(body, parameters)
         if requests[0].sampling.prompt_logprobs:
             raise InvalidParameter(f"parameters.prompt_logprobs=1: {_NOT_HERE}")
@@ -83,7 +83,7 @@ def _has_prompts(parameters: Mapping[str, Any], context: ServerContext) -> bool:
 
 def _asking_for_stream(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
     """List the names that ask for a stream. LMI answers them whole: only option.enable_streaming streams."""
-    inner = [f"parameters.{name}" for name in ("stream", "streaming") if parameters.get(name)]
+    inner = ["parameters.streaming"] if parameters.get("streaming") else []
     return ["stream", *inner] if body.get("stream") else inner
 
 

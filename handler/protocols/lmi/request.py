@@ -18,9 +18,9 @@ from handler.protocols.lmi.body import (
     read_field,
     read_object,
     read_parameters_field,
-    read_stream,
     relaxed,
     unknown_names,
+    wants_stream,
 )
 from handler.protocols.lmi.errors import LmiErrors
 from handler.protocols.lmi.reply import DocumentReply, ResponseFormat, StreamReply
@@ -82,7 +82,7 @@ class Lmi(Dialect):
         request, outputs, streaming, greedy = self.parse_prompt(
             prompt, parameters, context, adapter, defaults=inferred(parameters, context)
         )
-        stream = read_stream(body, parameters, streaming)
+        stream = wants_stream(body, streaming)
         framing = self._framing(parameters, context, stream)
         give_notice(greedy, parameters, context)
         names = [*unknown_names(body, parameters, context), *greedy]
@@ -120,7 +120,7 @@ class Lmi(Dialect):
 
         def stream() -> bool:
             given = parameters.get("streaming")
-            return read_stream(body, parameters, None if given is None else TABLE.parameters["streaming"].read(given))
+            return wants_stream(body, None if given is None else TABLE.parameters["streaming"].read(given))
 
         streams = _readable(stream)
         framing = _readable(lambda: self._framing(parameters, context, streams))

@@ -330,9 +330,8 @@ def test_streaming_is_stream() -> None:
     assert parse({"streaming": [True]}).streams
     assert not parse({"streaming": [False]}).streams
     assert parse({"streaming": True}, stream=True).streams
-    for body, parameters in (({"stream": False}, {"streaming": [True]}), ({}, {"stream": True, "streaming": False})):
-        with pytest.raises(InvalidParameter, match=r"^parameters.streaming=\w+ contradicts 'stream'"):
-            parse(parameters, **body)
+    with pytest.raises(InvalidParameter, match=r"^parameters.streaming=true contradicts 'stream'"):
+        parse({"streaming": [True]}, stream=False)
     batch = INVOCATIONS["dynamic_batch"].parse({"inputs": "a", "parameters": {"streaming": [True]}}, CAPABLE)
     assert (batch.streams, batch.ignored) == (False, ["parameters.streaming"])
 
