@@ -129,30 +129,14 @@ def _convert_items(values: dict[str, Any], converts: Mapping[str, Convert]) -> d
 def _of_shape(rule: Rule, shape: Shape) -> Convert | None:
     if (plain := _of_scalar(rule, shape)) is not None:
         return plain
-    options = shape.get("anyOf", [shape])
-    if any("string" in _types(option) for option in options):
-        return None  # text is right as it is
-    scalar = next(filter(None, (_of_scalar(rule, option) for option in options)), None)
-    item = next(filter(None, (_of_scalar(rule, option["items"]) for option in options if "items" in option)), None)
-    fields: dict[str, Convert] = {}
-    any_field = None
-    for option in options:
-        for name, inner in option.get("properties", {}).items():
-            if found := _of_scalar(rule, inner):
-                fields[name] = found
-        if isinstance(more := option.get("additionalProperties"), dict):
-            any_field = _of_scalar(rule, more)
-    if scalar is None and item is None and not fields and any_field is None:
-        return None
-
-    def convert(value: Any) -> Any:
-        if isinstance(value, list):
-            return value if item is None else _convert_list(value, item)
-        if isinstance(value, dict):
-            return _convert_items(value, fields if any_field is None else dict.fromkeys(value, any_field))
-        return value if scalar is None else scalar(value)
-
-    return convert
+    if (item := _of_scalar(rule, shape.get("items", {}))) is not None:
+        return lambda value: _convert_list(value, item) if isinstance(value, list) else value
+    fields = {name: found for name, one in shape.get("properties", {}).items() if (found := _of_scalar(rule, one))}
+    if fields:
+        return lambda value: _convert_items(value, fields) if isinstance(value, dict) else value
+    if (each := _of_scalar(rule, shape.get("additionalProperties") or {})) is not None:
+        return lambda value: _convert_items(value, dict.fromkeys(value, each)) if isinstance(value, dict) else value
+    return None
 
 
 def _convert_list(values: list[Any], convert: Convert) -> list[Any]:
@@ -161,15 +145,6 @@ def _convert_list(values: list[Any], convert: Convert) -> list[Any]:
 
 
 def _of_scalar(rule: Rule, shape: Shape) -> Convert | None:
-    for kind in _types(shape):
-        if kind in Rule._fields:
-            convert: Convert = getattr(rule, kind)
-            return convert
-    return None
-
-
-def _types(shape: Shape) -> list[str]:
-    if "const" in shape:
-        return ["boolean"] if isinstance(shape["const"], bool) else []
-    kind = shape.get("type", [])
-    return [kind] if isinstance(kind, str) else kind
+    kinds = shape.get("type", "boolean" if isinstance(shape.get("const"), bool) else [])
+    named = [kinds] if isinstance(kinds, str) else kinds
+    return next((getattr(rule, kind) for kind in named if kind in Rule._fields), None)
