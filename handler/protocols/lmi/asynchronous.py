@@ -31,7 +31,7 @@ from handler.protocols.kernel.schema.readers import schema_of_reader
 from handler.protocols.kernel.schema.shapes import FLAG, NULL, Shape, nullable
 from handler.protocols.kernel.texts import Text, TooManyTexts, read_texts, text_of, texts_shape
 from handler.protocols.lmi.async_response import AsyncFormat, AsyncStream
-from handler.protocols.lmi.body import read_field, read_parameters_field, read_stream
+from handler.protocols.lmi.body import read_field, read_parameters_field, read_stream, without_beaten
 from handler.protocols.lmi.errors import AsyncErrors, AsyncPromptErrors
 from handler.protocols.lmi.foreign import noting_foreign, without_foreign
 from handler.protocols.lmi.reply import DocumentReply
@@ -123,7 +123,7 @@ class AsyncPrompt(Dialect):
         if not isinstance(body, dict) or body.get("inputs") is None:
             raise InvalidPayload("the body must be a JSON object with 'inputs', 'prompt' or 'messages'")
         body = _relax(body)
-        given, beaten = _without_beaten(_relax_parameters(read_parameters_field(body)))
+        given, beaten = without_beaten(_relax_parameters(read_parameters_field(body)), _BEATEN)
         model, adapter = read_served(body, context)
         stream = read_stream(body)
         streams = bool(read_field(given, "stream") if stream is None else stream)
@@ -145,15 +145,6 @@ class AsyncPrompt(Dialect):
 
         names = [*_ignored(body, given, context), *beaten, *ignored(parameters)]
         return ParsedRequest((request,), reply, self.errors, names, streams, of_tokens=True, as_openai=as_openai)
-
-
-def _without_beaten(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """Return the parameters without those of LMI's names that lose, and which of them would say something else."""
-    lost = [name for name, by in _BEATEN.items() if given.get(name) is not None and given.get(by) is not None]
-    if not lost:
-        return given, []
-    kept = {name: value for name, value in given.items() if name not in lost}
-    return kept, [f"parameters.{name}" for name in lost if given[name] != given[_BEATEN[name]]]
 
 
 def _request(

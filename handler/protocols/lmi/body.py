@@ -58,6 +58,19 @@ def read_parameters_field(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return parameters
 
 
+def without_beaten(parameters: Mapping[str, Any], beaten: Mapping[str, str]) -> tuple[Mapping[str, Any], list[str]]:
+    """Return the parameters without the names that lose to another of theirs, and those that would say something else.
+
+    Args:
+        beaten: names, each with that which replaces it in LMI.
+    """
+    lost = [name for name, by in beaten.items() if parameters.get(name) is not None and parameters.get(by) is not None]
+    if not lost:
+        return parameters, []
+    kept = {name: value for name, value in parameters.items() if name not in lost}
+    return kept, [f"parameters.{name}" for name in lost if parameters[name] != parameters[beaten[name]]]
+
+
 def read_field(parameters: Mapping[str, Any], name: str) -> Any:
     """Read a name under `parameters` that is not sampling; None when absent."""
     value = parameters.get(name)

@@ -58,7 +58,7 @@ class DynamicBatch(Dialect):
         ]
         full = _has_prompts(parameters, context)
         requests = [item.request._replace(full_text=full) for item in parsed]
-        ignored += parsed[0].ignored
+        ignored += [*parsed[0].beaten, *parsed[0].ignored]
         if wants_stream(body, parsed[0].streaming) and not context.config.enable_streaming:
             ignored += _asking_for_stream(body, parameters)
         if requests[0].sampling.prompt_logprobs:

@@ -21,6 +21,7 @@ from handler.protocols.lmi.body import (
     relaxed,
     unknown_names,
     wants_stream,
+    without_beaten,
 )
 from handler.protocols.lmi.errors import LmiErrors
 from handler.protocols.lmi.reply import DocumentReply, ResponseFormat, StreamReply
@@ -38,18 +39,25 @@ _NO_LISTS_SINCE = (0, 30)
 """Until then LMI reads a list of one prompt as that prompt, and mixes up clients by a longer one."""
 
 
+_BEATEN = {"stop": "stop_sequences", "logprobs": "top_n_tokens"}
+_BEATEN_OF_TRTLLM = {"stop_sequences": "stop"}
+"""Names of one parameter, each with that which it loses to in LMI (djl_python/rolling_batch)."""
+
+
 class ParsedPrompt(NamedTuple):
     """One prompt with its parameters.
 
     Attributes:
         streaming: GptManager's; None when absent.
         ignored: names of sampling parameters that have no effect, as decoding is greedy.
+        beaten: names of parameters that another of theirs replaces.
     """
 
     request: Request
     outputs: OutputTensors | None
     streaming: bool | None
     ignored: list[str]
+    beaten: list[str]
 
 
 class Lmi(Dialect):
@@ -79,13 +87,13 @@ class Lmi(Dialect):
         if prompt is not None and (not isinstance(prompt, str) or not prompt):
             raise InvalidPayload("'inputs' must be a non-empty string")
         (adapter,) = read_adapters(body, 1, context)
-        request, outputs, streaming, greedy = self.parse_prompt(
+        request, outputs, streaming, greedy, beaten = self.parse_prompt(
             prompt, parameters, context, adapter, defaults=inferred(parameters, context)
         )
         stream = wants_stream(body, streaming)
         framing = self._framing(parameters, context, stream)
         give_notice(greedy, parameters, context)
-        names = [*unknown_names(body, parameters, context), *greedy]
+        names = [*unknown_names(body, parameters, context), *beaten, *greedy]
         streams, errors = framing is not JSON, self.errors.framed(framing)
         if streams and request.sampling.num_sequences > 1:
             raise InvalidParameter(
@@ -145,6 +153,7 @@ class Lmi(Dialect):
         Raises:
             InvalidParameter, InvalidPayload: naming what is wrong.
         """
+        parameters, beaten = without_beaten(parameters, _BEATEN_OF_TRTLLM if context.engine == "trtllm" else _BEATEN)
         flags = {name: read_field(parameters, name) for name in ("details", "return_full_text", "truncate")}
         engines = context.sampling_defaults if parameters.get("do_sample") else {}
         parsed = read_all(parameters, context, defaults={**engines, **self.defaults, **defaults}, table=TABLE)
@@ -166,7 +175,7 @@ class Lmi(Dialect):
             eos_token_id=end_id,
             names=_names(parsed),
         )
-        return ParsedPrompt(request, _select_tensors(parsed), others.get("stream"), ignored(parsed))
+        return ParsedPrompt(request, _select_tensors(parsed), others.get("stream"), ignored(parsed), beaten)
 
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from handler.protocols.kernel.readers.body import decode
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
 from handler.protocols.registry import INVOCATIONS
 from tests.one_test import in_one_test
-from tests.unit.protocols.answers import CONTEXT, answer, deltas, value, with_options
+from tests.unit.protocols.answers import CAPABLE, CONTEXT, answer, deltas, value, with_options
 
 
 def parse(parameters: dict[str, Any] | None = None, *, schema: str = "lmi", **body: Any) -> ParsedRequest:
@@ -210,7 +210,7 @@ def test_beams_are_refused_what_their_search_does_not_honour(parameters: dict[st
 
 
 def test_aliases_that_contradict_each_other_are_refused() -> None:
-    assert "contradicts parameters.stop_sequences" in refusal(stop_sequences=["a"], stop=["b"])
+    assert "contradicts parameters.max_new_tokens" in refusal(max_new_tokens=2, request_output_len=[[3]])
     assert request(stop_sequences=["a"], stop=["a"]).sampling.stop == ("a",)
 
 
@@ -318,6 +318,22 @@ def test_the_formatter_of_the_request_beats_the_options_beats_stream(
     assert answer("lmi", body, context=context).content_type == wanted
     known = parameter in (None, "json", "sse")
     assert INVOCATIONS["lmi"].parse(body, context).ignored == ([] if known else ["parameters.output_formatter"])
+
+
+@in_one_test("schema", ["lmi", "tgi_compat", "dynamic_batch"])
+def test_of_two_names_the_one_counts_that_lmi_heeds(schema: str) -> None:
+    both = {"stop_sequences": ["a"], "stop": ["b"]}
+    found = parse(both, schema=schema)
+    assert (found.requests[0].sampling.stop, found.ignored) == (("a",), ["parameters.stop"])
+    assert parse({"stop_sequences": ["a"], "stop": ["a"]}, schema=schema).ignored == []
+    of_trtllm = replace(CONTEXT, engine="trtllm")
+    found = INVOCATIONS[schema].parse({"inputs": "hi", "parameters": both}, of_trtllm)
+    assert (found.requests[0].sampling.stop, found.ignored) == (("b",), ["parameters.stop_sequences"])
+
+
+def test_the_count_of_alternatives_is_top_n_tokens() -> None:
+    found = INVOCATIONS["lmi"].parse({"inputs": "hi", "parameters": {"logprobs": 5, "top_n_tokens": 2}}, CAPABLE)
+    assert (found.requests[0].sampling.top_logprobs, found.ignored) == (2, ["parameters.logprobs"])
 
 
 @in_one_test("schema", ["lmi", "tgi_compat", "dynamic_batch"])
