@@ -43,21 +43,25 @@ class Case(NamedTuple):
     """A field of a dialect.
 
     Attributes:
+        name: the field's, after a dot inside an object.
         kind: its type, with its range, as the original declares it.
         body: makes a body with a value of the field.
         found: what was read.
     """
 
     dialect: str
+    name: str
     kind: Any
     body: Callable[[Any], Body]
     found: Callable[[Request], Any]
 
 
 def field(dialect: str, rest: Body, name: str, kind: Any, found: Callable[[Request], Any]) -> Case:
-    """Make a case of a field beside the others of a body; a dotted name is inside an object."""
+    """Make a case of a field beside the others of a body."""
     outer, _, inner = name.rpartition(".")
-    return Case(dialect, kind, lambda value: {**rest, **({outer: {inner: value}} if outer else {name: value})}, found)
+    return Case(
+        dialect, name, kind, lambda value: {**rest, **({outer: {inner: value}} if outer else {name: value})}, found
+    )
 
 
 def new_tokens(request: Request) -> int:
@@ -106,7 +110,11 @@ LAX = [
         lambda one: one.sampling.logit_bias[0][1] if one.sampling.logit_bias else 0.0,
     ),
     Case(
-        "openai_chat", ID, lambda value: {**CHAT, "stop_token_ids": [value]}, lambda one: one.sampling.stop_token_ids[0]
+        "openai_chat",
+        "stop_token_ids",
+        ID,
+        lambda value: {**CHAT, "stop_token_ids": [value]},
+        lambda one: one.sampling.stop_token_ids[0],
     ),
     field("openai_completions", PROMPT, "n", Annotated[int, Field(ge=1, le=32)], lambda one: one.sampling.n),
     field("openai_completions", PROMPT, "include_stop_str_in_output", bool, lambda one: one.sampling.include_stop),
@@ -170,9 +178,10 @@ def original(kind: Any, value: Any, *, strict: bool) -> Any:
         return REFUSED
 
 
-@pytest.mark.parametrize(
-    ("case", "strict"), [*((case, False) for case in LAX), *((case, True) for case in STRICT)], ids=str
-)
+CASES = [*((case, False) for case in LAX), *((case, True) for case in STRICT)]
+
+
+@pytest.mark.parametrize(("case", "strict"), CASES, ids=[f"{case.dialect}-{case.name}" for case, _ in CASES])
 def test_a_value_is_read_as_the_original_reads_it(case: Case, strict: bool) -> None:
     found = {repr(value): read(case, value) for value in VALUES}
     wanted = {repr(value): original(case.kind, value, strict=strict) for value in VALUES}
@@ -219,6 +228,7 @@ def test_prompts_of_lmi_are_read_as_its_python_reads_them(name: str, value: Any,
         ("lmi", {**INPUTS, "stream": 1}),
         ("lmi_async", {**INPUTS, "stream": "1"}),
         ("lmi_async", {**CHAT, "stream": 1}),
+        ("openai_transcriptions", {"file": "aQ==", "stream": "1", "temperature": "0.0"}),
     ],
 )
 def test_a_flag_beside_the_parameters_is_read_so_too(dialect: str, body: Body) -> None:
